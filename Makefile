@@ -1,0 +1,31 @@
+# Each target does its own set-up: a machine with Python 3.11, pip, make and git is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.installed
+
+.PHONY: demo test test-slow bench lint clean
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $(SETUP)
+
+demo: $(SETUP)
+	$(BIN)/equipoise compare --task synthetic --methods fedavg,local,finetune --seeds 1 --rounds 60 --epochs 5 --out runs/demo --overwrite
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(SETUP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(SETUP)
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache
