@@ -1,0 +1,1 @@
+"""Data of clients and server."""

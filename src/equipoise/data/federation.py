@@ -1,0 +1,120 @@
+"""Who holds which rows: every client's train, validation and test split, and the server's public and test set."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.errors import UsageError
+
+Ints = NDArray[np.int64]
+SPLITS = ("train", "val", "test")
+
+
+@dataclass
+class Split:
+    """One split of K clients: client ``k`` owns rows ``start[k] .. start[k] + size[k]`` of flat arrays."""
+
+    x: Tensor
+    y: Tensor
+    start: Ints
+    size: Ints
+
+    def part(self, low: float, high: float) -> Split:
+        """The share of each client's rows between two fractions, at least one row."""
+        if (low, high) == (0.0, 1.0):
+            return self
+        first = np.minimum((low * self.size).astype(np.int64), self.size - 1)
+        last = np.maximum((high * self.size).astype(np.int64), first + 1)
+        return Split(self.x, self.y, self.start + first, last - first)
+
+    @cached_property
+    def padded(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``x [K, n, ...]``, ``y [K, n]`` and weights ``[K, n]`` that average each client's own rows.
+
+        Clients of one size that lie side by side cost no copy, and their weights are ``None`` (a plain mean).
+        """
+        clients, n = len(self.size), int(self.size.max())
+        if (self.size == n).all() and (self.start == self.start[0] + n * np.arange(clients)).all():
+            here = slice(int(self.start[0]), int(self.start[0]) + n * clients)
+            return self.x[here].view(clients, n, *self.x.shape[1:]), self.y[here].view(clients, n), None
+        within = np.arange(n)
+        rows = torch.from_numpy(self.start[:, None] + np.minimum(within, self.size[:, None] - 1))
+        weight = (within < self.size[:, None]) / self.size[:, None]
+        return self.x[rows], self.y[rows], torch.from_numpy(weight)
+
+
+class ClientData(ABC):
+    """The data of a population; a split of a cohort costs the cohort, not the population."""
+
+    clients: int
+    classes: int
+    shape: tuple[int, ...]
+    """Of one sample."""
+
+    @abstractmethod
+    def split(self, ids: Ints, name: str) -> Split: ...
+
+    @abstractmethod
+    def server(self, name: str) -> tuple[Tensor, Tensor]:
+        """The server's ``public`` or ``test`` rows."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether clients hold this split."""
+
+
+class Federation(ClientData):
+    """A population in memory: flat arrays, ordered by client within each split."""
+
+    def __init__(
+        self,
+        splits: dict[str, tuple[Tensor, Tensor, Ints]],
+        server: dict[str, tuple[Tensor, Tensor]],
+        classes: int,
+    ) -> None:
+        """``splits`` maps train, val, test to (x, y, rows of each client); ``val`` may be left out."""
+        for name, (x, y, sizes) in splits.items():
+            _refuse_bad_rows(x, y, classes, f"split '{name}'")
+            if len(x) != int(sizes.sum()):
+                raise UsageError(f"split '{name}' has {len(x)} rows, but its clients' sizes add up to {sizes.sum()}")
+            if (sizes < 1).any():
+                raise UsageError(f"client {int(np.argmax(sizes < 1))} has no rows in split '{name}': give it some")
+        for name, (x, y) in server.items():
+            _refuse_bad_rows(x, y, classes, f"the server's '{name}' set")
+        self.clients, self.classes = len(splits["train"][2]), classes
+        self.shape = tuple(splits["train"][0].shape[1:])
+        self._whole = {
+            name: Split(x, y, np.cumsum(sizes) - sizes, sizes.astype(np.int64)) for name, (x, y, sizes) in splits.items()
+        }
+        self._server = server
+        self._last: dict[str, tuple[bytes, Split]] = {}
+
+    def split(self, ids: Ints, name: str) -> Split:
+        whole = self._whole[name]
+        if len(ids) == self.clients and (ids == np.arange(self.clients)).all():
+            return whole
+        key, last = ids.tobytes(), self._last.get(name)
+        if last is None or last[0] != key:
+            last = self._last[name] = (key, Split(whole.x, whole.y, whole.start[ids], whole.size[ids]))
+        return last[1]
+
+    def server(self, name: str) -> tuple[Tensor, Tensor]:
+        return self._server[name]
+
+    def has(self, name: str) -> bool:
+        return name in self._whole
+
+
+def _refuse_bad_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+        raise UsageError(f"row {row} of {where} holds NaN or infinity: clean the data first")
+    if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+        raise UsageError(f"{where} has labels outside 0..{classes - 1}: check the number of classes")

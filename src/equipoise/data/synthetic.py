@@ -1,0 +1,131 @@
+"""Synthetic(alpha, beta): the federation of logistic regression that LEAF, FedProx and PAGE use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.contract import option
+from equipoise.data.federation import ClientData, Federation, Ints, Split
+from equipoise.errors import UsageError
+
+IN_MEMORY = 20_000  # populations up to this size are made once; larger ones by cohort
+CACHED = 20_000  # clients of a larger population whose rows are kept
+Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class SyntheticConfig:
+    """Inputs x ~ N(m_i, diag(j^-1.2)) with m_i ~ N(B_i, 1), B_i ~ N(0, beta^2); labels argmax(x W_i + b_i)."""
+
+    clients: int = option(100, "number of clients")
+    features: int = option(30, "dimension of an input")
+    classes: int = option(30, "number of classes")
+    samples: int = option(375, "samples a client draws on average, the server's share included")
+    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)")
+    alpha: float = option(0.0, "how far clients' labelling models differ; 0 is one model for all")
+    beta: float = option(1.0, "how far clients' inputs lie apart")
+    server_share: float = option(0.2, "share of each client's samples that form the server's test set")
+    public_share: float = option(0.04, "further samples, as a share, that form the server's public set")
+    test_share: float = option(0.3, "share of the client's own samples kept for its test")
+    val_share: float = option(0.1, "share of the client's training samples kept for validation; 0 for none")
+    server_clients: int = option(1000, "at most so many clients contribute to the server's sets")
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "features", "server_clients"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
+        if self.classes < 2:
+            raise UsageError(f"classes is {self.classes}: must be at least 2")
+        for name in ("server_share", "public_share", "test_share", "val_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}: must lie in [0, 1)")
+        for name in ("size_sigma", "alpha", "beta"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"{name} is {getattr(self, name)}: must be a number of at least 0")
+        if self.server_share == 0 or self.public_share == 0 or self.test_share == 0:
+            raise UsageError("server_share, public_share and test_share must be above 0: each gives a set that is used")
+        if self.samples < 10:
+            raise UsageError(f"samples is {self.samples}: too few for train, validation, test and server sets (10 or more)")
+
+
+class Synthetic(ClientData):
+    """Every client's rows follow from (seed, client), so any cohort of any population can be made by itself."""
+
+    def __init__(self, config: SyntheticConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.clients, self.classes, self.shape = config.clients, config.classes, (config.features,)
+        shared = self._generator(config.clients)
+        self._weight = shared.standard_normal((config.features, config.classes))
+        self._bias = shared.standard_normal(config.classes)
+        self._spread = np.arange(1, config.features + 1) ** -0.6  # standard deviation of variance j^-1.2
+        self._made: OrderedDict[int, dict[str, Rows]] = OrderedDict()
+        self._server: dict[str, tuple[Tensor, Tensor]] = {}
+        self._all = self._in_memory() if config.clients <= IN_MEMORY else None
+
+    def split(self, ids: Ints, name: str) -> Split:
+        if self._all is not None:
+            return self._all.split(ids, name)
+        x, y, sizes = _join([self._client(int(i))[name] for i in ids])
+        return Split(x, y, np.cumsum(sizes) - sizes, sizes)
+
+    def server(self, name: str) -> tuple[Tensor, Tensor]:
+        if name not in self._server:
+            lenders = range(min(self.clients, self.config.server_clients))
+            x, y, _ = _join([self._client(i)[f"server {name}"] for i in lenders])
+            self._server[name] = x, y
+        return self._server[name]
+
+    def has(self, name: str) -> bool:
+        return name != "val" or self.config.val_share > 0
+
+    def _generator(self, client: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, client]))
+
+    def _in_memory(self) -> Federation:
+        clients = [self._make(i) for i in range(self.clients)]
+        splits = {name: _join([c[name] for c in clients]) for name in ("train", "val", "test") if self.has(name)}
+        lenders = clients[: self.config.server_clients]
+        for name in ("public", "test"):
+            x, y, _ = _join([c[f"server {name}"] for c in lenders])
+            self._server[name] = x, y
+        return Federation(splits, self._server, self.classes)
+
+    def _client(self, client: int) -> dict[str, Rows]:
+        rows = self._made.get(client)
+        if rows is None:
+            rows = self._made[client] = self._make(client)
+            if len(self._made) > CACHED:
+                self._made.popitem(last=False)
+        return rows
+
+    def _make(self, client: int) -> dict[str, Rows]:
+        c, rng = self.config, self._generator(client)
+        scale = rng.standard_normal() * c.size_sigma - c.size_sigma**2 / 2
+        n = max(10, round(c.samples * float(np.exp(scale))))
+        n_public = max(1, round(c.public_share * n))
+        mean = rng.standard_normal() * c.beta + rng.standard_normal(c.features)
+        weight, bias = self._weight, self._bias
+        if c.alpha:
+            weight = weight + c.alpha * rng.standard_normal(weight.shape)
+            bias = bias + c.alpha * rng.standard_normal(bias.shape)
+        x = mean + self._spread * rng.standard_normal((n + n_public, c.features))
+        y = np.argmax(x @ weight + bias, axis=1)
+        n_server = max(1, round(c.server_share * n))
+        n_test = max(1, round(c.test_share * (n - n_server)))
+        n_train = n - n_server - n_test
+        n_val = max(1, round(c.val_share * n_train)) if c.val_share else 0
+        bounds = np.cumsum([n_train - n_val, n_val, n_test, n_server, n_public])[:-1]
+        parts = zip(np.split(x.astype(np.float32), bounds), np.split(y, bounds), strict=True)
+        return dict(zip(("train", "val", "test", "server test", "server public"), parts, strict=True))
+
+
+def _join(parts: list[Rows]) -> tuple[Tensor, Tensor, Ints]:
+    x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
+    y = torch.from_numpy(np.concatenate([y for _, y in parts]))
+    return x, y, np.array([len(y) for _, y in parts], dtype=np.int64)

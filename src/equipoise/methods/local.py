@@ -1,0 +1,17 @@
+"""Local training: the baseline that never communicates, and that published tables hide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Method
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Each client goes on with its own model; no block travels."""
+
+    name: ClassVar[str] = "local"
+    shares: ClassVar[tuple[str, ...]] = ()
+    keeps_model: ClassVar[bool] = True

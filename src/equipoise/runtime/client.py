@@ -1,0 +1,140 @@
+"""A client's round: the decisions of the client half, in order, for one client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Down, Fit, Loss, Method, Pull, State, Task, Train, Training, Tree, When
+from equipoise.runtime import primitives, random
+
+
+class RunningClient(Client):
+    """The client that methods see, in every executor."""
+
+    def __init__(
+        self, task: Task, training: Training, when: When, rounds: int, id: Tensor, down: Down, held: State
+    ) -> None:
+        """``held``: what the client keeps between rounds, as ``{"local": ..., "state": ..., "source": ...}``."""
+        self.id, self.round, self.rounds = id, when.round, rounds
+        self.task, self.training, self._when = task, training, when
+        self.down, self.local, self.state, self.source = down, held["local"], held["state"], held["source"]
+        self.notes = {}
+        configured = Train(torch.full_like(id, training.epochs), torch.full_like(id, training.lr, dtype=torch.float64))
+        self.train = down.train or configured
+
+    def fit(
+        self,
+        params: Tree,
+        *,
+        train: Train | None = None,
+        pull: Pull | None = None,
+        linear: Tree | None = None,
+        blocks: tuple[str, ...] | None = None,
+        loss: Loss | None = None,
+        aux: State | None = None,
+        part: tuple[float, float] = (0.0, 1.0),
+        repeat: int = 1,
+        clamp: tuple[float, float] | None = None,
+        stream: int = 0,
+    ) -> Tree:
+        how = Fit(params, self.id, self.id, pull, linear, aux or {}, (), loss, part, repeat, clamp, stream)
+        return self._fit(how, train or self.train, blocks)[0]
+
+    def fit_following(self, params: Tree, pull: Pull, **how: Any) -> tuple[Tree, Tree]:
+        train, blocks = how.pop("train", None) or self.train, how.pop("blocks", None)
+        return self._fit(Fit(params, self.id, self.id, pull, aux=how.pop("aux", {}), **how), train, blocks)
+
+    def _fit(self, fit: Fit, train: Train, blocks: tuple[str, ...] | None) -> tuple[Tree, Tree]:
+        task, when = self.task, self._when
+        names = tuple(fit.params) if blocks is None else tuple(n for block in blocks for n in task.blocks[block])
+        dtype = next(iter(fit.params.values())).dtype
+        tensors: State = {
+            "id": self.id,
+            "params": fit.params,
+            "epochs": train.epochs,
+            "lr": train.lr.to(dtype),
+            "aux": fit.aux,
+            "source": self.source,
+        }
+        if fit.linear is not None:
+            tensors["linear"] = fit.linear
+        if fit.pull is not None:
+            tensors["anchor"] = fit.pull.anchor
+            tensors["strength"] = torch.as_tensor(fit.pull.strength, dtype=dtype)
+            tensors["follow"] = torch.as_tensor(fit.pull.follow, dtype=dtype)
+
+        def body(train_clients: Any) -> primitives.Body:
+            def run(t: State) -> State:
+                pull = Pull(t["anchor"], t["strength"], t["follow"]) if "anchor" in t else None
+                request = replace(
+                    fit,
+                    params=t["params"],
+                    epochs=t["epochs"],
+                    lr=t["lr"],
+                    pull=pull,
+                    linear=t.get("linear"),
+                    aux=t["aux"],
+                    names=names,
+                )
+                params, anchor, source = train_clients(t["id"], request, t["source"], when)
+                return {"params": params, "anchor": anchor, "source": source}
+
+            return run
+
+        out = primitives.call(body(task.fit), body(task.fit_stack), tensors)
+        self.source = out["source"]
+        return out["params"], out["anchor"]
+
+    def evaluate(self, params: Tree, split: str = "val") -> Tree:
+        task = self.task
+        return primitives.call(
+            lambda t: task.evaluate(t["id"], t["params"], split),
+            lambda t: task.evaluate_stack(t["id"], t["params"], split),
+            {"id": self.id, "params": params},
+        )
+
+    def uniform(self, *shape: int, stream: int = 0) -> Tensor:
+        when, count = self._when, int(torch.Size(shape).numel())
+
+        def draw(t: State) -> State:
+            ids: Tensor = t["id"]
+            key = random.keys(when.seed, ids.reshape(-1).numpy(), when.round, stream)
+            return {"u": torch.from_numpy(random.uniform(key, count)).reshape(*ids.shape, *shape)}
+
+        drawn: Tensor = primitives.call(draw, draw, {"id": self.id})["u"]
+        return drawn
+
+    def steps(self, train: Train) -> Tensor:
+        def count(t: State) -> State:
+            return {"steps": self.task.steps(t["id"], t["epochs"], self.training)}
+
+        steps: Tensor = primitives.call(count, count, {"id": self.id, "epochs": train.epochs})["steps"]
+        return steps
+
+
+def client_round(method: Method, c: RunningClient, splits: tuple[str, ...]) -> State:
+    """Decisions 4b, 1, 2 and 5 of one client, and its three named evaluations on ``splits`` (none to skip them)."""
+    c.start, c.state = method.install(c)
+    c.train, c.state = method.decide(c)
+    c.trained, c.state = method.update(c)
+    up, c.state = method.upload(c)
+    out: State = {
+        "up": {"params": up.params, "extra": up.extra, "metrics": up.metrics},
+        "train": {"epochs": c.train.epochs, "lr": c.train.lr},
+        "scores": {},
+    }
+    held = {"local": c.trained, "state": c.state, "source": c.source}
+    if splits:
+        personal = method.personal(c)
+        named = {"received": c.start, "trained": c.trained}
+        if personal is not c.trained:
+            named["personal"] = held["personal"] = personal
+        out["scores"] = {
+            split: {name: c.evaluate(params, split) for name, params in named.items()} for split in splits
+        }
+    # Evaluation must not move the client's data source, so `held` was taken before it.
+    return {**out, "held": held, "notes": c.notes}

@@ -1,0 +1,34 @@
+"""Bytes that really travel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import Blocks, Down, State, Tree
+
+
+def tree_bytes(tree: State | Tree, stacked: bool = False) -> int:
+    """Bytes of one client's tree; of a stack, those of one row."""
+    return sum(
+        value.element_size() * (value[0].numel() if stacked else value.numel())
+        for value in pytree.tree_leaves(tree)
+    )
+
+
+def down_bytes(down: Down, blocks: Blocks, clients: int) -> Tensor:
+    """Per client: the blocks sent, what the method broadcasts, and proposals if there are any."""
+    common = tree_bytes(down.extra) + tree_bytes(down.each, stacked=True)
+    if down.train is not None:
+        common += tree_bytes({"epochs": down.train.epochs, "lr": down.train.lr}, stacked=True)
+    total = torch.full((clients,), common, dtype=torch.int64)
+    for block, names in blocks.items():
+        size = tree_bytes({name: down.params[name] for name in names})
+        total += size * torch.as_tensor(down.sent[block]).long()
+    return total
+
+
+def up_bytes(up: State, clients: int) -> Tensor:
+    """Per client: everything in its upload."""
+    return torch.full((clients,), tree_bytes(up, stacked=True), dtype=torch.int64)

@@ -1,0 +1,50 @@
+"""Local SGD of one client, written to be obvious: the oracle of the stacked engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Fit, Tree, When
+from equipoise.runtime import batches, random
+
+if TYPE_CHECKING:
+    from equipoise.tasks.classify import Classify
+
+
+def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+    """v <- momentum v + (gradient + decay p + linear + strength (p - anchor)); p <- p - lr v, for every step."""
+    ids = client.reshape(1).numpy()
+    split = task.data.split(ids, "train").part(*fit.part)
+    key = random.keys(when.seed, ids, when.round, fit.stream)
+    plan = batches.plan(key, split.size, fit.epochs.reshape(1).numpy(), when.training.batch_size)
+    losses = fit.loss or task.losses
+    params = dict(fit.params)
+    anchor = dict(fit.pull.anchor) if fit.pull else {}
+    velocity = {name: torch.zeros_like(params[name]) for name in fit.names}
+    for step in range(int(plan.steps[0])):
+        count = when.training.batch_size if plan.counts is None else int(plan.counts[step, 0])
+        rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
+        x, y = split.x[rows].to(task.dtype), split.y[rows]
+        for _ in range(fit.repeat):
+            with torch.enable_grad():
+                leaves = {name: params[name].detach().requires_grad_() for name in fit.names}
+                loss = losses({**params, **leaves}, x, y, fit.aux).mean()
+                gradients = torch.autograd.grad(loss, list(leaves.values()))
+            for name, gradient in zip(fit.names, gradients, strict=True):
+                p = params[name]
+                g = gradient + when.training.weight_decay * p
+                if fit.linear is not None:
+                    g = g + fit.linear[name]
+                if fit.pull is not None:
+                    g = g + fit.pull.strength * (p - anchor[name])
+                velocity[name] = when.training.momentum * velocity[name] + g
+                params[name] = p - fit.lr * velocity[name]
+                if fit.clamp is not None:
+                    params[name] = params[name].clamp(*fit.clamp)
+        if fit.pull is not None:
+            for name in fit.names:
+                anchor[name] = anchor[name] + fit.pull.follow * (params[name] - anchor[name])
+    return params, anchor

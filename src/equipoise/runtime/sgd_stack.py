@@ -1,0 +1,142 @@
+"""Local SGD of K clients at once: one batched computation a step, on the clients that still have steps to take.
+
+Clients are sorted by their number of steps, so the active ones are a prefix of the stack: a view, no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equipoise.contract import Fit, Loss, State, Tree, When
+from equipoise.runtime import batches, random, sgd_linear
+
+if TYPE_CHECKING:
+    from equipoise.tasks.classify import Classify
+
+Gradient = Callable[[Tree, State, Tensor, Tensor, Tensor | float], Tree]
+"""(stacked parameters, aux, x, y, weights of the samples) -> gradients of the parameters that move."""
+
+
+def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+    """As :func:`equipoise.runtime.sgd_one.fit`, for every client of the stack."""
+    clients, training = ids.numpy(), when.training
+    split = task.data.split(clients, "train").part(*fit.part)
+    key = random.keys(when.seed, clients, when.round, fit.stream)
+    plan = batches.plan(key, split.size, fit.epochs.numpy(), training.batch_size)
+
+    order = np.argsort(-plan.steps, kind="stable")
+    steps = plan.steps[order]
+    rows = torch.from_numpy((plan.rows + split.start[:, None])[:, order])
+    weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task.dtype)
+    sort = torch.from_numpy(order)
+    params = {name: value[sort] for name, value in fit.params.items()}
+    aux = _map(fit.aux, lambda value: value[sort])
+    rule = _Rule(fit, when, sort)
+    gradient = _gradient(task, fit)
+
+    for step in range(int(steps[0]) if len(steps) else 0):
+        active = int(np.searchsorted(-steps, -step))
+        here = rows[step, :active]
+        x = split.x.index_select(0, here.reshape(-1)).view(*here.shape, *split.x.shape[1:])
+        y = split.y.index_select(0, here.reshape(-1)).view(here.shape)
+        weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
+        now = {name: value[:active] for name, value in params.items()}
+        now_aux = _map(aux, lambda value, active=active: value[:active])
+        for _ in range(fit.repeat):
+            rule.step(now, gradient(now, now_aux, x.to(task.dtype), y, weight), active)
+        rule.follow(now, active)
+
+    unsort = torch.from_numpy(np.argsort(order))
+    return {name: value[unsort] for name, value in params.items()}, {
+        name: value[unsort] for name, value in rule.anchor.items()
+    }
+
+
+class _Rule:
+    """The SGD rule on a prefix of the stack, with its corrections folded into as few kernels as it takes."""
+
+    def __init__(self, fit: Fit, when: When, sort: Tensor) -> None:
+        self.clamp, self.names = fit.clamp, fit.names
+        self.momentum, self.decay = when.training.momentum, when.training.weight_decay
+        like = {name: fit.params[name] for name in fit.names}
+        self.minus_lr = {name: -_wide(fit.lr[sort], value) for name, value in like.items()}
+        self.linear = None if fit.linear is None else {name: fit.linear[name][sort] for name in fit.names}
+        self.velocity: Tree = {}
+        if self.momentum:
+            self.velocity = {name: torch.zeros_like(value) for name, value in like.items()}
+        self.anchor: Tree = {}
+        self.follows = False
+        if fit.pull is not None:
+            strength, follow = torch.as_tensor(fit.pull.strength), torch.as_tensor(fit.pull.follow)
+            self.follows = bool((follow != 0).any())
+            self.anchor = {name: value[sort] for name, value in fit.pull.anchor.items()}
+            self.strength = {name: _each(strength, sort, value) for name, value in like.items()}
+            self.rate = {name: _each(follow, sort, value) for name, value in like.items()}
+
+    def step(self, params: Tree, gradients: Tree, active: int) -> None:
+        for name in self.names:
+            p, g = params[name], gradients[name]
+            if self.decay:
+                g = g.add(p, alpha=self.decay)
+            if self.linear is not None:
+                g = g + self.linear[name][:active]
+            if self.anchor:
+                g = g.addcmul(p - self.anchor[name][:active], self.strength[name][:active])
+            if self.momentum:
+                g = self.velocity[name][:active].mul_(self.momentum).add_(g)
+            p.addcmul_(g, self.minus_lr[name][:active])
+            if self.clamp is not None:
+                p.clamp_(*self.clamp)
+
+    def follow(self, params: Tree, active: int) -> None:
+        if self.follows:
+            for name in self.names:
+                anchor = self.anchor[name][:active]
+                anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
+
+
+def _gradient(task: Classify, fit: Fit) -> Gradient:
+    """The closed form where there is one; else one backward pass through the mapped losses."""
+    names = fit.names
+    if fit.loss is None and task.linear is not None:
+        linear = task.linear
+
+        def closed(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+            wide = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
+            return sgd_linear.gradients(linear, params, x, y, wide)
+
+        return closed
+    losses: Loss = vmap(fit.loss or task.losses)
+
+    def backward(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+        with torch.enable_grad():
+            leaves = {name: params[name].detach().requires_grad_() for name in names}
+            total = (losses({**params, **leaves}, x, y, aux) * weight).sum()
+            return dict(zip(names, torch.autograd.grad(total, list(leaves.values())), strict=True))
+
+    return backward
+
+
+def _sample_weights(counts: np.ndarray, batch_size: int, dtype: torch.dtype) -> Tensor:  # type: ignore[type-arg]
+    """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
+    safe = np.maximum(counts, 1)[..., None]
+    return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(dtype)
+
+
+def _each(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:
+    """One number a client (or one for all) as a stack that broadcasts against ``like``."""
+    return _wide((value if value.dim() else value.expand(len(sort)))[sort].to(like.dtype), like)
+
+
+def _wide(value: Tensor, like: Tensor) -> Tensor:
+    return value.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _map(tree: State, function: Callable[[Tensor], Tensor]) -> State:
+    return {k: _map(v, function) if isinstance(v, dict) else function(v) for k, v in tree.items()}

@@ -1,0 +1,143 @@
+"""Classification: any ``nn.Module`` with logits as output, on any :class:`~equipoise.data.federation.ClientData`."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from equipoise.contract import Fit, State, Task, Training, Tree, When
+from equipoise.data.federation import ClientData, Ints
+from equipoise.errors import UsageError
+from equipoise.models import blocks_of
+from equipoise.runtime import batches, sgd_linear, sgd_one, sgd_stack
+
+
+class Classify(Task):
+    """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        data: ClientData,
+        training: Training,
+        dtype: torch.dtype = torch.float32,
+        closed_form: bool = True,
+    ) -> None:
+        """``closed_form=False`` keeps a linear model on the general engine (to measure and test it)."""
+        _refuse_modules(module)
+        self.name, self.data, self.training, self.dtype = name, data, training, dtype
+        self.clients = data.clients
+        self.module = copy.deepcopy(module).to(dtype)
+        self.blocks = blocks_of(self.module)
+        self.linear = sgd_linear.names_of(self.module) if closed_form else None
+        self._forward_stack = vmap(self.forward)
+
+    def check(self) -> None:
+        x, _ = self.data.server("test")
+        try:
+            logits = self.forward(dict(self.module.named_parameters()), x[:2].to(self.dtype))
+        except RuntimeError as error:
+            raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
+        if logits.shape != (len(x[:2]), self.data.classes):
+            raise UsageError(
+                f"the model gives outputs of shape {tuple(logits.shape[1:])}, but the data has {self.data.classes} classes"
+            )
+
+    def init_params(self, seed: int) -> Tree:
+        """Fresh random layers by ``seed``; a layer that starts at zero stays there."""
+        module = copy.deepcopy(self.module)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for layer in module.modules():
+                zero = all(not bool(p.any()) for p in layer.parameters(recurse=False))
+                reset = getattr(layer, "reset_parameters", None)
+                if callable(reset) and not zero:
+                    reset()
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def has(self, split: str) -> bool:
+        return self.data.has(split)
+
+    def sizes(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self.data.split(_numpy(ids), "train").size)
+
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training) -> Tensor:
+        sizes = self.sizes(ids.reshape(-1)).numpy()
+        return epochs * torch.from_numpy(batches.batches_per_epoch(sizes, training.batch_size)).reshape(ids.shape)
+
+    # --- one client -------------------------------------------------------------------------------------------------
+
+    def forward(self, params: Tree, x: Tensor) -> Tensor:
+        """Logits ``[B, classes]`` of one model."""
+        logits: Tensor = functional_call(self.module, params, (x,))
+        return logits
+
+    def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
+        return F.cross_entropy(self.forward(params, x), y, reduction="none")
+
+    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        params, anchor = sgd_one.fit(self, ids, fit, when)
+        return params, anchor, source
+
+    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        rows = self.data.split(_numpy(ids.reshape(1)), split)
+        here = slice(int(rows.start[0]), int(rows.start[0] + rows.size[0]))
+        y = rows.y[here]
+        logits = self.forward(params, rows.x[here].to(self.dtype))
+        return {
+            "acc": (logits.argmax(-1) == y).to(self.dtype).mean(),
+            "loss": F.cross_entropy(logits, y),
+        }
+
+    # --- stacks -----------------------------------------------------------------------------------------------------
+
+    def forward_stack(self, stack: Tree, x: Tensor) -> Tensor:
+        """Logits ``[K, B, classes]`` of K models, each on its own rows."""
+        if self.linear:
+            return sgd_linear.logits(self.linear, stack, x)
+        logits: Tensor = self._forward_stack(stack, x)
+        return logits
+
+    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        params, anchor = sgd_stack.fit(self, ids, fit, when)
+        return params, anchor, source
+
+    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        x, y, weight = self.data.split(_numpy(ids), split).padded
+        return _score(self.forward_stack(params, x.to(self.dtype)), y, weight)
+
+    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+        x, y = self.data.server(split)
+        scores = [
+            _score(self.forward({name: value[k] for name, value in stack.items()}, x.to(self.dtype))[None], y[None], None)
+            for k in range(len(next(iter(stack.values()))))
+        ]
+        return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
+
+
+def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
+    """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``."""
+    hit = (logits.argmax(-1) == y).to(logits.dtype)
+    nll = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    if weight is None:
+        return {"acc": hit.mean(-1), "loss": nll.mean(-1)}
+    weight = weight.to(logits.dtype)
+    return {"acc": (hit * weight).sum(-1), "loss": (nll * weight).sum(-1)}
+
+
+def _refuse_modules(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise UsageError(f"layer '{name}' is batch normalisation, whose statistics do not federate: use GroupNorm")
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise UsageError(f"layer '{name}' is dropout, which is not repeatable across executors: remove it")
+
+
+def _numpy(ids: Tensor) -> Ints:
+    array: Ints = ids.numpy()
+    return array
