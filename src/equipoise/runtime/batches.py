@@ -49,5 +49,6 @@ def plan(
         within = np.minimum(batch[..., None] * batch_size + np.arange(batch_size), n - 1)
         rows = orders[np.arange(clients)[None, :, None], np.minimum(epoch, n_epochs - 1)[..., None], within]
     counts = np.minimum(batch_size, sizes - batch * batch_size)
-    full = bool((counts == batch_size).all())
-    return Plan(np.ascontiguousarray(rows), None if full else counts, steps)
+    if (counts == batch_size).all():
+        return Plan(np.ascontiguousarray(rows), None, steps)
+    return Plan(np.minimum(rows, (sizes - 1)[:, None]), counts, steps)  # padding repeats a row of the client's own

@@ -1,0 +1,1 @@
+"""Federated reinforcement learning: learners that are agents in environments."""

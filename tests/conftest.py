@@ -1,0 +1,8 @@
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Small models are faster on one thread, and other work on the machine cannot make tests crawl."""
+    torch.set_num_threads(1)

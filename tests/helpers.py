@@ -1,0 +1,45 @@
+"""Small federations that every test can afford. Parity is checked in float64: float32 drifts through ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from equipoise.contract import Method, Task, Training
+from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.models import MODELS
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.tasks.classify import Classify
+
+SMALL = {"clients": 6, "features": 5, "classes": 4, "samples": 60, "size_sigma": 0.4, "val_share": 0.2}
+TRAINING = Training(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
+
+
+def small_task(
+    model: str = "mlp", training: Training = TRAINING, seed: int = 0, closed_form: bool = True, **options: Any
+) -> Classify:
+    """Six clients of unequal size with Synthetic data, in float64."""
+    config = SyntheticConfig(**{**SMALL, **options})
+    module = MODELS[model]((config.features,), config.classes)
+    return Classify("synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form)
+
+
+def simulate(
+    method: Method, task: Task, rounds: int = 3, executor: str = "stacked", participation: float = 1.0, seed: int = 0
+) -> Simulation:
+    """A finished run; its logs are in ``.logs``."""
+    method.check(task, task.training)
+    schedule = Schedule(rounds, seed, participation, executor, 1, True)
+    simulation = Simulation(method, task, task.training, schedule)
+    simulation.logs = [simulation.round() for _ in range(rounds)]  # type: ignore[attr-defined]
+    return simulation
+
+
+def largest_difference(a: Any, b: Any) -> float:
+    """The largest difference between two trees of the same shape."""
+    from torch.utils import _pytree as pytree
+
+    left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
+    assert len(left) == len(right)
+    return max((float((x.double() - y.double()).abs().max()) for x, y in zip(left, right, strict=True)), default=0.0)
