@@ -153,8 +153,12 @@ class Client(ABC):
         repeat: int = 1,
         clamp: tuple[float, float] | None = None,
         stream: int = 0,
+        training: Training | None = None,
     ) -> Tree:
-        """Local SGD on loss(params) + <linear, params> + pull, moving only ``blocks``; by default on decision 1."""
+        """Local SGD on loss(params) + <linear, params> + pull, moving only ``blocks``; by default on decision 1.
+
+        ``training`` replaces the run's batch size, momentum and weight decay for this call.
+        """
 
     @abstractmethod
     def fit_following(self, params: Tree, pull: Pull, **how: Any) -> tuple[Tree, Tree]:
@@ -169,8 +173,16 @@ class Client(ABC):
         """Random numbers in [0, 1) that depend on (seed, client, round, stream) only."""
 
     @abstractmethod
-    def steps(self, train: Train) -> Tensor:
-        """The number of SGD steps that ``train`` means for this client."""
+    def steps(self, train: Train, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        """The number of batches that ``train`` means for this client, on this share of its rows."""
+
+    @abstractmethod
+    def label_counts(self) -> Tensor:
+        """Training samples of each class, if the task has labels."""
+
+    @abstractmethod
+    def anybody(self, condition: Tensor) -> bool:
+        """Whether it holds for any client computed along with this one: only to skip work that would change nothing."""
 
     def within(self, key: str) -> Self:
         """The same client seen by a method that is part of another: its state is the part under ``key``."""
@@ -225,8 +237,8 @@ class Task(ABC):
         """Training samples of each of these clients, as int64."""
 
     @abstractmethod
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training) -> Tensor:
-        """SGD steps that so many epochs mean for each of these clients."""
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        """SGD steps that so many epochs, on this share of the rows, mean for each of these clients."""
 
     @abstractmethod
     def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
@@ -331,7 +343,7 @@ class Method:
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         """Decision 3: weights ``[K]``, or per name with the parameter's own shape behind; summing to one over K."""
-        n = s.task.sizes(ids).to(torch.get_default_dtype())
+        n = s.task.sizes(ids).double()
         return n / n.sum(), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
@@ -363,6 +375,11 @@ def take_sent(c: Client) -> Tree:
             else:
                 start[name] = torch.where(sent, c.down.params[name], c.local[name])
     return start
+
+
+def equal_weights(ids: Tensor) -> Tensor:
+    """One over K for each, for methods whose mean is not by data size."""
+    return torch.full((len(ids),), 1.0 / len(ids), dtype=torch.float64)
 
 
 def weighted_mean(stack: Tree, weights: Tensor | Tree) -> Tree:

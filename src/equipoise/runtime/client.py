@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.contract import Client, Down, Fit, Loss, Method, Pull, State, Task, Train, Training, Tree, When
 from equipoise.runtime import primitives, random
+from equipoise.tasks.supervised import Supervised
 
 
 class RunningClient(Client):
@@ -40,16 +41,19 @@ class RunningClient(Client):
         repeat: int = 1,
         clamp: tuple[float, float] | None = None,
         stream: int = 0,
+        training: Training | None = None,
     ) -> Tree:
         how = Fit(params, self.id, self.id, pull, linear, aux or {}, (), loss, part, repeat, clamp, stream)
-        return self._fit(how, train or self.train, blocks)[0]
+        return self._fit(how, train or self.train, blocks, training)[0]
 
     def fit_following(self, params: Tree, pull: Pull, **how: Any) -> tuple[Tree, Tree]:
         train, blocks = how.pop("train", None) or self.train, how.pop("blocks", None)
         return self._fit(Fit(params, self.id, self.id, pull, aux=how.pop("aux", {}), **how), train, blocks)
 
-    def _fit(self, fit: Fit, train: Train, blocks: tuple[str, ...] | None) -> tuple[Tree, Tree]:
-        task, when = self.task, self._when
+    def _fit(
+        self, fit: Fit, train: Train, blocks: tuple[str, ...] | None, training: Training | None = None
+    ) -> tuple[Tree, Tree]:
+        task, when = self.task, replace(self._when, training=training or self.training)
         names = tuple(fit.params) if blocks is None else tuple(n for block in blocks for n in task.blocks[block])
         dtype = next(iter(fit.params.values())).dtype
         tensors: State = {
@@ -108,12 +112,33 @@ class RunningClient(Client):
         drawn: Tensor = primitives.call(draw, draw, {"id": self.id})["u"]
         return drawn
 
-    def steps(self, train: Train) -> Tensor:
+    def steps(self, train: Train, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         def count(t: State) -> State:
-            return {"steps": self.task.steps(t["id"], t["epochs"], self.training)}
+            return {"steps": self.task.steps(t["id"], t["epochs"], self.training, part)}
 
         steps: Tensor = primitives.call(count, count, {"id": self.id, "epochs": train.epochs})["steps"]
         return steps
+
+    def label_counts(self) -> Tensor:
+        task = self.task
+        assert isinstance(task, Supervised)
+
+        def count(t: State) -> State:
+            ids: Tensor = t["id"]
+            return {"counts": task.label_counts(ids.reshape(-1)).reshape(*ids.shape, -1)}
+
+        counts: Tensor = primitives.call(count, count, {"id": self.id})["counts"]
+        return counts
+
+    def anybody(self, condition: Tensor) -> bool:
+        seen: list[bool] = []
+
+        def look(t: State) -> State:
+            seen.append(bool(t["condition"].any()))
+            return t
+
+        primitives.call(look, look, {"condition": condition})
+        return seen[0]
 
 
 def client_round(method: Method, c: RunningClient, splits: tuple[str, ...]) -> State:
@@ -133,8 +158,6 @@ def client_round(method: Method, c: RunningClient, splits: tuple[str, ...]) -> S
         named = {"received": c.start, "trained": c.trained}
         if personal is not c.trained:
             named["personal"] = held["personal"] = personal
-        out["scores"] = {
-            split: {name: c.evaluate(params, split) for name, params in named.items()} for split in splits
-        }
+        out["scores"] = {split: {name: c.evaluate(params, split) for name, params in named.items()} for split in splits}
     # Evaluation must not move the client's data source, so `held` was taken before it.
     return {**out, "held": held, "notes": c.notes}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equipoise.contract import Fit, State, Task, Training, Tree, When
+from equipoise.contract import Fit, State, Training, Tree, When
 from equipoise.data.federation import ClientData, Ints
 from equipoise.errors import UsageError
 from equipoise.models import blocks_of
 from equipoise.runtime import batches, sgd_linear, sgd_one, sgd_stack
+from equipoise.tasks.supervised import Supervised
 
 
-class Classify(Task):
+class Classify(Supervised):
     """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
 
     def __init__(
@@ -45,7 +47,8 @@ class Classify(Task):
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
         if logits.shape != (len(x[:2]), self.data.classes):
             raise UsageError(
-                f"the model gives outputs of shape {tuple(logits.shape[1:])}, but the data has {self.data.classes} classes"
+                f"the model gives outputs of shape {tuple(logits.shape[1:])}, "
+                f"but the data has {self.data.classes} classes"
             )
 
     def init_params(self, seed: int) -> Tree:
@@ -66,9 +69,17 @@ class Classify(Task):
     def sizes(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.data.split(_numpy(ids), "train").size)
 
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training) -> Tensor:
-        sizes = self.sizes(ids.reshape(-1)).numpy()
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        sizes = self.data.split(_numpy(ids.reshape(-1)), "train").part(*part).size
         return epochs * torch.from_numpy(batches.batches_per_epoch(sizes, training.batch_size)).reshape(ids.shape)
+
+    def label_counts(self, ids: Tensor) -> Tensor:
+        rows, classes = self.data.split(_numpy(ids), "train"), self.data.classes
+        owner = np.repeat(np.arange(len(rows.size)), rows.size)
+        first = np.cumsum(rows.size) - rows.size
+        mine = rows.start[owner] + np.arange(len(owner)) - first[owner]
+        label = owner * classes + rows.y.numpy()[mine]
+        return torch.from_numpy(np.bincount(label, minlength=len(rows.size) * classes)).reshape(-1, classes)
 
     # --- one client -------------------------------------------------------------------------------------------------
 
@@ -90,7 +101,7 @@ class Classify(Task):
         y = rows.y[here]
         logits = self.forward(params, rows.x[here].to(self.dtype))
         return {
-            "acc": (logits.argmax(-1) == y).to(self.dtype).mean(),
+            "acc": (logits.argmax(-1) == y).double().mean(),
             "loss": F.cross_entropy(logits, y),
         }
 
@@ -114,7 +125,9 @@ class Classify(Task):
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         x, y = self.data.server(split)
         scores = [
-            _score(self.forward({name: value[k] for name, value in stack.items()}, x.to(self.dtype))[None], y[None], None)
+            _score(
+                self.forward({name: value[k] for name, value in stack.items()}, x.to(self.dtype))[None], y[None], None
+            )
             for k in range(len(next(iter(stack.values()))))
         ]
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
@@ -122,12 +135,11 @@ class Classify(Task):
 
 def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
     """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``."""
-    hit = (logits.argmax(-1) == y).to(logits.dtype)
+    hit = logits.argmax(-1) == y
     nll = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if weight is None:
-        return {"acc": hit.mean(-1), "loss": nll.mean(-1)}
-    weight = weight.to(logits.dtype)
-    return {"acc": (hit * weight).sum(-1), "loss": (nll * weight).sum(-1)}
+        return {"acc": hit.sum(-1).double() / y.shape[-1], "loss": nll.mean(-1)}
+    return {"acc": (hit * weight).sum(-1), "loss": (nll * weight.to(nll.dtype)).sum(-1)}
 
 
 def _refuse_modules(module: nn.Module) -> None:
