@@ -261,14 +261,14 @@ class Task(ABC):
         """Scores ``[K]`` of a stack of models on the server's ``public`` or ``test`` set."""
 
     def source_init(self, ids: Tensor) -> State:
-        """State of the clients' data sources, stacked (an environment's state, a replay buffer); data sets have none."""
+        """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
         return {}
 
     def has(self, split: str) -> bool:
         """Whether clients hold this split (``val`` may be switched off)."""
         return True
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
         """Refuse bad data before any work starts."""
 
 

@@ -1,5 +1,16 @@
 """Errors that are meant for people."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class UsageError(Exception):
     """Bad input or usage: one sentence that says what is wrong, where, and what to do. Exit code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error: the closest known names, if any are close."""
+    close = difflib.get_close_matches(name, list(known), 3, 0.5)
+    return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""

@@ -91,7 +91,8 @@ class Federation(ClientData):
         self.clients, self.classes = len(splits["train"][2]), classes
         self.shape = tuple(splits["train"][0].shape[1:])
         self._whole = {
-            name: Split(x, y, np.cumsum(sizes) - sizes, sizes.astype(np.int64)) for name, (x, y, sizes) in splits.items()
+            name: Split(x, y, np.cumsum(sizes) - sizes, sizes.astype(np.int64))
+            for name, (x, y, sizes) in splits.items()
         }
         self._server = server
         self._last: dict[str, tuple[bytes, Split]] = {}

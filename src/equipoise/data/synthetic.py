@@ -51,7 +51,9 @@ class SyntheticConfig:
         if self.server_share == 0 or self.public_share == 0 or self.test_share == 0:
             raise UsageError("server_share, public_share and test_share must be above 0: each gives a set that is used")
         if self.samples < 10:
-            raise UsageError(f"samples is {self.samples}: too few for train, validation, test and server sets (10 or more)")
+            raise UsageError(
+                f"samples is {self.samples}: too few for train, validation, test and server sets (10 or more)"
+            )
 
 
 class Synthetic(ClientData):

@@ -1,8 +1,10 @@
-"""Methods, one file each. A file in one of the listed packages that defines a :class:`Method` is found by its name."""
+"""Methods, one file each: ``fedavg`` is the class of that name in ``fedavg.py`` (``-`` in a name is ``_`` in its file).
+
+They are found by file name, so a new method is a new file and nothing else.
+"""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -11,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from equipoise.contract import Method
-from equipoise.errors import UsageError
+from equipoise.errors import UsageError, nearest
 
-PACKAGES = ("equipoise.methods", "equipoise.control", "equipoise.frl")
+PACKAGES = ("equipoise.methods", "equipoise.control")
 
 
 def all_methods() -> dict[str, type[Method]]:
@@ -23,7 +25,8 @@ def all_methods() -> dict[str, type[Method]]:
         if importlib.util.find_spec(package) is None:
             continue
         for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            for method in _methods_in(importlib.import_module(f"{package}.{info.name}")):
+            method = _method_in(importlib.import_module(f"{package}.{info.name}"))
+            if method is not None:
                 found[method.name] = method
     return dict(sorted(found.items()))
 
@@ -32,24 +35,20 @@ def find_method(name: str) -> type[Method]:
     """A method by name, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
     if ":" in name:
         return _own_method(name)
-    methods = all_methods()
-    if name not in methods:
-        raise UsageError(f"unknown method '{name}'{nearest(name, methods)}; see 'equipoise list methods'")
-    return methods[name]
+    file = name.replace("-", "_")
+    for package in PACKAGES:
+        if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:
+            method = _method_in(importlib.import_module(f"{package}.{file}"))
+            if method is not None and method.name == name:
+                return method
+    raise UsageError(f"unknown method '{name}'{nearest(name, all_methods())}; see 'equipoise list methods'")
 
 
-def nearest(name: str, known: object) -> str:
-    """The end of an error: the closest names, if any are close."""
-    close = difflib.get_close_matches(name, list(known), 3, 0.5)  # type: ignore[call-overload]
-    return f": did you mean {' or '.join(repr(str(c)) for c in close)}?" if close else ""
-
-
-def _methods_in(module: ModuleType) -> list[type[Method]]:
-    return [
-        item
-        for _, item in inspect.getmembers(module, inspect.isclass)
-        if issubclass(item, Method) and "name" in vars(item) and item.__module__ == module.__name__
-    ]
+def _method_in(module: ModuleType) -> type[Method] | None:
+    for _, item in inspect.getmembers(module, inspect.isclass):
+        if issubclass(item, Method) and "name" in vars(item) and item.__module__ == module.__name__:
+            return item
+    return None
 
 
 def _own_method(name: str) -> type[Method]:

@@ -1,4 +1,4 @@
-"""Models, each with its blocks declared: the ``backbone`` that clients may share and the ``head`` that they may keep."""
+"""Models with their blocks: the ``backbone`` that clients may share and the ``head`` that they may keep."""
 
 from __future__ import annotations
 

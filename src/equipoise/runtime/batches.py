@@ -26,9 +26,7 @@ def batches_per_epoch(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.i
     return -(-sizes // batch_size)
 
 
-def plan(
-    key: random.UInt, sizes: NDArray[np.int64], epochs: NDArray[np.int64], batch_size: int
-) -> Plan:
+def plan(key: random.UInt, sizes: NDArray[np.int64], epochs: NDArray[np.int64], batch_size: int) -> Plan:
     """A fresh order of a client's rows each epoch; the last batch of an epoch may be short."""
     per_epoch = batches_per_epoch(sizes, batch_size)
     steps = epochs * per_epoch

@@ -12,8 +12,7 @@ from equipoise.contract import Blocks, Down, State, Tree
 def tree_bytes(tree: State | Tree, stacked: bool = False) -> int:
     """Bytes of one client's tree; of a stack, those of one row."""
     return sum(
-        value.element_size() * (value[0].numel() if stacked else value.numel())
-        for value in pytree.tree_leaves(tree)
+        value.element_size() * (value[0].numel() if stacked else value.numel()) for value in pytree.tree_leaves(tree)
     )
 
 

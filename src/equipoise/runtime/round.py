@@ -64,7 +64,7 @@ class Simulation:
         tensor_ids = torch.from_numpy(ids)
         last = t == s.rounds
         evaluating = last or t % s.eval_every == 0
-        splits = tuple(split for split in ("val", "test") if task.has(split)) if evaluating else ()
+        splits = tuple(split for split in ("test", "val") if task.has(split)) if evaluating else ()
 
         server = Server(task, self.training, self.params, self.server_state, s.seed, t, s.rounds)
         with torch.no_grad():
@@ -106,8 +106,8 @@ class Simulation:
         return {"params": self.params, "server": self.server_state, "store": self.store.state()}
 
     def load(self, state: State, done: int) -> None:
-        self.params, self.server_state, self.done = state["params"], state.get("server", {}), done
-        self.store.load({"ids": state["store"]["ids"], "trees": state["store"].get("trees", {})})
+        self.params, self.server_state, self.done = state["params"], state["server"], done
+        self.store.load(state["store"])
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
@@ -143,7 +143,7 @@ class Simulation:
         self.store.scatter(ids, {**held, **scores}, finite)
 
     def _scores(self, splits: tuple[str, ...]) -> RoundLog:
-        scores, log = self.store.tree("scores"), {}
+        scores, log = self.store.tree("scores"), RoundLog()
         whole = self.method.has_global(self.task)
         one = {name: value.unsqueeze(0) for name, value in self.params.items()}
         for split in splits:

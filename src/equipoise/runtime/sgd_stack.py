@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from equipoise.contract import Fit, Loss, State, Tree, When
+from equipoise.data.federation import Ints
 from equipoise.runtime import batches, random, sgd_linear
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task.dtype)
     sort = torch.from_numpy(order)
     params = {name: value[sort] for name, value in fit.params.items()}
-    aux = _map(fit.aux, lambda value: value[sort])
+    aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
     gradient = _gradient(task, fit)
 
@@ -47,7 +48,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         y = split.y.index_select(0, here.reshape(-1)).view(here.shape)
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
         now = {name: value[:active] for name, value in params.items()}
-        now_aux = _map(aux, lambda value, active=active: value[:active])
+        now_aux = _rows(aux, slice(active))
         for _ in range(fit.repeat):
             rule.step(now, gradient(now, now_aux, x.to(task.dtype), y, weight), active)
         rule.follow(now, active)
@@ -123,7 +124,7 @@ def _gradient(task: Classify, fit: Fit) -> Gradient:
     return backward
 
 
-def _sample_weights(counts: np.ndarray, batch_size: int, dtype: torch.dtype) -> Tensor:  # type: ignore[type-arg]
+def _sample_weights(counts: Ints, batch_size: int, dtype: torch.dtype) -> Tensor:
     """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
     safe = np.maximum(counts, 1)[..., None]
     return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(dtype)
@@ -138,5 +139,5 @@ def _wide(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def _map(tree: State, function: Callable[[Tensor], Tensor]) -> State:
-    return {k: _map(v, function) if isinstance(v, dict) else function(v) for k, v in tree.items()}
+def _rows(tree: State, which: Tensor | slice) -> State:
+    return {key: _rows(v, which) if isinstance(v, dict) else v[which] for key, v in tree.items()}

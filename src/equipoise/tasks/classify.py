@@ -17,6 +17,8 @@ from equipoise.models import blocks_of
 from equipoise.runtime import batches, sgd_linear, sgd_one, sgd_stack
 from equipoise.tasks.supervised import Supervised
 
+LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
+
 
 class Classify(Supervised):
     """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
@@ -38,6 +40,7 @@ class Classify(Supervised):
         self.blocks = blocks_of(self.module)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
         self._forward_stack = vmap(self.forward)
+        self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def check(self) -> None:
         x, _ = self.data.server("test")
@@ -124,11 +127,14 @@ class Classify(Supervised):
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         x, y = self.data.server(split)
+        x, models = x.to(self.dtype), len(next(iter(stack.values())))
+        if models == 1:
+            logits = self.forward({name: value[0] for name, value in stack.items()}, x)
+            return _score(logits[None], y[None], None)
+        at_once = max(1, LOGITS_AT_ONCE // (len(x) * self.data.classes))
         scores = [
-            _score(
-                self.forward({name: value[k] for name, value in stack.items()}, x.to(self.dtype))[None], y[None], None
-            )
-            for k in range(len(next(iter(stack.values()))))
+            _score(self._forward_shared({name: value[k : k + at_once] for name, value in stack.items()}, x), y, None)
+            for k in range(0, models, at_once)
         ]
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
 
@@ -136,7 +142,7 @@ class Classify(Supervised):
 def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
     """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``."""
     hit = logits.argmax(-1) == y
-    nll = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    nll = logits.logsumexp(-1) - logits.gather(-1, y.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
     if weight is None:
         return {"acc": hit.sum(-1).double() / y.shape[-1], "loss": nll.mean(-1)}
     return {"acc": (hit * weight).sum(-1), "loss": (nll * weight.to(nll.dtype)).sum(-1)}

@@ -1,0 +1,22 @@
+"""Federated learning among clients that differ: one round, six decisions, each a constant, a schedule or an agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import UsageError
+
+__all__ = ["UsageError", "run"]
+__version__ = "0.1.0"
+
+
+def run(out: str | Path, *, resume: bool = False, overwrite: bool = False, **options: Any) -> dict[str, Any]:
+    """Run a method on a task; the options are those of the command line (``method="fedprox", mu=0.1, rounds=50``).
+
+    Gives the summary that is also in ``out/summary.json``.
+    """
+    from equipoise.config import Settings
+    from equipoise.run import run as run_settings
+
+    return run_settings(Settings.of(options), out, resume=resume, overwrite=overwrite)

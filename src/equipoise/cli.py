@@ -1,0 +1,238 @@
+"""The command line: ``equipoise run | compare | resume | list``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from equipoise import __version__
+from equipoise.config import Option, Settings, options, parse, read_config
+from equipoise.errors import UsageError, nearest
+from equipoise.methods import all_methods, find_method
+from equipoise.models import MODELS
+from equipoise.report import tables
+from equipoise.report.progress import Display
+from equipoise.tasks import all_tasks, find_task
+
+OWNERS = {"run": "run", "training": "local training", "task": "task '{task}'", "method": "method '{method}'"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line, with the nearest options; :func:`main` prints them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        result, rest = self.parse_known_args(arguments)
+        if rest:
+            known = [text for action in self._actions for text in action.option_strings]
+            raise UsageError(f"unknown argument '{rest[0]}'{nearest(rest[0].partition('=')[0], known)}; see --help")
+        return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 failed or interrupted, 2 bad usage or input."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    commands = {"run": _run, "compare": _compare, "resume": _resume, "list": _list}
+    parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
+    parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
+    try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+            raise UsageError(f"unknown command '{arguments[0]}'{nearest(arguments[0], commands)}; see equipoise --help")
+        chosen = parser.parse(arguments[:1])
+        return commands[chosen.command](arguments[1:])
+    except UsageError as error:
+        print(f"equipoise: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    early = _early(arguments)
+    known = options(find_method(early["method"]), find_task(early["task"]))
+    parser = Parser("equipoise run", description="Run one method; the result is a folder.", allow_abbrev=False)
+    _add_output(parser, "runs/last")
+    _add_options(parser, known, early)
+    chosen = vars(parser.parse(arguments))
+    settings = Settings.of({**early, **_given(chosen, known)})
+    from equipoise.run import Folder, run
+
+    out = Path(chosen["out"])
+    done = len(Folder(out).logs()) if chosen["resume"] else 0
+    return _finish(
+        out,
+        settings,
+        chosen["quiet"],
+        done,
+        lambda watch: run(settings, out, resume=chosen["resume"], overwrite=chosen["overwrite"], watch=watch),
+    )
+
+
+def _resume(arguments: list[str]) -> int:
+    parser = Parser("equipoise resume", description="Go on with a run that was stopped.", allow_abbrev=False)
+    parser.add_argument("folder", help="the run's folder")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    chosen = parser.parse(arguments)
+    from equipoise.run import Folder, resume_run
+
+    out = Path(chosen.folder)
+    if not Folder(out).config.is_file():
+        raise UsageError(f"'{out}' is not a run folder: it has no config.json")
+    settings = Settings.of(read_config(Folder(out).config))
+    done = len(Folder(out).logs())
+    return _finish(out, settings, chosen.quiet, done, lambda watch: resume_run(out, watch))
+
+
+def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> int:
+    """Run with progress, then show the table of one row; tell how to go on if interrupted."""
+    from equipoise.run import Interrupted
+
+    title = f"{settings.run.method} on {settings.run.task}"
+    try:
+        with Display(title, settings.run.rounds, quiet, done) as display:
+            summary = go(display)
+    except (Interrupted, KeyboardInterrupt):
+        print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
+        return 1
+    if not quiet:
+        shown = tables.columns(summary)
+        console = _console()
+        tables.to_screen(title, tables.rows({settings.run.method: [summary]}, shown), shown, console)
+        if summary["stopped"]:
+            console.print(f"stopped at round {summary['rounds']}: {summary['stopped']}", highlight=False)
+        console.print(f"best by validation: round {summary['best_round']}; everything is in {out}", highlight=False)
+    return 0
+
+
+def _compare(arguments: list[str]) -> int:
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--methods", default="fedavg,local,finetune")
+    names = [name for name in first.parse_known_args(arguments)[0].methods.split(",") if name]
+    if names == ["all"]:
+        names = list(all_methods())
+    if not names or len(set(names)) < len(names):
+        raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
+    early = _early(arguments)
+    each = {name: options(find_method(name), find_task(early["task"])) for name in names}
+    known = {option: item for items in each.values() for option, item in items.items() if option != "method"}
+    parser = Parser("equipoise compare", description="Compare methods over seeds.", allow_abbrev=False)
+    parser.add_argument("--methods", default="fedavg,local,finetune", help="names with commas between, or 'all'")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)")
+    _add_output(parser, "runs/compare")
+    _add_options(parser, known, early)
+    chosen = vars(parser.parse(arguments))
+    given = {**{k: v for k, v in early.items() if k != "method"}, **_given(chosen, known)}
+    from equipoise.compare import compare
+    from equipoise.run import Folder, Interrupted
+
+    out, quiet = Path(chosen["out"]), chosen["quiet"]
+    cells = {name: {k: v for k, v in given.items() if k in each[name]} for name in names}
+    displays: list[Display] = []
+
+    def announce(settings: Settings, folder: Path) -> Display:
+        for display in displays:
+            display.__exit__(None, None, None)
+        done = len(Folder(folder).logs()) if chosen["resume"] else 0
+        title = f"{settings.run.method}, seed {settings.run.seed}"
+        displays[:] = [Display(title, settings.run.rounds, quiet, done).__enter__()]
+        return displays[0]
+
+    command = ["equipoise", "compare", *arguments]
+    try:
+        by_method, shown = compare(
+            cells,
+            chosen["seeds"],
+            out,
+            command,
+            resume=chosen["resume"],
+            overwrite=chosen["overwrite"],
+            announce=announce,
+        )
+    except (Interrupted, KeyboardInterrupt):
+        print("interrupted; go on with the same command and --resume", file=sys.stderr)
+        return 1
+    finally:
+        for display in displays:
+            display.__exit__(None, None, None)
+    if not quiet:
+        console = _console()
+        tables.to_screen("mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console)
+        console.print(f"tables and runs are in {out}", highlight=False)
+    return 0
+
+
+def _list(arguments: list[str]) -> int:
+    parser = Parser("equipoise list", description="What there is.", allow_abbrev=False)
+    parser.add_argument("what", choices=["methods", "tasks", "models"])
+    what = parser.parse(arguments).what
+    entries: dict[str, str | None]
+    if what == "methods":
+        entries = {name: sys.modules[method.__module__].__doc__ for name, method in all_methods().items()}
+    elif what == "tasks":
+        entries = {name: spec.help for name, spec in all_tasks().items()}
+    else:
+        entries = {name: build.__doc__ for name, build in MODELS.items()}
+    width = max(map(len, entries))
+    for name, text in entries.items():
+        print(f"{name:<{width}}  {(text or '').strip().splitlines()[0]}")
+    return 0
+
+
+def _early(arguments: list[str]) -> dict[str, Any]:
+    """Options that decide which other options there are: the config file's, method and task."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for name in ("--method", "--task", "--config"):
+        parser.add_argument(name)
+    found, _ = parser.parse_known_args(arguments)
+    given = read_config(Path(found.config)) if found.config else {}
+    for name, default in (("method", "fedavg"), ("task", "synthetic")):
+        value = getattr(found, name) or given.get(name, default)
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is {value!r}: must be text")
+        given[name] = value
+    return given
+
+
+def _add_output(parser: Parser, default: str) -> None:
+    parser.add_argument("--out", default=default, help=f"folder of the result (default: {default})")
+    parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _add_options(parser: Parser, known: dict[str, Option], early: dict[str, Any]) -> None:
+    groups = {owner: parser.add_argument_group(title.format_map(early)) for owner, title in OWNERS.items()}
+    for item in known.values():
+        kwargs: dict[str, Any] = {"default": None, "dest": item.name}
+        kwargs["help"] = f"{item.help} (default: {item.default!r})".replace("%", "%%")
+        if item.type is bool:
+            kwargs["action"] = argparse.BooleanOptionalAction
+        else:
+            kwargs["metavar"] = {int: "N", float: "X"}.get(item.type, "NAME")
+        groups[item.owner].add_argument(f"--{item.name.replace('_', '-')}", **kwargs)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for a table when it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _given(chosen: dict[str, Any], known: dict[str, Option]) -> dict[str, Any]:
+    """Values that stood on the command line, in their own types."""
+    return {
+        name: parse(known[name], value) if isinstance(value, str) else value
+        for name, value in chosen.items()
+        if name in known and value is not None
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Several methods, several seeds, one table. Every cell is a run folder, so a comparison resumes where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import Settings, read_config
+from equipoise.errors import UsageError
+from equipoise.report import tables
+from equipoise.run import Watch, build_task, run
+from equipoise.runtime import checkpoint
+
+Announce = Callable[[Settings, Path], Watch]
+"""Called before each cell; gives what watches its rounds."""
+
+
+def compare(
+    cells: dict[str, dict[str, Any]],
+    seeds: int,
+    out: Path,
+    command: list[str],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    announce: Announce | None = None,
+) -> tuple[dict[str, list[dict[str, Any]]], list[tables.Column]]:
+    """``cells`` maps each method to its options; seed ``s`` of ``seeds`` is the given seed plus ``s``.
+
+    Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv`` and ``compare.json``.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds is {seeds}: must be at least 1")
+    plan: list[tuple[str, Settings, Path]] = []
+    for method, given in cells.items():
+        for seed in range(seeds):
+            settings = Settings.of({**given, "method": method, "seed": given.get("seed", 0) + seed})
+            plan.append(
+                (method, settings, out / method.replace(":", "-").replace("/", "-") / f"seed-{settings.run.seed}")
+            )
+    _refuse_early(plan, out, resume, overwrite)
+    by_method: dict[str, list[dict[str, Any]]] = {method: [] for method in cells}
+    for method, settings, folder in plan:
+        watch = announce(settings, folder) if announce else None
+        again = {"resume": resume, "overwrite": overwrite} if folder.exists() else {}
+        by_method[method].append(run(settings, folder, watch=watch, **again))
+    shown = tables.columns(by_method[plan[0][0]][0])
+    table = tables.rows(by_method, shown)
+    title = f"{plan[0][1].run.task}: {plan[0][1].run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    checkpoint.write_text(out / "table.md", tables.to_markdown(title, table, shown, shlex.join(command)))
+    checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
+    checkpoint.write_text(out / "compare.json", json.dumps({"command": command, "summaries": by_method}, indent=1))
+    return by_method, shown
+
+
+def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: bool, overwrite: bool) -> None:
+    """Every cell's checks before the first cell runs."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"'{out}' is a file: choose another --out")
+    if out.exists() and any(out.iterdir()) and not (resume or overwrite):
+        raise UsageError(f"'{out}' exists already: choose another --out, or give --resume or --overwrite")
+    seen: set[str] = set()
+    for method, settings, folder in plan:
+        if method not in seen:
+            build_task(settings)
+            seen.add(method)
+        config = folder / "config.json"
+        if resume and config.exists() and read_config(config) != settings.flat:
+            raise UsageError(f"'{folder}' holds a run with other options: choose another --out, or --overwrite")

@@ -1,0 +1,73 @@
+"""Live progress on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from equipoise.runtime.round import RoundLog
+
+LINES = 20  # plain lines a run
+SHOWN = (("global", "global"), ("local", "personal"))  # label and name of the two accuracies
+
+
+class Display:
+    """Shows a run's rounds as they end; silent if ``quiet``."""
+
+    def __init__(self, title: str, rounds: int, quiet: bool, done: int = 0) -> None:
+        self.title, self.rounds, self.quiet = title, rounds, quiet
+        self.console = Console(stderr=True)
+        self._started, self._first, self._scores = time.perf_counter(), done, ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if not self.quiet and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[scores]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._bar.start()
+            self._id = self._bar.add_task(self.title, total=self.rounds, completed=self._first, scores="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, log: RoundLog) -> None:
+        if self.quiet:
+            return
+        t = log["round"]
+        if "trained" in log:
+            self._scores = self._line(log)
+        if log["dropped"]:
+            self.console.print(f"round {t}: dropped non-finite updates of clients {log['dropped']}", highlight=False)
+        if self._bar:
+            self._bar.update(self._id, completed=t, scores=self._scores)
+        elif t == self.rounds or "stop" in log or t % max(1, self.rounds // LINES) == 0:
+            left = (time.perf_counter() - self._started) / max(1, t - self._first) * (self.rounds - t)
+            self.console.print(
+                f"{self.title}  round {t}/{self.rounds}  {self._scores}  {left:.0f} s left", highlight=False
+            )
+
+    @staticmethod
+    def _line(log: RoundLog) -> str:
+        headline = next(iter(log["trained"]))
+        values = [(label, (log.get(name) or {}).get(headline)) for label, name in SHOWN]
+        return "  ".join(f"{label} {_figure(headline, value)}" for label, value in values)
+
+
+def _figure(headline: str, value: float | None) -> str:
+    if value is None:
+        return "—"
+    return f"{100 * value:.2f} %" if headline == "acc" else f"{headline} {value:.4g}"

@@ -1,0 +1,24 @@
+"""Logistic on Synthetic: the task of PAGE's first column, with the training defaults of its authors' code."""
+
+from __future__ import annotations
+
+from equipoise.contract import Task, Training
+from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.models import MODELS
+from equipoise.tasks import TaskSpec
+from equipoise.tasks.classify import Classify
+
+
+def build(config: SyntheticConfig, model: str, training: Training, seed: int) -> Task:
+    data = Synthetic(config, seed)
+    return Classify("synthetic", MODELS[model](data.shape, data.classes), data, training)
+
+
+SPEC = TaskSpec(
+    name="synthetic",
+    help="100 clients with Gaussian inputs of their own and one labelling model: PAGE's Logistic on Synthetic",
+    config=SyntheticConfig,
+    training=Training(epochs=20, lr=0.1, batch_size=5, weight_decay=1e-5),
+    models=("linear", "mlp"),
+    build=build,
+)
