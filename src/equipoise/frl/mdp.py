@@ -68,7 +68,9 @@ def make_mdp(
         raise UsageError(f"{name}: P[{s}, {a}] sums to {sums[s, a]:.9g}; every row of probabilities must sum to 1.")
     r = _floats(R, "R", name)
     if r.shape != p.shape[:2]:
-        raise UsageError(f"{name}: R has shape {r.shape}; P wants an array {p.shape[:2]} (one reward per state-action).")
+        raise UsageError(
+            f"{name}: R has shape {r.shape}; P wants an array {p.shape[:2]} (one reward per state-action)."
+        )
     first = np.full(p.shape[0], 1.0 / p.shape[0]) if start is None else _floats(start, "start", name)
     if first.shape != (p.shape[0],) or (first < 0).any() or abs(first.sum() - 1.0) > 1e-8:
         raise UsageError(f"{name}: start must hold {p.shape[0]} probabilities that sum to 1.")
@@ -95,7 +97,7 @@ def _floats(value: npt.ArrayLike, what: str, name: str) -> Floats:
 
 def optimal_q(mdp: TabularMDP, tolerance: float = 1e-12) -> Floats:
     """Q* by value iteration, until the contraction bounds the error by `tolerance` (relative to max |Q*| above 1)."""
-    q = np.zeros_like(mdp.R)
+    q: Floats = np.zeros_like(mdp.R)
     flat = mdp.P.reshape(-1, mdp.states)
     while True:
         new = mdp.R + (flat @ (mdp.discount * q.max(axis=1))).reshape(q.shape)
@@ -117,7 +119,7 @@ def two_state(seed: int, actions: int = 20, gamma: float = DEFAULT_GAMMA) -> Tab
 
 
 def garnet(seed: int, states: int, actions: int, branching: int, gamma: float = DEFAULT_GAMMA) -> TabularMDP:
-    """A random MDP: `branching` distinct successors per state-action with flat Dirichlet weights, R uniform in [0, 1)."""
+    """A random MDP: `branching` distinct successors per state-action with flat Dirichlet weights, R in [0, 1)."""
     if not 1 <= branching <= states:
         raise UsageError(f"garnet: branching is {branching}; it must lie between 1 and the {states} states.")
     rng = np.random.default_rng([seed, 0x6A])
@@ -128,7 +130,7 @@ def garnet(seed: int, states: int, actions: int, branching: int, gamma: float = 
 
 
 def perturbed(mdp: TabularMDP, seed: int, strength: float) -> TabularMDP:
-    """The MDP of an agent elsewhere: rows mixed with random ones on the same successors, rewards moved, by `strength`."""
+    """The MDP of an agent elsewhere: rows mixed with random ones on their support, rewards moved, by `strength`."""
     rng = np.random.default_rng([seed, 0x9E])
     noise = rng.exponential(size=mdp.P.shape) * (mdp.P > 0)
     noise /= noise.sum(axis=2, keepdims=True)
@@ -143,7 +145,9 @@ def from_file(path: str | Path, gamma: float | None = None) -> TabularMDP:
         with np.load(path) as stored:
             arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, TypeError, AttributeError):
-        raise UsageError(f"{path} cannot be read as an .npz file; write one with numpy.savez(path, P=P, R=R).") from None
+        raise UsageError(
+            f"{path} cannot be read as an .npz file; write one with numpy.savez(path, P=P, R=R)."
+        ) from None
     missing = {"P", "R"} - set(arrays)
     if missing:
         raise UsageError(f"{path} lacks the array {min(missing)}; it must hold P [S, A, S] and R [S, A].")
@@ -178,7 +182,7 @@ def toy_text(name: str, gamma: float = DEFAULT_GAMMA, **options: Any) -> Tabular
     env.close()
     whole = make_mdp(P, R, gamma, start, terminal, name)
     keep = _reachable(whole)
-    return make_mdp(whole.P[np.ix_(keep, range(actions), keep)], whole.R[keep], gamma, start[keep], terminal[keep], name)
+    return make_mdp(whole.P[keep][:, :, keep], whole.R[keep], gamma, start[keep], terminal[keep], name)
 
 
 def _newest(gymnasium: Any, wanted: str) -> str:
@@ -190,8 +194,8 @@ def _newest(gymnasium: Any, wanted: str) -> str:
 
 def _reachable(mdp: TabularMDP) -> npt.NDArray[np.intp]:
     """Indices of the states that some sequence of actions reaches from the start distribution."""
-    edges = (mdp.P > 0).any(axis=1)
-    seen = mdp.start > 0
+    edges = np.asarray((mdp.P > 0).any(axis=1))
+    seen = np.asarray(mdp.start > 0)
     while True:
         grown = seen | edges[seen].any(axis=0)
         if (grown == seen).all():

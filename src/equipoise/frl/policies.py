@@ -26,7 +26,7 @@ def behaviour(kind: str, mdp: TabularMDP, agents: int, epsilon: float) -> Floats
 
 
 def preferred_action(mdp: TabularMDP, agents: int, epsilon: float) -> Floats:
-    """Agent k plays action k mod A with probability 1 - epsilon, any action uniformly otherwise (0 fixed, 1 uniform)."""
+    """Agent k plays action k mod A with probability 1 - epsilon, else any action uniformly (0 fixed, 1 uniform)."""
     if not 0.0 <= epsilon <= 1.0:
         raise UsageError(f"epsilon is {epsilon}; a probability lies between 0 and 1.")
     pi = np.full((agents, mdp.states, mdp.actions), epsilon / mdp.actions)
@@ -52,8 +52,10 @@ def regions(mdp: TabularMDP, agents: int) -> Floats:
     return pi
 
 
-def _action_towards(mdp: TabularMDP, goal: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """In each state the action with the largest discounted chance of entering `goal` (value iteration to the greedy policy)."""
+def _action_towards(
+    mdp: TabularMDP, goal: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """In each state the action with the largest discounted chance of entering `goal`, by value iteration."""
     value = goal.astype(np.float64)
     while True:
         q = 0.99 * (mdp.P @ value)

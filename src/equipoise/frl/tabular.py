@@ -1,0 +1,202 @@
+"""Federated tabular Q-learning: a problem, a state, a local period, a synchronisation.
+
+The state of K agents in `sims` independent simulations is a handful of arrays with the agents' axis in front. A round
+is `local_period` followed by `synchronise`; trajectories run on across rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import UsageError
+from equipoise.frl.mdp import Floats, TabularMDP
+
+try:
+    import equipoise.frl.qaverage as _qaverage
+    import equipoise.frl.qkernel as _qkernel
+except ImportError:
+    raise UsageError("Federated Q-learning needs Numba; install it with: pip install 'equipoise[rl]'.") from None
+
+qkernel: Any = _qkernel  # Numba's dispatchers carry no signatures that a type checker could read
+qaverage: Any = _qaverage
+RULES = ("equal", "importance", "targets")
+STREAM_NEXT, STREAM_ACTION, STREAM_START, STREAM_Q0 = range(4)
+
+
+class Problem:
+    """MDPs and behaviour policies, prepared for the kernels: alias tables, or plain actions where nobody chooses.
+
+    `mdps` holds one MDP for everybody, or one per agent; `policies` is pi[k, s, a], or None for FedSynQ, whose agents
+    sample a generative model.
+    """
+
+    def __init__(self, mdps: Sequence[TabularMDP], agents: int, policies: Floats | None = None) -> None:
+        if agents < 1:
+            raise UsageError(f"The number of agents is {agents}; at least one is needed.")
+        if len(mdps) not in (1, agents):
+            raise UsageError(f"There are {len(mdps)} MDPs for {agents} agents; give one for all, or one per agent.")
+        if len({mdp.R.shape for mdp in mdps}) > 1:
+            raise UsageError(
+                "The agents' MDPs differ in their numbers of states or actions; federated tables must match."
+            )
+        self.mdp, self.agents = mdps[0], agents
+        self.env_of = np.arange(agents) if len(mdps) > 1 else np.zeros(agents, np.int64)
+        self.transitions = qkernel.alias_tables(np.stack([mdp.P for mdp in mdps]))
+        self.reward = np.stack([mdp.R for mdp in mdps])
+        self.discount = np.stack([mdp.discount for mdp in mdps])
+        self.policies = policies
+        if policies is not None:
+            _check_policies(policies, (agents, self.mdp.states, self.mdp.actions))
+            self.action = np.ascontiguousarray(policies.argmax(axis=2))
+            self.choices = qkernel.alias_tables(policies)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every agent's action is a function of the state."""
+        return self.policies is not None and self.choices.threshold.shape[2] == 1
+
+    @property
+    def tables(self) -> tuple[Any, ...]:
+        return (self.transitions.threshold, self.transitions.outcome, self.reward, self.discount)
+
+
+def _check_policies(policies: Floats, shape: tuple[int, int, int]) -> None:
+    if policies.shape != shape:
+        raise UsageError(f"Behaviour policies have shape {policies.shape}; this problem wants {shape}.")
+    if not (np.isfinite(policies).all() and (policies >= 0).all() and (np.abs(policies.sum(axis=2) - 1) < 1e-8).all()):
+        raise UsageError("Behaviour policies must be probabilities that sum to 1 in every state of every agent.")
+
+
+@dataclass
+class QState:
+    """Everything that a run carries from one round to the next; the arrays change in place."""
+
+    q: Floats
+    """[K, sims, S, A] the agents' own tables"""
+    counts: npt.NDArray[np.int64]
+    """[K, sims, S, A] visits since the agent last synchronised"""
+    position: npt.NDArray[np.int64]
+    """[K, sims] where each trajectory stands"""
+    base: Floats
+    """[K, sims, S, A] the table from which the agent's period started"""
+    table: Floats
+    """[sims, S, A] the server's table"""
+    step: int
+    """local steps taken so far"""
+
+
+def check_rates(eta: float, tau: int) -> None:
+    if not 0.0 < eta < 1.0:
+        raise UsageError(f"The learning rate eta is {eta}; it must lie strictly between 0 and 1.")
+    if tau < 1:
+        raise UsageError(f"The synchronisation period tau is {tau}; it must be at least one step.")
+
+
+def start_positions(problem: Problem, sims: int, seed: int) -> npt.NDArray[np.int64]:
+    """[K, sims] states drawn from the start distribution."""
+    u = qkernel.uniforms(qkernel.stream_keys(seed, STREAM_START, problem.agents, sims), 0, 1)[:, 0]
+    drawn = np.searchsorted(np.cumsum(problem.mdp.start), u * problem.mdp.start.sum() * (1 - 1e-15), side="left")
+    inside = np.minimum(drawn, np.flatnonzero(problem.mdp.start)[-1]).astype(np.int64)
+    return np.asarray(inside.reshape(problem.agents, sims))
+
+
+def initial_tables(problem: Problem, sims: int, seed: int, random_start: bool) -> Floats:
+    """[K, sims, S, A]: zero, or uniform in (0, 1/(1 - gamma)] for each agent on its own, as the paper's curves need."""
+    shape = (problem.agents, sims, problem.mdp.states, problem.mdp.actions)
+    if not random_start:
+        return np.zeros(shape)
+    keys = qkernel.stream_keys(seed, STREAM_Q0, problem.agents, sims)
+    return np.asarray(qkernel.uniforms(keys, 0, shape[2] * shape[3]) / (1.0 - problem.mdp.gamma)).reshape(shape)
+
+
+def init_state(problem: Problem, sims: int, seed: int, random_start: bool = True) -> QState:
+    """Before the first round the server holds the plain mean of the agents' tables."""
+    if sims < 1:
+        raise UsageError(f"The number of simulations is {sims}; at least one is needed.")
+    q = initial_tables(problem, sims, seed, random_start)
+    counts = np.zeros(q.shape, np.int64)
+    return QState(q, counts, start_positions(problem, sims, seed), q.copy(), q.mean(axis=0), 0)
+
+
+def local_period(problem: Problem, state: QState, seed: int, eta: float, tau: int) -> None:
+    """tau local steps of every agent in every simulation, in place (FedSynQ where the problem has no policies)."""
+    check_rates(eta, tau)
+    ids = np.arange(problem.agents)
+    advance(problem, ids, state.q, state.counts, state.position, seed, state.step, eta, tau)
+    state.step += tau
+
+
+def advance(
+    problem: Problem,
+    ids: npt.NDArray[np.int64],
+    q: Floats,
+    counts: npt.NDArray[np.int64],
+    position: npt.NDArray[np.int64],
+    seed: int,
+    first: int,
+    eta: float,
+    tau: int,
+) -> None:
+    """Steps first .. first + tau - 1 of the agents `ids`, whose stacks [len(ids), sims, ...] change in place."""
+    sims = q.shape[1]
+    flat_q, flat_counts = q.reshape(-1, *q.shape[2:]), counts.reshape(-1, *q.shape[2:])
+    agent = np.repeat(ids, sims)
+    env = problem.env_of[agent]
+    key = qkernel.stream_keys(seed, STREAM_NEXT, problem.agents, sims).reshape(-1, sims)[ids].ravel()
+    if problem.policies is None:
+        qkernel.sweep(flat_q, env, key, *problem.tables, first, tau, eta)
+        return
+    walkers = (flat_q, flat_counts, position.reshape(-1), agent, env, key)
+    if problem.fixed:
+        qkernel.walk_fixed(*walkers, problem.action, *problem.tables, first, tau, eta)
+        return
+    choice_key = qkernel.stream_keys(seed, STREAM_ACTION, problem.agents, sims).reshape(-1, sims)[ids].ravel()
+    qkernel.walk_random(*walkers, choice_key, *problem.choices, *problem.tables, first, tau, eta)
+
+
+def combine(rule: str, q: Floats, counts: npt.NDArray[np.int64], base: Floats, current: Floats, eta: float) -> Floats:
+    """One table [...] of the stacks [K, ...] of the agents that replied."""
+    K, shape = len(q), q.shape[1:]
+    if rule == "equal":
+        flat = qaverage.average_equal(q.reshape(K, -1))
+    elif rule == "importance":
+        powers = qaverage.decay_powers(eta, int(counts.max()))
+        flat = qaverage.average_importance(q.reshape(K, -1), counts.reshape(K, -1), powers)
+    elif rule == "targets":
+        powers = qaverage.decay_powers(eta, int(counts.max()))
+        stacks = (q.reshape(K, -1), counts.reshape(K, -1), base.reshape(K, -1))
+        flat = qaverage.average_targets(*stacks, current.ravel(), powers)
+    else:
+        raise UsageError(f"There is no averaging rule '{rule}'; known are {', '.join(RULES)}.")
+    return np.asarray(flat).reshape(shape)
+
+
+def synchronise(state: QState, rule: str, eta: float, present: npt.NDArray[np.int64] | None = None) -> None:
+    """The agents `present` (all, unless given) send and receive, in place; the others walk on with what they hold."""
+    who: Any = slice(None) if present is None else present
+    if present is not None and len(present) == 0:
+        return
+    state.table = combine(rule, state.q[who], state.counts[who], state.base[who], state.table, eta)
+    state.q[who] = state.table
+    state.base[who] = state.table
+    state.counts[who] = 0
+
+
+def errors(table: Floats, mdp: TabularMDP) -> Floats:
+    """Normalised error (1 - gamma) max |Q - Q*| of tables [..., S, A]."""
+    gap: Floats = (1.0 - mdp.gamma) * np.abs(table - mdp.q_star).max(axis=(-2, -1))
+    return gap
+
+
+def uplink_bytes(rule: str, mdp: TabularMDP) -> int:
+    """Bytes that one agent sends in one synchronisation: its table, and its visit counts where the rule needs them."""
+    return mdp.R.nbytes if rule == "equal" else 2 * mdp.R.nbytes
+
+
+def downlink_bytes(mdp: TabularMDP) -> int:
+    return mdp.R.nbytes
