@@ -17,6 +17,6 @@ def run(out: str | Path, *, resume: bool = False, overwrite: bool = False, **opt
     Gives the summary that is also in ``out/summary.json``.
     """
     from equipoise.config import Settings
-    from equipoise.run import run as run_settings
+    from equipoise.runs import run as run_settings
 
     return run_settings(Settings.of(options), out, resume=resume, overwrite=overwrite)

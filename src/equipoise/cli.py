@@ -61,7 +61,7 @@ def _run(arguments: list[str]) -> int:
     _add_options(parser, known, early)
     chosen = vars(parser.parse(arguments))
     settings = Settings.of({**early, **_given(chosen, known)})
-    from equipoise.run import Folder, run
+    from equipoise.runs import Folder, run
 
     out = Path(chosen["out"])
     done = len(Folder(out).logs()) if chosen["resume"] else 0
@@ -79,7 +79,7 @@ def _resume(arguments: list[str]) -> int:
     parser.add_argument("folder", help="the run's folder")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     chosen = parser.parse(arguments)
-    from equipoise.run import Folder, resume_run
+    from equipoise.runs import Folder, resume_run
 
     out = Path(chosen.folder)
     if not Folder(out).config.is_file():
@@ -91,7 +91,7 @@ def _resume(arguments: list[str]) -> int:
 
 def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> int:
     """Run with progress, then show the table of one row; tell how to go on if interrupted."""
-    from equipoise.run import Interrupted
+    from equipoise.runs import Interrupted
 
     title = f"{settings.run.method} on {settings.run.task}"
     try:
@@ -129,7 +129,7 @@ def _compare(arguments: list[str]) -> int:
     chosen = vars(parser.parse(arguments))
     given = {**{k: v for k, v in early.items() if k != "method"}, **_given(chosen, known)}
     from equipoise.compare import compare
-    from equipoise.run import Folder, Interrupted
+    from equipoise.runs import Folder, Interrupted
 
     out, quiet = Path(chosen["out"]), chosen["quiet"]
     cells = {name: {k: v for k, v in given.items() if k in each[name]} for name in names}

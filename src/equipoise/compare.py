@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.config import Settings, read_config
 from equipoise.errors import UsageError
 from equipoise.report import tables
-from equipoise.run import Watch, build_task, run
+from equipoise.runs import Watch, build_task, run
 from equipoise.runtime import checkpoint
 
 Announce = Callable[[Settings, Path], Watch]

@@ -293,6 +293,8 @@ class Method:
     """The blocks that travel."""
     keeps_model: ClassVar[bool] = False
     """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
+    needs_everybody: ClassVar[bool] = False
+    """Whether every client must take part in every round (a server agent with one input a client)."""
 
     def check(self, task: Task, training: Training) -> None:
         """Refuse an unsound combination, with a sentence that says why."""

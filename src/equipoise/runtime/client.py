@@ -22,10 +22,15 @@ class RunningClient(Client):
         """``held``: what the client keeps between rounds, as ``{"local": ..., "state": ..., "source": ...}``."""
         self.id, self.round, self.rounds = id, when.round, rounds
         self.task, self.training, self._when = task, training, when
-        self.down, self.local, self.state, self.source = down, held["local"], held["state"], held["source"]
+        self.down, self.local, self.state = down, held["local"], held["state"]
+        self._sources = {"now": held["source"]}  # shared with what `within` gives: there is one source of data
         self.notes = {}
         configured = Train(torch.full_like(id, training.epochs), torch.full_like(id, training.lr, dtype=torch.float64))
         self.train = down.train or configured
+
+    @property
+    def source(self) -> State:
+        return self._sources["now"]
 
     def fit(
         self,
@@ -90,7 +95,7 @@ class RunningClient(Client):
             return run
 
         out = primitives.call(body(task.fit), body(task.fit_stack), tensors)
-        self.source = out["source"]
+        self._sources["now"] = out["source"]
         return out["params"], out["anchor"]
 
     def evaluate(self, params: Tree, split: str = "val") -> Tree:

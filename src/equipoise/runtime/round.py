@@ -111,8 +111,15 @@ class Simulation:
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
-        name = "personal" if self.store.tree("personal") else "local"
-        return self.store.ids, self.store.tree(name)
+        models: Tree = self.store.tree("personal")
+        if not models:
+            return self.store.ids, self.store.tree("local")
+        # A client that has not made one yet (all its updates were dropped) would use the global model.
+        unknown = ~_finite(models)
+        return self.store.ids, {
+            name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
+            for name, value in models.items()
+        }
 
     def _fresh(self, ids: Tensor) -> State:
         k = len(ids)
@@ -154,10 +161,11 @@ class Simulation:
                 named["global"] = {name: _number(value[0]) for name, value in values.items()}
             for name in NAMED:
                 values = scores[split].get(name, scores[split]["trained"])
+                named[name] = {metric: _number(value.double().nanmean()) for metric, value in values.items()}
                 head = values[self.task.headline].double()
-                named[name] = {metric: _number(value.double().mean()) for metric, value in values.items()}
-                named[name]["std"] = _number(head.std(correction=0))
-                named[name]["p10"] = _number(head.quantile(0.1)) if bool(torch.isfinite(head).all()) else None
+                head = head[torch.isfinite(head)]
+                named[name]["std"] = _number(head.std(correction=0)) if len(head) else None
+                named[name]["p10"] = _number(head.quantile(0.1)) if len(head) else None
             if split == "test":
                 log |= named
             else:
@@ -170,7 +178,7 @@ def _finite(tree: State) -> Tensor:
     leaves = [value for value in pytree.tree_leaves(tree) if value.is_floating_point()]
     if not leaves:
         return torch.ones(len(pytree.tree_leaves(tree)[0]) if pytree.tree_leaves(tree) else 1, dtype=torch.bool)
-    return torch.stack([torch.isfinite(value).flatten(1).all(1) for value in leaves]).all(0)
+    return torch.stack([torch.isfinite(value).reshape(len(value), -1).all(1) for value in leaves]).all(0)
 
 
 def _number(value: Tensor) -> float | None:

@@ -42,7 +42,7 @@ class ClientStore:
         }
 
     def scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
-        """Write back the rows of ``trees`` for which ``keep`` holds; a name that is new starts as zeros elsewhere."""
+        """Write back the rows of ``trees`` for which ``keep`` holds; a name that is new is unknown (NaN) elsewhere."""
         where, whole = self._where(ids), bool(keep.all())
         for name, tree in trees.items():
             if where is None and whole:
@@ -51,7 +51,7 @@ class ClientStore:
             slots = torch.from_numpy(self._slot[ids].astype(np.int64))[keep]
             old = self._trees.get(name)
             if old is None:
-                old = pytree.tree_map(lambda value: value.new_zeros(len(self._ids), *value.shape[1:]), tree)
+                old = pytree.tree_map(lambda value: value.new_full((len(self._ids), *value.shape[1:]), torch.nan), tree)
             self._trees[name] = pytree.tree_map(
                 lambda held, value, slots=slots: held.index_copy(0, slots, value[keep]), old, tree
             )
@@ -83,5 +83,6 @@ class ClientStore:
             self._trees[name] = tree if old is None else pytree.tree_map(lambda a, b: torch.cat([a, b]), old, tree)
         for name in self._trees.keys() - fresh.keys():
             self._trees[name] = pytree.tree_map(
-                lambda value: torch.cat([value, value.new_zeros(len(new), *value.shape[1:])]), self._trees[name]
+                lambda value: torch.cat([value, value.new_full((len(new), *value.shape[1:]), torch.nan)]),
+                self._trees[name],
             )

@@ -122,6 +122,8 @@ def build_task(settings: Settings) -> Task:
     task = settings.task_spec.build(settings.task_config, settings.run.model, settings.training, settings.run.seed)
     task.check()
     settings.method.check(task, settings.training)
+    if settings.method.needs_everybody and settings.run.participation < 1:
+        raise UsageError(f"{settings.method.name} needs every client in every round: participation must be 1")
     return task
 
 

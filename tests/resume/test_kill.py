@@ -1,0 +1,140 @@
+"""A run that is killed at any moment ends, after `equipoise resume`, as one that never was: to the bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from equipoise.cli import main
+from helpers import largest_difference
+
+RUN = "--task synthetic --clients 12 --samples 60 --rounds 14 --epochs 2 --batch-size 8 --participation 0.5 --quiet".split()
+
+# Kills itself with SIGKILL at a chosen point: entering the n-th call of a function, so that the file system is left
+# exactly as a crash there would leave it.
+KILLER = """
+import os, signal, sys
+from equipoise import cli
+from equipoise.runtime import checkpoint, round as rounds
+from equipoise import runs
+module, name, countdown = sys.argv[1].split(":")
+owner = {"checkpoint": checkpoint, "os": checkpoint.os, "simulation": rounds.Simulation, "running": runs._Running}[module]
+original, left = getattr(owner, name), int(countdown)
+def fatal(*args, **kwargs):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args, **kwargs)
+setattr(owner, name, fatal)
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def _comparable(folder: Path) -> tuple[dict, list, dict]:
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("seconds")
+    logs = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for log in logs:
+        log.pop("seconds")
+    models = {p.name: load_file(p) for p in sorted((folder / "models").iterdir())}
+    return summary, logs, models
+
+
+def _same(one: Path, other: Path) -> None:
+    (s1, l1, m1), (s2, l2, m2) = _comparable(one), _comparable(other)
+    assert s1 == s2
+    assert l1 == l2
+    assert m1.keys() == m2.keys()
+    assert largest_difference(m1, m2) == 0
+
+
+@pytest.fixture(scope="module", params=["fedavg", "finetune"])
+def undisturbed(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    assert main(["run", "--method", request.param, "--out", str(out), *RUN]) == 0
+    return request.param, out
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "simulation:round:1",  # before the first round
+        "simulation:round:9",  # between checkpoints
+        "os:replace:4",  # a checkpoint is written but not yet in place
+        "checkpoint:save_file:2",  # before writing a later checkpoint
+        "running:_write_models:1",  # all rounds done, nothing else written
+        "checkpoint:write_text:3",  # models are written, the rest is not
+    ],
+)
+def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):
+    method, whole = undisturbed
+    out = tmp_path / "run"
+    command = ["run", "--method", method, "--out", str(out), "--checkpoint-every", "4", *RUN]
+    killed = subprocess.run([sys.executable, "-c", KILLER, where, *command], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    _same(whole, out)
+
+
+def test_killed_from_outside_at_random_moments_then_resumed(undisturbed, tmp_path):
+    method, whole = undisturbed
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "equipoise.cli", "run", "--method", method, "--out", str(out), *RUN]
+    process = subprocess.Popen([*command, "--checkpoint-every", "1"])
+    deadline = time.monotonic() + 60
+    for wanted in (2, 6):
+        while time.monotonic() < deadline and process.poll() is None and _rounds(out) < wanted:
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        process = subprocess.Popen([sys.executable, "-m", "equipoise.cli", "resume", str(out), "--quiet"])
+    assert process.wait(timeout=120) == 0
+    _same(whole, out)
+
+
+def _rounds(out: Path) -> int:
+    path = out / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
+    method, whole = undisturbed
+    out = tmp_path / "run"
+    command = ["run", "--method", method, "--out", str(out), "--checkpoint-every", "4", *RUN]
+    subprocess.run([sys.executable, "-c", KILLER, "simulation:round:7", *command], timeout=120, check=False)
+    with open(out / "rounds.jsonl", "a") as file:
+        file.write('{"round": 7, "clie')
+    assert main(["resume", str(out), "--quiet"]) == 0
+    _same(whole, out)
+
+
+def test_ctrl_c_saves_says_how_to_resume_and_resumes(undisturbed, tmp_path):
+    method, whole = undisturbed
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "equipoise.cli", "run", "--method", method, "--out", str(out), *RUN]
+    process = subprocess.Popen([*command, "--checkpoint-every", "1000"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and _rounds(out) < 1:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"equipoise resume {out}" in errors
+    assert (out / "checkpoint" / "last.safetensors").exists()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    _same(whole, out)
+
+
+def test_resuming_a_finished_run_changes_nothing(undisturbed):
+    _, whole = undisturbed
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
+    assert main(["resume", str(whole), "--quiet"]) == 0
+    assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
