@@ -1,0 +1,24 @@
+"""FedProx (Li et al., 2020): FedAvg whose clients are held near the received model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Client, Method, Pull, State, Task, Training, Tree, option
+from equipoise.methods.checks import refuse_below, refuse_unstable_pull
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """min F_i(w_i) + mu/2 |w_i - w|^2 (their equation 2): the norm is squared, so the gradient is mu (w_i - w)."""
+
+    name: ClassVar[str] = "fedprox"
+    mu: float = option(0.01, "strength of the pull to the received model (0 is FedAvg)")
+
+    def check(self, task: Task, training: Training) -> None:
+        refuse_below(self, 0, "mu")
+        refuse_unstable_pull(self, "mu", training)
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        return c.fit(c.start, pull=Pull(c.start, self.mu)), c.state
