@@ -1,0 +1,73 @@
+"""SCAFFOLD (Karimireddy et al., 2020), option II: control variates take the clients' drift out of local SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import (
+    Client,
+    Down,
+    Method,
+    Server,
+    State,
+    Task,
+    Training,
+    Tree,
+    Up,
+    equal_weights,
+    option,
+    weighted_mean,
+)
+from equipoise.errors import UsageError
+from equipoise.methods.checks import refuse_not_above
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Their algorithm 1. Server x, c; clients c_i; all control variates start at 0, so that c = mean of all c_i."""
+
+    name: ClassVar[str] = "scaffold"
+    server_lr: float = option(1.0, "the server's rate eta_g")
+
+    def check(self, task: Task, training: Training) -> None:
+        refuse_not_above(self, 0, "server_lr")
+        if training.momentum:
+            raise UsageError(
+                "scaffold reads the mean gradient off the path of plain SGD, which momentum bends: set momentum to 0"
+            )
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        return {"c": {name: torch.zeros_like(x) for name, x in params.items()}}
+
+    def server_init(self, task: Task, params: Tree) -> State:
+        return self.client_init(task, params)
+
+    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+        down, state = super().give(s, ids)
+        return replace(down, extra={"c": state["c"]}), state
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        """R times: y <- y - eta (g_i(y) - c_i + c)."""
+        all_c, own_c = c.down.extra["c"], c.state["c"]
+        return c.fit(c.start, linear={name: all_c[name] - own_c[name] for name in own_c}), c.state
+
+    def upload(self, c: Client) -> tuple[Up, State]:
+        """c_i+ = c_i - c + (x - y) / (R eta), with the R and eta of this very client."""
+        x, y, all_c, own_c = c.start, c.trained, c.down.extra["c"], c.state["c"]
+        path = c.steps(c.train) * c.train.lr
+        change = {name: (x[name] - y[name]) / path.to(y[name].dtype) - all_c[name] for name in y}
+        return Up(y, {"c": change}), {"c": {name: own_c[name] + change[name] for name in y}}
+
+    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
+        return equal_weights(ids), s.state
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        """x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S(c_i+ - c_i)."""
+        y, x = weighted_mean(up.params, weights), s.params
+        moved = {name: x[name] + self.server_lr * (y[name] - x[name]) for name in x}
+        c = {name: old + up.extra["c"][name].sum(0) / s.task.clients for name, old in s.state["c"].items()}
+        return moved, {"c": c}

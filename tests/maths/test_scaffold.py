@@ -1,0 +1,86 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from equipoise.contract import Client, State, Train, Training
+from equipoise.errors import UsageError
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.scaffold import Scaffold
+from helpers import largest_difference, simulate, small_task
+from helpers_quadratic import Quadratic, heterogeneous, long_run
+
+
+def test_two_rounds_by_hand_with_unequal_steps() -> None:
+    task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], Training(epochs=1, lr=0.1), sizes=[1, 9], per_epoch=[1, 2])
+    run = simulate(Scaffold(), task, 1)
+    own = run.store.tree("state")["c"]["w"].flatten().tolist()
+    assert own == pytest.approx([-1.0, 2.55], abs=1e-14)  # -0.1 / 0.1, and 0.51 / (2 * 0.1)
+    assert float(run.server_state["c"]["w"]) == pytest.approx(0.775, abs=1e-14)
+    assert float(run.params["w"]) == pytest.approx(-0.205, abs=1e-14)  # the plain mean of 0.1 and -0.51, whatever n_i
+
+    run = simulate(Scaffold(), task, 2)
+    # Client 0: y = -0.205 - 0.1 (-1.205 + 1 + 0.775) = -0.262, and c_0 is its gradient at x = -0.205
+    assert float(run.store.tree("local")["w"][0]) == pytest.approx(-0.262, abs=1e-14)
+    assert float(run.store.tree("state")["c"]["w"][0]) == pytest.approx(-1.205, abs=1e-13)
+
+
+def test_the_first_round_is_fedavg_when_sizes_are_equal() -> None:
+    task = small_task(size_sigma=0.0)
+    fedavg, scaffold = simulate(FedAvg(), task, 1), simulate(Scaffold(), task, 1)
+    assert largest_difference(fedavg.params, scaffold.params) < 1e-15
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_c_is_the_mean_of_all_clients_variates_seen_or_not(executor: str) -> None:
+    task = small_task()
+    run = simulate(Scaffold(server_lr=0.7), task, 2, executor, participation=0.34)
+    assert len(run.store.ids) < task.clients
+    mean = {name: c.sum(0) / task.clients for name, c in run.store.tree("state")["c"].items()}
+    assert largest_difference(mean, run.server_state["c"]) < 1e-14
+    assert max(float(c.abs().max()) for c in mean.values()) > 1e-3
+
+
+@dataclass(frozen=True)
+class OwnRates(Scaffold):
+    """Clients that decide on rates of their own."""
+
+    def decide(self, c: Client) -> tuple[Train, State]:
+        return Train(c.train.epochs, c.train.lr * (1 + c.id)), c.state
+
+
+def test_variates_use_the_rate_that_the_client_took() -> None:
+    task = heterogeneous(Training(epochs=1, lr=0.01))
+    run = simulate(OwnRates(), task, 1)
+    gradient_at_zero = -task.a[:, None] * task.b  # one step: the mean gradient is the gradient at x, at any rate
+    assert largest_difference(run.store.tree("state")["c"]["w"], gradient_at_zero) < 1e-13
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_reaches_the_true_optimum_where_fedavg_is_biased(participation: float) -> None:
+    task = heterogeneous(Training(epochs=2, lr=0.1), per_epoch=[1, 3, 2, 4])
+    fedavg = long_run(FedAvg(), task, 300)
+    assert largest_difference(fedavg.params["w"], task.fedavg_fixed_point()) < 1e-12
+    assert float((fedavg.params["w"] - task.optimum).norm()) > 0.1
+    scaffold = long_run(Scaffold(), task, 400, participation=participation)
+    assert largest_difference(scaffold.params["w"], task.optimum) < 1e-9
+
+
+def test_each_client_sends_and_receives_a_variate_too() -> None:
+    fedavg, scaffold = (simulate(m, small_task(), 1).logs[0]["bytes"] for m in (FedAvg(), Scaffold()))
+    assert scaffold == {way: 2 * count for way, count in fedavg.items()}
+
+
+def test_float32_models_stay_float32() -> None:
+    task = small_task()
+    task.dtype = torch.float32
+    task.module = task.module.float()
+    run = simulate(Scaffold(), task, 2)
+    assert {value.dtype for value in (*run.params.values(), *run.server_state["c"].values())} == {torch.float32}
+
+
+def test_momentum_and_a_bad_server_rate_are_refused() -> None:
+    with pytest.raises(UsageError, match="momentum"):
+        Scaffold().check(small_task(), Training(momentum=0.9))
+    with pytest.raises(UsageError, match="server_lr"):
+        Scaffold(server_lr=0.0).check(small_task(), Training())
