@@ -1,0 +1,34 @@
+"""Ditto (Li et al., 2021): FedAvg for the global model, and a personal one that is pulled towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Client, Method, Pull, State, Task, Training, Tree, option
+from equipoise.methods.checks import refuse_below, refuse_unstable_pull
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """min F_i(v_i) + lambda/2 |v_i - w|^2 (their objective and algorithm 1): v_i stays at the client, w is FedAvg's."""
+
+    name: ClassVar[str] = "ditto"
+    lam: float = option(1.0, "strength lambda of the personal model's pull to the global one (0 is local training)")
+
+    def check(self, task: Task, training: Training) -> None:
+        refuse_below(self, 0, "lam")
+        refuse_unstable_pull(self, "lam", training)
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        return {"v": params}
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        """v <- v - eta (g(v) + lambda (v - w)) on the same batches, with w as received."""
+        c.notes["gradients"] = 2 * c.steps(c.train)
+        v = c.fit(c.state["v"], pull=Pull(c.start, self.lam))
+        return c.fit(c.start), {"v": v}
+
+    def personal(self, c: Client) -> Tree:
+        v: Tree = c.state["v"]
+        return v
