@@ -1,0 +1,68 @@
+"""pFedMe (Dinh et al., 2020): the global model minimises the clients' Moreau envelopes, theta_i is personal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.contract import (
+    Client,
+    Method,
+    Pull,
+    Server,
+    State,
+    Task,
+    Training,
+    Tree,
+    Up,
+    equal_weights,
+    option,
+    weighted_mean,
+)
+from equipoise.errors import UsageError
+from equipoise.methods.checks import refuse_below, refuse_not_above, refuse_unstable_pull
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Their algorithm 1. Decision 1's rate is that of the SGD on theta, as in every method; eta is ``outer_lr``."""
+
+    name: ClassVar[str] = "pfedme"
+    lam: float = option(15.0, "strength lambda of the envelope")
+    inner_steps: int = option(5, "SGD steps K on each batch, for theta")
+    outer_lr: float = option(0.005, "rate eta at which the local copy w_i follows theta")
+    mix: float = option(1.0, "the server's step towards the clients' mean (the paper's beta)")
+
+    def check(self, task: Task, training: Training) -> None:
+        refuse_below(self, 1, "inner_steps")
+        refuse_not_above(self, 0, "lam", "outer_lr", "mix")
+        if self.outer_lr * self.lam >= 1:
+            raise UsageError(
+                f"pfedme with outer_lr={self.outer_lr:g} and lam={self.lam:g} steps past its own optimum, since their "
+                "product is 1 or more: lower one of them"
+            )
+        refuse_unstable_pull(self, "lam", training)
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        return {"theta": params}
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        """Batch: K times theta <- theta - lr (g(theta) + lambda (theta - w)), then w <- w - eta lambda (w - theta)."""
+        c.notes["gradients"] = self.inner_steps * c.steps(c.train)
+        follow = Pull(c.start, self.lam, self.outer_lr * self.lam)
+        theta, w = c.fit_following(c.start, follow, repeat=self.inner_steps)
+        return w, {"theta": theta}
+
+    def personal(self, c: Client) -> Tree:
+        theta: Tree = c.state["theta"]
+        return theta
+
+    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
+        return equal_weights(ids), s.state
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        """w <- (1 - beta) w + beta mean_S w_i."""
+        mean, w = weighted_mean(up.params, weights), s.params
+        return {name: (1 - self.mix) * w[name] + self.mix * mean[name] for name in w}, s.state
