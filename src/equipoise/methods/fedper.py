@@ -1,0 +1,17 @@
+"""FedPer (Arivazhagan et al., 2019): the backbone is federated, the head is personal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Method
+
+
+@dataclass(frozen=True)
+class FedPer(Method):
+    """(b_i, h_i) trained together; b <- sum n_i b_i / sum n_i. The head is never sent nor overwritten."""
+
+    name: ClassVar[str] = "fedper"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    keeps_model: ClassVar[bool] = True

@@ -1,0 +1,17 @@
+"""LG-FedAvg (Liang et al., 2020): local representations, a federated head: the mirror of FedPer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Method
+
+
+@dataclass(frozen=True)
+class LgFedAvg(Method):
+    """(b_i, h_i) trained together; h <- sum n_i h_i / sum n_i. The backbone is never sent nor overwritten."""
+
+    name: ClassVar[str] = "lgfedavg"
+    shares: ClassVar[tuple[str, ...]] = ("head",)
+    keeps_model: ClassVar[bool] = True

@@ -1,0 +1,25 @@
+"""Local training of one client, straight from the task: what methods that train in phases are checked against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from equipoise.contract import Fit, Task, Tree, When
+
+
+def train(
+    task: Task, client: int, params: Tree, names: tuple[str, ...] | None = None, round: int = 1, **how: Any
+) -> Tree:
+    """``epochs`` and ``lr`` as configured unless given."""
+    training = task.training
+    epochs = torch.tensor(how.pop("epochs", training.epochs))
+    lr = torch.tensor(how.pop("lr", training.lr), dtype=torch.float64)
+    fit = Fit(params, epochs, lr, names=names or tuple(params), **how)
+    return task.fit(torch.tensor(client), fit, {}, When(0, round, training))[0]
+
+
+def mean_by_size(task: Task, models: list[Tree], names: tuple[str, ...]) -> Tree:
+    n = task.sizes(torch.arange(task.clients)).double()
+    return {name: sum(n[k] * model[name] for k, model in enumerate(models)) / n.sum() for name in names}
