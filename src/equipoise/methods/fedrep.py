@@ -1,0 +1,31 @@
+"""FedRep (Collins et al., 2021): first the personal head on the received backbone, then the backbone under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from equipoise.contract import Client, Method, State, Task, Training, Tree, option
+from equipoise.methods.checks import refuse_below
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """Their algorithm 1. Decision 1 is about the backbone; heads stay at the clients, backbones are averaged."""
+
+    name: ClassVar[str] = "fedrep"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    keeps_model: ClassVar[bool] = True
+    head_epochs: int = option(10, "epochs on the head with the backbone frozen, before the backbone's own")
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        refuse_below(self, 1, "head_epochs")
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        head = replace(c.train, epochs=torch.full_like(c.train.epochs, self.head_epochs))
+        c.notes["gradients"] = c.steps(head) + c.steps(c.train)
+        with_head = c.fit(c.start, train=head, blocks=("head",))
+        return c.fit(with_head, blocks=("backbone",), stream=1), c.state
