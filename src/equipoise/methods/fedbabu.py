@@ -1,0 +1,36 @@
+"""FedBABU (Oh et al., 2022): the head stays at its common random start, and is only fine-tuned for use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from equipoise.contract import Client, Method, State, Task, Training, Tree, option
+from equipoise.methods.checks import refuse_below
+
+
+@dataclass(frozen=True)
+class FedBabu(Method):
+    """b_i trained under the fixed head; b <- sum n_i b_i / sum n_i; personal = (b, h) fine-tuned as a whole."""
+
+    name: ClassVar[str] = "fedbabu"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    keeps_model: ClassVar[bool] = True
+    tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model")
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        refuse_below(self, 1, "tune_epochs")
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        return c.fit(c.start, blocks=("backbone",)), c.state
+
+    def personal(self, c: Client) -> Tree:
+        tune = replace(c.train, epochs=torch.full_like(c.train.epochs, self.tune_epochs))
+        return c.fit(c.start, train=tune, stream=1)
+
+    def has_global(self, task: Task) -> bool:
+        """The server knows the head without being sent it: everybody's is the initial one."""
+        return True
