@@ -1,0 +1,56 @@
+"""FedRecon (Singhal et al., 2021): local parameters are rebuilt when they are needed, never stored, never sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option, weighted_mean
+from equipoise.errors import UsageError
+from equipoise.methods.checks import refuse_below, refuse_not_above
+
+
+@dataclass(frozen=True)
+class FedRecon(Method):
+    """Their algorithm 1, with g = backbone and l = head. The only state is l's initial value, which never changes."""
+
+    name: ClassVar[str] = "fedrecon"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    recon_epochs: int = option(2, "epochs of reconstruction of the head, on the support rows")
+    support: float = option(0.5, "share of the training rows that reconstruct the head; the others train the backbone")
+    server_lr: float = option(1.0, "the server's rate eta_s")
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        refuse_below(self, 1, "recon_epochs")
+        refuse_not_above(self, 0, "server_lr")
+        if not 0 < self.support < 1:
+            raise UsageError(f"fedrecon needs support between 0 and 1, not {self.support:g}")
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        return {"l": {name: params[name] for name in task.blocks["head"]}}
+
+    def install(self, c: Client) -> tuple[Tree, State]:
+        return {**{name: c.down.params[name] for name in self.shared_names(c.task)}, **c.state["l"]}, c.state
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        """l from its start, k_r steps on the support with g frozen; then k_u steps on g on the query, l frozen."""
+        support, query = (0.0, self.support), (self.support, 1.0)
+        c.notes["gradients"] = c.steps(self._recon(c), support) + c.steps(c.train, query)
+        rebuilt = c.fit(c.start, train=self._recon(c), blocks=("head",), part=support)
+        return c.fit(rebuilt, blocks=("backbone",), part=query, stream=1), c.state
+
+    def personal(self, c: Client) -> Tree:
+        """As at their test time: rebuild l on all training rows under the received g."""
+        return c.fit(c.start, train=self._recon(c), blocks=("head",), stream=2)
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        """g <- g + eta_s sum (n_i/n) (g_i - g)."""
+        mean, g = weighted_mean(up.params, weights), s.params
+        return {**g, **{name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}}, s.state
+
+    def _recon(self, c: Client) -> Train:
+        return replace(c.train, epochs=torch.full_like(c.train.epochs, self.recon_epochs))
