@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from equipoise.contract import Training
+from equipoise.data.federation import Federation
+from equipoise.errors import UsageError
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.fedrod import FedRod
+from equipoise.tasks.classify import Classify
+from helpers import largest_difference, simulate, small_task
+from helpers_quadratic import heterogeneous
+
+WHOLE_BATCH = Training(epochs=1, lr=0.5, batch_size=100)
+
+
+def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None = None) -> Classify:
+    """Clients with these labels each, two features, a model of two layers."""
+    torch.manual_seed(3)
+    rows = len(labels) * clients
+    x, y = torch.randn(rows, 2, dtype=torch.float64), torch.tensor(labels * clients)
+    data = Federation(
+        {name: (x, y, np.full(clients, len(labels))) for name in ("train", "test")},
+        {"test": (x, y), "public": (x, y)},
+        3,
+    )
+    module = module or nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    return Classify("tiny", module, data, WHOLE_BATCH, torch.float64)
+
+
+def test_two_steps_by_definition_with_a_class_that_the_client_lacks() -> None:
+    labels = [0, 0, 0, 1]
+    task = three_classes(labels)
+    run = simulate(FedRod(), task, 2)
+    x, y = task.data.server("test")
+    counts = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
+    f_w, f_b, g_w, g_b = (p.clone() for p in task.init_params(0).values())
+    p_w, p_b = torch.zeros_like(g_w), torch.zeros_like(g_b)
+    for _ in range(2):
+        leaves = [t.detach().requires_grad_() for t in (f_w, f_b, g_w, g_b, p_w, p_b)]
+        features = torch.tanh(F.linear(x, leaves[0], leaves[1]))
+        generic = F.linear(features, leaves[2], leaves[3])
+        weighted = counts * generic.exp()
+        balanced = -(weighted[range(4), y] / weighted.sum(-1)).log().mean()
+        total = F.linear(features.detach(), leaves[4], leaves[5]) + generic.detach()
+        own = F.cross_entropy(total, y)
+        gradients = (*torch.autograd.grad(balanced, leaves[:4]), *torch.autograd.grad(own, leaves[4:]))
+        f_w, f_b, g_w, g_b, p_w, p_b = ((t - 0.5 * d).detach() for t, d in zip(leaves, gradients, strict=True))
+    assert largest_difference(list(run.params.values()), [f_w, f_b, g_w, g_b]) < 1e-14
+    assert largest_difference([v[0] for v in run.store.tree("state")["P"].values()], [p_w, p_b]) < 1e-14
+
+    personal = {name: value[0] for name, value in run.personal_models()[1].items()}
+    features = torch.tanh(F.linear(x, f_w, f_b))
+    both = F.linear(features, g_w, g_b) + F.linear(features, p_w, p_b)
+    assert largest_difference(task.forward(personal, x), both) < 1e-14
+
+
+def test_with_equal_class_counts_the_generic_model_is_fedavgs() -> None:
+    task = three_classes([0, 1, 2, 2, 1, 0], clients=3)
+    fedrod, fedavg = simulate(FedRod(), task, 3), simulate(FedAvg(), task, 3)
+    assert largest_difference(fedrod.params, fedavg.params) < 1e-14
+    assert [log["bytes"] for log in fedrod.logs] == [log["bytes"] for log in fedavg.logs]
+    assert fedrod.logs[-1]["global"] == pytest.approx(fedavg.logs[-1]["global"], abs=1e-12)
+
+
+def test_personal_heads_fit_the_clients_own_classes_better() -> None:
+    log = simulate(FedRod(), small_task(training=Training(epochs=5, lr=0.1, batch_size=8)), 15).logs[-1]
+    assert log["personal"]["loss"] < log["trained"]["loss"]
+
+
+def test_unsound_models_and_tasks_are_refused() -> None:
+    with pytest.raises(UsageError, match="one layer"):
+        FedRod().check(small_task("linear"), WHOLE_BATCH)
+    with pytest.raises(UsageError, match="labelled"):
+        FedRod().check(heterogeneous(WHOLE_BATCH), WHOLE_BATCH)
+
+    class DeepHead(nn.Sequential):
+        blocks = {"backbone": ("0.weight", "0.bias"), "head": ("1.weight", "1.bias", "2.weight", "2.bias")}  # noqa: RUF012
+
+    deep = DeepHead(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    with pytest.raises(UsageError, match="one linear layer"):
+        FedRod().check(three_classes([0, 1, 2], module=deep), WHOLE_BATCH)
