@@ -1,0 +1,34 @@
+"""Every baseline: the same seed gives the same run, and a run that is saved, loaded and continued is the same run."""
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.methods import all_methods
+from equipoise.runtime import checkpoint
+from equipoise.runtime.round import Schedule, Simulation
+from helpers import largest_difference, simulate, small_task
+
+BASELINES = {name: m for name, m in all_methods().items() if m.__module__.startswith("equipoise.methods.")}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -> None:
+    whole = simulate(BASELINES[name](), small_task(), 4, participation=0.5)
+    task, schedule = small_task(), Schedule(4, 0, 0.5, "stacked", 1, True)
+    first = Simulation(BASELINES[name](), task, task.training, schedule)
+    logs = [first.round(), first.round()]
+    checkpoint.save(tmp_path / "run.safetensors", first.state(), {})
+    second = Simulation(BASELINES[name](), task, task.training, schedule)
+    second.load(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
+    logs += [second.round(), second.round()]
+    assert largest_difference(whole.state(), second.state()) == 0
+    for one, other in zip(whole.logs, logs, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_seed_decides_everything(name: str) -> None:
+    once, again, other = (simulate(BASELINES[name](), small_task(), 2, seed=seed) for seed in (5, 5, 6))
+    assert largest_difference(once.state(), again.state()) == 0
+    assert largest_difference(once.store.tree("local"), other.store.tree("local")) > 0
