@@ -23,7 +23,7 @@ class RunningClient(Client):
         self.id, self.round, self.rounds = id, when.round, rounds
         self.task, self.training, self._when = task, training, when
         self.down, self.local, self.state = down, held["local"], held["state"]
-        self._sources = {"now": held["source"]}  # shared with what `within` gives: there is one source of data
+        self._sources: dict[str, State] = {"now": held["source"]}  # shared with what `within` gives: there is one source of data
         self.notes = {}
         configured = Train(torch.full_like(id, training.epochs), torch.full_like(id, training.lr, dtype=torch.float64))
         self.train = down.train or configured
