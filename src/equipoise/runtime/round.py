@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -165,7 +166,7 @@ class Simulation:
                 head = values[self.task.headline].double()
                 head = head[torch.isfinite(head)]
                 named[name]["std"] = _number(head.std(correction=0)) if len(head) else None
-                named[name]["p10"] = _number(head.quantile(0.1)) if len(head) else None
+                named[name]["p10"] = float(np.quantile(head.numpy(), 0.1)) if len(head) else None
             if split == "test":
                 log |= named
             else:

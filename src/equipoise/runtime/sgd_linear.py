@@ -1,4 +1,4 @@
-"""The closed form for linear models: logits and cross-entropy gradients of K clients by batched products alone."""
+"""The closed form for linear models: cross-entropy gradients of K clients by batched products alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,9 @@ def names_of(module: nn.Module) -> Names | None:
     return f"{prefix}weight", f"{prefix}bias" if linear[0][1].bias is not None else None
 
 
-def logits(names: Names, stack: Tree, x: Tensor) -> Tensor:
-    """``[K, B, classes]`` of ``x [K, B, ...]``."""
-    weight, bias = names
-    x = x.flatten(2)
-    if bias is None:
-        return torch.bmm(x, stack[weight].transpose(1, 2))
-    return torch.baddbmm(stack[bias].unsqueeze(1), x, stack[weight].transpose(1, 2))
-
-
-def gradients(names: Names, stack: Tree, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+def gradients(names: Names, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
     """Gradient of each client's weighted cross-entropy: (softmax - onehot)^T x, and its column sums for the bias."""
-    error = torch.softmax(logits(names, stack, x), -1)
+    error = torch.softmax(logits, -1)
     index = y.unsqueeze(-1)
     error.scatter_add_(-1, index, error.new_full((), -1.0).expand(index.shape))
     error.mul_(weight)

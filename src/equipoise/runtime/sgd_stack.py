@@ -34,6 +34,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     order = np.argsort(-plan.steps, kind="stable")
     steps = plan.steps[order]
     rows = torch.from_numpy((plan.rows + split.start[:, None])[:, order])
+    labels = split.y.index_select(0, rows.reshape(-1)).view(rows.shape)
     weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task.dtype)
     sort = torch.from_numpy(order)
     params = {name: value[sort] for name, value in fit.params.items()}
@@ -43,14 +44,13 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
 
     for step in range(int(steps[0]) if len(steps) else 0):
         active = int(np.searchsorted(-steps, -step))
-        here = rows[step, :active]
-        x = split.x.index_select(0, here.reshape(-1)).view(*here.shape, *split.x.shape[1:])
-        y = split.y.index_select(0, here.reshape(-1)).view(here.shape)
+        here, y = rows[step, :active], labels[step, :active]
+        x = task.prepare(split.x.index_select(0, here.reshape(-1)).view(*here.shape, *split.x.shape[1:]))
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
         now = {name: value[:active] for name, value in params.items()}
         now_aux = _rows(aux, slice(active))
         for _ in range(fit.repeat):
-            rule.step(now, gradient(now, now_aux, x.to(task.dtype), y, weight), active)
+            rule.step(now, gradient(now, now_aux, x, y, weight), active)
         rule.follow(now, active)
 
     unsort = torch.from_numpy(np.argsort(order))
@@ -110,15 +110,17 @@ def _gradient(task: Classify, fit: Fit) -> Gradient:
 
         def closed(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
             wide = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
-            return sgd_linear.gradients(linear, params, x, y, wide)
+            return sgd_linear.gradients(linear, task.forward_stack(params, x), x, y, wide)
 
         return closed
-    losses: Loss = vmap(fit.loss or task.losses)
+    own: Loss | None = vmap(fit.loss) if fit.loss else None
 
     def backward(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
         with torch.enable_grad():
             leaves = {name: params[name].detach().requires_grad_() for name in names}
-            total = (losses({**params, **leaves}, x, y, aux) * weight).sum()
+            now = {**params, **leaves}
+            losses = own(now, x, y, aux) if own else task.losses_stack(now, x, y)
+            total = (losses * weight).sum()
             return dict(zip(names, torch.autograd.grad(total, list(leaves.values())), strict=True))
 
     return backward

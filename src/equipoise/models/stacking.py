@@ -1,0 +1,54 @@
+"""Forward passes of many models of one architecture at once, for modules made of layers with a batched form.
+
+``torch.func.vmap`` maps any module; writing the batched products out saves its bookkeeping in every local step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.contract import Tree
+
+Forward = Callable[[Tree, Tensor], Tensor]
+"""Stacked parameters and inputs ``[K, B, ...]`` to outputs ``[K, B, ...]``."""
+
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+
+
+def stacked_forward(module: nn.Module) -> Forward | None:
+    """The batched forward pass, or ``None`` if a layer has no batched form here."""
+    return _forward(module, "")
+
+
+def _forward(module: nn.Module, prefix: str) -> Forward | None:
+    if type(module) is nn.Sequential:
+        layers = [_forward(layer, f"{prefix}{name}.") for name, layer in module.named_children()]
+        return None if any(layer is None for layer in layers) else _chain([layer for layer in layers if layer])
+    if type(module) is nn.Linear:
+        return _linear(f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None)
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return lambda stack, x: x.flatten(2)
+    if type(module) in ELEMENTWISE:
+        layer: Callable[[Tensor], Tensor] = module
+        return lambda stack, x: layer(x)
+    return None
+
+
+def _chain(layers: list[Forward]) -> Forward:
+    def forward(stack: Tree, x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(stack, x)
+        return x
+
+    return forward
+
+
+def _linear(weight: str, bias: str | None) -> Forward:
+    def forward(stack: Tree, x: Tensor) -> Tensor:
+        w = stack[weight].transpose(1, 2)
+        return torch.bmm(x, w) if bias is None else torch.baddbmm(stack[bias].unsqueeze(1), x, w)
+
+    return forward
