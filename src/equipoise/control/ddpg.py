@@ -90,8 +90,19 @@ def init_draws(config: Config, state_dim: int, action_dim: int) -> int:
 
 def policy(config: Config, agent: State, state: Tensor) -> Tensor:
     """mu(s): the action without noise."""
-    actor = _layers(agent["actor"], _actor_shapes(config, state.shape[-1], len(agent["noise"])))
-    return _actor(actor, _standardise(state, *_state_scale(config, agent)))
+    return apply(config, export(config, agent), state, agent["noise"].shape[-1])
+
+
+def export(config: Config, agent: State) -> Tree:
+    """All that another party needs to act as this agent would."""
+    mean, spread = _state_scale(config, agent)
+    return {"actor": agent["actor"], "mean": mean, "spread": spread}
+
+
+def apply(config: Config, exported: Tree, state: Tensor, action_dim: int) -> Tensor:
+    """mu(s) of an exported actor."""
+    actor = _layers(exported["actor"], _actor_shapes(config, state.shape[-1], action_dim))
+    return _actor(actor, _standardise(state, exported["mean"], exported["spread"]))
 
 
 def act(config: Config, agent: State, state: Tensor, u: Tensor) -> tuple[Tensor, State]:
@@ -117,6 +128,16 @@ def store(agent: State, state: Tensor, action: Tensor, reward: Tensor, following
         name: torch.where(here.reshape(-1, *[1] * (old.dim() - 1)), row[name], old) for name, old in memory.items()
     }
     return {**agent, "replay": replay, "stored": agent["stored"] + keep}
+
+
+def store_all(agent: State, rows: Tree) -> State:
+    """Remember a stack of transitions ``{state, action, reward, next}``: for an agent that many clients share."""
+    memory = agent["replay"]
+    capacity = len(memory["reward"])
+    rows = {name: values[-capacity:] for name, values in rows.items()}
+    where = (agent["stored"] + torch.arange(len(rows["reward"]))) % capacity
+    replay = {name: old.index_copy(0, where, rows[name]) for name, old in memory.items()}
+    return {**agent, "replay": replay, "stored": agent["stored"] + len(where)}
 
 
 def learn(config: Config, agent: State, u: Tensor) -> State:
