@@ -114,7 +114,8 @@ def _compare(arguments: list[str]) -> int:
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--methods", default="fedavg,local,finetune")
     names = [name for name in first.parse_known_args(arguments)[0].methods.split(",") if name]
-    if names == ["all"]:
+    everything = names == ["all"]
+    if everything:
         names = list(all_methods())
     if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
@@ -122,15 +123,21 @@ def _compare(arguments: list[str]) -> int:
     each = {name: options(find_method(name), find_task(early["task"])) for name in names}
     known = {option: item for items in each.values() for option, item in items.items() if option != "method"}
     parser = Parser("equipoise compare", description="Compare methods over seeds.", allow_abbrev=False)
-    parser.add_argument("--methods", default="fedavg,local,finetune", help="names with commas between, or 'all'")
+    parser.add_argument(
+        "--methods", default="fedavg,local,finetune", help="names with commas between, or 'all' that suit"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)")
     _add_output(parser, "runs/compare")
     _add_options(parser, known, early)
     chosen = vars(parser.parse(arguments))
     given = {**{k: v for k, v in early.items() if k != "method"}, **_given(chosen, known)}
-    from equipoise.compare import compare
+    from equipoise.compare import compare, suitable
     from equipoise.runs import Folder, Interrupted
 
+    if everything:
+        names, refused = suitable(names, given)
+        for reason in refused.values():
+            print(f"left out: {reason}", file=sys.stderr)
     out, quiet = Path(chosen["out"]), chosen["quiet"]
     cells = {name: {k: v for k, v in given.items() if k in each[name]} for name in names}
     displays: list[Display] = []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import Settings, read_config
+from equipoise.config import Settings, options, read_config
 from equipoise.errors import UsageError
+from equipoise.methods import find_method
 from equipoise.report import tables
 from equipoise.runs import Watch, build_task, run
 from equipoise.runtime import checkpoint
+from equipoise.tasks import find_task
 
 Announce = Callable[[Settings, Path], Watch]
 """Called before each cell; gives what watches its rounds."""
@@ -54,6 +56,19 @@ def compare(
     checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
     checkpoint.write_text(out / "compare.json", json.dumps({"command": command, "summaries": by_method}, indent=1))
     return by_method, shown
+
+
+def suitable(methods: Iterable[str], given: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Those methods that can run with these options, and the reasons of the others."""
+    names, refused = [], {}
+    for method in methods:
+        known = options(find_method(method), find_task(given.get("task", "synthetic")))
+        try:
+            build_task(Settings.of({**{k: v for k, v in given.items() if k in known}, "method": method}))
+            names.append(method)
+        except UsageError as error:
+            refused[method] = str(error)
+    return names, refused
 
 
 def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: bool, overwrite: bool) -> None:

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from equipoise.config import Settings, options
 from equipoise.methods import all_methods, find_method
 from equipoise.tasks import all_tasks
 
-SMALL = "--clients 5 --samples 50 --rounds 6 --epochs 1".split()
+SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
 
 
 def equipoise_cli(*arguments):
@@ -96,6 +98,26 @@ def test_compare_makes_tables_and_resumes(tmp_path, capsys):
     assert main([*command, "--resume", "--quiet"]) == 0
     assert (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns == before
     assert read_csv(out / "table.csv")[0]["personal % mean"] == rows[0]["personal % mean"]
+
+
+def test_all_methods_means_those_that_suit(tmp_path, capsys):
+    out = tmp_path / "cmp"
+    command = ["compare", "--methods", "all", "--seeds", "1", "--out", str(out), *SMALL, "--rounds", "1", "--quiet"]
+    assert main(command) == 0
+    methods = {row["method"] for row in read_csv(out / "table.csv")}
+    assert {"fedavg", "local", "finetune", "scaffold"} <= methods
+    assert "fedper" not in methods  # the default model is one layer
+    assert "left out: fedper" in capsys.readouterr().err
+
+
+def test_the_method_of_the_guide_runs(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "own-method.md").read_text()
+    (tmp_path / "cautious.py").write_text(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1])
+    run = ["run", "--method", f"{tmp_path / 'cautious.py'}:Cautious", "--sharpness", "3", "--quiet", *SMALL]
+    for executor in ("stacked", "loop"):
+        assert main([*run, "--executor", executor, "--out", str(tmp_path / executor)]) == 0
+    one, other = (json.loads((tmp_path / e / "summary.json").read_text()) for e in ("stacked", "loop"))
+    assert one["personal"]["acc"] == pytest.approx(other["personal"]["acc"], abs=0.02)
 
 
 def test_help_shows_the_options_of_method_and_task():

@@ -68,7 +68,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("what", ["checkpoint/last.safetensors", "config.json"])
 def test_resume_with_a_corrupt_file_says_so_and_overwrites_nothing(tmp_path, capsys, what):
     out = tmp_path / "run"
-    small = "--clients 4 --samples 40 --rounds 3 --epochs 1 --quiet".split()
+    small = ["--clients", "4", "--samples", "40", "--rounds", "3", "--epochs", "1", "--quiet"]
     assert main(["run", "--out", str(out), *small]) == 0
     (out / "summary.json").unlink()
     (out / what).write_bytes(b"\x00garbage")

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from equipoise.cli import main
 from helpers import largest_difference
 
-RUN = "--task synthetic --clients 12 --samples 60 --rounds 14 --epochs 2 --batch-size 8 --participation 0.5 --quiet".split()
+RUN = (
+    "--task synthetic --clients 12 --samples 60 --rounds 14 --epochs 2 --batch-size 8 --participation 0.5 --quiet"
+).split()
 
 # Kills itself with SIGKILL at a chosen point: entering the n-th call of a function, so that the file system is left
 # exactly as a crash there would leave it.
@@ -24,7 +26,8 @@ from equipoise import cli
 from equipoise.runtime import checkpoint, round as rounds
 from equipoise import runs
 module, name, countdown = sys.argv[1].split(":")
-owner = {"checkpoint": checkpoint, "os": checkpoint.os, "simulation": rounds.Simulation, "running": runs._Running}[module]
+owners = {"checkpoint": checkpoint, "os": checkpoint.os, "simulation": rounds.Simulation, "running": runs._Running}
+owner = owners[module]
 original, left = getattr(owner, name), int(countdown)
 def fatal(*args, **kwargs):
     global left

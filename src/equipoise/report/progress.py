@@ -51,14 +51,15 @@ class Display:
         if "trained" in log:
             self._scores = self._line(log)
         if log["dropped"]:
-            self.console.print(f"round {t}: dropped non-finite updates of clients {log['dropped']}", highlight=False)
+            self._say(f"round {t}: dropped non-finite updates of clients {log['dropped']}")
         if self._bar:
             self._bar.update(self._id, completed=t, scores=self._scores)
         elif t == self.rounds or "stop" in log or t % max(1, self.rounds // LINES) == 0:
             left = (time.perf_counter() - self._started) / max(1, t - self._first) * (self.rounds - t)
-            self.console.print(
-                f"{self.title}  round {t}/{self.rounds}  {self._scores}  {left:.0f} s left", highlight=False
-            )
+            self._say(f"{self.title}  round {t}/{self.rounds}  {self._scores}  {left:.0f} s left")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @staticmethod
     def _line(log: RoundLog) -> str:
