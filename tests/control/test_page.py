@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Server, Train, Up
-from equipoise.control import actions, settle
-from equipoise.control.page import LEAST, TABLE_7, Page
+from equipoise.control import actions, ddpg, player, settle
+from equipoise.control.page import LEAST, LEAST_ERROR, TABLE_7, Page
 from equipoise.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "agent_batch": 4, "replay": 16, "window": 0}
+
+
+def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.expand(6, *value.shape) for name, value in tree.items()}
 
 
 def test_actions_use_the_whole_range_and_clip_nothing() -> None:
@@ -52,7 +56,7 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     method, task = Page(**SHORT), small_task()
     sim = simulate(method, task, 1)
     ids = torch.arange(task.clients)
-    received_acc = task.evaluate_stack(ids, {k: v.expand(6, *v.shape) for k, v in sim.initial.items()}, "val")["acc"]
+    received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
     held = sim.store.tree("state")["player"]
     assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
     trained_loss = task.evaluate_stack(ids, sim.store.tree("local"), "val")["loss"]
@@ -156,9 +160,57 @@ def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
     assert "equilibrium" in logs[-1]["stop"]
 
 
+def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -> None:
+    task = small_task()
+    plain, biased = (simulate(Page(bias=bias, **SHORT), task, 1) for bias in ("1:1", "100:1"))
+    error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial), "val")["acc"]
+    tilted = torch.tensor(plain.logs[0]["notes"]["p"]).double() * (error + LEAST_ERROR) ** 2
+    expected = (tilted / tilted.sum()).tolist()
+    assert biased.logs[0]["notes"]["p"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone() -> None:
+    task = small_task()
+    plain, biased = (simulate(Page(bias=bias, **SHORT), task, 3) for bias in ("1:1", "1:10"))
+    assert largest_difference(plain.params, biased.params) == 0.0
+    assert plain.logs[-1]["personal"] == plain.logs[-1]["trained"]
+    assert biased.logs[-1]["personal"] != biased.logs[-1]["trained"]
+
+
+def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
+    """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
+    config = Page().client_config(small_task())
+    agent = player.empty(config, 1, 2)["agent"]
+    for k in range(40):
+        u = torch.rand(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+        agent = ddpg.store(agent, u[:1], u[1:3], u[3], u[4:5], torch.tensor(True))
+    scaled = {**agent, "replay": {**agent["replay"], "reward": 10 * agent["replay"]["reward"]}}
+    draws = torch.rand(1, config.batch, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    one, other = ddpg.learn(config, agent, draws), ddpg.learn(config, scaled, draws)
+    assert largest_difference(one["actor"], other["actor"]) < 1e-9
+
+
+def test_as_published_the_bias_scales_rewards() -> None:
+    plain, local, server = (
+        simulate(Page(as_published=True, bias=bias, **SHORT), small_task(), 1) for bias in ("1:1", "1:10", "10:1")
+    )
+    paid = [sim.store.tree("state")["player"]["reward"] for sim in (plain, local, server)]
+    assert largest_difference(10 * paid[0], paid[1]) < 1e-9
+    assert largest_difference(paid[0], paid[2]) == 0.0
+    assert float(server.server_state["player"]["reward"]) == pytest.approx(
+        10 * float(plain.server_state["player"]["reward"])
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"bias": "ten"}, "bias is"),
+        ({"bias": "1:0"}, "bias is"),
+        ({"bias": "-1:1"}, "bias is"),
+        ({"bias": "1000:1"}, "bias is"),
+        ({"bias": "10:1", "adapt": "eta"}, "through the weights"),
+        ({"bias": "1:10", "base": "ditto"}, "personal models"),
         ({"adapt": "alpha,gamma"}, "adapt is"),
         ({"adapt": ""}, "adapt is"),
         ({"lr_low": 0.2}, "lr_low"),

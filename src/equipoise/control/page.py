@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Server, State, Task, Train, Training, Tree, Up, option
+from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option
 from equipoise.control import player, settle
 from equipoise.control.actions import epochs_of, published, rate_of, simplex
 from equipoise.control.ddpg import Config
@@ -19,6 +20,8 @@ from equipoise.errors import UsageError
 TABLE_7 = {"synthetic": 0.01, "cifar100": 0.05, "tiny-imagenet": 0.001, "shakespeare": 0.005}
 """The critics' rate by task. In every column the actors take a tenth of it, and the target nets follow at it."""
 FACTORS = ("alpha", "eta", "p")
+POLISH = 5  # epochs of a client's last touch at a tenth of its rate, for each power of ten of bias to its side
+LEAST_ERROR = 0.02  # a client without errors still counts in a biased mean
 LEAST = 0.01  # losses below count as this: validation sets are small, and 1/f would have no bound
 
 
@@ -38,6 +41,7 @@ class Page(Over):
     agent_batch: int = option(32, "transitions in an agent's update")
     window: int = option(50, "rounds in each of the two windows that must agree for the game to end; 0 for never")
     tolerance: float = option(0.01, "relative change of the utilities between the windows that counts as none")
+    bias: str = option("1:1", "weight of the global against the local model, as 10:1 or 1:10")
     as_published: bool = option(False, "the authors' own choices: clipped actions, rewards on test data (see docs)")
 
     @cached_property
@@ -48,6 +52,12 @@ class Page(Over):
     def own(self) -> tuple[str, ...]:
         """What a client's agent decides."""
         return tuple(name for name in FACTORS[:2] if name in self.factors)
+
+    @cached_property
+    def lean(self) -> float:
+        """Powers of ten towards the server's side; negative towards the clients'."""
+        server, _, clients = self.bias.partition(":")
+        return math.log10(float(server) / float(clients))
 
     def check(self, task: Task, training: Training) -> None:
         unknown = [name for name in self.factors if name not in FACTORS]
@@ -68,6 +78,22 @@ class Page(Over):
         super().check(task, training)
         if "p" in self.factors:
             self.needs_free_weights(task)
+        self._check_bias()
+
+    def _check_bias(self) -> None:
+        try:
+            lean = self.lean
+        except (ValueError, ZeroDivisionError):
+            lean = math.inf
+        if not abs(lean) <= 2:
+            raise UsageError(f"bias is '{self.bias}': must be a ratio like 10:1, from 1:100 to 100:1")
+        if lean > 0 and "p" not in self.factors and not self.as_published:
+            raise UsageError(f"bias {self.bias} acts through the weights: let the server decide them (--adapt ...,p)")
+        if lean < 0 and type(self.below).personal is not Method.personal and not self.as_published:
+            raise UsageError(
+                f"bias {self.bias} gives clients a last touch of their models, but '{self.base}' makes personal models "
+                "itself: choose another --base"
+            )
 
     def config(self, task: Task, noise: str) -> Config:
         rate = self.agent_rate or TABLE_7.get(task.name, TABLE_7["synthetic"])
@@ -94,7 +120,8 @@ class Page(Over):
     # --- client: the leaders ----------------------------------------------------------------------------------------
 
     def client_init(self, task: Task, params: Tree) -> State:
-        state = super().client_init(task, params) | {"received": torch.zeros((), dtype=torch.float64)}
+        zero = torch.zeros((), dtype=torch.float64)
+        state = super().client_init(task, params) | {"received": zero, "error": zero}
         if self.own:
             state["player"] = player.empty(self.client_config(task), 1, len(self.own))
         return state
@@ -102,7 +129,7 @@ class Page(Over):
     def decide(self, c: Client) -> tuple[Train, State]:
         """s_i(t) = accuracy of the received model; a_i(t) = (alpha_i, eta_i)."""
         scores = c.evaluate(c.start, self.split)
-        state, train = {**c.state, "received": scores["loss"].double()}, c.train
+        state, train = {**c.state, "received": scores["loss"].double(), "error": 1 - scores["acc"].double()}, c.train
         if self.own:
             action, playing = player.client_turn(
                 c, self.client_config(c.task), state["player"], scores["acc"].reshape(1)
@@ -130,9 +157,19 @@ class Page(Over):
         up, state = super().upload(c)
         trained = c.evaluate(c.trained, self.split)["loss"].double()
         if self.own:
-            state["player"] = {**state["player"], "reward": 1 / trained.clamp(min=LEAST)}
-        losses = {"received_loss": state["received"], "trained_loss": trained}
-        return Up(up.params, up.extra, {**up.metrics, **losses}), state
+            scale = 10.0 ** max(0.0, -self.lean) if self.as_published else 1.0
+            state["player"] = {**state["player"], "reward": scale / trained.clamp(min=LEAST)}
+        seen = {"received_loss": state["received"], "trained_loss": trained}
+        if self.tilted:
+            seen["error"] = state["error"]
+        return Up(up.params, up.extra, {**up.metrics, **seen}), state
+
+    def personal(self, c: Client) -> Tree:
+        """Biased to the clients: a last touch at a tenth of the rate, which the upload does not contain."""
+        if self.lean >= 0 or self.as_published:
+            return super().personal(c)
+        epochs = torch.full_like(c.train.epochs, math.ceil(-self.lean * POLISH))
+        return c.fit(c.trained, train=Train(epochs, c.train.lr / 10), stream=1)
 
     # --- server: the follower ---------------------------------------------------------------------------------------
 
@@ -155,6 +192,9 @@ class Page(Over):
         observed = s.state["accs"] if self.as_published else seen
         action, playing = player.server_turn(s, self.server_config(s.task), s.state["player"], observed)
         p = simplex(action[ids])
+        if self.tilted:
+            p = p * (up.metrics["error"] + LEAST_ERROR) ** self.lean
+            p = p / p.sum()
         playing["reward"] = 1 / (p @ f).clamp(min=LEAST)
         s.notes["p"] = p
         return p, {**s.state, "history": history, "accs": seen, "player": playing}
@@ -163,13 +203,19 @@ class Page(Over):
         params, state = super().aggregate(s, ids, up, weights)
         if self.as_published and "p" in self.factors:  # the code's reward is the aggregate's own loss
             loss = s.evaluate({name: value.unsqueeze(0) for name, value in params.items()}, self.server_split)["loss"]
-            state["player"] = {**state["player"], "reward": 1 / loss[0].double().clamp(min=LEAST)}
+            reward = 10.0 ** max(0.0, self.lean) / loss[0].double().clamp(min=LEAST)
+            state["player"] = {**state["player"], "reward": reward}
         return params, state
 
     def stop(self, s: Server) -> str | None:
         if settle.settled(s.state["history"], self.tolerance, self.warmup):
             return "equilibrium: global and local utility stopped evolving"
         return super().stop(s)
+
+    @property
+    def tilted(self) -> bool:
+        """Biased to the server: its weights lean to the clients on which the global model errs."""
+        return self.lean > 0 and not self.as_published
 
     @property
     def split(self) -> str:
