@@ -32,6 +32,7 @@ class RunConfig:
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = option(10, "rounds between checkpoints")
     patience: int = option(0, "stop after so many evaluations without a better validation score; 0 for never")
+    finetune: bool = option(False, "also score the personal models after validation-stopped local fine-tuning")
     save_personal: bool = option(True, "keep every client's personal model in the run folder")
 
     def __post_init__(self) -> None:

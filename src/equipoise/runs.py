@@ -17,6 +17,7 @@ import torch
 from equipoise.config import Settings, read_config
 from equipoise.contract import Task, Tree
 from equipoise.errors import UsageError
+from equipoise.finetuning import finetuned
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import RoundLog, Schedule, Simulation
 from equipoise.summary import summarise, validation_score
@@ -122,6 +123,8 @@ def build_task(settings: Settings) -> Task:
     task = settings.task_spec.build(settings.task_config, settings.run.model, settings.training, settings.run.seed)
     task.check()
     settings.method.check(task, settings.training)
+    if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
+        raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     if settings.method.needs_everybody and settings.run.participation < 1:
         raise UsageError(f"{settings.method.name} needs every client in every round: participation must be 1")
     return task
@@ -163,7 +166,7 @@ class _Running:
                 if asked():
                     self._save()
                     raise Interrupted
-        summary = self._summary()
+            summary = self._summary()
         self._write_models()
         self._write_clients()
         checkpoint.write_text(self.folder.summary, json.dumps(summary, indent=1))
@@ -196,7 +199,10 @@ class _Running:
     def _summary(self) -> dict[str, Any]:
         run = self.settings.run
         about = {"method": run.method, "task": run.task, "model": run.model, "seed": run.seed}
-        return summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
+        summary = summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
+        if run.finetune:
+            summary["finetuned"] = finetuned(self.simulation)
+        return summary
 
     def _write_models(self) -> None:
         self.folder.models.mkdir(exist_ok=True)

@@ -112,7 +112,7 @@ def test_an_empty_client_is_refused_by_number():
 
 
 def test_labels_outside_the_classes_are_refused():
-    with pytest.raises(UsageError, match="labels outside 0..1"):
+    with pytest.raises(UsageError, match=r"labels outside 0\.\.1"):
         _federation(y=torch.tensor([0, 1, 2, 0]))
 
 

@@ -35,9 +35,11 @@ def columns(summary: Summary) -> list[Column]:
     headline = next(iter(summary["trained"]))
     form = (100.0, 2) if headline == "acc" else (1.0, 4)
     unit = "%" if headline == "acc" else headline
+    tuned = [Column(f"fine-tuned {unit}", _score("finetuned", headline), *form)] if "finetuned" in summary else []
     return [
         Column(f"global {unit}", _score("global", headline), *form),
         Column(f"personal {unit}", _score("personal", headline), *form),
+        *tuned,
         Column(f"worst decile {unit}", _score("personal", "p10"), *form),
         Column(f"trained {unit}", _score("trained", headline), *form),
         Column(f"received {unit}", _score("received", headline), *form),

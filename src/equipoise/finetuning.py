@@ -1,0 +1,79 @@
+"""Fine-tuning for everybody: any method's personal models after a few local epochs, stopped on validation data.
+
+Rate and number of epochs are one choice for all clients, made on their pooled validation accuracy: a choice per client
+on a few dozen samples is worse. No tuning at all is among the choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Down, Method, State, Train, Tree, Up
+from equipoise.runtime.executors import EXECUTORS
+from equipoise.runtime.round import Simulation
+
+SHARES_OF_RATE = (1.0, 0.3, 0.1, 0.03)
+EPOCHS = (1, 2, 3, 5, 8, 12, 20)  # looked at on the way
+
+
+@dataclass(frozen=True)
+class Sweep(Method):
+    """Every client tunes its personal model at every rate and reports its scores on the way: ``[rates, 1 + epochs]``."""
+
+    name: ClassVar[str] = "fine-tuning sweep"
+    shares: ClassVar[tuple[str, ...]] = ()
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        paths = [self._path(c, number, share) for number, share in enumerate(SHARES_OF_RATE)]
+        scores = {name: torch.stack([path[name] for path in paths]) for name in paths[0]}
+        return c.start, scores
+
+    def upload(self, c: Client) -> tuple[Up, State]:
+        return Up({}, metrics=c.state), c.state
+
+    def _path(self, c: Client, number: int, share: float) -> Tree:
+        params, done, seen = c.start, 0, [self._scores(c, c.start)]
+        for epochs in EPOCHS:
+            train = Train(torch.full_like(c.train.epochs, epochs - done), c.train.lr * share)
+            params = c.fit(params, train=train, stream=number * len(EPOCHS) + len(seen))
+            done = epochs
+            seen.append(self._scores(c, params))
+        return {name: torch.stack([scores[name] for scores in seen]) for name in seen[0]}
+
+    @staticmethod
+    def _scores(c: Client, params: Tree) -> Tree:
+        return {f"{split} {name}": v for split in ("val", "test") for name, v in c.evaluate(params, split).items()}
+
+
+def finetuned(simulation: Simulation) -> dict[str, Any]:
+    """Scores of the tuned personal models over all clients seen, and the choice that was made."""
+    task, schedule = simulation.task, simulation.schedule
+    ids, models = simulation.personal_models()
+    executor = EXECUTORS[schedule.executor](Sweep(), task, simulation.training, schedule.seed, schedule.rounds)
+    held = {"local": models, "state": {}, "source": task.source_init(torch.from_numpy(ids))}
+    down = Down(simulation.params, {block: False for block in task.blocks})
+    out = executor.run(schedule.rounds + 1, torch.from_numpy(ids), down, held, ())["up"]["metrics"]
+    pooled = out[f"val {task.headline}"].double().mean(0) * (1 if task.higher_is_better else -1)
+    rate, step = _first_best(pooled)
+    head = out[f"test {task.headline}"][:, rate, step].double()
+    return {
+        task.headline: float(head.mean()),
+        "loss": float(out["test loss"][:, rate, step].double().mean()),
+        "std": float(head.std(correction=0)),
+        "p10": float(np.quantile(head.numpy(), 0.1)),
+        "lr": simulation.training.lr * SHARES_OF_RATE[rate] if step else None,
+        "epochs": (0, *EPOCHS)[step],
+    }
+
+
+def _first_best(pooled: Tensor) -> tuple[int, int]:
+    """Rate and step of the best pooled score; among equals the fewest epochs, then the gentlest rate."""
+    rates, steps = pooled.shape
+    order = [(float(pooled[r, s]), -s, r) for r in range(rates) for s in range(steps)]
+    _, step, rate = max(order)
+    return rate, -step

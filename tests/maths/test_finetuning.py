@@ -1,0 +1,50 @@
+"""Fine-tuning for everybody: one pooled choice, made on validation data, reported on test data."""
+
+import pytest
+import torch
+
+from equipoise.cli import main
+from equipoise.contract import Fit, When
+from equipoise.finetuning import EPOCHS, SHARES_OF_RATE, _first_best, finetuned
+from equipoise.methods.ditto import Ditto
+from equipoise.methods.fedavg import FedAvg
+from helpers import simulate, small_task
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Ditto()], ids=lambda m: m.name)
+def test_both_executors_tune_alike(method):
+    one, other = (finetuned(simulate(method, small_task("mlp"), 2, executor)) for executor in ("loop", "stacked"))
+    assert one == pytest.approx(other, abs=1e-9)
+
+
+def test_the_score_is_that_of_the_chosen_rate_and_epochs():
+    task = small_task("mlp")
+    run = simulate(FedAvg(), task, 1)
+    result = finetuned(run)
+    assert result["epochs"] > 0
+    rate = SHARES_OF_RATE.index(round(result["lr"] / task.training.lr, 6))
+    ids, models = torch.arange(6), run.personal_models()[1]
+    done = 0
+    for step, epochs in enumerate(EPOCHS[: EPOCHS.index(result["epochs"]) + 1]):
+        fit = Fit(
+            models,
+            torch.full((6,), epochs - done),
+            torch.full((6,), result["lr"], dtype=torch.float64),
+            names=tuple(models),
+            stream=rate * len(EPOCHS) + step + 1,
+        )
+        models, _, _ = task.fit_stack(ids, fit, {}, When(0, 2, task.training))
+        done = epochs
+    assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(result["acc"], abs=1e-12)
+
+
+def test_among_equals_the_fewest_epochs_then_the_gentlest_rate():
+    pooled = torch.tensor([[0.5, 0.7, 0.9], [0.5, 0.9, 0.8], [0.5, 0.9, 0.9]])
+    assert _first_best(pooled) == (2, 1)
+    assert _first_best(torch.full((3, 4), 0.6))[1] == 0  # nothing gained: no tuning
+
+
+def test_without_validation_data_it_is_refused(tmp_path, capsys):
+    assert main(["run", "--finetune", "--val-share", "0", "--out", str(tmp_path / "x")]) == 2
+    assert "validation" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
