@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option
-from equipoise.control import player, settle
+from equipoise.control import energy, player, settle
 from equipoise.control.actions import epochs_of, published, rate_of, simplex
 from equipoise.control.ddpg import Config
 from equipoise.control.over import Over
@@ -42,6 +42,8 @@ class Page(Over):
     window: int = option(50, "rounds in each of the two windows that must agree for the game to end; 0 for never")
     tolerance: float = option(0.01, "relative change of the utilities between the windows that counts as none")
     bias: str = option("1:1", "weight of the global against the local model, as 10:1 or 1:10")
+    resources: str = option("", "energy budget of the clients: 'default' or a TOML file of ranges; empty for none")
+    multiplier_rate: float = option(0.5, "rate of the Lagrangian multipliers under an energy budget")
     as_published: bool = option(False, "the authors' own choices: clipped actions, rewards on test data (see docs)")
 
     @cached_property
@@ -52,6 +54,10 @@ class Page(Over):
     def own(self) -> tuple[str, ...]:
         """What a client's agent decides."""
         return tuple(name for name in FACTORS[:2] if name in self.factors)
+
+    @cached_property
+    def limits(self) -> energy.Resources:
+        return energy.read(self.resources)
 
     @cached_property
     def lean(self) -> float:
@@ -79,6 +85,12 @@ class Page(Over):
         if "p" in self.factors:
             self.needs_free_weights(task)
         self._check_bias()
+        if self.resources:
+            energy.read(self.resources)
+            if "alpha" not in self.own:
+                raise UsageError("an energy budget limits epochs: let the agents decide them (--adapt alpha,...)")
+        if not self.multiplier_rate > 0:
+            raise UsageError(f"multiplier_rate is {self.multiplier_rate}: must be above 0")
 
     def _check_bias(self) -> None:
         try:
@@ -123,7 +135,9 @@ class Page(Over):
         zero = torch.zeros((), dtype=torch.float64)
         state = super().client_init(task, params) | {"received": zero, "error": zero}
         if self.own:
-            state["player"] = player.empty(self.client_config(task), 1, len(self.own))
+            state["player"] = player.empty(self.client_config(task), 2 if self.resources else 1, len(self.own))
+        if self.resources:
+            state["energy"] = energy.client_init()
         return state
 
     def decide(self, c: Client) -> tuple[Train, State]:
@@ -131,9 +145,11 @@ class Page(Over):
         scores = c.evaluate(c.start, self.split)
         state, train = {**c.state, "received": scores["loss"].double(), "error": 1 - scores["acc"].double()}, c.train
         if self.own:
-            action, playing = player.client_turn(
-                c, self.client_config(c.task), state["player"], scores["acc"].reshape(1)
-            )
+            seen = [scores["acc"].double()]
+            if self.resources:  # the agent also sees how many epochs it can pay for
+                state["energy"] = energy.forecast(c, self.limits, state["energy"], state["player"]["turns"] == 0)
+                seen.append(energy.affordable(state["energy"]) / self.epochs_most)
+            action, playing = player.client_turn(c, self.client_config(c.task), state["player"], torch.stack(seen))
             train, meant = self.meaning(action, train)
             state["player"] = {**playing, "action": meant}
         return train, state
@@ -158,7 +174,11 @@ class Page(Over):
         trained = c.evaluate(c.trained, self.split)["loss"].double()
         if self.own:
             scale = 10.0 ** max(0.0, -self.lean) if self.as_published else 1.0
-            state["player"] = {**state["player"], "reward": scale / trained.clamp(min=LEAST)}
+            reward = scale / trained.clamp(min=LEAST)
+            if self.resources:
+                penalty, state["energy"] = energy.bill(c, state["energy"], self.multiplier_rate)
+                reward = reward - penalty
+            state["player"] = {**state["player"], "reward": reward}
         seen = {"received_loss": state["received"], "trained_loss": trained}
         if self.tilted:
             seen["error"] = state["error"]
