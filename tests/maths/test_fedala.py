@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from equipoise.contract import Training
 from equipoise.errors import UsageError
+from equipoise.methods import fedala
 from equipoise.methods.fedala import FedAla
 from equipoise.methods.fedavg import FedAvg
 from equipoise.runtime import random
@@ -40,6 +43,20 @@ def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() ->
             expected = (old[name] - rate * gradient[name] * (two.params[name] - own[name])).clamp(0, 1)
             assert largest_difference(value[k], expected) < 1e-14
             assert largest_difference(value[k], old[name]) > 0
+
+
+def test_momentum_of_the_model_never_reaches_the_weights() -> None:
+    training = Training(epochs=1, lr=0.1, batch_size=8, momentum=0.9)
+    task, plain = small_task("linear", training), small_task("linear", replace(training, momentum=0.0))
+    two, three = (simulate(FedAla(ala_lr=5.0), task, rounds) for rounds in (2, 3))
+    for k in range(6):
+        own = {name: value[k] for name, value in two.store.tree("local").items()}
+        old = {name: value[k] for name, value in two.store.tree("state")["A"].items()}
+        how = {"part": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
+        aux = {"own": own, "new": two.params, "lower": {}}
+        expected = train(plain, k, old, round=3, loss=fedala._losses(plain), aux=aux, **how)
+        for name, value in three.store.tree("state")["A"].items():
+            assert largest_difference(value[k], expected[name]) < 1e-12
 
 
 def test_skipped_at_first_then_until_settled_then_one_pass() -> None:
