@@ -1,4 +1,4 @@
-"""The command line: ``equipoise run | compare | resume | list``."""
+"""The command line: ``equipoise run | compare | tune | resume | list``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed or interrupted, 2 bad usage or input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    commands = {"run": _run, "compare": _compare, "resume": _resume, "list": _list}
+    commands = {"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "list": _list}
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
@@ -110,36 +110,43 @@ def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> i
     return 0
 
 
-def _compare(arguments: list[str]) -> int:
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--methods", default="fedavg,local,finetune")
-    names = [name for name in first.parse_known_args(arguments)[0].methods.split(",") if name]
-    everything = names == ["all"]
-    if everything:
-        names = list(all_methods())
+def _several(arguments: list[str], parser: Parser) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What stood on the command line of a command for several methods, and each method's own options of it."""
+    parser.add_argument(
+        "--methods", default="fedavg,local,finetune", help="names with commas between, or 'all' that suit"
+    )
+    text = parser.parse_known_args([a for a in arguments if a not in ("-h", "--help")])[0].methods
+    names = list(all_methods()) if text == "all" else [name for name in text.split(",") if name]
     if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
     early = _early(arguments)
     each = {name: options(find_method(name), find_task(early["task"])) for name in names}
     known = {option: item for items in each.values() for option, item in items.items() if option != "method"}
-    parser = Parser("equipoise compare", description="Compare methods over seeds.", allow_abbrev=False)
-    parser.add_argument(
-        "--methods", default="fedavg,local,finetune", help="names with commas between, or 'all' that suit"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)")
-    _add_output(parser, "runs/compare")
-    _add_options(parser, known, early)
+    _add_options(parser, known, {**early, "method": "' and '".join(names)})
     chosen = vars(parser.parse(arguments))
     given = {**{k: v for k, v in early.items() if k != "method"}, **_given(chosen, known)}
-    from equipoise.compare import compare, suitable
-    from equipoise.runs import Folder, Interrupted
+    if text == "all":
+        from equipoise.compare import suitable
 
-    if everything:
         names, refused = suitable(names, given)
         for reason in refused.values():
             print(f"left out: {reason}", file=sys.stderr)
+    return chosen, {name: {k: v for k, v in given.items() if k in each[name]} for name in names}
+
+
+def _compare(arguments: list[str]) -> int:
+    parser = Parser("equipoise compare", description="Compare methods over seeds.", allow_abbrev=False)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)")
+    parser.add_argument("--tuned", help="folder of 'equipoise tune': use the options that it found for each method")
+    _add_output(parser, "runs/compare")
+    chosen, cells = _several(arguments, parser)
+    from equipoise.compare import compare
+    from equipoise.runs import Folder, Interrupted
+    from equipoise.tune import read_best
+
+    if chosen["tuned"]:
+        cells = {name: {**read_best(Path(chosen["tuned"]), name), **given} for name, given in cells.items()}
     out, quiet = Path(chosen["out"]), chosen["quiet"]
-    cells = {name: {k: v for k, v in given.items() if k in each[name]} for name in names}
     displays: list[Display] = []
 
     def announce(settings: Settings, folder: Path) -> Display:
@@ -150,16 +157,10 @@ def _compare(arguments: list[str]) -> int:
         displays[:] = [Display(title, settings.run.rounds, quiet, done).__enter__()]
         return displays[0]
 
-    command = ["equipoise", "compare", *arguments]
+    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"]}
     try:
         by_method, shown = compare(
-            cells,
-            chosen["seeds"],
-            out,
-            command,
-            resume=chosen["resume"],
-            overwrite=chosen["overwrite"],
-            announce=announce,
+            cells, chosen["seeds"], out, ["equipoise", "compare", *arguments], announce=announce, **again
         )
     except (Interrupted, KeyboardInterrupt):
         print("interrupted; go on with the same command and --resume", file=sys.stderr)
@@ -171,6 +172,27 @@ def _compare(arguments: list[str]) -> int:
         console = _console()
         tables.to_screen("mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console)
         console.print(f"tables and runs are in {out}", highlight=False)
+    return 0
+
+
+def _tune(arguments: list[str]) -> int:
+    parser = Parser("equipoise tune", description="Search options of methods on validation data.", allow_abbrev=False)
+    parser.add_argument("--trials", type=int, default=12, help="settings tried for each method (default: 12)")
+    parser.add_argument("--out", default="runs/tune", help="folder of the searches (default: runs/tune)")
+    parser.add_argument("--config", help="TOML file with options that stay fixed")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    chosen, cells = _several(arguments, parser)
+    from equipoise.tune import tune
+
+    def told(method: str, number: int, score: float | None, tried: dict[str, Any]) -> None:
+        if not chosen["quiet"]:
+            text = "  ".join(f"{k}={v:.4g}" for k, v in tried.items())
+            print(f"{method}  trial {number}/{chosen['trials']}  {'—' if score is None else f'{score:.4f}'}  {text}")
+
+    for method, given in cells.items():
+        best = tune(method, given, chosen["trials"], Path(chosen["out"]) / method, told)
+        if not chosen["quiet"]:
+            print(f"{method}: best " + "  ".join(f"--{k.replace('_', '-')} {v:.4g}" for k, v in best.items()))
     return 0
 
 

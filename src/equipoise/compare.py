@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.config import Settings, options, read_config
 from equipoise.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.report import tables
+from equipoise.report import paired, pareto, tables
 from equipoise.runs import Watch, build_task, run
 from equipoise.runtime import checkpoint
 from equipoise.tasks import find_task
@@ -32,7 +32,8 @@ def compare(
 ) -> tuple[dict[str, list[dict[str, Any]]], list[tables.Column]]:
     """``cells`` maps each method to its options; seed ``s`` of ``seeds`` is the given seed plus ``s``.
 
-    Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv`` and ``compare.json``.
+    Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv``, ``compare.json``
+    and, with the extra ``plot``, ``pareto.svg``.
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
@@ -47,14 +48,19 @@ def compare(
     by_method: dict[str, list[dict[str, Any]]] = {method: [] for method in cells}
     for method, settings, folder in plan:
         watch = announce(settings, folder) if announce else None
-        again = {"resume": resume, "overwrite": overwrite} if folder.exists() else {}
-        by_method[method].append(run(settings, folder, watch=watch, **again))
+        by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch))
     shown = tables.columns(by_method[plan[0][0]][0])
     table = tables.rows(by_method, shown)
     title = f"{plan[0][1].run.task}: {plan[0][1].run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-    checkpoint.write_text(out / "table.md", tables.to_markdown(title, table, shown, shlex.join(command)))
+    both = [column for column in shown if column.title.startswith(("global ", "personal "))]
+    text = tables.to_markdown(title, table, shown, shlex.join(command)) + paired.to_markdown(by_method, both)
+    checkpoint.write_text(out / "table.md", text)
     checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
     checkpoint.write_text(out / "compare.json", json.dumps({"command": command, "summaries": by_method}, indent=1))
+    means = {method: tuple(cells[shown.index(column)].mean for column in both) for method, cells in table.items()}
+    pareto.draw(
+        {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}, title, out / "pareto.svg"
+    )
     return by_method, shown
 
 

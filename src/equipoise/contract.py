@@ -138,6 +138,11 @@ class Client(ABC):
     notes: Tree
     """What hooks want to see in the round's log; costs no bytes."""
 
+    @property
+    @abstractmethod
+    def source(self) -> State:
+        """State of its data source or environment, such as visit counts; to read, for only :meth:`fit` moves it."""
+
     @abstractmethod
     def fit(
         self,
@@ -268,6 +273,10 @@ class Task(ABC):
         """Whether clients hold this split (``val`` may be switched off)."""
         return True
 
+    def summary(self, params: Tree) -> State:
+        """What the summary of a run holds beyond the named evaluations, from the final global model."""
+        return {}
+
     def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
         """Refuse bad data before any work starts."""
 
@@ -293,6 +302,8 @@ class Method:
     """The blocks that travel."""
     keeps_model: ClassVar[bool] = False
     """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Options that tuning may change, with their ranges: whole numbers, or numbers on a logarithmic scale."""
     needs_everybody: ClassVar[bool] = False
     """Whether every client must take part in every round (a server agent with one input a client)."""
 
@@ -351,6 +362,10 @@ class Method:
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         """Decision 3b: the next global model; need not be a weighted mean."""
         return {**s.params, **weighted_mean(up.params, weights)}, s.state
+
+    def planned_rounds(self, asked: int) -> int:
+        """Rounds of the run; a method whose budget is not counted in rounds works them out."""
+        return asked
 
     def stop(self, s: Server) -> str | None:
         """Decision 0: the reason to end the run now, or ``None``."""

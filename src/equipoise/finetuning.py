@@ -23,7 +23,7 @@ EPOCHS = (1, 2, 3, 5, 8, 12, 20)  # looked at on the way
 
 @dataclass(frozen=True)
 class Sweep(Method):
-    """Every client tunes its personal model at every rate and reports its scores on the way: ``[rates, 1 + epochs]``."""
+    """Every client tunes its personal model at every rate and reports scores on the way: ``[rates, 1 + epochs]``."""
 
     name: ClassVar[str] = "fine-tuning sweep"
     shares: ClassVar[tuple[str, ...]] = ()
@@ -56,8 +56,8 @@ def finetuned(simulation: Simulation) -> dict[str, Any]:
     ids, models = simulation.personal_models()
     executor = EXECUTORS[schedule.executor](Sweep(), task, simulation.training, schedule.seed, schedule.rounds)
     held = {"local": models, "state": {}, "source": task.source_init(torch.from_numpy(ids))}
-    down = Down(simulation.params, {block: False for block in task.blocks})
-    out = executor.run(schedule.rounds + 1, torch.from_numpy(ids), down, held, ())["up"]["metrics"]
+    down = Down(simulation.params, dict.fromkeys(task.blocks, False))
+    out = executor.run(schedule.rounds + 1, torch.from_numpy(ids), down, held, ()).out["up"]["metrics"]
     pooled = out[f"val {task.headline}"].double().mean(0) * (1 if task.higher_is_better else -1)
     rate, step = _first_best(pooled)
     head = out[f"test {task.headline}"][:, rate, step].double()

@@ -15,7 +15,7 @@ from types import ModuleType
 from equipoise.contract import Method
 from equipoise.errors import UsageError, nearest
 
-PACKAGES = ("equipoise.methods", "equipoise.control")
+PACKAGES = ("equipoise.methods", "equipoise.control", "equipoise.frl.methods")
 
 
 def all_methods() -> dict[str, type[Method]]:

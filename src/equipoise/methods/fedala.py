@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -19,9 +20,10 @@ NEW, TRAINED, LEARNED = 0, 1, 2  # a client's phase: never took part; has a mode
 
 @dataclass(frozen=True)
 class FedAla(Method):
-    """Their equations 3 to 5 with p = 1: top <- own + (received - own) * A, A in [0, 1]; lower layers <- received."""
+    """Their local aggregation with p = 1: top <- own + (received - own) * A, A in [0, 1]; lower layers <- received."""
 
     name: ClassVar[str] = "fedala"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"ala_lr": (0.05, 2.0)}
     keeps_model: ClassVar[bool] = True
     ala_lr: float = option(1.0, "rate of the weights A (the paper's eta)")
     ala_part: float = option(0.8, "share of the training rows that A is learned on (the paper's s)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ class FedAvgM(Method):
     """v <- m v + (w - sum n_i w_i / sum n_i); w <- w - v. Clients do as in FedAvg."""
 
     name: ClassVar[str] = "fedavgm"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
     server_momentum: float = option(0.9, "the server's momentum m (0 is FedAvg)")
 
     def check(self, task: Task, training: Training) -> None:

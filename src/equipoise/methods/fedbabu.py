@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ class FedBabu(Method):
     """b_i trained under the fixed head; b <- sum n_i b_i / sum n_i; personal = (b, h) fine-tuned as a whole."""
 
     name: ClassVar[str] = "fedbabu"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_epochs": (1, 20)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True
     tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ class FedProx(Method):
     """min F_i(w_i) + mu/2 |w_i - w|^2 (their equation 2): the norm is squared, so the gradient is mu (w_i - w)."""
 
     name: ClassVar[str] = "fedprox"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
     mu: float = option(0.01, "strength of the pull to the received model (0 is FedAvg)")
 
     def check(self, task: Task, training: Training) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ class FedRecon(Method):
     """Their algorithm 1, with g = backbone and l = head. The only state is l's initial value, which never changes."""
 
     name: ClassVar[str] = "fedrecon"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"recon_epochs": (1, 20), "server_lr": (0.3, 1.5)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     recon_epochs: int = option(2, "epochs of reconstruction of the head, on the support rows")
     support: float = option(0.5, "share of the training rows that reconstruct the head; the others train the backbone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ class FedRep(Method):
     """Their algorithm 1. Decision 1 is about the backbone; heads stay at the clients, backbones are averaged."""
 
     name: ClassVar[str] = "fedrep"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_epochs": (1, 20)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True
     head_epochs: int = option(10, "epochs on the head with the backbone frozen, before the backbone's own")

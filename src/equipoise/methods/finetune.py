@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ class Finetune(Method):
     """Federated training is FedAvg's; only decision 5 differs: personal = SGD from the received model."""
 
     name: ClassVar[str] = "finetune"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_lr": (1e-3, 0.1), "tune_epochs": (1, 20)}
     tune_epochs: int = option(5, "epochs of fine-tuning")
     tune_lr: float = option(0.01, "learning rate of fine-tuning")
 

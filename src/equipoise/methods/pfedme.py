@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,7 @@ class PFedMe(Method):
     """Their algorithm 1. Decision 1's rate is that of the SGD on theta, as in every method; eta is ``outer_lr``."""
 
     name: ClassVar[str] = "pfedme"
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
     lam: float = option(15.0, "strength lambda of the envelope")
     inner_steps: int = option(5, "SGD steps K on each batch, for theta")
     outer_lr: float = option(0.005, "rate eta at which the local copy w_i follows theta")

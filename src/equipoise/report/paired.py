@@ -1,0 +1,76 @@
+"""Paired comparison over seeds: every method against the best one, with an interval; a tie is called a tie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+from equipoise.report.tables import Column, Summary
+
+# Quantile 0.975 of Student's t for 1, 2, ... 30 degrees of freedom; beyond, the normal one serves.
+T975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Method minus best, in the column's unit: mean and 95 % interval over paired seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        return "tie" if self.low <= 0 <= self.high else "behind"
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:
+    """Mean of the paired differences with Student's interval; ``None`` for fewer than two pairs."""
+    pairs = [a - b for a, b in zip(ours, theirs, strict=True)]
+    if len(pairs) < 2:
+        return None
+    t = T975[len(pairs) - 2] if len(pairs) - 2 < len(T975) else 1.96
+    half = t * stdev(pairs) / sqrt(len(pairs))
+    mean = fmean(pairs)
+    return Difference(mean, mean - half, mean + half)
+
+
+def against_best(
+    by_method: Mapping[str, Sequence[Summary]], column: Column
+) -> tuple[str, dict[str, Difference | None]]:
+    """The method with the highest mean, and the paired difference of every other one that has the figure."""
+    values: dict[str, list[float]] = {}
+    for method, summaries in by_method.items():
+        found = [column.get(summary) for summary in summaries]
+        if all(value is not None for value in found):
+            values[method] = [column.scale * value for value in found if value is not None]
+    best = max(values, key=lambda method: fmean(values[method]))
+    return best, {m: difference(v, values[best]) for m, v in values.items() if m != best}
+
+
+def to_markdown(by_method: Mapping[str, Sequence[Summary]], columns: Sequence[Column]) -> str:
+    """One table a column; nothing when there is but one seed or one method."""
+    if len(by_method) < 2 or min(map(len, by_method.values())) < 2:
+        return ""
+    lines = ["", "## Paired differences to the best, 95 % intervals over seeds", ""]
+    for column in columns:
+        best, others = against_best(by_method, column)
+        lines += [
+            f"**{column.title}**, best: {best}",
+            "",
+            "| method | difference | interval | |",
+            "|---|---:|---:|---|",
+        ]
+        for method, d in sorted(others.items(), key=lambda item: -(item[1].mean if item[1] else 0)):
+            if d is not None:
+                digits = column.digits
+                interval = f"{d.low:+.{digits}f} … {d.high:+.{digits}f}"
+                lines.append(f"| {method} | {d.mean:+.{digits}f} | {interval} | {d.verdict} |")
+        lines.append("")
+    return "\n".join(lines)

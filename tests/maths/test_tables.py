@@ -1,0 +1,83 @@
+"""Figures over seeds: means, paired differences, the front, convergence, best by validation."""
+
+import pytest
+
+from equipoise.report import tables
+from equipoise.report.paired import against_best, difference
+from equipoise.report.pareto import draw, front
+from equipoise.summary import convergence_round, summarise
+
+COLUMN = tables.Column("personal %", lambda s: s["acc"], 100.0)
+
+
+def test_paired_difference_by_hand():
+    """Differences 1, 2, 3: mean 2, standard error 1/sqrt(3), t(2) = 4.303."""
+    d = difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (d.mean, d.high - d.mean) == pytest.approx((2.0, 4.303 / 3**0.5))
+    assert d.verdict == "tie"
+    assert difference([1.0, 1.1, 0.9], [2.0, 2.1, 1.9]).verdict == "behind"
+    assert difference([1.0], [2.0]) is None
+
+
+def test_pairing_by_seed_finds_what_the_spread_hides():
+    seeds = [{"a": 0.50, "b": 0.51}, {"a": 0.70, "b": 0.71}, {"a": 0.90, "b": 0.912}]
+    by_method = {m: [{"acc": s[m]} for s in seeds] for m in ("a", "b")}
+    best, others = against_best(by_method, COLUMN)
+    assert best == "b"
+    assert others["a"].verdict == "behind"
+
+
+def test_methods_without_the_figure_are_left_out():
+    by_method = {"a": [{"acc": 0.5}, {"acc": 0.6}], "local": [{"acc": None}, {"acc": None}]}
+    assert against_best(by_method, COLUMN) == ("a", {})
+
+
+def test_the_front_keeps_what_nothing_beats_on_both_sides():
+    points = {"a": (1.0, 5.0), "b": (2.0, 4.0), "c": (1.5, 3.0), "d": (2.0, 3.0), "e": (2.0, 4.0)}
+    assert front(points) == ["a", "b", "e"]
+
+
+def test_the_picture_is_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert draw({"a": (1.0, 2.0), "b": (2.0, 1.0)}, "title", tmp_path / "p.svg")
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def _logs(values, name="personal"):
+    return [
+        {
+            "round": t,
+            "seen": 1,
+            "dropped": [],
+            "bytes": {"up": 1, "down": 2},
+            "seconds": 0.5,
+            "global": None,
+            "trained": {"acc": v},
+            name: {"acc": v},
+            "val": {"global": None, "personal": {"acc": 1 - v}},
+        }
+        for t, v in enumerate(values, 1)
+    ]
+
+
+def test_convergence_is_the_first_window_near_the_best_one():
+    values = [0.1, 0.3, 0.5, 0.7, 0.9, 0.9, 0.9, 0.9, 0.9, 0.902]
+    # Means over five reach 0.9004 at round 10; the first within half a point is rounds 5 to 9.
+    assert convergence_round(_logs(values), "personal", "acc", True) == 9
+    assert convergence_round(_logs(values[:4]), "personal", "acc", True) is None
+    assert convergence_round(_logs([1 - v for v in values]), "personal", "acc", False) == 9
+
+
+def test_best_is_by_validation_not_by_test():
+    summary = summarise({}, _logs([0.2, 0.9, 0.5]), "acc", True)
+    assert summary["best_round"] == 1  # validation is highest where test is lowest in this log
+    assert summary["best"]["personal"]["acc"] == 0.2
+    assert summary["personal"]["acc"] == 0.5  # the last
+    assert summary["bytes"] == {"up": 3, "down": 6}
+
+
+def test_cells_write_themselves_for_people():
+    cell = tables.Cell((50.0, 51.0), COLUMN)
+    assert str(cell) == "50.50 ± 0.71"
+    assert str(tables.Cell((), COLUMN)) == "—"
+    assert str(tables.Cell((3.14159,), COLUMN)) == "3.14"
