@@ -19,7 +19,7 @@ from equipoise.contract import Task, Tree
 from equipoise.errors import UsageError
 from equipoise.finetuning import finetuned
 from equipoise.runtime import checkpoint
-from equipoise.runtime.round import RoundLog, Schedule, Simulation
+from equipoise.runtime.round import MakeExecutor, RoundLog, Schedule, Simulation
 from equipoise.summary import summarise, validation_score
 
 ENTRIES = ("config.json", "rounds.jsonl", "summary.json", "clients.csv", "models", "checkpoint")
@@ -71,9 +71,18 @@ class Folder:
 
 
 def run(
-    settings: Settings, out: Path | str, *, resume: bool = False, overwrite: bool = False, watch: Watch | None = None
+    settings: Settings,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+    make_executor: MakeExecutor | None = None,
 ) -> dict[str, Any]:
-    """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``."""
+    """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
+
+    ``make_executor``: where the clients are, if not in this process.
+    """
     folder = Folder(Path(out))
     exists = folder.path.exists() and any(folder.path.iterdir()) if folder.path.is_dir() else folder.path.exists()
     if exists and not (resume or overwrite):
@@ -83,7 +92,7 @@ def run(
     if exists and resume:
         if read_config(folder.config) != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch)
+        return resume_run(folder.path, watch, make_executor)
     task = build_task(settings)
     if exists:
         for name in ENTRIES:
@@ -91,10 +100,12 @@ def run(
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
     folder.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
-    return _Running(settings, task, folder).to_the_end(watch)
+    return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
-def resume_run(path: Path | str, watch: Watch | None = None) -> dict[str, Any]:
+def resume_run(
+    path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None
+) -> dict[str, Any]:
     """Go on where a run stopped; a finished one just gives its summary."""
     folder = Folder(Path(path))
     if not folder.config.is_file():
@@ -103,7 +114,7 @@ def resume_run(path: Path | str, watch: Watch | None = None) -> dict[str, Any]:
     if folder.summary.exists():
         return read_summary(folder.path)
     folder.checkpoint.parent.mkdir(exist_ok=True)
-    running = _Running(settings, build_task(settings), folder)
+    running = _Running(settings, build_task(settings), folder, make_executor)
     if folder.checkpoint.exists():
         running.restore()
     return running.to_the_end(watch)
@@ -133,11 +144,11 @@ def build_task(settings: Settings) -> Task:
 class _Running:
     """A run under way: the simulation, what is on disk of it, and the best model so far."""
 
-    def __init__(self, settings: Settings, task: Task, folder: Folder) -> None:
+    def __init__(self, settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None) -> None:
         run = settings.run
         self.settings, self.task, self.folder = settings, task, folder
         schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
-        self.simulation = Simulation(settings.method, task, settings.training, schedule)
+        self.simulation = Simulation(settings.method, task, settings.training, schedule, make_executor)
         self.logs: list[RoundLog] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}
@@ -200,6 +211,7 @@ class _Running:
         run = self.settings.run
         about = {"method": run.method, "task": run.task, "model": run.model, "seed": run.seed}
         summary = summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
+        summary |= self.task.summary(self.simulation.params)
         if run.finetune:
             summary["finetuned"] = finetuned(self.simulation)
         return summary
@@ -214,7 +226,7 @@ class _Running:
         elif names := method.shared_names(self.task):
             shared = {name: self.simulation.params[name] for name in names}
             checkpoint.write_tensors(self.folder.models / "shared.safetensors", shared)
-        if self.settings.run.save_personal:
+        if self.settings.run.save_personal and "local" in self.simulation.executor.holds:
             ids, models = self.simulation.personal_models()
             everything = {"client_ids": torch.from_numpy(ids), **models}
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)

@@ -26,8 +26,3 @@ def down_bytes(down: Down, blocks: Blocks, clients: int) -> Tensor:
         size = tree_bytes({name: down.params[name] for name in names})
         total += size * torch.as_tensor(down.sent[block]).long()
     return total
-
-
-def up_bytes(up: State, clients: int) -> Tensor:
-    """Per client: everything in its upload."""
-    return torch.full((clients,), tree_bytes(up, stacked=True), dtype=torch.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,14 @@ from torch.utils import _pytree as pytree
 from equipoise.contract import Down, Method, Server, State, Task, Training, Tree, Up
 from equipoise.data.federation import Ints
 from equipoise.runtime import cost, random
-from equipoise.runtime.executors import EXECUTORS
+from equipoise.runtime.executors import EXECUTORS, Executor, Replies
 from equipoise.runtime.store import ClientStore
 
 NAMED = ("received", "trained", "personal")
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
+
+MakeExecutor = Callable[[Method, Task, Training, int, int], Executor]
+"""From method, task, training, seed and number of rounds to where the clients are."""
 
 RoundLog = dict[str, Any]
 """One JSON object a round; see :meth:`Federation.round`."""
@@ -38,11 +42,20 @@ class Schedule:
 
 
 class Simulation:
-    """A federation in one process. All that changes is in :meth:`state`."""
+    """A federation as its server sees it; the executor is where clients are. All that changes is in :meth:`state`."""
 
-    def __init__(self, method: Method, task: Task, training: Training, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        training: Training,
+        schedule: Schedule,
+        make_executor: MakeExecutor | None = None,
+    ) -> None:
+        """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere."""
         self.method, self.task, self.training, self.schedule = method, task, training, schedule
-        self.executor = EXECUTORS[schedule.executor](method, task, training, schedule.seed, schedule.rounds)
+        make = make_executor or EXECUTORS[schedule.executor]
+        self.executor = make(method, task, training, schedule.seed, schedule.rounds)
         self.done = 0
         self.initial = task.init_params(schedule.seed)
         self.params = self.initial
@@ -57,6 +70,8 @@ class Simulation:
         ``global, received, trained, personal``: test scores of the four named evaluations (absent in rounds without
         evaluation; ``global`` is null where the server holds no whole model). Clients' scores are over all clients
         seen so far: one that was absent counts with the model it holds. ``val``: the same on validation data.
+        ``dropped``: clients whose update was not finite; ``absent``: who did not reply, and why; ``skipped``: why the
+        round changed nothing.
         """
         started = time.perf_counter()
         s, method, task = self.schedule, self.method, self.task
@@ -70,30 +85,36 @@ class Simulation:
         server = Server(task, self.training, self.params, self.server_state, s.seed, t, s.rounds)
         with torch.no_grad():
             down, server.state = method.give(server, tensor_ids)
-            held = self.store.gather(ids, ("local", "state", "source"))
-            out = self.executor.run(t, tensor_ids, down, held, splits)
-            finite = _finite(out["up"]) & _finite(out["held"]["local"])
-            self._write_back(ids, out, down, finite)
-            if bool(finite.any()):
-                up = Up(**pytree.tree_map(lambda value: value if bool(finite.all()) else value[finite], out["up"]))
-                replied = tensor_ids[finite]
-                weights, server.state = method.weigh(server, replied, up)
-                self.params, server.state = method.aggregate(server, replied, up, weights)
+            held = self.store.gather(ids, self.executor.holds)
+            replies = self.executor.run(t, tensor_ids, down, held, splits)
+            out, here, asked = replies.out, ids[replies.rows.numpy()], tensor_ids[replies.rows]
+            finite = _finite(out and {"up": out["up"], "local": out["held"].get("local", {})}, len(here))
+            enough = int(finite.sum()) >= self.executor.fewest
+            taken = finite & enough
+            spent = self._bill(ids, replies, down)
+            if out:
+                self._write_back(here, out, taken)
+            if enough:
+                up = Up(**pytree.tree_map(lambda value: value if bool(taken.all()) else value[taken], out["up"]))
+                weights, server.state = method.weigh(server, asked[taken], up)
+                self.params, server.state = method.aggregate(server, asked[taken], up, weights)
                 server.params = self.params
         self.server_state, self.done = server.state, t
 
-        log: RoundLog = {"round": t, "clients": len(ids), "seen": len(self.store.ids)}
+        log: RoundLog = {"round": t, "clients": len(ids), "seen": int((self.store.tree("counts")["rounds"] > 0).sum())}
         if evaluating:
             log |= self._scores(splits)
-        log["train"] = {name: _spread(value) for name, value in out["train"].items()}
-        if len(ids) <= LISTED and any(value["min"] != value["max"] for value in log["train"].values()):
-            log["decisions"] = {name: _plain(value) for name, value in out["train"].items()}
-        log["bytes"] = {
-            "up": int(cost.up_bytes(out["up"], len(ids)).sum()),
-            "down": int(cost.down_bytes(down, task.blocks, len(ids)).sum()),
-        }
-        log["dropped"] = ids[~finite.numpy()].tolist()
-        notes = {**out["notes"], **server.notes}
+        train = out.get("train", {})
+        log["train"] = {name: _spread(value) for name, value in train.items()}
+        if len(here) <= LISTED and any(value["min"] != value["max"] for value in log["train"].values()):
+            log["decisions"] = {name: _plain(value) for name, value in train.items()}
+        log["bytes"] = {way: int(spent[way].sum()) for way in ("up", "down")}
+        log["dropped"] = here[~finite.numpy()].tolist()
+        if replies.absent:
+            log["absent"] = {str(client): reason for client, reason in replies.absent.items()}
+        if not enough and self.executor.fewest > 1:
+            log["skipped"] = f"{int(finite.sum())} usable replies, {self.executor.fewest} are needed"
+        notes = {**out.get("notes", {}), **server.notes}
         if notes:
             log["notes"] = {name: _note(value) for name, value in notes.items()}
         stop = method.stop(server)
@@ -116,39 +137,35 @@ class Simulation:
         if not models:
             return self.store.ids, self.store.tree("local")
         # A client that has not made one yet (all its updates were dropped) would use the global model.
-        unknown = ~_finite(models)
+        unknown = ~_finite(models, len(self.store.ids))
         return self.store.ids, {
             name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
             for name, value in models.items()
         }
 
     def _fresh(self, ids: Tensor) -> State:
-        k = len(ids)
+        counts = {name: torch.zeros(len(ids), dtype=torch.int64) for name in ("rounds", "up", "down")}
+        return {**self.executor.fresh(ids, self.initial, self.keeps_local), "counts": counts}
 
-        def spread(tree: State) -> State:
-            expanded: State = pytree.tree_map(lambda value: value.expand(k, *value.shape).clone(), tree)
-            return expanded
-
-        return {
-            "local": spread(self.initial) if self.keeps_local else {},
-            "state": spread(self.method.client_init(self.task, self.initial)),
-            "source": self.task.source_init(ids),
-            "counts": {name: torch.zeros(k, dtype=torch.int64) for name in ("rounds", "up", "down")},
-        }
-
-    def _write_back(self, ids: Ints, out: State, down: Down, finite: Tensor) -> None:
-        """A client whose update was not finite keeps what it held, but its bytes are paid."""
-        everybody = torch.ones_like(finite)
+    def _bill(self, ids: Ints, replies: Replies, down: Down) -> Tree:
+        """Per client that was asked: whether it replied, and its bytes, paid whether or not the update was of use."""
+        replied = torch.zeros(len(ids), dtype=torch.int64)
+        replied[replies.rows] = 1
+        sent = cost.down_bytes(down, self.task.blocks, len(ids))
+        if replies.unsent:
+            sent *= torch.tensor([int(client) not in replies.unsent for client in ids])
+        size = cost.tree_bytes(replies.out["up"], stacked=True) if replies.out else 0
+        spent = {"rounds": replied, "up": size * replied, "down": sent}
         counts = self.store.gather(ids, ("counts",))["counts"]
-        counts = {
-            "rounds": counts["rounds"] + 1,
-            "up": counts["up"] + cost.up_bytes(out["up"], len(ids)),
-            "down": counts["down"] + cost.down_bytes(down, self.task.blocks, len(ids)),
-        }
-        self.store.scatter(ids, {"counts": counts}, everybody)
-        held = out["held"] if self.keeps_local else {**out["held"], "local": {}}
+        counts = {name: value + spent[name] for name, value in counts.items()}
+        self.store.scatter(ids, {"counts": counts}, torch.ones(len(ids), dtype=torch.bool))
+        return spent
+
+    def _write_back(self, ids: Ints, out: State, taken: Tensor) -> None:
+        """A client whose update was of no use keeps what it held."""
+        held = out["held"] if self.keeps_local or "local" not in out["held"] else {**out["held"], "local": {}}
         scores = {"scores": out["scores"]} if out["scores"] else {}
-        self.store.scatter(ids, {**held, **scores}, finite)
+        self.store.scatter(ids, {**held, **scores}, taken)
 
     def _scores(self, splits: tuple[str, ...]) -> RoundLog:
         scores, log = self.store.tree("scores"), RoundLog()
@@ -160,7 +177,7 @@ class Simulation:
                 with torch.no_grad():
                     values = self.task.evaluate_server(one, "test" if split == "test" else "public")
                 named["global"] = {name: _number(value[0]) for name, value in values.items()}
-            for name in NAMED:
+            for name in NAMED if scores else ():
                 values = scores[split].get(name, scores[split]["trained"])
                 named[name] = {metric: _number(value.double().nanmean()) for metric, value in values.items()}
                 head = values[self.task.headline].double()
@@ -174,12 +191,13 @@ class Simulation:
         return log
 
 
-def _finite(tree: State) -> Tensor:
+def _finite(tree: State, clients: int) -> Tensor:
     """Per client: whether every number is finite."""
-    leaves = [value for value in pytree.tree_leaves(tree) if value.is_floating_point()]
-    if not leaves:
-        return torch.ones(len(pytree.tree_leaves(tree)[0]) if pytree.tree_leaves(tree) else 1, dtype=torch.bool)
-    return torch.stack([torch.isfinite(value).reshape(len(value), -1).all(1) for value in leaves]).all(0)
+    fine = torch.ones(clients, dtype=torch.bool)
+    for value in pytree.tree_leaves(tree):
+        if value.is_floating_point():
+            fine &= torch.isfinite(value).reshape(clients, -1).all(1)
+    return fine
 
 
 def _number(value: Tensor) -> float | None:
