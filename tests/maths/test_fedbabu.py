@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from equipoise.errors import UsageError
 from equipoise.methods.fedbabu import FedBabu
@@ -32,6 +33,11 @@ def test_the_server_holds_a_whole_model_though_backbones_alone_travel() -> None:
 
 
 def test_unsound_use_is_refused() -> None:
+    silent = small_task()
+    for name in silent.blocks["head"]:
+        torch.nn.init.zeros_(silent.module.get_parameter(name))
+    with pytest.raises(UsageError, match="zero"):
+        FedBabu().check(silent, silent.training)
     with pytest.raises(UsageError, match="one layer"):
         FedBabu().check(small_task("linear"), small_task().training)
     with pytest.raises(UsageError, match="tune_epochs"):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from equipoise.contract import Client, Method, State, Task, Training, Tree, option
+from equipoise.errors import UsageError
 from equipoise.methods.checks import refuse_below
 
 
@@ -25,6 +26,12 @@ class FedBabu(Method):
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
         refuse_below(self, 1, "tune_epochs")
+        start = task.init_params(0)
+        if not any(bool(start[name].any()) for name in task.blocks["head"]):
+            raise UsageError(
+                "fedbabu keeps the head at its start, and one that starts at zero gives the backbone no gradient: "
+                "start it at random"
+            )
 
     def update(self, c: Client) -> tuple[Tree, State]:
         return c.fit(c.start, blocks=("backbone",)), c.state
