@@ -121,7 +121,9 @@ class Settings:
             )
         training = Training(**values["training"])
         check_training(training)
-        return cls(run, training, task, task.config(**values["task"]), method(**values["method"]))
+        policy = method(**values["method"])
+        run = dataclasses.replace(run, rounds=policy.planned_rounds(run.rounds))
+        return cls(run, training, task, task.config(**values["task"]), policy)
 
     @property
     def flat(self) -> dict[str, Any]:

@@ -16,7 +16,9 @@ def combine(rule, q, counts, eta, base=None, current=None):
     q = np.asarray(q, float)
     base = np.zeros_like(q) if base is None else np.asarray(base, float)
     current = np.zeros(q.shape[1:]) if current is None else np.asarray(current, float)
-    return tabular.combine(rule, q, np.asarray(counts, np.int64), base, current, eta)
+    counts = np.asarray(counts, np.int64)
+    sent = tabular.evidence(q, counts, base, eta) if rule == "targets" else q
+    return tabular.combine(rule, sent, counts, current, eta)
 
 
 def test_hand_computed_weights():

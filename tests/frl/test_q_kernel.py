@@ -105,7 +105,7 @@ def test_fixed_and_random_kernels_agree_on_fixed_actions():
     agent, env = np.repeat(np.arange(5), 5), np.zeros(25, np.int64)
     keys = [qkernel.stream_keys(2, stream, 5, 5) for stream in (0, 1)]
     views = [x.reshape(25, *x.shape[2:]) for x in (general.q, general.counts, general.position)]
-    qkernel.walk_random(*views, agent, env, *keys, *problem.choices, *problem.tables, 0, 80, 0.2)
+    qkernel.walk_random(*views, agent, env, *keys, *problem.choices, *problem.tables, 80, 0.2)
     np.testing.assert_array_equal(fixed.q, general.q)
     np.testing.assert_array_equal(fixed.counts, general.counts)
 

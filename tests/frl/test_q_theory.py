@@ -32,6 +32,17 @@ def test_mixing_time_matches_a_linear_search(leave):
     assert theory.mixing_time(mdp, ONE) == t
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_mixing_time_from_every_state_and_action_by_brute_force(seed):
+    mdp = mdps.garnet(seed, 7, 3, 2)
+    policy = preferred_action(mdp, 1, 0.2)[0]
+    stationary, step = theory.occupancy(mdp, policy).sum(axis=1), np.einsum("sa,sat->st", policy, mdp.P)
+    rows, t = mdp.P.reshape(-1, 7), 1
+    while 0.5 * np.abs(rows - stationary).sum(axis=1).max() > 0.25:
+        rows, t = rows @ step, t + 1
+    assert theory.mixing_time(mdp, policy) == t
+
+
 def test_periodic_and_disconnected_chains_never_mix():
     assert theory.mixing_time(two_state_chain(1.0, 1.0), ONE) == float("inf")
     np.testing.assert_allclose(theory.occupancy(two_state_chain(1.0, 1.0), ONE)[:, 0], [0.5, 0.5])

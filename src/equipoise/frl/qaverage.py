@@ -1,6 +1,6 @@
 """The server's half of federated Q-learning: three ways to make one table of K tables, compiled.
 
-Shapes: q, base and counts [K, E] of the agents that replied, E = simulations x states x actions; the result is [E].
+Shapes: q, evidence and counts [K, E] of the agents that replied, E = simulations x states x actions; the result is [E].
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -61,14 +61,14 @@ def average_importance(q, counts, powers):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, parallel=True)
-def average_targets(q, counts, base, current, powers):  # type: ignore[no-untyped-def]
+def average_targets(evidence, counts, current, powers):  # type: ignore[no-untyped-def]
     """TaAvg (ours): the mean targets that the agents saw, weighted by what each is worth, applied to the current table.
 
-    An agent that started from `base` and visited an entry N times holds q = d base + (1 - d) T with d = (1 - eta)^N and
-    T its discounted mean target, of effective sample size proportional to (1 - d) / (1 + d). Entries that nobody
-    visited keep their current value.
+    An agent that started from a table q0 and visited an entry N times holds q = d q0 + (1 - d) T with d = (1 - eta)^N
+    and T its discounted mean target, of effective sample size proportional to (1 - d) / (1 + d). Its evidence is
+    q - d q0 = (1 - d) T. Entries that nobody visited keep their current value.
     """
-    K, entries = q.shape
+    K, entries = evidence.shape
     last = len(powers) - 1
     out = np.zeros(entries)
     for block in prange((entries + _BLOCK - 1) // _BLOCK):
@@ -80,7 +80,7 @@ def average_targets(q, counts, base, current, powers):  # type: ignore[no-untype
                 w = (1.0 - d) / (1.0 + d)
                 total[i - low] += w
                 moved[i - low] += w * (1.0 - d)
-                out[i] += w * (q[k, i] - d * base[k, i])
+                out[i] += w * evidence[k, i]
         for i in range(low, high):
             if total[i - low] > 0.0:
                 out[i] = (1.0 - moved[i - low] / total[i - low]) * current[i] + out[i] / total[i - low]

@@ -23,7 +23,7 @@ Counts = npt.NDArray[np.int64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment and mixer of SplitMix64 (Steele, Lea, Flood 2014)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_R11, _R27, _R30, _R31, _R32 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+_R27, _R30, _R31, _R32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _MAX_ORDERED = {"nnan", "nsz"}
 _LANES = 8  # walkers interleaved in one loop: their chains of loads overlap
@@ -46,7 +46,7 @@ def _mix(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def stream_keys(seed: int, stream: int, agents: int, sims: int) -> Words:
-    """One key per walker; draw number t of the stream is mix(key + (t + 1) * golden)."""
+    """One key per walker; draw number t of the stream is mix(key + (t + 1) * golden), as in `runtime.random`."""
     keys = np.empty(agents * sims, np.uint64)
     root = _mix(_mix(np.uint64(seed) + _GOLDEN) ^ np.uint64(stream))
     for k in range(agents):
@@ -56,14 +56,9 @@ def stream_keys(seed: int, stream: int, agents: int, sims: int) -> Words:
     return keys
 
 
-@njit(cache=True)
-def uniforms(keys: Words, first: int, count: int) -> Floats:
-    """Draws number first, first + 1, ... of every key, uniform in (0, 1]."""
-    out = np.empty((len(keys), count))
-    for i in range(len(keys)):
-        for j in range(count):
-            out[i, j] = ((_mix(keys[i] + np.uint64(first + j + 1) * _GOLDEN) >> _R11) + np.uint64(1)) * 2.0**-53
-    return out
+def skip_draws(keys: Words, draws: npt.NDArray[np.int64]) -> Words:
+    """Keys whose next draw is number `draws` of the stream."""
+    return keys + draws.astype(np.uint64) * _GOLDEN
 
 
 def alias_tables(p: Floats) -> Alias:
@@ -113,7 +108,7 @@ def _vose(rows, cells):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
-def walk_fixed(q, counts, position, agent, env, key, action, threshold, outcome, reward, discount, first, steps, eta):  # type: ignore[no-untyped-def]
+def walk_fixed(q, counts, position, agent, env, key, action, threshold, outcome, reward, discount, steps, eta):  # type: ignore[no-untyped-def]
     """`steps` updates of every walker under deterministic policies action[k, s]; q, counts and position change.
 
     An agent that always plays a(s) changes one entry per row, so the maximum over the others is a constant of the
@@ -135,7 +130,7 @@ def walk_fixed(q, counts, position, agent, env, key, action, threshold, outcome,
                 walker = low + lane
                 e, k = env[walker], agent[walker]
                 at[lane] = np.uint64(position[walker] + lane * S)
-                clock[lane] = key[walker] + np.uint64(first) * _GOLDEN
+                clock[lane] = key[walker]
                 for s in range(S):
                     a, i = action[k, s], lane * S + s
                     own[i], pay[i], gamma[i], visits[i] = q[walker, s, a], reward[e, s, a], discount[e, s], 0
@@ -183,7 +178,6 @@ def walk_random(  # type: ignore[no-untyped-def]
     outcome,
     reward,
     discount,
-    first,
     steps,
     eta,
 ):
@@ -198,7 +192,7 @@ def walk_random(  # type: ignore[no-untyped-def]
             e, k, s = env[walker], agent[walker], np.uint64(position[walker])
             for row in range(S):
                 best[row] = _row_max(table, row, A)
-            for t in range(first + 1, first + steps + 1):
+            for t in range(1, steps + 1):
                 x = _mix(choice_key[walker] + np.uint64(t) * _GOLDEN)
                 cell = ((x >> _R32) * options) >> _R32
                 a = choice[k, s, cell, np.uint64((x & _LOW32) >= choice_limit[k, s, cell])]
@@ -218,14 +212,14 @@ def walk_random(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
-def sweep(q, env, key, threshold, outcome, reward, discount, first, steps, eta):  # type: ignore[no-untyped-def]
+def sweep(q, env, key, threshold, outcome, reward, discount, steps, eta):  # type: ignore[no-untyped-def]
     """`steps` synchronous updates (FedSynQ): each step samples every state-action pair once from the model."""
     walkers, S, A = q.shape
     cells, keep = np.uint64(threshold.shape[3]), 1.0 - eta
     for walker in prange(walkers):
         table, e = q[walker], env[walker]
         ahead = np.empty(S)
-        clock = key[walker] + np.uint64(first) * np.uint64(S * A) * _GOLDEN
+        clock = key[walker]
         for _ in range(steps):
             for s in range(S):
                 ahead[s] = discount[e, s] * _row_max(table, s, A)

@@ -15,8 +15,11 @@ import numpy.typing as npt
 
 from equipoise.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
+from equipoise.runtime import random
 
 try:
+    import numba
+
     import equipoise.frl.qaverage as _qaverage
     import equipoise.frl.qkernel as _qkernel
 except ImportError:
@@ -24,8 +27,9 @@ except ImportError:
 
 qkernel: Any = _qkernel  # Numba's dispatchers carry no signatures that a type checker could read
 qaverage: Any = _qaverage
+Ints = npt.NDArray[np.int64]
 RULES = ("equal", "importance", "targets")
-STREAM_NEXT, STREAM_ACTION, STREAM_START, STREAM_Q0 = range(4)
+STREAM_NEXT, STREAM_ACTION, STREAM_START = range(3)
 
 
 class Problem:
@@ -78,9 +82,9 @@ class QState:
 
     q: Floats
     """[K, sims, S, A] the agents' own tables"""
-    counts: npt.NDArray[np.int64]
+    counts: Ints
     """[K, sims, S, A] visits since the agent last synchronised"""
-    position: npt.NDArray[np.int64]
+    position: Ints
     """[K, sims] where each trajectory stands"""
     base: Floats
     """[K, sims, S, A] the table from which the agent's period started"""
@@ -97,10 +101,10 @@ def check_rates(eta: float, tau: int) -> None:
         raise UsageError(f"The synchronisation period tau is {tau}; it must be at least one step.")
 
 
-def start_positions(problem: Problem, sims: int, seed: int) -> npt.NDArray[np.int64]:
+def start_positions(problem: Problem, sims: int, seed: int) -> Ints:
     """[K, sims] states drawn from the start distribution."""
-    u = qkernel.uniforms(qkernel.stream_keys(seed, STREAM_START, problem.agents, sims), 0, 1)[:, 0]
-    drawn = np.searchsorted(np.cumsum(problem.mdp.start), u * problem.mdp.start.sum() * (1 - 1e-15), side="left")
+    u = random.uniform(qkernel.stream_keys(seed, STREAM_START, problem.agents, sims), 1)[:, 0]
+    drawn = np.searchsorted(np.cumsum(problem.mdp.start), u, side="right")
     inside = np.minimum(drawn, np.flatnonzero(problem.mdp.start)[-1]).astype(np.int64)
     return np.asarray(inside.reshape(problem.agents, sims))
 
@@ -110,8 +114,13 @@ def initial_tables(problem: Problem, sims: int, seed: int, random_start: bool) -
     shape = (problem.agents, sims, problem.mdp.states, problem.mdp.actions)
     if not random_start:
         return np.zeros(shape)
-    keys = qkernel.stream_keys(seed, STREAM_Q0, problem.agents, sims)
-    return np.asarray(qkernel.uniforms(keys, 0, shape[2] * shape[3]) / (1.0 - problem.mdp.gamma)).reshape(shape)
+    u = random.uniform(random.keys(seed, np.arange(problem.agents), 1, 0), sims * shape[2] * shape[3])
+    return np.asarray(first_table(u, problem.mdp.gamma)).reshape(shape)
+
+
+def first_table(u: Any, gamma: float) -> Any:
+    """Numbers in [0, 1) as entries of a random first table."""
+    return (1.0 - u) / (1.0 - gamma)
 
 
 def init_state(problem: Problem, sims: int, seed: int, random_start: bool = True) -> QState:
@@ -127,61 +136,75 @@ def local_period(problem: Problem, state: QState, seed: int, eta: float, tau: in
     """tau local steps of every agent in every simulation, in place (FedSynQ where the problem has no policies)."""
     check_rates(eta, tau)
     ids = np.arange(problem.agents)
-    advance(problem, ids, state.q, state.counts, state.position, seed, state.step, eta, tau)
+    taken = np.full(problem.agents, state.step)
+    advance(problem, ids, state.q, state.counts, state.position, taken, seed, eta, tau)
     state.step += tau
 
 
 def advance(
     problem: Problem,
-    ids: npt.NDArray[np.int64],
+    ids: Ints,
     q: Floats,
-    counts: npt.NDArray[np.int64],
-    position: npt.NDArray[np.int64],
+    counts: Ints,
+    position: Ints,
+    taken: Ints,
     seed: int,
-    first: int,
     eta: float,
     tau: int,
 ) -> None:
-    """Steps first .. first + tau - 1 of the agents `ids`, whose stacks [len(ids), sims, ...] change in place."""
-    sims = q.shape[1]
-    flat_q, flat_counts = q.reshape(-1, *q.shape[2:]), counts.reshape(-1, *q.shape[2:])
-    agent = np.repeat(ids, sims)
-    env = problem.env_of[agent]
-    key = qkernel.stream_keys(seed, STREAM_NEXT, problem.agents, sims).reshape(-1, sims)[ids].ravel()
+    """tau further steps of the agents `ids` after `taken` ones each; their stacks [len(ids), sims, ...] change."""
+    sims, agent = q.shape[1], np.repeat(ids, q.shape[1])
+    before = np.repeat(taken, sims)
+
+    def keys(stream: int, draws: Ints) -> Any:
+        return qkernel.skip_draws(qkernel.stream_keys(seed, stream, problem.agents, sims)[agent * sims + sim], draws)
+
+    sim = np.tile(np.arange(sims), len(ids))
+    flat, env = q.reshape(-1, *q.shape[2:]), problem.env_of[agent]
     if problem.policies is None:
-        qkernel.sweep(flat_q, env, key, *problem.tables, first, tau, eta)
+        qkernel.sweep(flat, env, keys(STREAM_NEXT, before * problem.mdp.R.size), *problem.tables, tau, eta)
         return
-    walkers = (flat_q, flat_counts, position.reshape(-1), agent, env, key)
+    walkers = (flat, counts.reshape(flat.shape), position.reshape(-1), agent, env, keys(STREAM_NEXT, before))
     if problem.fixed:
-        qkernel.walk_fixed(*walkers, problem.action, *problem.tables, first, tau, eta)
-        return
-    choice_key = qkernel.stream_keys(seed, STREAM_ACTION, problem.agents, sims).reshape(-1, sims)[ids].ravel()
-    qkernel.walk_random(*walkers, choice_key, *problem.choices, *problem.tables, first, tau, eta)
-
-
-def combine(rule: str, q: Floats, counts: npt.NDArray[np.int64], base: Floats, current: Floats, eta: float) -> Floats:
-    """One table [...] of the stacks [K, ...] of the agents that replied."""
-    K, shape = len(q), q.shape[1:]
-    if rule == "equal":
-        flat = qaverage.average_equal(q.reshape(K, -1))
-    elif rule == "importance":
-        powers = qaverage.decay_powers(eta, int(counts.max()))
-        flat = qaverage.average_importance(q.reshape(K, -1), counts.reshape(K, -1), powers)
-    elif rule == "targets":
-        powers = qaverage.decay_powers(eta, int(counts.max()))
-        stacks = (q.reshape(K, -1), counts.reshape(K, -1), base.reshape(K, -1))
-        flat = qaverage.average_targets(*stacks, current.ravel(), powers)
+        qkernel.walk_fixed(*walkers, problem.action, *problem.tables, tau, eta)
     else:
+        qkernel.walk_random(*walkers, keys(STREAM_ACTION, before), *problem.choices, *problem.tables, tau, eta)
+
+
+def use_threads(count: int) -> None:
+    """Threads of the kernels, as far as the machine has cores."""
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(max(1, min(count, most)))
+
+
+def combine(rule: str, tables: Floats, counts: Ints, current: Floats, eta: float) -> Floats:
+    """One table [...] of the stacks [K, ...] that came up: the agents' tables, or (rule "targets") their evidence."""
+    K, shape = len(tables), tables.shape[1:]
+    if rule not in RULES:
         raise UsageError(f"There is no averaging rule '{rule}'; known are {', '.join(RULES)}.")
-    return np.asarray(flat).reshape(shape)
+    if rule == "equal":
+        return np.asarray(qaverage.average_equal(tables.reshape(K, -1))).reshape(shape)
+    powers = qaverage.decay_powers(eta, int(counts.max()))
+    stacks = (tables.reshape(K, -1), counts.reshape(K, -1))
+    if rule == "importance":
+        return np.asarray(qaverage.average_importance(*stacks, powers)).reshape(shape)
+    return np.asarray(qaverage.average_targets(*stacks, current.reshape(-1), powers)).reshape(shape)
 
 
-def synchronise(state: QState, rule: str, eta: float, present: npt.NDArray[np.int64] | None = None) -> None:
+def evidence(q: Floats, counts: Ints, base: Floats, eta: float) -> Floats:
+    """What an agent learned itself since it started from `base`: q - (1 - eta)^N base."""
+    powers = qaverage.decay_powers(eta, int(counts.max()))
+    return np.asarray(q - powers[np.minimum(counts, len(powers) - 1)] * base)
+
+
+def synchronise(state: QState, rule: str, eta: float, present: Ints | None = None) -> None:
     """The agents `present` (all, unless given) send and receive, in place; the others walk on with what they hold."""
     who: Any = slice(None) if present is None else present
     if present is not None and len(present) == 0:
         return
-    state.table = combine(rule, state.q[who], state.counts[who], state.base[who], state.table, eta)
+    q, counts = state.q[who], state.counts[who]
+    sent = evidence(q, counts, state.base[who], eta) if rule == "targets" else q
+    state.table = combine(rule, sent, counts, state.table, eta)
     state.q[who] = state.table
     state.base[who] = state.table
     state.counts[who] = 0

@@ -36,7 +36,7 @@ def coverage(mdp: TabularMDP, policies: Floats) -> Coverage:
     mu = np.stack([known[policy.tobytes()] for policy in policies])
     average = mu.mean(axis=0)
     seen = average > 0
-    slowest = max(mixing_time(mdp, policy) for policy in chains.values())
+    slowest = max(mixing_time(mdp, policy, known[key]) for key, policy in chains.items())
     return Coverage(float(mu.min()), float(average.min()), float((mu[:, seen] / average[seen]).max()), slowest)
 
 
@@ -56,27 +56,28 @@ def occupancy(mdp: TabularMDP, policy: Floats) -> Floats:
     return visits
 
 
-def mixing_time(mdp: TabularMDP, policy: Floats, longest: int = 1 << 20) -> float:
-    """Steps until the law of (s, a) is within total variation 1/4 of the stationary one, from the worst start."""
-    stationary = occupancy(mdp, policy).sum(axis=1)
+def mixing_time(mdp: TabularMDP, policy: Floats, visits: Floats | None = None, longest: int = 1 << 20) -> float:
+    """Steps until the law of (s, a) is within total variation 1/4 of the stationary one, from the worst start.
+
+    `visits` is the policy's occupancy, if it is known already; beyond `longest` steps the answer is inf.
+    """
+    stationary = (occupancy(mdp, policy) if visits is None else visits).sum(axis=1)
     step = _chain(mdp, policy)
 
     def far(rows: Floats) -> bool:
         return bool(0.5 * np.abs(rows - stationary).sum(axis=1).max() > 0.25)
 
-    rows = mdp.P.reshape(-1, mdp.states)  # the law of the state one step after every start (s, a)
-    if not far(rows):
-        return 1.0
     powers = [step]
-    while far(rows @ powers[-1]):  # the distance never grows: double the time, then halve the interval
+    while far(powers[-1]):  # the distance never grows: double the time, then halve the interval
         if 1 << len(powers) > longest:
             return float("inf")
         powers.append(powers[-1] @ powers[-1])
-    taken = 0
+    late, taken = np.eye(mdp.states), 0  # the chain after the last time that is too early
     for bit in reversed(range(len(powers) - 1)):
-        if far(ahead := rows @ powers[bit]):
-            rows, taken = ahead, taken + (1 << bit)
-    return float(taken + 2)
+        if far(ahead := late @ powers[bit]):
+            late, taken = ahead, taken + (1 << bit)
+    # From states the answer is taken + 1; a start (s, a) has its first step fixed, which costs one step more at most.
+    return float(taken + 1 + far(mdp.P.reshape(-1, mdp.states) @ late))
 
 
 def _chain(mdp: TabularMDP, policy: Floats) -> Floats:

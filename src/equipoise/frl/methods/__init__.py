@@ -1,0 +1,1 @@
+"""Methods whose clients are agents; found like those of `equipoise.methods`."""

@@ -1,0 +1,174 @@
+"""Tabular Q-learning as a task: clients are agents in an MDP, their model is a table of Q-values per simulation.
+
+`fit` takes `epochs` as local steps and `lr` as the rate eta. All simulations of a run go side by side in one model
+q [sims, S, A], in float64; they share nothing but the settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Fit, State, Task, Training, Tree, When, option
+from equipoise.errors import UsageError
+from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
+from equipoise.frl.policies import behaviour
+from equipoise.frl.theory import coverage
+
+if TYPE_CHECKING:
+    from equipoise.frl.tabular import Problem
+
+
+@dataclass(frozen=True)
+class TabularConfig:
+    """Options that every tabular task shares."""
+
+    agents: int = option(20, "agents (clients)")
+    sims: int = option(100, "independent simulations, side by side in one run")
+    gamma: float = option(DEFAULT_GAMMA, "discount, in (0, 1)")
+    policy: str = option("epsilon", "how agents behave: fixed, epsilon, regions or uniform")
+    epsilon: float = option(0.5, "policy epsilon: chance of a random action instead of the agent's own one")
+    perturbation: float = option(0.0, "how far each agent's MDP is moved from the common one, in [0, 1]")
+    random_q0: bool = option(False, "start each agent from its own random table instead of zero")
+
+
+class TabularTask(Task):
+    """Scores are `error`: the mean over simulations of (1 - gamma) max |Q - Q*|.
+
+    A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation they are the same.
+    """
+
+    headline = "error"
+    higher_is_better = False
+
+    def __init__(self, name: str, mdp: TabularMDP, config: TabularConfig, training: Training, seed: int) -> None:
+        if config.sims < 1:
+            raise UsageError(f"sims is {config.sims}: must be at least 1")
+        if not 0.0 <= config.perturbation <= 1.0:
+            raise UsageError(f"perturbation is {config.perturbation}: must lie in [0, 1]")
+        self.name, self.config, self.training, self.seed = name, config, training, seed
+        self.clients, self.blocks = config.agents, {"backbone": ("q",), "head": ()}
+        self.policies = behaviour(config.policy, mdp, config.agents, config.epsilon)
+        self.mdps = [mdp]
+        if config.perturbation:
+            self.mdps = [perturbed(mdp, seed * config.agents + k, config.perturbation) for k in range(config.agents)]
+        self.mdp = mdp if len(self.mdps) == 1 else _mean(self.mdps)
+
+    @cached_property
+    def walks(self) -> Problem:
+        """Agents on their own trajectories."""
+        from equipoise.frl.tabular import Problem
+
+        return Problem(self.mdps, self.clients, self.policies)
+
+    @cached_property
+    def sweeps(self) -> Problem:
+        """Agents that sample every state-action pair from a generative model (FedSynQ)."""
+        from equipoise.frl.tabular import Problem
+
+        return Problem(self.mdps, self.clients)
+
+    def init_params(self, seed: int) -> Tree:
+        from equipoise.frl.tabular import initial_tables
+
+        tables = initial_tables(self.walks, self.config.sims, seed, self.config.random_q0)
+        return {"q": torch.from_numpy(tables.mean(axis=0))}
+
+    def source_init(self, ids: Tensor) -> State:
+        from equipoise.frl.tabular import start_positions
+
+        position = torch.from_numpy(start_positions(self.walks, self.config.sims, self.seed))[ids]
+        shape = (len(ids), self.config.sims, self.mdp.states, self.mdp.actions)
+        return {"position": position, "taken": torch.zeros_like(ids), "visits": torch.zeros(shape, dtype=torch.int64)}
+
+    def sizes(self, ids: Tensor) -> Tensor:
+        return torch.ones_like(ids)
+
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        return epochs
+
+    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        """Trajectories go on from `source`, which also gives back the visits of this call."""
+        from equipoise.frl import tabular
+
+        if fit.pull or fit.linear or fit.loss:
+            raise UsageError(
+                f"task '{self.name}' updates tables, not a loss: choose a method without a loss of its own"
+            )
+        tabular.use_threads(torch.get_num_threads())
+        problem = self.sweeps if "synchronous" in fit.aux else self.walks
+        q, position = (value.contiguous().clone().numpy() for value in (fit.params["q"], source["position"]))
+        visits = np.zeros(q.shape, np.int64)
+        steps, rates, agents, taken = (value.numpy() for value in (fit.epochs, fit.lr, ids, source["taken"]))
+        for tau, eta in sorted(set(zip(steps.tolist(), rates.tolist(), strict=True))):
+            tabular.check_rates(eta, tau)
+            who = np.flatnonzero((steps == tau) & (rates == eta))
+            if len(who) == len(agents):
+                tabular.advance(problem, agents, q, visits, position, taken, when.seed, eta, tau)
+                break
+            some, seen, at = q[who], visits[who], position[who]
+            tabular.advance(problem, agents[who], some, seen, at, taken[who], when.seed, eta, tau)
+            q[who], visits[who], position[who] = some, seen, at
+        after = {"position": position, "taken": taken + steps, "visits": visits}
+        return {"q": torch.from_numpy(q)}, {}, {name: torch.from_numpy(value) for name, value in after.items()}
+
+    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        one = Fit(
+            {"q": fit.params["q"][None]}, fit.epochs[None], fit.lr[None], fit.pull, fit.linear, fit.aux, loss=fit.loss
+        )
+        params, anchor, after = self.fit_stack(ids[None], one, {name: v[None] for name, v in source.items()}, when)
+        return {"q": params["q"][0]}, anchor, {name: value[0] for name, value in after.items()}
+
+    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        own = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars
+        return self._error(params["q"], own[:, None])
+
+    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        return {
+            name: value[0] for name, value in self.evaluate_stack(ids[None], {"q": params["q"][None]}, split).items()
+        }
+
+    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+        return self._error(stack["q"], torch.from_numpy(self.mdp.q_star))
+
+    def has(self, split: str) -> bool:
+        return split == "test"
+
+    def summary(self, params: Tree) -> State:
+        """The yardstick of the final table, and what the theory says of these agents."""
+        gaps = self._gaps(params["q"], torch.from_numpy(self.mdp.q_star))
+        cover = coverage(self.mdp, self.policies)
+        return {
+            "error": float(gaps.mean()),
+            "error_std": float(gaps.std(correction=0)),
+            "coverage": {
+                "mu_min": cover.mu_min,
+                "mu_avg": cover.mu_avg,
+                "c_het": cover.c_het,
+                "t_mix": cover.t_mix if np.isfinite(cover.t_mix) else None,
+            },
+        }
+
+    @cached_property
+    def _q_stars(self) -> Tensor:
+        return torch.from_numpy(np.stack([mdp.q_star for mdp in self.mdps]))
+
+    def _gaps(self, q: Tensor, q_star: Tensor) -> Tensor:
+        return (1.0 - self.mdp.gamma) * (q - q_star).abs().amax(dim=(-2, -1))
+
+    def _error(self, q: Tensor, q_star: Tensor) -> Tree:
+        return {"error": self._gaps(q, q_star).mean(dim=-1)}
+
+
+def _mean(mdps: list[TabularMDP]) -> TabularMDP:
+    def average(arrays: list[Floats]) -> Floats:
+        return np.asarray(np.mean(arrays, axis=0))
+
+    first = mdps[0]
+    P, R = average([mdp.P for mdp in mdps]), average([mdp.R for mdp in mdps])
+    return make_mdp(P, R, first.gamma, first.start, first.discount == 0.0, name=f"{first.name}, mean")

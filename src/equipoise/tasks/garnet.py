@@ -1,0 +1,35 @@
+"""Random (Garnet) MDPs for federated Q-learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.contract import Task, Training, option
+from equipoise.errors import UsageError
+from equipoise.frl.mdp import garnet
+from equipoise.frl.task import TabularConfig, TabularTask
+from equipoise.tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class GarnetConfig(TabularConfig):
+    states: int = option(10, "states")
+    actions: int = option(5, "actions")
+    branching: int = option(3, "states that follow each state-action pair")
+
+
+def build(config: GarnetConfig, model: str, training: Training, seed: int) -> Task:
+    if config.states < 1 or config.actions < 1:
+        raise UsageError("states and actions must be at least 1")
+    mdp = garnet(seed, config.states, config.actions, config.branching, config.gamma)
+    return TabularTask("garnet", mdp, config, training, seed)
+
+
+SPEC = TaskSpec(
+    name="garnet",
+    help="agents in a random MDP: states, actions and branching to choose",
+    config=GarnetConfig,
+    training=Training(epochs=50, lr=0.1),
+    models=(),
+    build=build,
+)

@@ -1,0 +1,32 @@
+"""The two-state MDP of federated Q-learning (arXiv 2305.10697): 20 actions, each agent always plays its own one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.contract import Task, Training, option
+from equipoise.frl.mdp import two_state
+from equipoise.frl.task import TabularConfig, TabularTask
+from equipoise.tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class TwoStateConfig(TabularConfig):
+    actions: int = option(20, "actions")
+    policy: str = option("fixed", "how agents behave: fixed, epsilon, regions or uniform")
+    random_q0: bool = option(True, "start each agent from its own random table instead of zero")
+
+
+def build(config: TwoStateConfig, model: str, training: Training, seed: int) -> Task:
+    mdp = two_state(seed, config.actions, config.gamma)
+    return TabularTask("two-state", mdp, config, training, seed)
+
+
+SPEC = TaskSpec(
+    name="two-state",
+    help="agents in the two-state MDP of federated Q-learning, one fixed action each",
+    config=TwoStateConfig,
+    training=Training(epochs=50, lr=0.2),
+    models=(),
+    build=build,
+)
