@@ -1,6 +1,8 @@
 """Federated Q-learning through the contract, run folder and command line."""
 
 import json
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,3 +172,11 @@ def test_wrong_pairs_are_refused(tmp_path, capsys):
     assert "needs --file" in capsys.readouterr().err
     assert main(["run", "--method", "fedprox", "--task", "two-state", "--out", str(tmp_path / "c"), "--quiet"]) == 2
     assert "updates tables, not a loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_shows_every_option_with_its_default(name):
+    lines = (Path(__file__).parents[2] / "docs" / "methods" / f"{name}.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if line.startswith("| `")]
+    shown = {option.strip("`"): float(default) for option, default in rows}
+    assert shown == {field.name: field.default for field in fields(find_method(name))}
