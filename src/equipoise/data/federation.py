@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.data.forms import Form
 from equipoise.errors import UsageError
 
 Ints = NDArray[np.int64]
@@ -56,7 +57,9 @@ class ClientData(ABC):
     clients: int
     classes: int
     shape: tuple[int, ...]
-    """Of one sample."""
+    """Of one prepared sample."""
+    form: Form = Form()
+    """How stored rows become a model's input."""
 
     @abstractmethod
     def split(self, ids: Ints, name: str) -> Split: ...
@@ -78,6 +81,7 @@ class Federation(ClientData):
         splits: dict[str, tuple[Tensor, Tensor, Ints]],
         server: dict[str, tuple[Tensor, Tensor]],
         classes: int,
+        form: Form | None = None,
     ) -> None:
         """``splits`` maps train, val, test to (x, y, rows of each client); ``val`` may be left out."""
         for name, (x, y, sizes) in splits.items():
@@ -89,7 +93,8 @@ class Federation(ClientData):
         for name, (x, y) in server.items():
             _refuse_bad_rows(x, y, classes, f"the server's '{name}' set")
         self.clients, self.classes = len(splits["train"][2]), classes
-        self.shape = tuple(splits["train"][0].shape[1:])
+        self.form = form or Form()
+        self.shape = self.form.shape(tuple(splits["train"][0].shape[1:]))
         self._whole = {
             name: Split(x, y, np.cumsum(sizes) - sizes, sizes.astype(np.int64))
             for name, (x, y, sizes) in splits.items()

@@ -6,28 +6,14 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise.contract import Blocks
-from equipoise.errors import UsageError
+from equipoise.models.blocks import blocks_of, with_head
+from equipoise.models.convolutional import cnn, resnet18
 from equipoise.models.linear import linear, mlp
+from equipoise.models.recurrent import lstm
+
+__all__ = ["MODELS", "Build", "blocks_of", "with_head"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 
-MODELS: dict[str, Build] = {"linear": linear, "mlp": mlp}
+MODELS: dict[str, Build] = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "lstm": lstm}
 """Name to builder ``(shape of a sample, classes) -> module``."""
-
-
-def blocks_of(module: nn.Module) -> Blocks:
-    """The module's own ``blocks`` if it declares them; else the last layer that has parameters is the head."""
-    declared = getattr(module, "blocks", None)
-    names = [name for name, _ in module.named_parameters()]
-    if declared is not None:
-        if set(declared) != {"backbone", "head"} or sorted(n for b in declared.values() for n in b) != sorted(names):
-            raise UsageError(
-                f"{type(module).__name__}.blocks must assign every parameter to 'backbone' or 'head' exactly once"
-            )
-        return {block: tuple(declared[block]) for block in ("backbone", "head")}
-    if not names:
-        raise UsageError(f"{type(module).__name__} has no parameters: there is nothing to learn")
-    layer = names[-1].rpartition(".")[0]
-    head = tuple(name for name in names if name.rpartition(".")[0] == layer)
-    return {"backbone": tuple(name for name in names if name not in head), "head": head}

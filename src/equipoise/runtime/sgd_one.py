@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Tree, When
-from equipoise.runtime import batches, random
+from equipoise.contract import Fit, Pull, Tree, When
+from equipoise.runtime import batches, random, trees
 
 if TYPE_CHECKING:
     from equipoise.tasks.classify import Classify
@@ -27,7 +28,7 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
     for step in range(int(plan.steps[0])):
         count = when.training.batch_size if plan.counts is None else int(plan.counts[step, 0])
         rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
-        x, y = split.x[rows].to(task.dtype), split.y[rows]
+        x, y = task.prepare(split.x[rows]), split.y[rows]
         for _ in range(fit.repeat):
             with torch.enable_grad():
                 leaves = {name: params[name].detach().requires_grad_() for name in fit.names}
@@ -47,4 +48,26 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
         if fit.pull is not None:
             for name in fit.names:
                 anchor[name] = anchor[name] + fit.pull.follow * (params[name] - anchor[name])
+    return params, anchor
+
+
+def fit_each(task: Classify, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:
+    """A stack of clients, one after another: for models that no batched computation serves."""
+    out = []
+    for k in range(len(ids)):
+        pull, linear = fit_all.pull, fit_all.linear
+        if pull is not None:
+            strength, follow = torch.as_tensor(pull.strength), torch.as_tensor(pull.follow)
+            pull = Pull(trees.row(pull.anchor, k), strength.expand(len(ids))[k], follow.expand(len(ids))[k])
+        one = replace(
+            fit_all,
+            params=trees.row(fit_all.params, k),
+            epochs=fit_all.epochs[k],
+            lr=fit_all.lr[k],
+            pull=pull,
+            linear=None if linear is None else trees.row(linear, k),
+            aux=trees.row(fit_all.aux, k),
+        )
+        out.append(fit(task, ids[k], one, when))
+    params, anchor = (trees.stack([pair[i] for pair in out]) for i in (0, 1))
     return params, anchor

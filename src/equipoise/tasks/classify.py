@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import torch
@@ -14,10 +15,14 @@ from equipoise.contract import Fit, State, Training, Tree, When
 from equipoise.data.federation import ClientData, Ints
 from equipoise.errors import UsageError
 from equipoise.models import blocks_of
-from equipoise.runtime import batches, sgd_linear, sgd_one, sgd_stack
+from equipoise.models.stacking import stacked_forward
+from equipoise.runtime import batches, sgd_linear, sgd_one, sgd_stack, trees
 from equipoise.tasks.supervised import Supervised
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
+NUMBERS_AT_ONCE = 2**19  # of the inputs that a deep model scores at once: bounds the memory of its activations
+UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
+CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Classify(Supervised):
@@ -39,13 +44,19 @@ class Classify(Supervised):
         self.module = copy.deepcopy(module).to(dtype)
         self.blocks = blocks_of(self.module)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
-        self._forward_stack = vmap(self.forward)
+        layers = list(self.module.modules())
+        self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
+        """Whether many models can be computed at once."""
+        self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
+        self.deep = self.convolutional or not self.stackable
+        """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
+        self._forward_stack = stacked_forward(self.module) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def check(self) -> None:
         x, _ = self.data.server("test")
         try:
-            logits = self.forward(dict(self.module.named_parameters()), x[:2].to(self.dtype))
+            logits = self.forward(dict(self.module.named_parameters()), self.prepare(x[:2]))
         except RuntimeError as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
         if logits.shape != (len(x[:2]), self.data.classes):
@@ -77,14 +88,26 @@ class Classify(Supervised):
         return epochs * torch.from_numpy(batches.batches_per_epoch(sizes, training.batch_size)).reshape(ids.shape)
 
     def label_counts(self, ids: Tensor) -> Tensor:
-        rows, classes = self.data.split(_numpy(ids), "train"), self.data.classes
-        owner = np.repeat(np.arange(len(rows.size)), rows.size)
-        first = np.cumsum(rows.size) - rows.size
-        mine = rows.start[owner] + np.arange(len(owner)) - first[owner]
-        label = owner * classes + rows.y.numpy()[mine]
-        return torch.from_numpy(np.bincount(label, minlength=len(rows.size) * classes)).reshape(-1, classes)
+        own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
+        owner = np.repeat(np.arange(len(own.size)), own.size)
+        first = np.cumsum(own.size) - own.size
+        mine = own.start[owner] + np.arange(len(owner)) - first[owner]
+        label = owner * classes + own.y.numpy()[mine]
+        return torch.from_numpy(np.bincount(label, minlength=len(own.size) * classes)).reshape(-1, classes)
 
     # --- one client -------------------------------------------------------------------------------------------------
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
+        x = self.data.form.prepare(x, self.dtype)
+        return x.contiguous(memory_format=torch.channels_last) if self.convolutional and x.dim() == 4 else x
+
+    def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """Logits of one model on stored rows, a bounded number at once."""
+        at_once = max(1, NUMBERS_AT_ONCE // math.prod(self.data.shape)) if self.deep else len(x)
+        if len(x) <= at_once:
+            return self.forward(params, self.prepare(x))
+        return torch.cat([self.forward(params, self.prepare(part)) for part in torch.split(x, at_once)])
 
     def forward(self, params: Tree, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of one model."""
@@ -99,10 +122,10 @@ class Classify(Supervised):
         return params, anchor, source
 
     def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
-        rows = self.data.split(_numpy(ids.reshape(1)), split)
-        here = slice(int(rows.start[0]), int(rows.start[0] + rows.size[0]))
-        y = rows.y[here]
-        logits = self.forward(params, rows.x[here].to(self.dtype))
+        own = self.data.split(_numpy(ids.reshape(1)), split)
+        here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
+        y = own.y[here]
+        logits = self.logits(params, own.x[here])
         return {
             "acc": (logits.argmax(-1) == y).double().mean(),
             "loss": F.cross_entropy(logits, y),
@@ -112,25 +135,31 @@ class Classify(Supervised):
 
     def forward_stack(self, stack: Tree, x: Tensor) -> Tensor:
         """Logits ``[K, B, classes]`` of K models, each on its own rows."""
-        if self.linear:
-            return sgd_linear.logits(self.linear, stack, x)
         logits: Tensor = self._forward_stack(stack, x)
         return logits
 
+    def losses_stack(self, stack: Tree, x: Tensor, y: Tensor) -> Tensor:
+        """Losses ``[K, B]``: :meth:`losses` of K models."""
+        logits = self.forward_stack(stack, x)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        params, anchor = sgd_stack.fit(self, ids, fit, when)
+        params, anchor = (sgd_stack.fit if self.stackable else sgd_one.fit_each)(self, ids, fit, when)
         return params, anchor, source
 
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        if self.deep:
+            return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
-        return _score(self.forward_stack(params, x.to(self.dtype)), y, weight)
+        return _score(self.forward_stack(params, self.prepare(x)), y, weight)
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         x, y = self.data.server(split)
-        x, models = x.to(self.dtype), len(next(iter(stack.values())))
-        if models == 1:
-            logits = self.forward({name: value[0] for name, value in stack.items()}, x)
-            return _score(logits[None], y[None], None)
+        models = len(next(iter(stack.values())))
+        if models == 1 or self.deep:
+            scores = [_score(self.logits(trees.row(stack, k), x)[None], y[None], None) for k in range(models)]
+            return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
+        x = self.prepare(x)
         at_once = max(1, LOGITS_AT_ONCE // (len(x) * self.data.classes))
         scores = [
             _score(self._forward_shared({name: value[k : k + at_once] for name, value in stack.items()}, x), y, None)
@@ -141,8 +170,9 @@ class Classify(Supervised):
 
 def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
     """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``."""
-    hit = logits.argmax(-1) == y
-    nll = logits.logsumexp(-1) - logits.gather(-1, y.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    y = y.expand(logits.shape[:-1])
+    hit = logits.max(-1).indices == y
+    nll = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
     if weight is None:
         return {"acc": hit.sum(-1).double() / y.shape[-1], "loss": nll.mean(-1)}
     return {"acc": (hit * weight).sum(-1), "loss": (nll * weight.to(nll.dtype)).sum(-1)}

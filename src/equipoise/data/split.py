@@ -1,0 +1,82 @@
+"""From parts to a federation: train, validation and test rows of every client, public and test rows of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.contract import option
+from equipoise.data.federation import Federation, Ints
+from equipoise.data.forms import Form
+from equipoise.data.partition import Parts
+from equipoise.errors import UsageError
+
+Rows = tuple[NDArray[Any], NDArray[Any]]
+FEWEST = 4  # rows that a client needs for its three splits
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Shares of the splits; PAGE's are 7 : 3 for each client, and the original test set for the server."""
+
+    clients: int = option(100, "number of clients")
+    test_share: float = option(0.3, "share of a client's rows kept for its test")
+    val_share: float = option(0.1, "share of a client's training rows kept for validation; 0 for none")
+    public_share: float = option(0.1, "share of the server's rows that is its public set; the rest is its test set")
+    min_rows: int = option(10, "rows that every client gets at least")
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise UsageError(f"clients is {self.clients}: must be at least 1")
+        for name in ("test_share", "public_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}: must lie in (0, 1)")
+        if not 0 <= self.val_share < 1:
+            raise UsageError(f"val_share is {self.val_share}: must lie in [0, 1)")
+        if self.min_rows < FEWEST:
+            raise UsageError(f"min_rows is {self.min_rows}: a client needs {FEWEST} rows for its splits")
+
+
+def client_splits(sizes: Ints, config: SplitConfig) -> dict[str, Ints]:
+    """How many of its rows each client trains, validates and tests on: at least one each."""
+    test = np.maximum(1, np.rint(config.test_share * sizes).astype(np.int64))
+    val = np.zeros_like(sizes)
+    if config.val_share:
+        val = np.maximum(1, np.rint(config.val_share * (sizes - test)).astype(np.int64))
+    train = sizes - test - val
+    if (train < 1).any():
+        client = int(np.argmin(train))
+        raise UsageError(f"client {client} has {sizes[client]} rows: too few for its splits, raise min_rows")
+    return {"train": train, **({"val": val} if config.val_share else {}), "test": test}
+
+
+def federate(
+    data: Rows, parts: Parts, server: Rows, config: SplitConfig, classes: int, form: Form, rng: np.random.Generator
+) -> Federation:
+    """Each client's rows are cut in the order of ``parts``: train, then validation, then test."""
+    x, y = data
+    start = np.cumsum(parts.sizes) - parts.sizes
+    splits: dict[str, tuple[Tensor, Tensor, Ints]] = {}
+    for name, sizes in client_splits(parts.sizes, config).items():
+        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = parts.rows[np.repeat(start, sizes) + within]
+        splits[name] = (torch.from_numpy(x[rows]), torch.from_numpy(y[rows].astype(np.int64)), sizes)
+        start = start + sizes
+    return Federation(splits, split_server(server, config, rng), classes, form)
+
+
+def split_server(server: Rows, config: SplitConfig, rng: np.random.Generator) -> dict[str, tuple[Tensor, Tensor]]:
+    x, y = server
+    if len(y) < 2:
+        raise UsageError(f"the server has {len(y)} rows: it needs 2 for its public and its test set")
+    order = rng.permutation(len(y))
+    cut = min(len(y) - 1, max(1, round(config.public_share * len(y))))
+    chosen = {"public": np.sort(order[:cut]), "test": np.sort(order[cut:])}
+    return {
+        name: (torch.from_numpy(x[rows]), torch.from_numpy(y[rows].astype(np.int64))) for name, rows in chosen.items()
+    }

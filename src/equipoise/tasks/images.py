@@ -1,0 +1,80 @@
+"""Image classification on the published sets: one config and one builder; each set is a file of its own beside this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.contract import Task, Training, option
+from equipoise.data import partition
+from equipoise.data.cache import Arrays
+from equipoise.data.forms import Pixels
+from equipoise.data.source import Source, load
+from equipoise.data.split import SplitConfig, federate
+from equipoise.errors import UsageError, nearest
+from equipoise.models import MODELS
+from equipoise.tasks.classify import Classify
+
+
+@dataclass(frozen=True)
+class ImageConfig(SplitConfig):
+    """Where the images are and how clients share them."""
+
+    data: str = option("", "folder with the data set; empty for $EQUIPOISE_DATA, else it is fetched from the hub")
+    partition: str = option("dirichlet", "who gets which rows: dirichlet, iid or classes (a few classes a client)")
+    delta: float = option(0.3, "label skew of the dirichlet partition; smaller is more skewed")
+    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)")
+    classes_per_client: int = option(2, "classes a client of the classes partition")
+    train_rows: int = option(0, "use only so many of the training images, drawn by the seed; 0 for all")
+    server_rows: int = option(0, "use only so many of the original test images; 0 for all")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partition not in partition.PARTITIONS:
+            known = partition.PARTITIONS
+            raise UsageError(
+                f"unknown partition '{self.partition}'{nearest(self.partition, known)}: choose {', '.join(known)}"
+            )
+        for name in ("train_rows", "server_rows"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}: must be at least 0")
+
+
+def build_images(
+    name: str, source: Source, classes: int, form: Pixels
+) -> Callable[[ImageConfig, str, Training, int], Task]:
+    """The builder of a task on this set."""
+
+    def build(config: ImageConfig, model: str, training: Training, seed: int) -> Task:
+        arrays = load(source, config.data)
+        rng = np.random.default_rng([seed, 0x1A6E])
+        x, y = _some(arrays, "", config.train_rows, rng)
+        server = _some(arrays, "test_", config.server_rows, rng)
+        parts = share_out(y, config, rng)
+        known = int(arrays["classes"]) if "classes" in arrays else classes
+        data = federate((x, y), parts, server, config, known, form, rng)
+        return Classify(name, MODELS[model](data.shape, known), data, training)
+
+    return build
+
+
+def share_out(labels: Any, config: ImageConfig, rng: np.random.Generator) -> partition.Parts:
+    """Rows to clients, by the partition that the config names."""
+    own: dict[str, dict[str, Any]] = {
+        "dirichlet": {"delta": config.delta, "size_sigma": config.size_sigma},
+        "iid": {"size_sigma": config.size_sigma},
+        "classes": {"classes_per_client": config.classes_per_client},
+    }
+    assign = partition.PARTITIONS[config.partition]
+    return assign(labels, config.clients, rng, min_rows=config.min_rows, **own[config.partition])
+
+
+def _some(arrays: Arrays, part: str, count: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    x, y = arrays[f"{part}x"], arrays[f"{part}y"]
+    if not count or count >= len(y):
+        return x, y
+    rows = np.sort(rng.permutation(len(y))[:count])
+    return x[rows], y[rows]

@@ -1,0 +1,78 @@
+"""LSTM on Shakespeare: PAGE's fourth column. A client is a role; its rows keep the order of the text.
+
+So the test rows of a client are later speech than its training rows, and no character to be predicted was seen before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.contract import Task, Training, option
+from equipoise.data.federation import Ints
+from equipoise.data.forms import Tokens
+from equipoise.data.partition import Parts
+from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW, windows
+from equipoise.data.source import load
+from equipoise.data.split import SplitConfig, federate
+from equipoise.errors import UsageError
+from equipoise.models import MODELS
+from equipoise.tasks import TaskSpec
+from equipoise.tasks.classify import Classify
+
+
+@dataclass(frozen=True)
+class ShakespeareConfig(SplitConfig):
+    """The paper takes 100 roles with more than 8,000 samples: 7,000 of each (4,900 : 2,100), the rest to the server."""
+
+    data: str = option("", "folder with the text; empty for $EQUIPOISE_DATA")
+    role_samples: int = option(7000, "samples of each role for its client: 7,000 is the paper's")
+    spare_samples: int = option(1000, "samples that a role must have beyond these, for the server")
+    server_rows: int = option(10_000, "samples of the server's sets, drawn from what the roles leave")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("role_samples", self.min_rows), ("spare_samples", 1), ("server_rows", 2)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} is {getattr(self, name)}: must be at least {least}")
+
+
+def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Generator) -> Ints:
+    """Roles with enough samples, drawn by the seed, in the order of the text."""
+    enough = np.flatnonzero(samples > config.role_samples + config.spare_samples)
+    if len(enough) < config.clients:
+        raise UsageError(
+            f"only {len(enough)} roles have more than {config.role_samples + config.spare_samples} samples: "
+            "lower clients or role_samples"
+        )
+    return np.sort(rng.permutation(enough)[: config.clients])
+
+
+def build(config: ShakespeareConfig, model: str, training: Training, seed: int) -> Task:
+    arrays, rng = load(SOURCE, config.data), np.random.default_rng([seed, 0x54A4])
+    sizes, n = arrays["sizes"], config.role_samples
+    start = np.cumsum(sizes) - sizes
+    roles = choose_roles(sizes - WINDOW, config, rng)
+    x = np.empty((len(roles) * n, WINDOW), np.uint8)
+    y = np.empty(len(roles) * n, np.uint8)
+    left: list[Ints] = []
+    for k, role in enumerate(roles):
+        inputs, nexts = windows(arrays["codes"][start[role] : start[role] + sizes[role]])
+        x[k * n : (k + 1) * n], y[k * n : (k + 1) * n] = inputs[:n], nexts[:n]
+        left.append(start[role] + np.arange(n, len(nexts)))
+    at = np.sort(rng.permutation(np.concatenate(left))[: config.server_rows])
+    server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
+    parts = Parts(np.arange(len(y)), np.full(len(roles), n, np.int64))
+    data = federate((x, y), parts, server, config, len(ALPHABET), Tokens(), rng)
+    return Classify("shakespeare", MODELS[model](data.shape, data.classes), data, training)
+
+
+SPEC = TaskSpec(
+    name="shakespeare",
+    help="next character of 100 roles of Shakespeare's plays: PAGE's LSTM on Shakespeare",
+    config=ShakespeareConfig,
+    training=Training(epochs=20, lr=1.0, batch_size=32, weight_decay=1e-4),
+    models=("lstm",),
+    build=build,
+)
