@@ -1,0 +1,76 @@
+"""W1 on pfl-research: federated averaging with its simulated backend, every user each iteration."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from common import BATCH, LR, accuracy, load
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data import FederatedDataset
+from pfl.data.dataset import Dataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+
+PATH, EPOCHS, ROUNDS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+
+class Logistic(torch.nn.Linear):
+    def loss(self, x, y, eval=False):
+        return F.cross_entropy(self(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x, y, eval=False):
+        return {"acc": Weighted(float((self(x).argmax(1) == y).sum()), len(y))}
+
+
+class Clock(TrainingProcessCallback):
+    """Scores the global model on the server's rows and takes the time of each iteration."""
+
+    def __init__(self, rows):
+        self.rows, self.times, self.last = rows, [], time.perf_counter()
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        accuracy(model.pytorch_model, self.rows["server_x"], self.rows["server_y"])
+        now = time.perf_counter()
+        self.times.append(1e3 * (now - self.last))
+        self.last = now
+        return False, Metrics()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = load(PATH)
+    users = list(range(100))
+
+    def federated(part: str) -> FederatedDataset:
+        shards = [Dataset((rows[f"{part}_x"][k], rows[f"{part}_y"][k]), user_id=str(k)) for k in users]
+        return FederatedDataset(shards.__getitem__, get_user_sampler("minimize_reuse", users))
+
+    module = Logistic(30, 30)
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    clock = Clock(rows)
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=ROUNDS, evaluation_frequency=1, train_cohort_size=100, val_cohort_size=100
+        ),
+        SimulatedBackend(training_data=federated("train"), val_data=federated("test")),
+        model,
+        NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=BATCH),
+        NNEvalHyperParams(local_batch_size=None),
+        callbacks=[clock],
+    )
+    print(json.dumps({"ms": statistics.median(clock.times[1:])}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
