@@ -167,3 +167,32 @@ def test_a_million_clients_cost_no_more_than_the_cohort():
     assert len(run.store.ids) == 20
     assert run.store.tree("local")["weight"].shape[0] == 20
     assert len(task.data._made) <= 40
+
+
+@dataclass(frozen=True)
+class BadSecondModel(Method):
+    """Its uploads are fine; the personal model of client 1 is not."""
+
+    name: ClassVar[str] = "bad-second-model"
+
+    def personal(self, c):
+        return {k: torch.where(c.id == 1, torch.full_like(v, torch.nan), v) for k, v in c.trained.items()}
+
+
+def test_a_client_whose_own_model_breaks_is_dropped_too():
+    run = simulate(BadSecondModel(), small_task("mlp"), 2)
+    assert [log["dropped"] for log in run.logs] == [[1], [1]]
+    assert all(torch.isfinite(v).all() for v in run.personal_models()[1].values())
+
+
+def test_personal_models_are_made_in_rounds_without_evaluation_too():
+    from equipoise.runtime.round import Schedule, Simulation
+
+    task = small_task("mlp")
+    often, seldom = (
+        Simulation(Finetune(), task, task.training, Schedule(5, 0, 0.5, "stacked", every, True)) for every in (1, 5)
+    )
+    for run in (often, seldom):
+        for _ in range(5):
+            run.round()
+    assert largest_difference(often.personal_models()[1], seldom.personal_models()[1]) == 0

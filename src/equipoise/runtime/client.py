@@ -157,12 +157,12 @@ def client_round(method: Method, c: RunningClient, splits: tuple[str, ...]) -> S
         "train": {"epochs": c.train.epochs, "lr": c.train.lr},
         "scores": {},
     }
+    # The personal model must not move the client's data source, so that is taken before it.
     held = {"local": c.trained, "state": c.state, "source": c.source}
+    personal = method.personal(c)
+    named = {"received": c.start, "trained": c.trained}
+    if personal is not c.trained:
+        named["personal"] = held["personal"] = personal
     if splits:
-        personal = method.personal(c)
-        named = {"received": c.start, "trained": c.trained}
-        if personal is not c.trained:
-            named["personal"] = held["personal"] = personal
         out["scores"] = {split: {name: c.evaluate(params, split) for name, params in named.items()} for split in splits}
-    # Evaluation must not move the client's data source, so `held` was taken before it.
     return {**out, "held": held, "notes": c.notes}

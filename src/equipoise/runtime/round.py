@@ -70,7 +70,7 @@ class Simulation:
         ``global, received, trained, personal``: test scores of the four named evaluations (absent in rounds without
         evaluation; ``global`` is null where the server holds no whole model). Clients' scores are over all clients
         seen so far: one that was absent counts with the model it holds. ``val``: the same on validation data.
-        ``dropped``: clients whose update was not finite; ``absent``: who did not reply, and why; ``skipped``: why the
+        ``dropped``: clients whose update, state or personal model was not finite; ``absent``: who did not reply, and why; ``skipped``: why the
         round changed nothing.
         """
         started = time.perf_counter()
@@ -88,7 +88,7 @@ class Simulation:
             held = self.store.gather(ids, self.executor.holds)
             replies = self.executor.run(t, tensor_ids, down, held, splits)
             out, here, asked = replies.out, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            finite = _finite(out and {"up": out["up"], "local": out["held"].get("local", {})}, len(here))
+            finite = _finite(out and {"up": out["up"], "held": out["held"]}, len(here))
             enough = int(finite.sum()) >= self.executor.fewest
             taken = finite & enough
             spent = self._bill(ids, replies, down)
