@@ -30,7 +30,7 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """A safetensors file, replaced as :func:`write_text` does."""
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file(_unshared(tensors), temporary, metadata)
+    save_file(unshared(tensors), temporary, metadata)
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -39,7 +39,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def save(path: Path, state: State, meta: dict[str, Any]) -> None:
     """A nested tree of tensors and a JSON object beside it, in one file."""
     tensors: dict[str, Tensor] = {}
-    shape = _number(state, tensors)
+    shape = number_leaves(state, tensors)
     write_tensors(path, tensors, {"shape": json.dumps(shape), "meta": json.dumps(meta), "crc": str(_checksum(tensors))})
 
 
@@ -54,29 +54,30 @@ def load(path: Path) -> tuple[State, dict[str, Any]]:
         raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
     if _checksum(tensors) != crc:
         raise UsageError(f"checkpoint '{path}' is damaged: its checksum does not match its content")
-    return _restore(shape, tensors), meta
+    return restore_leaves(shape, tensors), meta
 
 
-def _number(tree: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def number_leaves(tree: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The tree's shape, with the number of a tensor in place of each; empty branches survive."""
     shape: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            shape[key] = _number(value, tensors)
+            shape[key] = number_leaves(value, tensors)
         else:
             shape[key] = len(tensors)
             tensors[str(len(tensors))] = value
     return shape
 
 
-def _restore(shape: dict[str, Any], tensors: dict[str, Tensor]) -> State:
+def restore_leaves(shape: dict[str, Any], tensors: dict[str, Tensor]) -> State:
+    """The inverse of :func:`number_leaves`."""
     return {
-        key: _restore(value, tensors) if isinstance(value, dict) else tensors[str(value)]
+        key: restore_leaves(value, tensors) if isinstance(value, dict) else tensors[str(value)]
         for key, value in shape.items()
     }
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Safetensors wants every tensor contiguous and alone in its memory."""
     seen: set[int] = set()
     result = {}

@@ -1,0 +1,96 @@
+"""The client's side of a round: a message in, a reply out, everything kept on the client's own disk."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise import __version__
+from equipoise.config import Settings
+from equipoise.contract import State, Task, Tree
+from equipoise.errors import UsageError
+from equipoise.flower import codec
+from equipoise.flower.codec import About, Refused
+from equipoise.flower.options import NodeConfig
+from equipoise.flower.state import ClientDisk
+from equipoise.runs import build_task
+from equipoise.runtime.executors import Loop, fresh_clients
+from equipoise.runtime.trees import row
+
+LOG = logging.getLogger("equipoise")
+
+
+class Node:
+    """One client at work."""
+
+    def __init__(self, given: dict[str, Any], config: NodeConfig, task: Task | None = None) -> None:
+        """``given``: the run's options; the node's own ``data`` folder replaces what they say."""
+        if config.data:
+            given = {**given, "data": config.data}
+        self.settings, self.config = Settings.of(given), config
+        self.task = task or build_task(self.settings)
+        if config.client >= self.task.clients:
+            raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {self.task.clients - 1}")
+        self.id = torch.tensor(config.client)
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a message; what goes wrong is told in it, by one sentence."""
+        try:
+            tree, about = codec.decode(data)
+            if about.get("kind") == "hello":
+                return codec.encode({}, self._introduction())
+            return codec.encode(*self._round(tree, about))
+        except Exception as error:
+            LOG.exception("client %d cannot answer", self.config.client)
+            return codec.encode({}, {"error": f"{type(error).__name__}: {error}"[:500]})
+
+    def _introduction(self) -> About:
+        samples = int(self.task.sizes(self.id.reshape(1))[0])
+        return {"client": self.config.client, "samples": samples, "version": __version__}
+
+    def _round(self, tree: State, about: About) -> tuple[State, About]:
+        round, taken = codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
+        if about.get("client") != self.config.client:
+            raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
+        s = self.settings
+        initial = self.task.init_params(s.run.seed)
+        disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
+        held = disk.load(taken) if taken else None
+        lost = bool(taken) and held is None
+        if lost:
+            LOG.warning("client %d has lost its state of round %d and starts afresh", self.config.client, taken)
+        client = Loop(s.method, self.task, s.training, s.run.seed, s.run.rounds)
+        with torch.no_grad():
+            if held is None:
+                held = row(fresh_clients(s.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
+            parcel = unpack(tree, about, initial)
+            out = client.one(round, tuple(about["splits"]), self.id, parcel, held)
+        after = out.pop("held")
+        codec.check_finite(after["local"], "the trained model")
+        disk.save(round, {name: after[name] for name in Loop.holds}, taken)
+        if about["splits"]:
+            disk.save_model(after.get("personal", after["local"]))
+        return out, {**self._introduction(), "round": round, "lost": lost}
+
+
+def pack(parcel: State, blocks: dict[str, tuple[str, ...]], about: About) -> bytes:
+    """One client's message: only blocks that are sent to this client are in it."""
+    sent = {block: bool(value) for block, value in parcel["sent"].items()}
+    params = {name: parcel["params"][name] for block, names in blocks.items() if sent[block] for name in names}
+    flags = {block: value for block, value in parcel["sent"].items() if isinstance(value, Tensor)}
+    fixed = {block: value for block, value in parcel["sent"].items() if isinstance(value, bool)}
+    return codec.encode({**parcel, "params": params, "sent": flags}, {**about, "sent": fixed})
+
+
+def unpack(tree: State, about: About, model: Tree) -> State:
+    """The inverse of :func:`pack`. What was not sent is NaN, so that no method can use it unnoticed."""
+    params = tree.pop("params")
+    unknown = sorted(params.keys() - model.keys())
+    if unknown:
+        raise Refused(f"the message has an unknown parameter '{unknown[0]}'")
+    codec.check(params, {name: model[name] for name in params}, "message")
+    nothing = {name: torch.full_like(value, torch.nan) for name, value in model.items() if value.is_floating_point()}
+    return {"extra": {}, "each": {}, **tree, "params": {**nothing, **params}, "sent": {**about["sent"], **tree["sent"]}}

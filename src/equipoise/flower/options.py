@@ -1,0 +1,78 @@
+"""Options of a deployment, beside those of the run; and what a node says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.config import Settings
+from equipoise.contract import option
+from equipoise.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a server asks of clients that are elsewhere."""
+
+    out: str = option("", "the server's folder of the result: an absolute path")
+    time_limit: float = option(600.0, "seconds that a round waits for replies")
+    wait: float = option(300.0, "seconds to wait for clients to connect, at the start or when too few are left")
+    min_replies: int = option(1, "usable replies below which a round changes nothing")
+    below: str = option("skip", "what happens then: skip (go on with the next round) or stop (resume later)")
+
+    def __post_init__(self) -> None:
+        if not Path(self.out).is_absolute():
+            raise UsageError(
+                f"out is '{self.out}': must be an absolute path, for the server runs in a folder of its own"
+            )
+        for name in ("time_limit", "wait"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} is {getattr(self, name)}: must be a number of seconds above 0")
+        if self.min_replies < 1:
+            raise UsageError(f"min_replies is {self.min_replies}: must be at least 1")
+        if self.below not in ("skip", "stop"):
+            raise UsageError(f"below is '{self.below}': choose skip or stop")
+
+
+NAMES = tuple(item.name for item in dataclasses.fields(Deployment))
+
+
+def read(table: dict[str, Any]) -> tuple[Settings, Deployment]:
+    """Both from one flat table, as it stands in the app's ``pyproject.toml``."""
+    given = {name.replace("-", "_"): value for name, value in table.items()}
+    deployment = {name: given.pop(name) for name in NAMES if name in given}
+    for item in dataclasses.fields(Deployment):
+        kind, value = type(item.default), deployment.get(item.name, item.default)
+        if kind is float and type(value) is int:
+            deployment[item.name] = float(value)
+        elif type(value) is not kind:
+            raise UsageError(f"{item.name} is {value!r}: must be of type {kind.__name__}")
+    # Saved after every round: clients can go back one round, not more.
+    settings = Settings.of({**given, "checkpoint_every": 1})
+    if settings.run.finetune:
+        raise UsageError(
+            "finetune needs every client's model in one place: fine-tune at the clients (method 'finetune')"
+        )
+    return settings, Deployment(**deployment)
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What a node is told at its own start: never by the server."""
+
+    client: int
+    state: Path
+    data: str
+
+    @classmethod
+    def of(cls, table: dict[str, Any]) -> NodeConfig:
+        client = table.get("client-id", table.get("partition-id"))
+        if type(client) is not int or client < 0:
+            raise UsageError("the node has no client-id: start it with --node-config 'client-id=0 state-dir=\"...\"'")
+        state = table.get("state-dir")
+        if not isinstance(state, str) or not Path(state).is_absolute():
+            raise UsageError("the node has no state-dir: give the absolute path of a folder in --node-config")
+        return cls(client, Path(state), str(table.get("data", "")))

@@ -1,0 +1,53 @@
+"""``equipoise flower init``: a ready Flower app whose options are those of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import UsageError
+from equipoise.flower import options
+
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A federation of Equipoise"
+license = "Apache-2.0"
+# Empty on purpose: nothing is installed at run time. Every machine has its own environment with equipoise[flower].
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["app"]
+
+[tool.flwr.app]
+publisher = "equipoise"
+
+[tool.flwr.app.components]
+serverapp = "app.server:app"
+clientapp = "app.client:app"
+
+# Options of the run and of the deployment: see `equipoise flower init --help`.
+[tool.flwr.app.config]
+{table}
+"""
+
+
+def write(folder: Path, given: dict[str, Any]) -> None:
+    """Write the app. ``given`` is checked first; only what differs from a default is written down."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"'{folder}' exists already: choose another folder")
+    given = {"out": str((folder / "run").resolve()), **given}
+    options.read(given)
+    (folder / "app").mkdir(parents=True)
+    table = "\n".join(f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in given.items())
+    name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name, table=table))
+    (folder / "app" / "__init__.py").write_text("")
+    for side in ("server", "client"):
+        (folder / "app" / f"{side}.py").write_text(f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n")

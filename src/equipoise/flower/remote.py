@@ -1,0 +1,113 @@
+"""The executor whose clients are elsewhere: a message for each, replies in time, checked and stacked."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Down, Method, State, Task, Training, Tree
+from equipoise.flower import codec, node
+from equipoise.flower.codec import Refused
+from equipoise.runtime.cost import tree_bytes
+from equipoise.runtime.executors import Executor, Replies, fresh_clients, parcel, split_parcel
+from equipoise.runtime.trees import row, stack
+
+LOG = logging.getLogger("equipoise")
+ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes
+
+
+class Wire(Protocol):
+    """How messages reach clients."""
+
+    def present(self) -> dict[int, int]:
+        """Clients that are connected now, and their numbers of training samples."""
+
+    def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        """Replies by client, within so many seconds; for a client that failed, the reason."""
+
+
+class Remote(Executor):
+    """Clients keep their state themselves. Here it is only known which round of each was taken last."""
+
+    holds: ClassVar[tuple[str, ...]] = ("taken",)
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        training: Training,
+        seed: int,
+        rounds: int,
+        *,
+        wire: Wire,
+        run: str,
+        time_limit: float,
+        fewest: int,
+    ) -> None:
+        super().__init__(method, task, training, seed, rounds)
+        self.wire, self.run_id, self.time_limit, self.fewest = wire, run, time_limit, fewest
+        self._initial = task.init_params(seed)
+        self._expected: dict[tuple[str, ...], State] = {}
+
+    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> State:
+        return {"taken": {"round": torch.zeros(len(ids), dtype=torch.int64)}}
+
+    def run(self, round: int, ids: Tensor, down: Down, held: State, splits: tuple[str, ...]) -> Replies:
+        present, (shared, own) = self.wire.present(), split_parcel(down)
+        clients: list[int] = ids.tolist()
+        unsent = frozenset(client for client in clients if client not in present)
+        absent = dict.fromkeys(sorted(unsent), "not connected")
+        about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits)}
+        messages = {
+            client: node.pack(
+                parcel(shared, own, k),
+                dict(self.task.blocks),
+                {**about, "client": client, "taken": int(held["taken"]["round"][k])},
+            )
+            for k, client in enumerate(clients)
+            if client in present
+        }
+        answers = self.wire.exchange(messages, self.time_limit) if messages else {}
+        expected = self._expect(round, splits, ids[:1], parcel(shared, own, 0))
+        rows, outs = [], []
+        for k, client in enumerate(clients):
+            if client not in messages:
+                continue
+            try:
+                outs.append(self._read(answers.get(client, "no reply in time"), client, round, expected))
+                rows.append(k)
+            except Refused as error:
+                absent[client] = str(error)
+        for client, reason in absent.items():
+            LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
+        return Replies(torch.tensor(rows, dtype=torch.int64), stack(outs) if outs else {}, absent, unsent)
+
+    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> State:
+        if isinstance(answer, str):
+            raise Refused(answer)
+        try:
+            out, about = codec.decode(answer, tree_bytes(expected) + ROOM)
+            if "error" in about:
+                raise Refused(f"it reports {str(about['error'])[:500]!r}")
+            if codec.whole(about, "client", 0) != client or codec.whole(about, "round", 1) != round:
+                raise Refused("it answers another message")
+            codec.check(out, expected)
+            codec.check_finite({"up": out["up"], "train": out["train"]}, "reply")
+            if int(out["train"]["epochs"]) < 0 or float(out["train"]["lr"]) < 0:
+                raise Refused("reply/train is negative")
+        except Refused as error:
+            raise Refused(f"reply refused: {error}") from error
+        if about.get("lost"):
+            LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
+        return {**out, "held": {"taken": {"round": torch.tensor(round)}}}
+
+    def _expect(self, round: int, splits: tuple[str, ...], id: Tensor, down: State) -> State:
+        """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
+        if splits not in self._expected:
+            held = row(fresh_clients(self.method, self.task, id, self._initial, keeps_local=True), 0)
+            out = self.one(round, splits, id[0], down, held)
+            self._expected[splits] = {name: value for name, value in out.items() if name != "held"}
+        return self._expected[splits]

@@ -1,0 +1,45 @@
+"""What a client keeps between rounds, on its own disk.
+
+A client cannot know whether its reply counted: it may be lost, late or refused, or the server may die before it saves.
+So each round is written beside the last, and the server's next message says which round of this client it took last:
+from there it goes on. A round that did not count is forgotten, on both sides.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.contract import State, Tree
+from equipoise.errors import UsageError
+from equipoise.runtime import checkpoint
+
+
+class ClientDisk:
+    """The rounds of one client in one run."""
+
+    def __init__(self, root: Path, run: str, client: int) -> None:
+        if not run.isalnum():
+            raise UsageError(f"the run's id is '{run[:40]}': must be letters and digits")
+        self.path = root / run / f"client-{client}"
+
+    def load(self, round: int) -> State | None:
+        """What was held after this round, or ``None`` if it is not here any more."""
+        try:
+            return checkpoint.load(self._file(round))[0]
+        except UsageError:
+            return None
+
+    def save(self, round: int, held: State, taken: int) -> None:
+        """Write a new round; keep it and the one that the server took last, forget others."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        checkpoint.save(self._file(round), held, {"round": round})
+        for old in self.path.glob("round-*.safetensors"):
+            if old not in (self._file(round), self._file(taken)):
+                old.unlink(missing_ok=True)
+
+    def save_model(self, params: Tree) -> None:
+        """The model that this client would use now, as a plain file for its owner."""
+        checkpoint.write_tensors(self.path / "model.safetensors", params)
+
+    def _file(self, round: int) -> Path:
+        return self.path / f"round-{round}.safetensors"

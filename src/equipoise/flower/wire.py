@@ -1,0 +1,124 @@
+"""Messages over Flower's grid: who is connected, a message for each client, replies mapped to the client they concern.
+
+Node ids are not client numbers, and Flower's own error replies do not say whom they concern: so each node is asked once
+for its client's number, and replies are mapped by the message that they answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from equipoise.flower import codec
+from equipoise.flower.codec import Refused
+
+LOG = logging.getLogger("equipoise")
+PAUSE = 0.5  # seconds between looks for replies
+HELLO = 4096  # bytes of an introduction, at most
+AGAIN = 120.0  # seconds until a node that did not introduce itself is asked again
+
+
+def enclose(data: bytes) -> RecordDict:
+    """Bytes as Flower carries them (in chunks, when they are many)."""
+    return RecordDict({"parcel": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})})
+
+
+def disclose(content: RecordDict) -> bytes:
+    try:
+        data: bytes = content.array_records["parcel"]["bytes"].data
+    except KeyError as error:
+        raise Refused("the message has no parcel") from error
+    return data
+
+
+class GridWire:
+    """A :class:`~equipoise.flower.remote.Wire` over a grid."""
+
+    def __init__(self, grid: Grid, clients: int, fewest: int, wait: float) -> None:
+        self.grid, self.clients, self.fewest, self.wait = grid, clients, fewest, wait
+        self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
+        self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
+        self._node: dict[int, int] = {}  # client: node
+        self._wanted = clients  # everybody at the start, then as many as a round needs
+
+    def present(self) -> dict[int, int]:
+        end = time.monotonic() + self.wait
+        while True:
+            nodes = set(self.grid.get_node_ids())
+            self._greet(nodes)
+            self._node = self._seats(nodes)
+            if len(self._node) >= self._wanted or time.monotonic() > end:
+                break
+            time.sleep(PAUSE)
+        self._wanted = min(self.fewest, self.clients)
+        return {client: self._known[node][1] for client, node in self._node.items()}
+
+    def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        clients = list(messages)
+        sent = self._push([Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit) for c in clients])
+        waiting = {id: client for id, client in zip(sent, clients, strict=True) if id}
+        answers: dict[int, bytes | str] = {}
+        end = time.monotonic() + limit
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages(list(waiting)):
+                client = waiting.pop(reply.metadata.reply_to_message_id)
+                answers[client] = self._content(reply)
+            if waiting:
+                time.sleep(PAUSE)
+        return answers
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        return list(self.grid.push_messages(messages))
+
+    def _greet(self, nodes: set[int]) -> None:
+        """Ask nodes that are new; hear those that answered. Nobody waits here."""
+        now = time.monotonic()
+        new = [n for n in sorted(nodes - self._known.keys()) if n not in self._asked or now - self._asked[n][1] > AGAIN]
+        question = codec.encode({}, {"kind": "hello"})
+        if new:
+            ids = self._push([Message(enclose(question), n, MessageType.QUERY, ttl=AGAIN) for n in new])
+            self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
+        open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
+        if open_questions:
+            for reply in self.grid.pull_messages(list(open_questions)):
+                self._hear(open_questions[reply.metadata.reply_to_message_id], reply)
+
+    def _hear(self, node: int, reply: Message) -> None:
+        content = self._content(reply)
+        try:
+            if isinstance(content, str):
+                raise Refused(content)
+            about = codec.decode(content, HELLO)[1]
+            if "error" in about:
+                raise Refused(f"it reports {str(about['error'])[:500]!r}")
+            client, samples = codec.whole(about, "client", 0), codec.whole(about, "samples", 1)
+            if client >= self.clients:
+                raise Refused(f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}")
+        except Refused as error:
+            LOG.warning("node %d is left out: %s", node, error)
+            return
+        self._known[node] = (client, samples)
+        LOG.info("client %d is connected as node %d, %d samples", client, node, samples)
+
+    def _seats(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Which node speaks for each client: of two that claim one, the one that had it, as long as it is there."""
+        seats = {client: node for client, node in self._node.items() if node in nodes}
+        for node in sorted(nodes):
+            if node in self._known:
+                client = self._known[node][0]
+                if seats.setdefault(client, node) != node and self._node.get(client) == seats[client]:
+                    LOG.warning("node %d says it is client %d too, which node %d is", node, client, seats[client])
+        return seats
+
+    @staticmethod
+    def _content(reply: Message) -> bytes | str:
+        if reply.has_error():
+            return f"Flower reports error {reply.error.code}: {reply.error.reason}"[:500]
+        try:
+            return disclose(reply.content)
+        except Refused as error:
+            return str(error)
