@@ -23,7 +23,8 @@ class RunningClient(Client):
         self.id, self.round, self.rounds = id, when.round, rounds
         self.task, self.training, self._when = task, training, when
         self.down, self.local, self.state = down, held["local"], held["state"]
-        self._sources: dict[str, State] = {"now": held["source"]}  # shared with what `within` gives: there is one source of data
+        # Shared with what `within` gives: a client has one source of data.
+        self._sources: dict[str, State] = {"now": held["source"]}
         self.notes = {}
         configured = Train(torch.full_like(id, training.epochs), torch.full_like(id, training.lr, dtype=torch.float64))
         self.train = down.train or configured

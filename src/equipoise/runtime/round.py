@@ -70,8 +70,8 @@ class Simulation:
         ``global, received, trained, personal``: test scores of the four named evaluations (absent in rounds without
         evaluation; ``global`` is null where the server holds no whole model). Clients' scores are over all clients
         seen so far: one that was absent counts with the model it holds. ``val``: the same on validation data.
-        ``dropped``: clients whose update, state or personal model was not finite; ``absent``: who did not reply, and why; ``skipped``: why the
-        round changed nothing.
+        ``dropped``: clients whose update, state or personal model was not finite; ``absent``: who did not reply, and
+        why; ``skipped``: why the round changed nothing.
         """
         started = time.perf_counter()
         s, method, task = self.schedule, self.method, self.task
