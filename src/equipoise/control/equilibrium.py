@@ -44,7 +44,7 @@ class Equilibrium(Method):
     name: ClassVar[str] = "equilibrium"
     control: str = option("zero", "what an agent adds to the rule: zero (nothing), learned, or random in its range")
     server_momentum: float = option(0.97, "momentum m of the server's step")
-    local_epochs: int = option(5, "epochs of the rule")
+    local_epochs: int = option(8, "epochs of the rule")
     lr_low: float = option(0.01, "smallest rate of the rule")
     lr_high: float = option(0.1, "largest rate of the rule")
     decay_from: float = option(0.5, "share of the rounds after which rate and weights decay")
