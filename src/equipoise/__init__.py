@@ -7,7 +7,7 @@ from typing import Any
 
 from equipoise.errors import UsageError
 
-__all__ = ["UsageError", "run"]
+__all__ = ["UsageError", "add_task", "run"]
 __version__ = "0.1.0"
 
 
@@ -20,3 +20,12 @@ def run(out: str | Path, *, resume: bool = False, overwrite: bool = False, **opt
     from equipoise.runs import run as run_settings
 
     return run_settings(Settings.of(options), out, resume=resume, overwrite=overwrite)
+
+
+def __getattr__(name: str) -> Any:
+    """``equipoise.add_task``, which loads PyTorch only when it is asked for."""
+    if name == "add_task":
+        from equipoise.tasks.own import add_task
+
+        return add_task
+    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

@@ -21,18 +21,15 @@ FEWEST = 4  # rows that a client needs for its three splits
 
 
 @dataclass(frozen=True)
-class SplitConfig:
-    """Shares of the splits; PAGE's are 7 : 3 for each client, and the original test set for the server."""
+class Shares:
+    """Shares of the splits; PAGE's are 7 : 3 for each client."""
 
-    clients: int = option(100, "number of clients")
     test_share: float = option(0.3, "share of a client's rows kept for its test")
     val_share: float = option(0.1, "share of a client's training rows kept for validation; 0 for none")
     public_share: float = option(0.1, "share of the server's rows that is its public set; the rest is its test set")
     min_rows: int = option(10, "rows that every client gets at least")
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise UsageError(f"clients is {self.clients}: must be at least 1")
         for name in ("test_share", "public_share"):
             if not 0 < getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: must lie in (0, 1)")
@@ -42,7 +39,19 @@ class SplitConfig:
             raise UsageError(f"min_rows is {self.min_rows}: a client needs {FEWEST} rows for its splits")
 
 
-def client_splits(sizes: Ints, config: SplitConfig) -> dict[str, Ints]:
+@dataclass(frozen=True)
+class SplitConfig(Shares):
+    """Shares of the splits of a set that is dealt out to clients."""
+
+    clients: int = option(100, "number of clients")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients < 1:
+            raise UsageError(f"clients is {self.clients}: must be at least 1")
+
+
+def client_splits(sizes: Ints, config: Shares) -> dict[str, Ints]:
     """How many of its rows each client trains, validates and tests on: at least one each."""
     test = np.maximum(1, np.rint(config.test_share * sizes).astype(np.int64))
     val = np.zeros_like(sizes)
@@ -55,22 +64,30 @@ def client_splits(sizes: Ints, config: SplitConfig) -> dict[str, Ints]:
     return {"train": train, **({"val": val} if config.val_share else {}), "test": test}
 
 
-def federate(
-    data: Rows, parts: Parts, server: Rows, config: SplitConfig, classes: int, form: Form, rng: np.random.Generator
-) -> Federation:
-    """Each client's rows are cut in the order of ``parts``: train, then validation, then test."""
-    x, y = data
+def split_rows(parts: Parts, config: Shares) -> dict[str, Parts]:
+    """Each client's rows cut in the order of ``parts``: train, then validation, then test."""
     start = np.cumsum(parts.sizes) - parts.sizes
-    splits: dict[str, tuple[Tensor, Tensor, Ints]] = {}
+    splits = {}
     for name, sizes in client_splits(parts.sizes, config).items():
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        rows = parts.rows[np.repeat(start, sizes) + within]
-        splits[name] = (torch.from_numpy(x[rows]), torch.from_numpy(y[rows].astype(np.int64)), sizes)
+        splits[name] = Parts(parts.rows[np.repeat(start, sizes) + within], sizes)
         start = start + sizes
+    return splits
+
+
+def federate(
+    data: Rows, parts: Parts, server: Rows, config: Shares, classes: int, form: Form, rng: np.random.Generator
+) -> Federation:
+    """The rows ``data``, dealt out as ``parts``, and the server's rows."""
+    x, y = data
+    splits: dict[str, tuple[Tensor, Tensor, Ints]] = {
+        name: (torch.from_numpy(x[part.rows]), torch.from_numpy(y[part.rows].astype(np.int64)), part.sizes)
+        for name, part in split_rows(parts, config).items()
+    }
     return Federation(splits, split_server(server, config, rng), classes, form)
 
 
-def split_server(server: Rows, config: SplitConfig, rng: np.random.Generator) -> dict[str, tuple[Tensor, Tensor]]:
+def split_server(server: Rows, config: Shares, rng: np.random.Generator) -> dict[str, tuple[Tensor, Tensor]]:
     x, y = server
     if len(y) < 2:
         raise UsageError(f"the server has {len(y)} rows: it needs 2 for its public and its test set")

@@ -29,9 +29,19 @@ class TaskSpec:
     """``(config, model, training, seed) -> task``."""
 
 
+_ADDED: dict[str, TaskSpec] = {}
+
+
+def add(spec: TaskSpec) -> None:
+    """Make a task of the user's own known by its name, in this process."""
+    if spec.name not in _ADDED and spec.name in all_tasks():
+        raise UsageError(f"task '{spec.name}' exists already: choose another name for yours")
+    _ADDED[spec.name] = spec
+
+
 def all_tasks() -> dict[str, TaskSpec]:
-    """Every task that ships, by name."""
-    found = {}
+    """Every task that ships or was added, by name."""
+    found = dict(_ADDED)
     for info in pkgutil.iter_modules(__path__):
         spec = getattr(importlib.import_module(f"{__name__}.{info.name}"), "SPEC", None)
         if spec is not None:
@@ -40,6 +50,8 @@ def all_tasks() -> dict[str, TaskSpec]:
 
 
 def find_task(name: str) -> TaskSpec:
+    if name in _ADDED:
+        return _ADDED[name]
     file = name.replace("-", "_")
     if file.isidentifier() and importlib.util.find_spec(f"{__name__}.{file}") is not None:
         spec = getattr(importlib.import_module(f"{__name__}.{file}"), "SPEC", None)

@@ -1,0 +1,151 @@
+"""CSV and Parquet: one file a client in a folder, or one file with a client column; column types are detected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.data.federation import Ints
+from equipoise.data.own import OwnRows
+from equipoise.data.source import needs
+from equipoise.errors import UsageError, nearest
+
+SUFFIXES = (".csv", ".parquet")
+MOST_TEXTS = 50  # different texts in a column that is taken for a category
+MOST_CLASSES = 1000
+Columns = list[tuple[str, Any]]
+"""Feature names, and for a category its values (``None`` for numbers)."""
+
+
+def read(path: Path, label: str, client: str, ignore: tuple[str, ...]) -> tuple[OwnRows, list[str], Columns]:
+    """Rows of all clients; also the clients' names and what each feature column is."""
+    if path.is_dir():
+        table, owner, names, server = _folder(path)
+    elif path.is_file():
+        table, owner, names = _one_file(path, client)
+        ignore, server = (*ignore, client), None
+    else:
+        raise UsageError(
+            f"there is no file or folder '{path}': give --data a folder of CSV or Parquet files, or one file"
+        )
+    for name in (label, *(column for column in ignore if column != client)):
+        if name not in table.column_names:
+            raise UsageError(f"'{path}' has no column '{name}'{nearest(name, table.column_names)}")
+    features = [name for name in table.column_names if name != label and name not in ignore]
+    if not features:
+        raise UsageError(f"'{path}' has no feature columns beside '{label}'")
+    kinds: Columns = [(name, _kind(table[name], name)) for name in features]
+    values = _classes(table[label], label)
+    rows = _features(table, kinds, str(path)), _codes(table[label], values, label)
+    served = None
+    if server is not None:
+        served = _features(server, kinds, "the server's file"), _codes(server[label], values, label)
+    return OwnRows(*rows, owner, served, len(values)), names, kinds
+
+
+def _folder(path: Path) -> tuple[Any, Ints, list[str], Any]:
+    """One file a client; a file named ``server`` holds the server's rows."""
+    pyarrow = needs("pyarrow", "reading tables")
+    paths = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    clients = [file for file in paths if file.stem != "server"]
+    if not clients:
+        raise UsageError(f"'{path}' holds no CSV or Parquet files")
+    tables = [_table(file) for file in clients]
+    for file, table in zip(clients, tables, strict=True):
+        if set(table.column_names) != set(tables[0].column_names):
+            odd = sorted(set(table.column_names) ^ set(tables[0].column_names))
+            raise UsageError(f"'{file}' has other columns than '{clients[0]}': {', '.join(odd)}")
+        if not table.num_rows:
+            raise UsageError(f"'{file}' has no rows: remove it or fill it")
+    owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    try:
+        whole = pyarrow.concat_tables(tables, promote_options="permissive")
+    except pyarrow.ArrowException as error:
+        raise UsageError(f"the files in '{path}' hold a column with different types: {error}") from error
+    server = next((_table(file) for file in paths if file.stem == "server"), None)
+    if server is not None and set(server.column_names) != set(whole.column_names):
+        raise UsageError(f"the server's file in '{path}' has other columns than the clients' files")
+    return whole, owner, [file.stem for file in clients], server
+
+
+def _one_file(path: Path, client: str) -> tuple[Any, Ints, list[str]]:
+    table = _table(path)
+    if client not in table.column_names:
+        raise UsageError(
+            f"'{path}' has no client column '{client}'{nearest(client, table.column_names)}: see --client-column"
+        )
+    if table[client].null_count or not table.num_rows:
+        raise UsageError(f"'{path}' has rows without a client in column '{client}', or no rows at all")
+    names, owner = np.unique(np.array([str(value) for value in table[client].to_pylist()]), return_inverse=True)
+    return table, owner.astype(np.int64), names.tolist()
+
+
+def _table(path: Path) -> Any:
+    pyarrow = needs("pyarrow", "reading tables")
+    try:
+        if path.suffix == ".csv":
+            return needs("pyarrow.csv", "reading CSV").read_csv(path)
+        if path.suffix == ".parquet":
+            return needs("pyarrow.parquet", "reading Parquet").read_table(path)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"'{path}' cannot be read: {reason}") from error
+    raise UsageError(f"'{path}' is neither .csv nor .parquet")
+
+
+def _kind(column: Any, name: str) -> Any:
+    """``None`` for numbers; for texts, their different values in order."""
+    types = needs("pyarrow.types", "reading tables")
+    if column.null_count:
+        row = next(i for i, value in enumerate(column) if not value.is_valid)
+        raise UsageError(
+            f"column '{name}' has no value in row {row}: fill it, or leave the column out (--ignore-columns)"
+        )
+    if types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
+        return None
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        raise UsageError(f"column '{name}' holds {column.type}, not numbers or texts: use --ignore-columns {name}")
+    values = sorted(column.unique().to_pylist())
+    if len(values) > MOST_TEXTS:
+        raise UsageError(
+            f"column '{name}' holds {len(values)} different texts, too many for a category: use --ignore-columns {name}"
+        )
+    return values
+
+
+def _features(table: Any, kinds: Columns, where: str) -> NDArray[np.float32]:
+    """Numbers as they are, a category as one column a value."""
+    parts = []
+    for name, values in kinds:
+        if values is None:
+            part = table[name].to_numpy().astype(np.float32)[:, None]
+        else:
+            part = (np.array(table[name].to_pylist())[:, None] == np.array(values)).astype(np.float32)
+        if not np.isfinite(part).all():
+            row = int(np.argmin(np.isfinite(part).all(1)))
+            raise UsageError(f"column '{name}' of {where} holds NaN or infinity in row {row}: clean the data first")
+        parts.append(part)
+    return np.concatenate(parts, 1)
+
+
+def _classes(column: Any, label: str) -> list[Any]:
+    if column.null_count:
+        raise UsageError(f"label column '{label}' has rows without a value: fill or remove them")
+    values = sorted(column.unique().to_pylist())
+    fractions = any(isinstance(value, float) and not value.is_integer() for value in values)
+    if fractions or len(values) > MOST_CLASSES:
+        raise UsageError(f"label column '{label}' holds measurements, not classes: only classification is supported")
+    if len(values) < 2:
+        raise UsageError(f"label column '{label}' has one value only: there is nothing to tell apart")
+    return values
+
+
+def _codes(column: Any, values: list[Any], label: str) -> Ints:
+    code = {value: number for number, value in enumerate(values)}
+    try:
+        return np.array([code[value] for value in column.to_pylist()], np.int64)
+    except KeyError as error:
+        raise UsageError(f"the server's file has the label {error} in '{label}', which no client has") from error

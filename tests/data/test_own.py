@@ -1,0 +1,209 @@
+"""The user's own tables, arrays, data sets and modules; and the examples that show them."""
+
+import csv
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import equipoise
+from equipoise import tasks
+from equipoise.config import Settings
+from equipoise.data import tables
+from equipoise.errors import UsageError
+from equipoise.runs import build_task
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _forget_added_tasks(monkeypatch):
+    monkeypatch.setattr(tasks, "_ADDED", {})
+
+
+def write_csv(path, header, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def clinic(rng, n=30):
+    ages = rng.normal(50, 10, n).round(2)
+    return [[age, rng.choice(["red", "blue"]), int(rng.integers(0, 2)), "old" if age > 50 else "young"] for age in ages]
+
+
+HEADER = ["age", "colour", "flag", "label"]
+
+
+def own(data, **options):
+    return build_task(Settings.of({"task": "own", "data": str(data), "rounds": 1, **options}))
+
+
+def test_one_file_a_client(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("b", "a", "c"):
+        write_csv(tmp_path / f"{name}.csv", HEADER, clinic(rng))
+    rows, names, kinds = tables.read(tmp_path, "label", "client", ())
+    assert names == ["a", "b", "c"]
+    assert kinds == [("age", None), ("colour", ["blue", "red"]), ("flag", None)]
+    assert rows.x.shape == (90, 4)
+    assert rows.classes == 2
+    assert (rows.x[:, 1] + rows.x[:, 2] == 1).all()  # one column a value
+    assert ((rows.x[:, 0] > 50) == (rows.y == 0)).all()  # 'old' comes before 'young'
+    task = own(tmp_path)
+    train = task.data.split(np.arange(3), "train").x
+    assert train.mean(0).abs().max() < 1e-5
+    assert (train.std(0, correction=0) - 1).abs().max() < 1e-5
+
+
+def test_parquet_and_one_file_with_a_client_column(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rng = np.random.default_rng(0)
+    columns = {"who": ["x"] * 20 + ["y"] * 25, "f": rng.normal(size=45), "label": rng.integers(3, 6, 45)}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    rows, names, kinds = tables.read(tmp_path / "all.parquet", "label", "who", ())
+    assert names == ["x", "y"]
+    assert np.bincount(rows.owner).tolist() == [20, 25]
+    assert kinds == [("f", None)]
+    assert (rows.y == columns["label"] - 3).all()
+    assert own(tmp_path / "all.parquet", client_column="who").clients == 2
+
+
+def test_the_server_may_have_a_file_of_its_own(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b", "server"):
+        write_csv(tmp_path / f"{name}.csv", HEADER, clinic(rng, 40))
+    data = own(tmp_path).data
+    assert data.clients == 2
+    assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 40
+    (tmp_path / "server.csv").unlink()
+    data = own(tmp_path).data
+    assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 8  # a tenth of each client's rows
+    held = sum(int(data.split(np.arange(2), name).size.sum()) for name in ("train", "val", "test"))
+    assert held == 72
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "options", "words"),
+    [
+        (["age", "y"], [1, 2], {}, "no column 'label'"),
+        (["age", "lable"], [1, 2], {}, "did you mean 'lable'"),
+        (["age", "label"], [1.0, 0.25], {}, "measurements, not classes"),
+        (["age", "label"], [1.0, 1], {}, "one value only"),
+        (["label"], [1], {}, "no feature columns"),
+        (["age", "label"], ["", 1], {}, "no value in row 0"),
+        (["age", "label"], ["inf", 1], {}, "NaN or infinity in row 0"),
+        (["day", "label"], ["2020-01-01", 1], {}, "not numbers or texts"),
+        (["age", "label"], [1, 1], {"ignore_columns": "agee"}, "did you mean 'age'"),
+    ],
+)
+def test_bad_tables_are_one_sentence(tmp_path, header, row, options, words):
+    other = [v if v != "" else 2.0 for v in row]
+    rows = [row] * 20 + ([[*other[:-1], 7]] * 20 if words not in ("one value only",) else [])
+    write_csv(tmp_path / "a.csv", header, rows)
+    with pytest.raises(UsageError, match=words):
+        own(tmp_path, **options)
+
+
+def test_bad_folders_are_one_sentence(tmp_path):
+    rng = np.random.default_rng(0)
+    for data, words in (("", "needs --data"), (tmp_path / "no", "no file or folder"), (tmp_path, "holds no CSV")):
+        with pytest.raises(UsageError, match=words):
+            own(data)
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(UsageError, match="cannot be read"):
+        own(tmp_path)
+    write_csv(tmp_path / "a.csv", HEADER, clinic(rng))
+    write_csv(tmp_path / "b.csv", [*HEADER[:-1], "result"], clinic(rng))
+    with pytest.raises(UsageError, match=r"b.csv' has other columns than .*label, result"):
+        own(tmp_path)
+    write_csv(tmp_path / "b.csv", HEADER, clinic(rng, 5))
+    with pytest.raises(UsageError, match="client 1 has 5 rows"):
+        own(tmp_path)
+    write_csv(tmp_path / "b.csv", HEADER, [[1.0, f"text {i}", 0, "old"] for i in range(60)])
+    with pytest.raises(UsageError, match="column 'colour' holds 62 different texts"):
+        own(tmp_path)
+    assert own(tmp_path, ignore_columns="colour").data.shape == (2,)
+
+
+# --- from Python -----------------------------------------------------------------------------------------------------
+
+
+def _clients(count=3, n=40):
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for _ in range(count)]
+
+
+def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
+    pairs = _clients()
+    forms = {
+        "arrays": pairs,
+        "tensors": [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs],
+        "sets": [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs],
+    }
+    results = []
+    for name, clients in forms.items():
+        equipoise.add_task(name, clients, nn.Linear(6, 3))
+        results.append(equipoise.run(tmp_path / name, task=name, rounds=2, lr=0.1)["global"]["loss"])
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_module_a_builder_or_a_name(tmp_path):
+    for name, model in (
+        ("module", nn.Linear(6, 3)),
+        ("builder", lambda shape, k: nn.Linear(shape[0], k)),
+        ("n", "mlp"),
+    ):
+        equipoise.add_task(name, _clients(), model, server=_clients(1)[0])
+        assert equipoise.run(tmp_path / name, task=name, rounds=1)["rounds"] == 1
+
+
+def test_bytes_become_images_and_whole_numbers_tokens():
+    rng = np.random.default_rng(0)
+    images = [(rng.integers(0, 256, (20, 8, 8, 3)).astype(np.uint8), rng.integers(0, 2, 20)) for _ in range(2)]
+    equipoise.add_task("pictures", images, "cnn")
+    data = build_task(Settings.of({"task": "pictures"})).data
+    assert data.shape == (3, 8, 8)
+    assert data.form.prepare(data.server("test")[0], torch.float32).max() <= 1
+    tokens = [(rng.integers(0, 5, (20, 7)), rng.integers(0, 5, 20)) for _ in range(2)]
+    equipoise.add_task("tokens", tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5)))
+    assert build_task(Settings.of({"task": "tokens"})).clients == 2
+
+
+@pytest.mark.parametrize(
+    ("clients", "model", "words"),
+    [
+        ([], nn.Linear(6, 3), "has no clients"),
+        ([(np.zeros((5, 6)), np.zeros(4, int))], nn.Linear(6, 3), "5 samples and 4 labels"),
+        ([(np.zeros((20, 6)), np.zeros(20))], nn.Linear(6, 3), "whole numbers"),
+        ([(np.zeros((20, 6)), np.zeros(20, int)), (np.zeros((20, 5)), np.zeros(20, int))], "mlp", "different shapes"),
+        (_clients(), nn.Linear(7, 3), "does not take samples of shape"),
+        (_clients(), nn.Linear(6, 4), "3 classes"),
+        (_clients(), nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), "batch normalisation"),
+        (_clients(), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)), "dropout"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(clients, model, words):
+    def add_and_build():
+        equipoise.add_task("mine", clients, model)
+        build_task(Settings.of({"task": "mine"}))
+
+    with pytest.raises(UsageError, match=words):
+        add_and_build()
+
+
+def test_a_name_that_ships_cannot_be_taken():
+    with pytest.raises(UsageError, match="exists already"):
+        equipoise.add_task("fmnist", _clients(), "mlp")
+
+
+@pytest.mark.parametrize("name", ["tabular", "images", "text"])
+def test_examples_run_and_are_short(tmp_path, name, capsys):
+    path = ROOT / "examples" / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= 60
+    runpy.run_path(str(path))["main"](str(tmp_path), "1")
+    assert "personal models" in capsys.readouterr().out
