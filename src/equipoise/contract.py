@@ -277,6 +277,9 @@ class Task(ABC):
         """What the summary of a run holds beyond the named evaluations, from the final global model."""
         return {}
 
+    def suits(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
+        """Refuse a method that cannot work here, before any work starts."""
+
     def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
         """Refuse bad data before any work starts."""
 

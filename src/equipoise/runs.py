@@ -133,6 +133,7 @@ def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     task = settings.task_spec.build(settings.task_config, settings.run.model, settings.training, settings.run.seed)
     task.check()
+    task.suits(settings.method)
     settings.method.check(task, settings.training)
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")

@@ -171,7 +171,7 @@ def test_wrong_pairs_are_refused(tmp_path, capsys):
     assert main(["run", "--task", "mdp", "--method", "fedasynq-im", "--out", str(tmp_path / "b")]) == 2
     assert "needs --file" in capsys.readouterr().err
     assert main(["run", "--method", "fedprox", "--task", "two-state", "--out", str(tmp_path / "c"), "--quiet"]) == 2
-    assert "updates tables, not a loss" in capsys.readouterr().err
+    assert "fedprox trains on a loss" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", METHODS)

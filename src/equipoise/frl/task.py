@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, State, Task, Training, Tree, When, option
+from equipoise.contract import Fit, Method, State, Task, Training, Tree, When, option
 from equipoise.errors import UsageError
 from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
 from equipoise.frl.policies import behaviour
@@ -85,6 +85,14 @@ class TabularTask(Task):
         position = torch.from_numpy(start_positions(self.walks, self.config.sims, self.seed))[ids]
         shape = (len(ids), self.config.sims, self.mdp.states, self.mdp.actions)
         return {"position": position, "taken": torch.zeros_like(ids), "visits": torch.zeros(shape, dtype=torch.int64)}
+
+    def suits(self, method: Method) -> None:
+        """Tables have no loss: a method that trains, or decides how to train, by one cannot work."""
+        from equipoise.frl.methods.qlearning import FederatedQ
+
+        own = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("update", "decide"))
+        if own and not isinstance(method, FederatedQ):
+            raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im")
 
     def sizes(self, ids: Tensor) -> Tensor:
         return torch.ones_like(ids)
