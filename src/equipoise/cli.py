@@ -1,4 +1,4 @@
-"""The command line: ``equipoise run | compare | tune | resume | list``."""
+"""The command line: ``equipoise run | compare | tune | resume | certify | list``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed or interrupted, 2 bad usage or input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    commands = {"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "list": _list}
+    commands = {"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "certify": _certify, "list": _list}
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
@@ -87,6 +87,22 @@ def _resume(arguments: list[str]) -> int:
     settings = Settings.of(read_config(Folder(out).config))
     done = len(Folder(out).logs())
     return _finish(out, settings, chosen.quiet, done, lambda watch: resume_run(out, watch))
+
+
+def _certify(arguments: list[str]) -> int:
+    parser = Parser(
+        "equipoise certify",
+        description="What any player of a finished run would gain by deviating alone; added to its summary.json.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", help="the run's folder")
+    parser.add_argument("--samples", type=int, default=16, help="deviations that each player tries (default: 16)")
+    chosen = parser.parse(arguments)
+    from equipoise.certify import certify_run
+
+    for line in certify_run(Path(chosen.folder), chosen.samples):
+        print(line)
+    return 0
 
 
 def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> int:

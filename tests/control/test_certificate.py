@@ -1,8 +1,12 @@
 """The certificate: deviations by hand, an equilibrium that is one, and that nothing of the run changes."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from equipoise.cli import main
 from equipoise.contract import Fit, Method, When
 from equipoise.control.actions import epochs_of, rate_of
 from equipoise.control.certificate import certify
@@ -76,3 +80,16 @@ def test_bad_use_is_refused() -> None:
         certify(simulate(FedAvg(), small_task(), 1), samples=0)
     with pytest.raises(UsageError, match="val_share"):
         certify(simulate(FedAvg(), small_task(val_share=0.0), 1))
+
+
+def test_the_command_adds_it_to_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "run")
+    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1 --replay 8".split()
+    assert main(["run", "--method", "page", "--out", folder, "--quiet", *small]) == 0
+    assert main(["certify", folder, "--samples", "3"]) == 0
+    assert "clients: the largest gain" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["certificate"]
+    assert found["samples"] == 3
+    assert found["round"] == 3
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "not a run folder" in capsys.readouterr().err
