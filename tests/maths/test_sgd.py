@@ -121,17 +121,22 @@ def test_blocks_that_do_not_move_stay_to_the_bit():
     assert not torch.equal(got["2.weight"][0], start["2.weight"])
 
 
-def test_clients_with_fewer_steps_stop_earlier():
-    """Unequal epochs in one stack: each client gets exactly its own."""
-    task, ids = small_task("mlp"), torch.arange(4)
+PLAIN = Training(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01)
+
+
+@pytest.mark.parametrize(("model", "how", "rates"), [("mlp", HOW, 4), ("linear", PLAIN, 4), ("linear", PLAIN, 1)])
+def test_clients_with_fewer_steps_stop_earlier(model, how, rates):
+    """Unequal epochs and rates in one stack: each client gets exactly its own."""
+    task, ids = small_task(model), torch.arange(4)
     params = {k: v.expand(4, *v.shape) for k, v in task.init_params(5).items()}
     epochs, lr = torch.tensor([2, 0, 5, 1]), torch.tensor([0.1, 0.1, 0.01, 0.2]).double()
-    together, _, _ = task.fit_stack(ids, Fit(params, epochs, lr, names=tuple(params)), {}, When(0, 1, HOW))
+    lr = lr if rates > 1 else torch.full_like(lr, 0.1)
+    together, _, _ = task.fit_stack(ids, Fit(params, epochs, lr, names=tuple(params)), {}, When(0, 1, how))
     for k in range(4):
         request = Fit({n: v[k] for n, v in params.items()}, epochs[k], lr[k], names=tuple(params))
-        alone, _, _ = task.fit(ids[k], request, {}, When(0, 1, HOW))
+        alone, _, _ = task.fit(ids[k], request, {}, When(0, 1, how))
         assert largest_difference(alone, {n: v[k] for n, v in together.items()}) < 1e-12
-    assert torch.equal(together["0.weight"][1], params["0.weight"][1])  # zero epochs
+    assert all(torch.equal(together[n][1], params[n][1]) for n in params)  # zero epochs
 
 
 def test_a_plan_visits_every_row_once_an_epoch():

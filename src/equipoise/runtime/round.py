@@ -178,7 +178,10 @@ class Simulation:
                     values = self.task.evaluate_server(one, "test" if split == "test" else "public")
                 named["global"] = {name: _number(value[0]) for name, value in values.items()}
             for name in NAMED if scores else ():
-                values = scores[split].get(name, scores[split]["trained"])
+                if name not in scores[split]:  # the personal model is the trained one
+                    named[name] = named["trained"]
+                    continue
+                values = scores[split][name]
                 named[name] = {metric: _number(value.double().nanmean()) for metric, value in values.items()}
                 head = values[self.task.headline].double()
                 head = head[torch.isfinite(head)]
@@ -192,11 +195,15 @@ class Simulation:
 
 
 def _finite(tree: State, clients: int) -> Tensor:
-    """Per client: whether every number is finite."""
+    """Per client: whether every number is finite. A sum is finite only if all of its terms are: one pass decides."""
     fine = torch.ones(clients, dtype=torch.bool)
+    seen: set[int] = set()  # what is uploaded is often also what is held
     for value in pytree.tree_leaves(tree):
-        if value.is_floating_point():
-            fine &= torch.isfinite(value).reshape(clients, -1).all(1)
+        if value.is_floating_point() and value.data_ptr() not in seen:
+            seen.add(value.data_ptr())
+            rows = value.reshape(clients, -1)
+            whole = torch.isfinite(rows.sum(1))
+            fine &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
     return fine
 
 

@@ -22,13 +22,32 @@ def names_of(module: nn.Module) -> Names | None:
     return f"{prefix}weight", f"{prefix}bias" if linear[0][1].bias is not None else None
 
 
-def gradients(names: Names, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
-    """Gradient of each client's weighted cross-entropy: (softmax - onehot)^T x, and its column sums for the bias."""
+def errors(logits: Tensor, y: Tensor) -> Tensor:
+    """softmax - onehot, of every sample."""
     error = torch.softmax(logits, -1)
     index = y.unsqueeze(-1)
-    error.scatter_add_(-1, index, error.new_full((), -1.0).expand(index.shape))
-    error.mul_(weight)
+    return error.scatter_add_(-1, index, error.new_full((), -1.0).expand(index.shape))
+
+
+def gradients(names: Names, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+    """Gradient of each client's weighted cross-entropy: (softmax - onehot)^T x, and its column sums for the bias."""
+    error = errors(logits, y).mul_(weight)
     result = {names[0]: torch.bmm(error.transpose(1, 2), x.flatten(2))}
     if names[1] is not None:
         result[names[1]] = error.sum(1)
     return result
+
+
+def plain_step(names: Names, stack: Tree, logits: Tensor, x: Tensor, y: Tensor, rate: Tensor | float) -> None:
+    """One step of SGD without corrections, in place: the product of error and inputs goes straight into the weights.
+
+    ``rate``: learning rate times weight of each sample, one number for all or broadcasting against the errors.
+    """
+    error, scale = errors(logits, y), -1.0
+    if isinstance(rate, Tensor):
+        error.mul_(rate)
+    else:
+        scale = -rate
+    stack[names[0]].baddbmm_(error.transpose(1, 2), x.flatten(2), alpha=scale)
+    if names[1] is not None:
+        stack[names[1]].add_(error.sum(1), alpha=scale)

@@ -20,8 +20,10 @@ from equipoise.runtime import batches, random, sgd_linear
 if TYPE_CHECKING:
     from equipoise.tasks.classify import Classify
 
+Advance = Callable[[Tree, State, Tensor, Tensor, Tensor | float], None]
+"""(stacked parameters, aux, x, y, weights of the samples): one step, in place."""
 Gradient = Callable[[Tree, State, Tensor, Tensor, Tensor | float], Tree]
-"""(stacked parameters, aux, x, y, weights of the samples) -> gradients of the parameters that move."""
+"""The same arguments to the gradients of the parameters that move."""
 
 
 def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
@@ -40,7 +42,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     params = {name: value[sort] for name, value in fit.params.items()}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
-    gradient = _gradient(task, fit)
+    advance = _plain_linear(task, fit, when, sort) or _by_gradient(task, fit, rule)
 
     for step in range(int(steps[0]) if len(steps) else 0):
         active = int(np.searchsorted(-steps, -step))
@@ -50,7 +52,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         now = {name: value[:active] for name, value in params.items()}
         now_aux = _rows(aux, slice(active))
         for _ in range(fit.repeat):
-            rule.step(now, gradient(now, now_aux, x, y, weight), active)
+            advance(now, now_aux, x, y, weight)
         rule.follow(now, active)
 
     unsort = torch.from_numpy(np.argsort(order))
@@ -100,6 +102,42 @@ class _Rule:
             for name in self.names:
                 anchor = self.anchor[name][:active]
                 anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
+
+
+def _plain_linear(task: Classify, fit: Fit, when: When, sort: Tensor) -> Advance | None:
+    """A linear model under SGD with nothing but weight decay: gradient and step are one product."""
+    names, training = task.linear, when.training
+    if names is None or fit.loss or fit.pull or fit.linear or fit.clamp or training.momentum:
+        return None
+    if set(fit.names) != {name for name in names if name}:
+        return None
+    lr = fit.lr[sort].to(task.dtype)
+    one_rate = float(lr[0]) if bool((lr == lr[0]).all()) else None
+
+    def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+        active = len(x)
+        logits = task.forward_stack(params, x)
+        each = lr[:active] if one_rate is None else one_rate
+        if training.weight_decay:
+            for value in params.values():
+                kept = 1 - training.weight_decay * each
+                value.mul_(_wide(kept, value) if isinstance(kept, Tensor) else kept)
+        if isinstance(weight, Tensor):
+            rate: Tensor | float = weight.unsqueeze(-1) * (_wide(each, logits) if isinstance(each, Tensor) else each)
+        else:
+            rate = (_wide(each, logits) if isinstance(each, Tensor) else each) * weight
+        sgd_linear.plain_step(names, params, logits, x, y, rate)
+
+    return advance
+
+
+def _by_gradient(task: Classify, fit: Fit, rule: _Rule) -> Advance:
+    gradient = _gradient(task, fit)
+
+    def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+        rule.step(params, gradient(params, aux, x, y, weight), len(x))
+
+    return advance
 
 
 def _gradient(task: Classify, fit: Fit) -> Gradient:
