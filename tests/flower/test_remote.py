@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from equipoise.contract import Method, Task
+from equipoise.errors import UsageError
+from equipoise.flower import codec
 from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.remote import Remote
+from equipoise.flower.state import ClientDisk
 from equipoise.methods import all_methods
+from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
 
@@ -61,3 +68,169 @@ def test_remote_equals_loop_to_the_bit(name: str, participation: float, tmp_path
     assert largest_difference(server_side(loop), server_side(remote)) == 0
     for one, other in zip(loop.logs, logs, strict=True):
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+
+
+def test_blocks_that_are_not_sent_are_not_in_the_message(tmp_path: Path) -> None:
+    method, task = SUPERVISED["fedper"](), small_task("mlp")
+    wire = Here(method, task, tmp_path)
+    federate(method, task, wire).round()
+    tree, _ = codec.decode(wire.sent[0][0])
+    assert sorted(tree["params"]) == sorted(task.blocks["backbone"])
+
+
+def spoiled(change: Any) -> Any:
+    """Client 2 replies something else."""
+
+    def spoil(client: int, reply: bytes) -> bytes:
+        if client != 2:
+            return reply
+        tree, about = codec.decode(reply)
+        change(tree, about)
+        return codec.encode(tree, about)
+
+    return spoil
+
+
+HOSTILE = {
+    "not a number": (lambda t, a: t["up"]["params"]["0.weight"].fill_(torch.nan), "holds NaN"),
+    "a wrong shape": (lambda t, a: t["up"]["params"].update({"0.weight": torch.zeros(1)}), "has shape"),
+    "a wrong type": (
+        lambda t, a: t["up"]["params"].update({"0.weight": t["up"]["params"]["0.weight"].int()}),
+        "has type",
+    ),
+    "another name": (lambda t, a: t["up"]["params"].update(x=torch.zeros(1)), "unknown 'x'"),
+    "too much": (lambda t, a: t["up"]["extra"].update(x=torch.zeros(10**6)), "bytes came"),
+    "negative epochs": (lambda t, a: t["train"]["epochs"].fill_(-1), "negative"),
+    "another client": (lambda t, a: a.update(client=1), "answers another message"),
+    "an old round": (lambda t, a: a.update(round=7), "answers another message"),
+    "its own failure": (lambda t, a: a.update(error="disk full"), "disk full"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_reply_is_refused_named_and_leaves_the_others_alone(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, reason = HOSTILE[name]
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    honest = federate(method, task, Here(method, task, tmp_path / "a", lambda c, r: None if c == 2 else r))
+    run = federate(method, task, Here(method, task, tmp_path / "b", spoiled(change)))
+    honest.round()
+    log = run.round()
+    assert reason in log["absent"]["2"]
+    assert "nothing from client 2" in caplog.text
+    assert largest_difference(honest.params, run.params) == 0
+
+
+def test_garbage_instead_of_a_reply_is_refused(tmp_path: Path) -> None:
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    run = federate(method, task, Here(method, task, tmp_path, lambda c, r: b"\x80\x04garbage" if c == 0 else r))
+    assert "cannot be read" in run.round()["absent"]["0"]
+
+
+def test_weights_are_renormalised_over_those_who_replied(tmp_path: Path) -> None:
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    wire = Here(method, task, tmp_path)
+    wire.away = {1, 4}
+    run = federate(method, task, wire)
+    log = run.round()
+    assert log["absent"] == {"1": "not connected", "4": "not connected"}
+    here = [0, 2, 3, 5]
+    n = task.sizes(torch.tensor(here)).double()
+    uploads = [codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["up"]["params"]["0.weight"] for c in here]
+    expected = sum(w * u for w, u in zip(n / n.sum(), uploads, strict=True))
+    assert torch.allclose(run.params["0.weight"], expected, atol=1e-12)
+
+
+def test_bytes_of_clients_that_were_not_reached_are_not_billed(tmp_path: Path) -> None:
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    wire = Here(method, task, tmp_path)
+    run = federate(method, task, wire)
+    everybody = run.round()["bytes"]
+    wire.away = {0, 1, 2}
+    half = run.round()["bytes"]
+    assert {way: 2 * half[way] for way in half} == everybody
+
+
+def test_below_the_minimum_nothing_changes_and_the_round_says_so(tmp_path: Path) -> None:
+    method, task = SUPERVISED["scaffold"](), small_task("mlp")
+    wire = Here(method, task, tmp_path)
+    run = federate(method, task, wire, fewest=4)
+    before = run.params
+    wire.away = {0, 1, 2}
+    assert run.round()["skipped"] == "3 usable replies, 4 are needed"
+    assert run.params is before
+    wire.away = set(range(6))
+    assert run.round()["skipped"].startswith("0 usable")
+
+
+def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> None:
+    """SCAFFOLD's c must stay the mean of all c_i: a client whose upload was lost goes back to the state before it."""
+    method, task = SUPERVISED["scaffold"](), small_task("mlp")
+    lost = {"round": 0}
+
+    def spoil(client: int, reply: bytes) -> bytes | None:
+        return None if client == 3 and lost["round"] == 2 else reply
+
+    wire = Here(method, task, tmp_path, spoil)
+    run = federate(method, task, wire)
+    for lost["round"] in (1, 2, 3):
+        run.round()
+    c = [_state_of(tmp_path, client, ROUNDS)["c"]["0.weight"] for client in range(task.clients)]
+    assert torch.allclose(run.server_state["c"]["0.weight"], torch.stack(c).mean(0), atol=1e-12)
+
+
+def _state_of(folder: Path, client: int, round: int) -> Any:
+    return checkpoint.load(folder / "test" / f"client-{client}" / f"round-{round}.safetensors")[0]["state"]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "page", "fedrep", "ditto"])
+def test_a_server_that_dies_after_asking_resumes_to_the_same_run(name: str, tmp_path: Path) -> None:
+    method, task = SUPERVISED[name](), small_task("mlp")
+    whole = federate(method, task, Here(method, task, tmp_path / "a"))
+    for _ in range(ROUNDS):
+        whole.round()
+    wire = Here(method, task, tmp_path / "b")
+    first = federate(method, task, wire)
+    first.round()
+    saved = copy.deepcopy(first.state())
+    first.round()  # clients worked for nothing: the server dies before it saves
+    second = federate(method, task, wire)
+    second.load(saved, 1)
+    for _ in range(ROUNDS - 1):
+        second.round()
+    assert largest_difference(server_side(whole), server_side(second)) == 0
+
+
+def test_a_client_that_lost_its_disk_says_so_and_starts_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    method, task = SUPERVISED["scaffold"](), small_task("mlp")
+    run = federate(method, task, Here(method, task, tmp_path))
+    run.round()
+    shutil.rmtree(tmp_path / "test" / "client-1")
+    log = run.round()
+    assert "client 1 has lost its state" in caplog.text
+    assert "absent" not in log
+
+
+def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
+    method, task = SUPERVISED["ditto"](), small_task("mlp")
+    run = federate(method, task, Here(method, task, tmp_path))
+    for _ in range(ROUNDS):
+        run.round()
+    files = sorted(path.name for path in (tmp_path / "test" / "client-0").iterdir())
+    assert files == ["model.safetensors", "round-2.safetensors", "round-3.safetensors"]
+
+
+def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:
+    disk = ClientDisk(tmp_path, "run", 0)
+    disk.save(1, {"local": {"w": torch.ones(4)}}, 0)
+    file = disk.path / "round-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert disk.load(1) is None
+
+
+def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be letters and digits"):
+        ClientDisk(tmp_path, "../elsewhere", 0)

@@ -69,10 +69,9 @@ class Node:
             parcel = unpack(tree, about, initial)
             out = client.one(round, tuple(about["splits"]), self.id, parcel, held)
         after = out.pop("held")
-        codec.check_finite(after["local"], "the trained model")
+        codec.check_finite(after, "after training, client")
         disk.save(round, {name: after[name] for name in Loop.holds}, taken)
-        if about["splits"]:
-            disk.save_model(after.get("personal", after["local"]))
+        disk.save_model(after.get("personal", after["local"]))
         return out, {**self._introduction(), "round": round, "lost": lost}
 
 
