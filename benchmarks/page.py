@@ -99,6 +99,36 @@ def table() -> str:
     return "\n".join(lines)
 
 
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # two-sided Student quantiles by number of pairs
+
+
+def difference(one: str, other: str) -> str:
+    """Paired over common seeds: mean and 95 % interval of ``one`` minus ``other``, in points."""
+    cells = [
+        {path.stem.rpartition("-seed")[2]: json.loads(path.read_text()) for path in RESULTS.glob(f"{name}-seed*.json")}
+        for name in (one, other)
+    ]
+    seeds = sorted(cells[0].keys() & cells[1].keys())
+    if len(seeds) not in T_95:
+        return ""
+    parts = []
+    for side in ("global", "local"):
+        values = [cells[0][seed][side] - cells[1][seed][side] for seed in seeds]
+        half = T_95[len(seeds)] * statistics.stdev(values) / len(seeds) ** 0.5
+        parts.append(f"{side} {statistics.fmean(values):+.2f} ± {half:.2f}")
+    return f"{one} minus {other} ({len(seeds)} seeds): {', '.join(parts)}"
+
+
+PAIRS = [
+    ("equilibrium-learned", "equilibrium-zero"),
+    ("equilibrium-learned", "equilibrium-random"),
+    ("equilibrium-random", "equilibrium-zero"),
+    ("equilibrium-zero", "fedavgm-97"),
+    ("page-bias-10-1", "page"),
+    ("page-bias-1-10", "page"),
+]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="variants whose name contains this")
@@ -117,6 +147,9 @@ def main() -> None:
                 f"{name} seed {seed}: {cell['global']:.2f} / {cell['local']:.2f} ({cell['seconds']:.0f} s)", flush=True
             )
     print(table())
+    for pair in PAIRS:
+        if line := difference(*pair):
+            print(line)
 
 
 if __name__ == "__main__":
