@@ -14,7 +14,7 @@ from equipoise.frl import tabular
 from equipoise.frl.mdp import TabularMDP
 
 FOLDER = Path(__file__).parent / "results" / "q"
-RATES = [float(f"{eta:.2g}") for eta in np.geomspace(0.001, 0.8, 22)]
+RATES = [float(f"{eta:.2g}") for eta in np.geomspace(0.0003, 0.95, 27)]
 SEED, TUNING_SEED = 1, 2  # rates are chosen on other random numbers than those they are reported on
 Present = Callable[[int], np.ndarray | None]
 
