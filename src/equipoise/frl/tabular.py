@@ -153,13 +153,13 @@ def advance(
     tau: int,
 ) -> None:
     """tau further steps of the agents `ids` after `taken` ones each; their stacks [len(ids), sims, ...] change."""
-    sims, agent = q.shape[1], np.repeat(ids, q.shape[1])
-    before = np.repeat(taken, sims)
+    sims = q.shape[1]
+    agent, before = np.repeat(ids, sims), np.repeat(taken, sims)
+    walker = agent * sims + np.tile(np.arange(sims), len(ids))
 
     def keys(stream: int, draws: Ints) -> Any:
-        return qkernel.skip_draws(qkernel.stream_keys(seed, stream, problem.agents, sims)[agent * sims + sim], draws)
+        return qkernel.skip_draws(qkernel.stream_keys(seed, stream, problem.agents, sims)[walker], draws)
 
-    sim = np.tile(np.arange(sims), len(ids))
     flat, env = q.reshape(-1, *q.shape[2:]), problem.env_of[agent]
     if problem.policies is None:
         qkernel.sweep(flat, env, keys(STREAM_NEXT, before * problem.mdp.R.size), *problem.tables, tau, eta)
