@@ -1,17 +1,17 @@
-"""The command line: ``equipoise run | compare | tune | resume | certify | list``."""
+"""The command line: ``equipoise run | compare | tune | resume | certify | flower | list``."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
 from equipoise import __version__
-from equipoise.config import Option, Settings, options, parse, read_config
+from equipoise.arguments import Parser, add_options, early_options, given_options
+from equipoise.config import Settings, options, read_config
 from equipoise.errors import UsageError, nearest
 from equipoise.methods import all_methods, find_method
 from equipoise.models import MODELS
@@ -19,27 +19,19 @@ from equipoise.report import tables
 from equipoise.report.progress import Display
 from equipoise.tasks import all_tasks, find_task
 
-OWNERS = {"run": "run", "training": "local training", "task": "task '{task}'", "method": "method '{method}'"}
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, with the nearest options; :func:`main` prints them."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        result, rest = self.parse_known_args(arguments)
-        if rest:
-            known = [text for action in self._actions for text in action.option_strings]
-            raise UsageError(f"unknown argument '{rest[0]}'{nearest(rest[0].partition('=')[0], known)}; see --help")
-        return result
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed or interrupted, 2 bad usage or input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    commands = {"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "certify": _certify, "list": _list}
+    commands = {
+        "run": _run,
+        "compare": _compare,
+        "tune": _tune,
+        "resume": _resume,
+        "certify": _certify,
+        "flower": _flower,
+        "list": _list,
+    }
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
@@ -54,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    early = _early(arguments)
+    early = early_options(arguments)
     known = options(find_method(early["method"]), find_task(early["task"]))
     parser = Parser("equipoise run", description="Run one method; the result is a folder.", allow_abbrev=False)
     _add_output(parser, "runs/last")
-    _add_options(parser, known, early)
+    add_options(parser, known, early)
     chosen = vars(parser.parse(arguments))
-    settings = Settings.of({**early, **_given(chosen, known)})
+    settings = Settings.of({**early, **given_options(chosen, known)})
     from equipoise.runs import Folder, run
 
     out = Path(chosen["out"])
@@ -135,12 +127,12 @@ def _several(arguments: list[str], parser: Parser) -> tuple[dict[str, Any], dict
     names = list(all_methods()) if text == "all" else [name for name in text.split(",") if name]
     if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
-    early = _early(arguments)
+    early = early_options(arguments)
     each = {name: options(find_method(name), find_task(early["task"])) for name in names}
     known = {option: item for items in each.values() for option, item in items.items() if option != "method"}
-    _add_options(parser, known, {**early, "method": "' and '".join(names)})
+    add_options(parser, known, {**early, "method": "' and '".join(names)})
     chosen = vars(parser.parse(arguments))
-    given = {**{k: v for k, v in early.items() if k != "method"}, **_given(chosen, known)}
+    given = {**{k: v for k, v in early.items() if k != "method"}, **given_options(chosen, known)}
     if text == "all":
         from equipoise.compare import suitable
 
@@ -212,6 +204,12 @@ def _tune(arguments: list[str]) -> int:
     return 0
 
 
+def _flower(arguments: list[str]) -> int:
+    from equipoise.flower.command import main as flower
+
+    return flower(arguments)
+
+
 def _list(arguments: list[str]) -> int:
     parser = Parser("equipoise list", description="What there is.", allow_abbrev=False)
     parser.add_argument("what", choices=["methods", "tasks", "models"])
@@ -229,21 +227,6 @@ def _list(arguments: list[str]) -> int:
     return 0
 
 
-def _early(arguments: list[str]) -> dict[str, Any]:
-    """Options that decide which other options there are: the config file's, method and task."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    for name in ("--method", "--task", "--config"):
-        parser.add_argument(name)
-    found, _ = parser.parse_known_args(arguments)
-    given = read_config(Path(found.config)) if found.config else {}
-    for name, default in (("method", "fedavg"), ("task", "synthetic")):
-        value = getattr(found, name) or given.get(name, default)
-        if not isinstance(value, str):
-            raise UsageError(f"{name} is {value!r}: must be text")
-        given[name] = value
-    return given
-
-
 def _add_output(parser: Parser, default: str) -> None:
     parser.add_argument("--out", default=default, help=f"folder of the result (default: {default})")
     parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
@@ -252,31 +235,10 @@ def _add_output(parser: Parser, default: str) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
-def _add_options(parser: Parser, known: dict[str, Option], early: dict[str, Any]) -> None:
-    groups = {owner: parser.add_argument_group(title.format_map(early)) for owner, title in OWNERS.items()}
-    for item in known.values():
-        kwargs: dict[str, Any] = {"default": None, "dest": item.name}
-        kwargs["help"] = f"{item.help} (default: {item.default!r})".replace("%", "%%")
-        if item.type is bool:
-            kwargs["action"] = argparse.BooleanOptionalAction
-        else:
-            kwargs["metavar"] = {int: "N", float: "X"}.get(item.type, "NAME")
-        groups[item.owner].add_argument(f"--{item.name.replace('_', '-')}", **kwargs)
-
-
 def _console() -> Console:
     """Standard output; wide enough for a table when it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
-
-
-def _given(chosen: dict[str, Any], known: dict[str, Option]) -> dict[str, Any]:
-    """Values that stood on the command line, in their own types."""
-    return {
-        name: parse(known[name], value) if isinstance(value, str) else value
-        for name, value in chosen.items()
-        if name in known and value is not None
-    }
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def write(folder: Path, given: dict[str, Any]) -> None:
     table = "\n".join(f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in given.items())
     name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
     (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name, table=table))
+    (folder / ".gitignore").write_text("/run/\n")  # Flower leaves out of the app what is ignored
     (folder / "app" / "__init__.py").write_text("")
     for side in ("server", "client"):
         (folder / "app" / f"{side}.py").write_text(f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n")

@@ -14,6 +14,7 @@ from equipoise.flower.codec import Refused
 from equipoise.runtime.cost import tree_bytes
 from equipoise.runtime.executors import Executor, Replies, fresh_clients, parcel, split_parcel
 from equipoise.runtime.trees import row, stack
+from equipoise.tasks.apart import Apart
 
 LOG = logging.getLogger("equipoise")
 ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes
@@ -57,6 +58,8 @@ class Remote(Executor):
 
     def run(self, round: int, ids: Tensor, down: Down, held: State, splits: tuple[str, ...]) -> Replies:
         present, (shared, own) = self.wire.present(), split_parcel(down)
+        if isinstance(self.task, Apart):
+            self.task.reported |= present
         clients: list[int] = ids.tolist()
         unsent = frozenset(client for client in clients if client not in present)
         absent = dict.fromkeys(sorted(unsent), "not connected")

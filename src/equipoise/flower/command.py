@@ -1,0 +1,95 @@
+"""``equipoise flower init | run | certs | doctor``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+from equipoise.arguments import Parser, add_options, early_options, given_options
+from equipoise.config import Option, options
+from equipoise.errors import UsageError, nearest
+from equipoise.flower.options import Deployment
+from equipoise.methods import find_method
+from equipoise.tasks import find_task
+
+
+def main(arguments: list[str]) -> int:
+    commands = {"init": _init, "run": _run, "certs": _certs, "doctor": _doctor}
+    about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
+    parser = Parser("equipoise flower", description=about, allow_abbrev=False)
+    parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise UsageError(f"unknown command 'flower {arguments[0]}'{nearest(arguments[0], commands)}")
+    return commands[parser.parse(arguments[:1]).command](arguments[1:])
+
+
+def needs_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise UsageError("this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)")
+
+
+def _init(arguments: list[str]) -> int:
+    early = early_options(arguments)
+    known = options(find_method(early["method"]), find_task(early["task"]))
+    items = dataclasses.fields(Deployment)
+    deployment = {i.name: Option(i.name, "run", type(i.default), i.default, i.metadata["help"]) for i in items}
+    known = deployment | {name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")}
+    parser = Parser("equipoise flower init", description="Write a ready Flower app.", allow_abbrev=False)
+    parser.add_argument("folder", help="folder to be made")
+    parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
+    add_options(parser, known, early)
+    chosen = vars(parser.parse(arguments))
+    from equipoise.flower import project
+
+    folder = Path(chosen["folder"])
+    project.write(folder, {**early, **given_options(chosen, known)})
+    print(f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}")
+    return 0
+
+
+def _run(arguments: list[str]) -> int:
+    parser = Parser(
+        "equipoise flower run", description="Start an app on a SuperLink, or resume it.", allow_abbrev=False
+    )
+    parser.add_argument("folder", help="the app's folder")
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument("--ca", help="the CA's certificate (ca.pem); without it the connection is not encrypted")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import launch
+
+    return launch.run(Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None)
+
+
+def _certs(arguments: list[str]) -> int:
+    about = "Make a private CA, the server's certificate and node keys."
+    parser = Parser("equipoise flower certs", description=about, allow_abbrev=False)
+    parser.add_argument(
+        "folder", help="folder to be made; ca.key and the other private keys are for their owners alone"
+    )
+    parser.add_argument("--host", action="append", required=True, help="name or address of the server; may be repeated")
+    parser.add_argument("--nodes", type=int, default=0, help="node keys to make, for clients 0, 1, ... (default: 0)")
+    parser.add_argument("--days", type=int, default=365, help="days that certificates are valid (default: 365)")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import certs
+
+    for line in certs.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
+        print(line)
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    about = "Check this machine and a SuperLink; says what to do. Exit code 1 if something is wrong."
+    parser = Parser("equipoise flower doctor", description=about, allow_abbrev=False)
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument("--certs", help="folder with ca.pem, server.pem and keys")
+    chosen = parser.parse(arguments)
+    from equipoise.flower import doctor
+
+    findings = doctor.examine(chosen.superlink, Path(chosen.certs) if chosen.certs else None)
+    for finding in findings:
+        print(f"{finding.verdict:<5} {finding.text}", file=sys.stderr if finding.verdict == "wrong" else sys.stdout)
+    return int(any(finding.verdict == "wrong" for finding in findings))

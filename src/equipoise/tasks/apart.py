@@ -1,0 +1,118 @@
+"""Rows that never leave their owners: each machine reads its own folder, and knows nothing of the others'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Task, Training, option
+from equipoise.data.federation import ClientData, Ints, Split
+from equipoise.errors import UsageError
+from equipoise.models import MODELS
+from equipoise.tasks import TaskSpec
+from equipoise.tasks.classify import Classify
+
+Rows = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class ApartConfig:
+    """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it)."""
+
+    data: str = option("", "this machine's folder: train and test at a client, public and test at the server")
+    clients: int = option(3, "number of clients")
+    classes: int = option(2, "number of classes; labels are 0 to classes - 1")
+    val_share: float = option(0.1, "share of a client's training rows that is kept for validation; 0 for none")
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.classes < 2:
+            raise UsageError("clients must be at least 1 and classes at least 2")
+        if not 0 <= self.val_share < 1:
+            raise UsageError(f"val_share is {self.val_share}: must lie in [0, 1)")
+
+
+class OwnFolder(ClientData):
+    """One machine's rows. Whichever client is asked for, these are its rows: there are no others here."""
+
+    def __init__(self, config: ApartConfig, seed: int) -> None:
+        folder = Path(config.data).expanduser()
+        if not config.data or not folder.is_dir():
+            raise UsageError(f"there is no data folder '{config.data}': a node gives its own by data=\"...\"")
+        self.clients, self.classes = config.clients, config.classes
+        test = _read(folder, "test", config.classes)
+        self.is_client = any(folder.glob("train.*"))
+        self._server = {"test": test, "public": test if self.is_client else _read(folder, "public", config.classes)}
+        x, y = _read(folder, "train", config.classes) if self.is_client else self._server["public"]
+        kept = int(len(x) * config.val_share)
+        if config.val_share and not 0 < kept < len(x):
+            raise UsageError(f"'{folder}' has {len(x)} rows to train on: too few for a val_share of {config.val_share}")
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))
+        self._splits = {"train": (x[order[kept:]], y[order[kept:]]), "test": test}
+        if kept:
+            self._splits["val"] = (x[order[:kept]], y[order[:kept]])
+        self.shape = tuple(x.shape[1:])
+
+    def split(self, ids: Ints, name: str) -> Split:
+        x, y = self._splits[name]
+        return Split(x, y, np.zeros(len(ids), np.int64), np.full(len(ids), len(x), np.int64))
+
+    def server(self, name: str) -> Rows:
+        return self._server[name]
+
+    def has(self, name: str) -> bool:
+        return name in self._splits
+
+
+class Apart(Classify):
+    """At the server, sizes are what clients say, and its own rows stand in for a client's in rehearsal."""
+
+    data: OwnFolder
+
+    def __init__(self, data: OwnFolder, model: str, training: Training) -> None:
+        super().__init__("apart", MODELS[model](data.shape, data.classes), data, training)
+        self.reported: dict[int, int] = {}
+
+    def sizes(self, ids: Tensor) -> Tensor:
+        if self.data.is_client:
+            return super().sizes(ids)
+        return torch.tensor([self.reported.get(client, 0) for client in ids.tolist()])
+
+
+def _read(folder: Path, name: str, classes: int) -> Rows:
+    """``name.npz`` with ``x`` and ``y``, or ``name.csv`` with a line of column names and the label last."""
+    for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
+        if not path.is_file():
+            continue
+        try:
+            if path.suffix == ".npz":
+                with np.load(path, allow_pickle=False) as file:
+                    x, y = file["x"], file["y"]
+            else:
+                table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, dtype=np.float64)
+                x, y = table[:, :-1], table[:, -1]
+        except (ValueError, KeyError, OSError) as error:
+            raise UsageError(f"'{path}' cannot be read: {error}") from error
+        if len(x) != len(y) or not len(x) or not np.isfinite(x).all():
+            raise UsageError(f"'{path}' must have rows, one label for each, and no NaN")
+        if (y != np.round(y)).any() or y.min() < 0 or y.max() >= classes:
+            raise UsageError(f"'{path}' has labels outside 0..{classes - 1}: check the last column and --classes")
+        return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
+    raise UsageError(f"'{folder}' has neither {name}.npz nor {name}.csv")
+
+
+def build(config: ApartConfig, model: str, training: Training, seed: int) -> Task:
+    return Apart(OwnFolder(config, seed), model, training)
+
+
+SPEC = TaskSpec(
+    name="apart",
+    help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
+    config=ApartConfig,
+    training=Training(epochs=1, lr=0.05, batch_size=32),
+    models=("mlp", "linear"),
+    build=build,
+)

@@ -1,0 +1,126 @@
+"""A SuperLink and SuperNodes as processes on 127.0.0.1; everything that is started is ended, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Fleet:
+    """One SuperLink, and a SuperNode for each client that is started."""
+
+    def __init__(self, folder: Path, secure: list[str], node_secure: list[str], connection: dict[str, Any]) -> None:
+        self.folder, self.node_secure = folder, node_secure
+        self.address = f"127.0.0.1:{free_port()}"
+        self.env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "home"), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        (folder / "home").mkdir(parents=True)
+        table = {"address": self.address, **connection}
+        text = "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
+        (folder / "home" / "config.toml").write_text(f"[superlink.here]\n{text}\n")
+        host, port = self.address.split(":")
+        flags = ["--host", host, "--port", port, "--disable-runtime-dependency-installation"]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._start("link", ["flower-superlink", *secure, *flags, "--database", str(folder / "state.db")])
+        wait_until(lambda: _listens(self.address), 60, "the SuperLink listens")
+
+    def node(self, client: int, *more: str, data: str = "") -> subprocess.Popen[bytes]:
+        about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
+        port = str(free_port())
+        command = ["flower-supernode", *self.node_secure, "--superlink", self.address, "--host", "127.0.0.1"]
+        return self._start(f"node-{client}", [*command, "--port", port, "--node-config", about, *more])
+
+    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(BIN / "flwr"), *arguments]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+
+    def submit(self, app: Path) -> str:
+        done = self.flwr("run", str(app), "here", "--format", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(json.loads(done.stdout)["run-id"])
+
+    def status(self, run: str) -> str:
+        done = self.flwr("list", "here", "--run-id", run, "--format", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(json.loads(done.stdout)["runs"][0]["status"])
+
+    def kill(self, name: str) -> None:
+        """kill -9, with everything that it started."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(1)
+        for name in list(self.processes):
+            self.kill(name)
+        for pid in self.children(""):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def children(self, command: str) -> list[int]:
+        """Processes of this fleet, and of no other, with this in their command line."""
+        ours, found = f"FLWR_HOME={self.folder / 'home'}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                mine = ours in (entry / "environ").read_bytes().split(b"\0")
+                if mine and command.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 (the process owns it)
+        command[0] = str(BIN / command[0])
+        process = subprocess.Popen(
+            command, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, start_new_session=True
+        )
+        log.close()
+        self.processes[name] = process
+        return process
+
+
+@contextlib.contextmanager
+def fleet(folder: Path, **how: Any) -> Iterator[Fleet]:
+    insecure = {"secure": ["--insecure"], "node_secure": ["--insecure"], "connection": {"insecure": True}}
+    running = Fleet(folder, **{**insecure, **how})
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def wait_until(holds: Any, seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"{seconds} s were not enough until {what}"
+        time.sleep(0.5)
+
+
+def _listens(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
