@@ -114,6 +114,8 @@ def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> i
         tables.to_screen(title, tables.rows({settings.run.method: [summary]}, shown), shown, console)
         if summary["stopped"]:
             console.print(f"stopped at round {summary['rounds']}: {summary['stopped']}", highlight=False)
+        if "executor" in summary:
+            console.print(f"executor: {summary['executor']}", highlight=False)
         console.print(f"best by validation: round {summary['best_round']}; everything is in {out}", highlight=False)
     return 0
 

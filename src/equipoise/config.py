@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from equipoise.contract import Method, Training, option
 from equipoise.errors import UsageError, nearest
 from equipoise.methods import find_method
-from equipoise.runtime.executors import EXECUTORS
+from equipoise.runtime.choose import EXECUTORS
 from equipoise.tasks import TaskSpec, find_task
 
 
@@ -27,8 +27,13 @@ class RunConfig:
     rounds: int = option(100, "federated rounds")
     seed: int = option(0, "seed of data, initial model, cohorts and batches")
     participation: float = option(1.0, "share of the clients that take part in a round, in (0, 1]")
-    executor: str = option("stacked", "stacked (fast) or loop (one client after another)")
-    threads: int = option(1, "threads of one tensor operation; more helps large models on a quiet machine")
+    executor: str = option(
+        "auto",
+        "stacked (all clients at once), loop (one after another), workers (processes), or auto: what suits the model",
+    )
+    threads: int = option(1, "threads of one tensor operation, unless auto finds more to be faster")
+    workers: int = option(0, "processes of the workers executor; 0 for one a core")
+    holdout_clients: float = option(0.0, "share of the clients kept out of training, to see how newcomers adapt")
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = option(10, "rounds between checkpoints")
     patience: int = option(0, "stop after so many evaluations without a better validation score; 0 for never")
@@ -39,12 +44,14 @@ class RunConfig:
         for name in ("rounds", "threads", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.seed < 0 or self.patience < 0:
-            raise UsageError("seed and patience must be at least 0")
+        if self.seed < 0 or self.patience < 0 or self.workers < 0:
+            raise UsageError("seed, patience and workers must be at least 0")
+        if not 0 <= self.holdout_clients < 1:
+            raise UsageError(f"holdout_clients is {self.holdout_clients}: must lie in [0, 1)")
         if not 0 < self.participation <= 1:
             raise UsageError(f"participation is {self.participation}: must lie in (0, 1]")
         if self.executor not in EXECUTORS:
-            raise UsageError(f"unknown executor '{self.executor}': choose {' or '.join(EXECUTORS)}")
+            raise UsageError(f"unknown executor '{self.executor}': choose {', '.join(EXECUTORS)}")
 
 
 def check_training(training: Training) -> None:

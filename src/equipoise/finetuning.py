@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Method, State, Train, Tree, Up
-from equipoise.runtime.executors import EXECUTORS
+from equipoise.runtime.choose import EXECUTORS
 from equipoise.runtime.round import Simulation
 
 SHARES_OF_RATE = (1.0, 0.3, 0.1, 0.03)

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,11 +18,14 @@ from equipoise.config import Settings, read_config
 from equipoise.contract import Task, Tree
 from equipoise.errors import UsageError
 from equipoise.finetuning import finetuned
-from equipoise.runtime import checkpoint
-from equipoise.runtime.round import MakeExecutor, RoundLog, Schedule, Simulation
+from equipoise.newcomers import hold_out, newcomers
+from equipoise.runtime import checkpoint, random
+from equipoise.runtime.choose import Choice, MakeExecutor, choose
+from equipoise.runtime.round import RoundLog, Schedule, Simulation
+from equipoise.runtime.workers import available_cores
 from equipoise.summary import summarise, validation_score
 
-ENTRIES = ("config.json", "rounds.jsonl", "summary.json", "clients.csv", "models", "checkpoint")
+ENTRIES = ("config.json", "rounds.jsonl", "summary.json", "clients.csv", "executor.json", "models", "checkpoint")
 Watch = Callable[[RoundLog], None]
 """Called after each round with its log."""
 
@@ -52,6 +55,10 @@ class Folder:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint" / "last.safetensors"
+
+    @property
+    def executor(self) -> Path:
+        return self.path / "executor.json"
 
     @property
     def models(self) -> Path:
@@ -132,6 +139,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     task = settings.task_spec.build(settings.task_config, settings.run.model, settings.training, settings.run.seed)
+    if settings.run.holdout_clients:
+        task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task.check()
     task.suits(settings.method)
     settings.method.check(task, settings.training)
@@ -148,11 +157,34 @@ class _Running:
     def __init__(self, settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None) -> None:
         run = settings.run
         self.settings, self.task, self.folder = settings, task, folder
-        schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
-        self.simulation = Simulation(settings.method, task, settings.training, schedule, make_executor)
+        self.here = make_executor is None
+        if run.holdout_clients and not self.here:
+            raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
+        self.choice = self._choice() if self.here else Choice("stacked", run.threads)
+        schedule = Schedule(
+            run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
+        )
+        make = make_executor or self.choice.make
+        self.simulation = Simulation(settings.method, task, settings.training, schedule, make)
         self.logs: list[RoundLog] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}
+
+    def _choice(self) -> Choice:
+        """The executor; what was measured once holds for the whole run, also after a crash."""
+        run, file = self.settings.run, self.folder.executor
+        if run.executor != "auto":
+            return Choice(run.executor, run.threads, run.workers or available_cores())
+        if file.exists():
+            try:
+                return Choice(**json.loads(file.read_text()))
+            except (ValueError, TypeError) as error:
+                raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
+        cohort = len(random.cohort(run.seed, 1, self.task.clients, run.participation))
+        choice = choose(self.task, self.settings.training, cohort)
+        choice = replace(choice, threads=max(choice.threads, run.threads) if choice.executor != "workers" else 1)
+        checkpoint.write_text(file, json.dumps(asdict(choice)))
+        return choice
 
     def restore(self) -> None:
         state, meta = checkpoint.load(self.folder.checkpoint)
@@ -170,7 +202,7 @@ class _Running:
 
     def to_the_end(self, watch: Watch | None) -> dict[str, Any]:
         checkpoint.write_text(self.folder.rounds, "".join(json.dumps(log) + "\n" for log in self.logs))
-        with _threads(self.settings.run.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
+        with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
             while not self._finished():
                 log = self._round(file)
                 if watch:
@@ -211,8 +243,12 @@ class _Running:
     def _summary(self) -> dict[str, Any]:
         run = self.settings.run
         about = {"method": run.method, "task": run.task, "model": run.model, "seed": run.seed}
+        if self.here:
+            about["executor"] = str(self.choice)
         summary = summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
         summary |= self.task.summary(self.simulation.params)
+        if run.holdout_clients:
+            summary["newcomers"] = newcomers(self.simulation, self.choice)
         if run.finetune:
             summary["finetuned"] = finetuned(self.simulation)
         return summary

@@ -118,6 +118,23 @@ class Federation(ClientData):
         return name in self._whole
 
 
+class Subset(ClientData):
+    """Some clients of a population, numbered from 0; the server's sets are the whole's."""
+
+    def __init__(self, whole: ClientData, ids: Ints) -> None:
+        self.whole, self.ids = whole, ids
+        self.clients, self.classes, self.shape, self.form = len(ids), whole.classes, whole.shape, whole.form
+
+    def split(self, ids: Ints, name: str) -> Split:
+        return self.whole.split(self.ids[ids], name)
+
+    def server(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.whole.server(name)
+
+    def has(self, name: str) -> bool:
+        return self.whole.has(name)
+
+
 def _refuse_bad_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])

@@ -30,6 +30,10 @@ def _score(name: str, metric: str) -> Callable[[Summary], float | None]:
     return lambda summary: (summary.get(name) or {}).get(metric)
 
 
+def _newcomer(epochs: str, metric: str) -> Callable[[Summary], float | None]:
+    return lambda summary: summary.get("newcomers", {}).get(epochs, {}).get(metric)
+
+
 def columns(summary: Summary) -> list[Column]:
     """All named evaluations, convergence, bytes and time; the first figure of a score is the one shown."""
     headline = next(iter(summary["trained"]))
@@ -43,6 +47,11 @@ def columns(summary: Summary) -> list[Column]:
         Column(f"worst decile {unit}", _score("personal", "p10"), *form),
         Column(f"trained {unit}", _score("trained", headline), *form),
         Column(f"received {unit}", _score("received", headline), *form),
+        *(
+            Column(f"new, k={k} {unit}", _newcomer(k, headline), *form)
+            for k in summary.get("newcomers", {})
+            if k != "clients"
+        ),
         Column("rounds to converge: global", _score("converged_round", "global"), 1, 0, on_screen=False),
         Column("rounds to converge", _score("converged_round", "personal"), 1, 0),
         Column("MB up", _score("bytes", "up"), 1e-6),

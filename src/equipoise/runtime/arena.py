@@ -26,7 +26,7 @@ class Arena:
 
     def __init__(self) -> None:
         folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        self._file = tempfile.TemporaryFile(dir=folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (open as long as this object is)
         weakref.finalize(self, self._file.close)
         self._bytes = torch.empty(0, dtype=torch.uint8)
 

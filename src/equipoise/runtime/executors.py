@@ -88,9 +88,6 @@ class Stacked(Executor):
         return Replies(torch.arange(len(ids)), out)
 
 
-EXECUTORS: dict[str, type[Executor]] = {"loop": Loop, "stacked": Stacked}
-
-
 def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_local: bool) -> State:
     """Stacks of what clients hold before their first round."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +15,12 @@ from torch.utils import _pytree as pytree
 from equipoise.contract import Down, Method, Server, State, Task, Training, Tree, Up
 from equipoise.data.federation import Ints
 from equipoise.runtime import cost, random
-from equipoise.runtime.executors import EXECUTORS, Executor, Replies
+from equipoise.runtime.choose import EXECUTORS, MakeExecutor
+from equipoise.runtime.executors import Replies
 from equipoise.runtime.store import ClientStore
 
 NAMED = ("received", "trained", "personal")
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
-
-MakeExecutor = Callable[[Method, Task, Training, int, int], Executor]
-"""From method, task, training, seed and number of rounds to where the clients are."""
 
 RoundLog = dict[str, Any]
 """One JSON object a round; see :meth:`Federation.round`."""

@@ -21,8 +21,8 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
     split = task.data.split(ids, "train").part(*fit.part)
     key = random.keys(when.seed, ids, when.round, fit.stream)
     plan = batches.plan(key, split.size, fit.epochs.reshape(1).numpy(), when.training.batch_size)
-    losses = fit.loss or task.losses
-    params = dict(fit.params)
+    losses, training = fit.loss or task.losses, when.training
+    params = {name: task.laid_out(value) for name, value in fit.params.items()}
     anchor = dict(fit.pull.anchor) if fit.pull else {}
     velocity = {name: torch.zeros_like(params[name]) for name in fit.names}
     for step in range(int(plan.steps[0])):
@@ -35,20 +35,22 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
                 loss = losses({**params, **leaves}, x, y, fit.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             for name, gradient in zip(fit.names, gradients, strict=True):
-                p = params[name]
-                g = gradient + when.training.weight_decay * p
+                p, g = params[name], gradient
+                if training.weight_decay:
+                    g = g.add(p, alpha=training.weight_decay)
                 if fit.linear is not None:
                     g = g + fit.linear[name]
                 if fit.pull is not None:
                     g = g + fit.pull.strength * (p - anchor[name])
-                velocity[name] = when.training.momentum * velocity[name] + g
-                params[name] = p - fit.lr * velocity[name]
+                if training.momentum:
+                    g = velocity[name] = training.momentum * velocity[name] + g
+                params[name] = torch.addcmul(p, g, -fit.lr)
                 if fit.clamp is not None:
                     params[name] = params[name].clamp(*fit.clamp)
         if fit.pull is not None:
             for name in fit.names:
                 anchor[name] = anchor[name] + fit.pull.follow * (params[name] - anchor[name])
-    return params, anchor
+    return {name: value.contiguous() for name, value in params.items()}, anchor
 
 
 def fit_each(task: Classify, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:

@@ -76,7 +76,7 @@ class _Crew:
             processes[-1].start()
         for _, theirs in pipes:
             theirs.close()
-        self.close = weakref.finalize(self, _dismiss, self._pipes, processes)
+        self.close = weakref.finalize(self, _dismiss, os.getpid(), self._pipes, processes)
 
     def run(self, call: Any, load: State, order: Sequence[int]) -> State:
         layout = Layout.of(load)
@@ -133,17 +133,20 @@ def _work(loop: Loop, inbox: Arena, outbox: Arena, pipe: Connection, foreign: li
         end.close()
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
-        call, load, layout, room = None, {}, None, 0
+        round, splits = 0, ()
+        load: State = {}
+        layout: Layout | None = None
+        room = 0
         while (message := pipe.recv()) is not None:
             if isinstance(message, tuple):
-                call, arrangement = message
+                (round, splits), arrangement = message
                 load, layout = arrangement.read(inbox.bytes(arrangement.size)), None
                 continue
             try:
                 with torch.no_grad():
                     k = message
                     down, held = parcel(load["shared"], load["own"], k), row(load["held"], k)
-                    out = loop.one(*call, load["ids"][k], down, held)
+                    out = loop.one(round, splits, load["ids"][k], down, held)
             except UsageError as error:
                 pipe.send(error)
                 return
@@ -162,7 +165,9 @@ def _lost() -> RuntimeError:
     return RuntimeError("a worker process died, perhaps for lack of memory: use fewer --workers, then resume")
 
 
-def _dismiss(pipes: list[Connection], processes: list[Any]) -> None:
+def _dismiss(owner: int, pipes: list[Connection], processes: list[Any]) -> None:
+    if os.getpid() != owner:  # a copy of this crew in another crew's worker
+        return
     for pipe in pipes:
         with contextlib.suppress(OSError):
             pipe.send(None)

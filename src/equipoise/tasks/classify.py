@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.contract import Fit, State, Training, Tree, When
-from equipoise.data.federation import ClientData, Ints
+from equipoise.data.federation import ClientData, Ints, Subset
 from equipoise.errors import UsageError
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
@@ -27,6 +27,9 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 class Classify(Supervised):
     """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
+
+    newcomers: Classify | None = None
+    """Clients that were held out of training."""
 
     def __init__(
         self,
@@ -52,6 +55,15 @@ class Classify(Supervised):
         """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
         self._forward_stack = stacked_forward(self.module) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
+
+    def subset(self, ids: Ints) -> Classify:
+        """The same task with these clients only, numbered anew."""
+        part = copy.copy(self)
+        part.data = Subset(self.data, ids)
+        part.clients = part.data.clients
+        part._forward_stack = stacked_forward(part.module) or vmap(part.forward)
+        part._forward_shared = vmap(part.forward, in_dims=(0, None))
+        return part
 
     def check(self) -> None:
         x, _ = self.data.server("test")
@@ -99,8 +111,11 @@ class Classify(Supervised):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
-        x = self.data.form.prepare(x, self.dtype)
-        return x.contiguous(memory_format=torch.channels_last) if self.convolutional and x.dim() == 4 else x
+        return self.laid_out(self.data.form.prepare(x, self.dtype))
+
+    def laid_out(self, value: Tensor) -> Tensor:
+        """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
+        return value.to(memory_format=torch.channels_last) if self.convolutional and value.dim() == 4 else value
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Logits of one model on stored rows, a bounded number at once."""
