@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow browser bench lint clean
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,12 @@ test: lint
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
+
+# The report in a real browser; installs Debian's Chromium where it is missing (as root).
+browser: $(SETUP)
+	command -v chromedriver >/dev/null || apt-get install --yes chromium chromium-driver
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[browser]"
+	$(BIN)/python -m pytest tests/report/test_browser.py
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
