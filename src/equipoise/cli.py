@@ -1,7 +1,8 @@
-"""The command line: ``equipoise run | compare | tune | resume | certify | flower | list``."""
+"""The command line: ``equipoise run | compare | tune | resume | certify | flower | data | list``."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "resume": _resume,
         "certify": _certify,
         "flower": _flower,
+        "data": _data,
         "list": _list,
     }
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
@@ -210,6 +212,23 @@ def _flower(arguments: list[str]) -> int:
     from equipoise.flower.command import main as flower
 
     return flower(arguments)
+
+
+def _data(arguments: list[str]) -> int:
+    early = early_options(arguments)
+    known = options(find_method(early["method"]), find_task(early["task"]))
+    parser = Parser("equipoise data", description="A task's data, as a run would share them out.", allow_abbrev=False)
+    parser.add_argument("what", choices=["describe"], help="rows of everybody, and who holds which classes")
+    parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_options(parser, known, early)
+    chosen = vars(parser.parse(arguments))
+    from equipoise.report.describe import describe, in_words
+    from equipoise.runs import build_task
+
+    found = describe(build_task(Settings.of({**early, **given_options(chosen, known)})))
+    print(json.dumps(found) if chosen["json"] else in_words(found))
+    return 0
 
 
 def _list(arguments: list[str]) -> int:
