@@ -11,7 +11,7 @@ $(SETUP): pyproject.toml constraints.txt
 	@touch $(SETUP)
 
 demo: $(SETUP)
-	$(BIN)/equipoise compare --task synthetic --methods fedavg,local,finetune --seeds 1 --rounds 60 --epochs 5 --out runs/demo --overwrite
+	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,equilibrium --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
 
 test: lint
 	$(BIN)/python -m pytest

@@ -2,7 +2,7 @@
 
     python benchmarks/table1.py        # writes benchmarks/results/synthetic/README.md
 
-The comparisons themselves (each resumable with --resume; ``compare.json`` and the tables are kept, not the run folders):
+The comparisons themselves (resumable with --resume; their ``compare.json`` is kept, not the run folders):
 
     equipoise compare --task synthetic --methods $METHODS --seeds 3 --rounds 200 --finetune --out runs/default
     equipoise tune --methods $TUNED --trials 8 --rounds 40 --eval-every 5 --seed 100 --out runs/tuned
@@ -32,6 +32,9 @@ PAPER = {  # global %, local %, convergence round (tables 1 and 2; about 900 rou
 }
 
 
+ROUNDS = ("rounds to converge: global", "rounds to converge")
+
+
 def section(name: str, title: str) -> list[str]:
     """One comparison as a table, best first, with the paper's figures and the paired differences."""
     path = RESULTS / f"{name}.json"
@@ -40,14 +43,7 @@ def section(name: str, title: str) -> list[str]:
     kept = json.loads(path.read_text())
     by_method: dict[str, list[dict[str, Any]]] = kept["summaries"]
     shown = tables.columns(next(iter(by_method.values()))[0])
-    wanted = (
-        "global %",
-        "personal %",
-        "fine-tuned %",
-        "worst decile %",
-        "rounds to converge: global",
-        "rounds to converge",
-    )
+    wanted = ("global %", "personal %", "fine-tuned %", "worst decile %", *ROUNDS)
     picked = [next(c for c in shown if c.title == title) for title in wanted]
     rows = tables.rows(by_method, picked)
     order = sorted(rows, key=lambda m: -((rows[m][0].mean or 0) + (rows[m][1].mean or 0)))
@@ -69,9 +65,9 @@ def main() -> None:
     text = [
         "# Logistic on Synthetic: every method that suits",
         "",
-        "100 clients, 189 training, 21 validation and 90 test samples each, 7,500 test samples at the server; 200 rounds,",
-        "seeds 0 to 2, mean ± standard deviation. Published figures are at about 900 rounds and with 210 training samples,",
-        "so that the levels are not comparable one to one. Written by `python benchmarks/table1.py`.",
+        "100 clients, 189 training, 21 validation and 90 test samples each, 7,500 test samples at the server;",
+        "200 rounds, seeds 0 to 2, mean ± standard deviation. Published figures are at about 900 rounds and with 210",
+        "training samples, so that levels are not comparable one to one. Written by `python benchmarks/table1.py`.",
         "",
         *section("default", "Defaults of the methods"),
         *section("tuned", "Tuned: 8 trials of 40 rounds each on validation data, data seed 100"),
