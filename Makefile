@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow browser bench lint clean
+.PHONY: demo test test-slow test-flower browser bench lint clean
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,15 @@ browser: $(SETUP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[browser]"
 	$(BIN)/python -m pytest tests/report/test_browser.py
 
+# Flower holds back packages that the rest is newer in, so it has an environment of its own.
+.venv-flower/.installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower,rl]" pytest hypothesis
+	@touch .venv-flower/.installed
+
+test-flower: .venv-flower/.installed
+	.venv-flower/bin/python -m pytest -m 'slow or not slow' tests/flower tests/flower_live
+
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +43,4 @@ bench: $(SETUP)
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-flower build dist runs .mypy_cache .ruff_cache .pytest_cache

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from equipoise.config import Settings
 from equipoise.contract import Method, Task
 from equipoise.errors import UsageError
 from equipoise.flower import codec
@@ -19,6 +20,7 @@ from equipoise.flower.options import NodeConfig
 from equipoise.flower.remote import Remote
 from equipoise.flower.state import ClientDisk
 from equipoise.methods import all_methods
+from equipoise.runs import build_task
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
@@ -30,9 +32,9 @@ ROUNDS = 3
 class Here:
     """A wire within this process. ``spoil`` may change a reply, or hold it back (``None``)."""
 
-    def __init__(self, method: Method, task: Task, folder: Path, spoil: Any = None) -> None:
+    def __init__(self, method: Method, task: Task, folder: Path, spoil: Any = None, of: str = "synthetic") -> None:
         options = {item.name: getattr(method, item.name) for item in dataclasses.fields(method)}
-        given = {"method": method.name, "rounds": ROUNDS, **dataclasses.asdict(task.training), **options}
+        given = {"method": method.name, "task": of, "rounds": ROUNDS, **dataclasses.asdict(task.training), **options}
         self.nodes = [Node(given, NodeConfig(client, folder, ""), task) for client in range(task.clients)]
         self.away: set[int] = set()
         self.spoil = spoil or (lambda client, reply: reply)
@@ -68,6 +70,17 @@ def test_remote_equals_loop_to_the_bit(name: str, participation: float, tmp_path
     assert largest_difference(server_side(loop), server_side(remote)) == 0
     for one, other in zip(loop.logs, logs, strict=True):
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("name", sorted(all_methods().keys() - SUPERVISED.keys()))
+def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
+    settings = Settings.of({"method": name, "task": "two-state", "rounds": ROUNDS})
+    method, task = settings.method, build_task(settings)
+    loop = simulate(method, task, ROUNDS, "loop")
+    remote = federate(method, task, Here(method, task, tmp_path, of="two-state"))
+    for _ in range(ROUNDS):
+        assert "absent" not in remote.round()
+    assert largest_difference(server_side(loop), server_side(remote)) == 0
 
 
 def test_blocks_that_are_not_sent_are_not_in_the_message(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
+LIFE = 1800  # seconds after which a process ends by itself, should nobody be left to end it
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -39,12 +40,19 @@ class Fleet:
         flags = ["--host", host, "--port", port, "--disable-runtime-dependency-installation"]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._start("link", ["flower-superlink", *secure, *flags, "--database", str(folder / "state.db")])
-        wait_until(lambda: _listens(self.address), 60, "the SuperLink listens")
+        wait_until(lambda: listens(self.address), 60, "the SuperLink listens")
 
-    def node(self, client: int, *more: str, data: str = "") -> subprocess.Popen[bytes]:
+    def node(self, client: int, *more: str, data: str = "", superlink: str = "") -> subprocess.Popen[bytes]:
         about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
         port = str(free_port())
-        command = ["flower-supernode", *self.node_secure, "--superlink", self.address, "--host", "127.0.0.1"]
+        command = [
+            "flower-supernode",
+            *self.node_secure,
+            "--superlink",
+            superlink or self.address,
+            "--host",
+            "127.0.0.1",
+        ]
         return self._start(f"node-{client}", [*command, "--port", port, "--node-config", about, *more])
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -94,7 +102,7 @@ class Fleet:
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 (the process owns it)
-        command[0] = str(BIN / command[0])
+        command = ["timeout", "--kill-after=5", str(LIFE), str(BIN / command[0]), *command[1:]]
         process = subprocess.Popen(
             command, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, start_new_session=True
         )
@@ -106,11 +114,14 @@ class Fleet:
 @contextlib.contextmanager
 def fleet(folder: Path, **how: Any) -> Iterator[Fleet]:
     insecure = {"secure": ["--insecure"], "node_secure": ["--insecure"], "connection": {"insecure": True}}
+    # Asked to end, Python would not clean up by itself: turn it into an exception.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     running = Fleet(folder, **{**insecure, **how})
     try:
         yield running
     finally:
         running.close()
+        signal.signal(signal.SIGTERM, before)
 
 
 def wait_until(holds: Any, seconds: float, what: str) -> None:
@@ -120,7 +131,7 @@ def wait_until(holds: Any, seconds: float, what: str) -> None:
         time.sleep(0.5)
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
     host, port = address.split(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0

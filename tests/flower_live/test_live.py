@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,11 @@ from equipoise import runs
 from equipoise.flower import options, project
 from equipoise.methods import all_methods
 from equipoise.runtime import checkpoint
-from flower_live.harness import Fleet, fleet, wait_until
+from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
 
 pytestmark = pytest.mark.slow
-RUN = 200  # seconds within which a short run ends, on a machine that is busy
+RUN = 400  # seconds within which a short run ends, on a machine that is busy
 BASE = {"task": "synthetic", "model": "mlp", "clients": 3, "rounds": 2, "epochs": 2, "time_limit": 60.0, "wait": 90.0}
 METHODS = [name for name in ("fedavg", "scaffold", "page", "fedper", "fedpolicy") if name in all_methods()]
 
@@ -112,18 +113,21 @@ def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(open_fleet: Fleet
     open_fleet.flwr("stop", run, "here")
 
 
+def safely(certs: Path) -> dict[str, Any]:
+    """How a fleet is started with TLS and node keys."""
+    secure = [f"--ssl-ca-certfile={certs}/ca.pem", f"--ssl-certfile={certs}/server.pem"]
+    secure += [f"--ssl-keyfile={certs}/server.key", "--enable-supernode-auth"]
+    ca = f"{certs}/ca.pem"
+    return {"secure": secure, "node_secure": [f"--root-certificates={ca}"], "connection": {"root-certificates": ca}}
+
+
 @pytest.fixture(scope="module")
 def safe_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("safe")
     certs = folder / "certs"
     assert cli("certs", str(certs), "--host", "127.0.0.1", "--nodes", "3").returncode == 0
-    secure = [f"--ssl-ca-certfile={certs}/ca.pem", f"--ssl-certfile={certs}/server.pem"]
-    secure += [f"--ssl-keyfile={certs}/server.key", "--enable-supernode-auth"]
-    connection = {"root-certificates": f"{certs}/ca.pem"}
-    with fleet(
-        folder / "f", secure=secure, node_secure=[f"--root-certificates={certs}/ca.pem"], connection=connection
-    ) as f:
-        yield f
+    with fleet(folder / "f", **safely(certs)) as running:
+        yield running
 
 
 def cli(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -157,6 +161,41 @@ def test_the_doctor_sees_a_closed_port_and_good_certificates(safe_fleet: Fleet) 
     done = cli("doctor", "--superlink", safe_fleet.address, env=loud)
     assert done.returncode == 1
     assert "FLWR_TELEMETRY_ENABLED is not 0" in done.stderr
+
+
+NGINX = os.environ.get("NGINX") or shutil.which("nginx")
+
+
+@pytest.mark.skipif(not NGINX, reason="there is no nginx here: apt install nginx, or set NGINX")
+def test_through_the_proxy_nodes_work_and_the_control_api_is_closed(tmp_path: Path) -> None:
+    certs, outside, app = tmp_path / "certs", f"127.0.0.1:{free_port()}", tmp_path / "app"
+    assert cli("certs", str(certs), "--host", "127.0.0.1", "--nodes", "2").returncode == 0
+    with fleet(tmp_path / "f", **safely(certs)) as running:
+        done = cli(
+            "proxy", str(tmp_path / "n"), f"--certs={certs}", "--listen", outside, "--superlink", running.address
+        )
+        assert done.returncode == 0, done.stderr
+        proxy = subprocess.Popen([str(NGINX), "-c", str(tmp_path / "n" / "nginx.conf"), "-g", "daemon off;"])
+        try:
+            wait_until(lambda: listens(outside), 20, "the proxy listens")
+            for client in range(2):
+                done = running.flwr("supernode", "register", str(certs / f"node-{client}.pub"), "here")
+                assert done.returncode == 0, done.stdout + done.stderr
+                key = str(certs / f"node-{client}")
+                running.node(client, "--auth-supernode-private-key", key, superlink=outside)
+            project.write(app, {**BASE, "clients": 2, "rounds": 1})
+            closed = cli("run", str(app), "--superlink", outside, "--ca", str(certs / "ca.pem"), env=running.env)
+            assert closed.returncode == 2
+            assert "did not take the app" in closed.stderr
+            running.submit(app)
+            wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
+            assert "absent" not in logs_of(app)[0]
+        finally:
+            proxy.terminate()
+            proxy.wait(10)
+    seen = (tmp_path / "n" / "nginx-access.log").read_text()
+    assert "/v1/control/" in seen
+    assert all(" 403 " in line for line in seen.splitlines() if "/v1/fleet/" not in line)
 
 
 def test_rows_that_stay_on_their_machines(tmp_path: Path) -> None:

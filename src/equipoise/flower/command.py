@@ -1,4 +1,4 @@
-"""``equipoise flower init | run | certs | doctor``."""
+"""``equipoise flower init | run | certs | proxy | doctor``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equipoise.tasks import find_task
 
 
 def main(arguments: list[str]) -> int:
-    commands = {"init": _init, "run": _run, "certs": _certs, "doctor": _doctor}
+    commands = {"init": _init, "run": _run, "certs": _certs, "proxy": _proxy, "doctor": _doctor}
     about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
     parser = Parser("equipoise flower", description=about, allow_abbrev=False)
     parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
@@ -78,6 +78,21 @@ def _certs(arguments: list[str]) -> int:
 
     for line in certs.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
         print(line)
+    return 0
+
+
+def _proxy(arguments: list[str]) -> int:
+    about = "Write an nginx configuration that lets nodes in and keeps the control API closed."
+    parser = Parser("equipoise flower proxy", description=about, allow_abbrev=False)
+    parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
+    parser.add_argument("--certs", required=True, help="folder made by 'equipoise flower certs'")
+    parser.add_argument("--listen", default="9443", help="port, or address:port, for nodes (default: 9443)")
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    chosen = parser.parse(arguments)
+    from equipoise.flower import proxy
+
+    file = proxy.write(Path(chosen.folder), chosen.listen, chosen.superlink, Path(chosen.certs))
+    print(f"start it with: nginx -c {file.resolve()}")
     return 0
 
 

@@ -1,0 +1,59 @@
+"""The nginx configuration that lets nodes in and keeps everybody away from the control API.
+
+In this version of Flower, whoever reaches the SuperLink's port can register keys and start code on every node. So the
+SuperLink listens on loopback, and other machines reach this proxy, which passes the fleet's paths and nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.errors import UsageError
+
+NGINX = """\
+# nginx -c {here}/nginx.conf   (made by: equipoise flower proxy)
+pid {here}/nginx.pid;
+error_log {here}/nginx-error.log;
+events {{}}
+http {{
+  access_log {here}/nginx-access.log;
+  client_body_temp_path {here}/nginx-body;
+  proxy_temp_path {here}/nginx-proxy;
+  fastcgi_temp_path {here}/nginx-fastcgi;
+  uwsgi_temp_path {here}/nginx-uwsgi;
+  scgi_temp_path {here}/nginx-scgi;
+  server {{
+    listen {listen} ssl;
+    ssl_certificate {certs}/server.pem;
+    ssl_certificate_key {certs}/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    client_max_body_size 0;
+    location /v1/fleet/ {{
+      proxy_pass https://{superlink};
+      proxy_ssl_trusted_certificate {certs}/ca.pem;
+      proxy_ssl_verify on;
+      proxy_ssl_name {name};
+      proxy_http_version 1.1;
+      proxy_set_header Host $host;
+      proxy_set_header Connection "";
+      proxy_read_timeout 300s;
+      proxy_request_buffering off;
+    }}
+    location / {{ return 403; }}
+  }}
+}}
+"""
+
+
+def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
+    """``folder/nginx.conf``; nginx keeps its other files there too."""
+    name, _, port = superlink.rpartition(":")
+    if not name or not port.isdigit():
+        raise UsageError(f"superlink is '{superlink}': must be host:port")
+    if not (certs / "server.pem").is_file():
+        raise UsageError(f"'{certs}' has no server.pem: make it with 'equipoise flower certs'")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "nginx.conf"
+    text = NGINX.format(here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=name)
+    file.write_text(text)
+    return file
