@@ -186,6 +186,10 @@ class Client(ABC):
         """Training samples of each class, if the task has labels."""
 
     @abstractmethod
+    def rows(self, split: str) -> Tensor:
+        """Samples that it holds in this split: how far a score on them can be trusted."""
+
+    @abstractmethod
     def anybody(self, condition: Tensor) -> bool:
         """Whether it holds for any client computed along with this one: only to skip work that would change nothing."""
 
@@ -240,6 +244,10 @@ class Task(ABC):
     @abstractmethod
     def sizes(self, ids: Tensor) -> Tensor:
         """Training samples of each of these clients, as int64."""
+
+    def rows(self, ids: Tensor, split: str) -> Tensor:
+        """Samples of each of these clients in a split; as many as for training where splits are no rows."""
+        return self.sizes(ids)
 
     @abstractmethod
     def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
@@ -307,6 +315,8 @@ class Method:
     """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
     search: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Options that tuning may change, with their ranges: whole numbers, or numbers on a logarithmic scale."""
+    one_start: ClassVar[bool] = False
+    """Whether its memory is sound only if all clients start from one whole model (control variates and their like)."""
     needs_everybody: ClassVar[bool] = False
     """Whether every client must take part in every round (a server agent with one input a client)."""
 

@@ -9,6 +9,8 @@ from equipoise.contract import Method
 from equipoise.control import shared
 from equipoise.control.dapfl import DapFL
 from equipoise.control.equilibrium import Equilibrium
+from equipoise.control.fedpolicy import FedPolicy
+from equipoise.control.joint import Joint
 from equipoise.control.page import Page
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
@@ -23,6 +25,12 @@ METHODS: dict[str, Method] = {
     "equilibrium": Equilibrium(),
     "equilibrium learned": Equilibrium(control="learned"),
     "equilibrium random": Equilibrium(control="random"),
+    "fedpolicy random": FedPolicy(policy="random", sync="on"),
+    "fedpolicy probe": FedPolicy(policy="probe", copies=2),
+    "fedpolicy dqn": FedPolicy(policy="dqn"),
+    "fedpolicy learned": FedPolicy(copies=3),
+    "joint": Joint(),
+    "joint with page": Joint(base="page", base_options="warmup=1 agent_batch=4 replay=8"),
 }
 
 

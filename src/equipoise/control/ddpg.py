@@ -60,7 +60,7 @@ def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
         _actor_shapes(config, state_dim, action_dim),
         _critic_shapes(config, state_dim, action_dim),
     )
-    actor, critic = _fill(actor_shapes, u), _fill(critic_shapes, u[_size(actor_shapes) :])
+    actor, critic = fill(actor_shapes, u), fill(critic_shapes, u[size(actor_shapes) :])
     zero = torch.zeros((), dtype=torch.int64)
     rows = config.capacity
     return {
@@ -85,7 +85,7 @@ def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
 
 def init_draws(config: Config, state_dim: int, action_dim: int) -> int:
     """How many uniform numbers :func:`init` reads."""
-    return _size(_actor_shapes(config, state_dim, action_dim)) + _size(_critic_shapes(config, state_dim, action_dim))
+    return size(_actor_shapes(config, state_dim, action_dim)) + size(_critic_shapes(config, state_dim, action_dim))
 
 
 def policy(config: Config, agent: State, state: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def export(config: Config, agent: State) -> Tree:
 
 def apply(config: Config, exported: Tree, state: Tensor, action_dim: int) -> Tensor:
     """mu(s) of an exported actor."""
-    actor = _layers(exported["actor"], _actor_shapes(config, state.shape[-1], action_dim))
+    actor = layers(exported["actor"], _actor_shapes(config, state.shape[-1], action_dim))
     return _actor(actor, _standardise(state, exported["mean"], exported["spread"]))
 
 
@@ -166,24 +166,24 @@ def _update(config: Config, agent: State, batch: Tree) -> State:
     actor_shapes, critic_shapes = _actor_shapes(config, *sizes), _critic_shapes(config, *sizes)
 
     # Line 6: y = r + gamma Q'(s', mu'(s'))
-    ahead = _actor(_layers(agent["actor_target"], actor_shapes), following)
-    value = _critic(_layers(agent["critic_target"], critic_shapes), following, ahead)
+    ahead = _actor(layers(agent["actor_target"], actor_shapes), following)
+    value = _critic(layers(agent["critic_target"], critic_shapes), following, ahead)
     target = batch["reward"] + config.gamma * value
 
     def critic_loss(critic: Tree) -> Tensor:  # line 8
         return (target - _critic(critic, state, action)).square().mean()
 
     updates = agent["updates"] + 1
-    gradient = _flat(grad(critic_loss)(_layers(agent["critic"], critic_shapes)))
-    critic, critic_adam = _adam(agent["critic"], gradient, agent["critic_adam"], updates, config.critic_lr)
-    judge = _layers(critic, critic_shapes)
+    gradient = _flat(grad(critic_loss)(layers(agent["critic"], critic_shapes)))
+    critic, critic_adam = adam(agent["critic"], gradient, agent["critic_adam"], updates, config.critic_lr)
+    judge = layers(critic, critic_shapes)
 
     def minus_value(actor: Tree) -> Tensor:  # the deterministic policy gradient ascends Q(s, mu(s))
         free = _before_tanh(actor, state)
         return config.restraint * free.square().mean() - _critic(judge, state, torch.tanh(free)).mean()
 
-    gradient = _flat(grad(minus_value)(_layers(agent["actor"], actor_shapes)))
-    actor, actor_adam = _adam(agent["actor"], gradient, agent["actor_adam"], updates, config.actor_lr)
+    gradient = _flat(grad(minus_value)(layers(agent["actor"], actor_shapes)))
+    actor, actor_adam = adam(agent["actor"], gradient, agent["actor_adam"], updates, config.actor_lr)
     return {
         **agent,
         "critic": critic,
@@ -213,7 +213,7 @@ def _critic(net: Tree, state: Tensor, action: Tensor) -> Tensor:
     return (hidden @ net["w3"] + net["b3"]).squeeze(-1)
 
 
-def _adam(params: Tensor, gradient: Tensor, moments: Tree, step: Tensor, lr: float) -> tuple[Tensor, Tree]:
+def adam(params: Tensor, gradient: Tensor, moments: Tree, step: Tensor, lr: float) -> tuple[Tensor, Tree]:
     first, second = BETAS
     taken = step.to(DTYPE)
     m = torch.lerp(moments["m"], gradient, 1 - first)
@@ -257,19 +257,19 @@ def _critic_shapes(config: Config, state_dim: int, action_dim: int) -> Shapes:
     return (state_dim, one), (one + action_dim, two), (two, 1)
 
 
-def _size(shapes: Shapes) -> int:
+def size(shapes: Shapes) -> int:
     return sum((inputs + 1) * outputs for inputs, outputs in shapes)
 
 
-def _fill(shapes: Shapes, u: Tensor) -> Tensor:
+def fill(shapes: Shapes, u: Tensor) -> Tensor:
     """Weights and biases in U(-1/sqrt(inputs), 1/sqrt(inputs)), the last layer's in U(-LAST, LAST)."""
     bounds = [1 / math.sqrt(inputs) for inputs, _ in shapes[:-1]] + [LAST]
     sizes = torch.tensor([(inputs + 1) * outputs for inputs, outputs in shapes])
     spread = torch.repeat_interleave(torch.tensor(bounds, dtype=DTYPE), sizes)
-    return (2.0 * u[: _size(shapes)] - 1.0) * spread
+    return (2.0 * u[: size(shapes)] - 1.0) * spread
 
 
-def _layers(net: Tensor, shapes: Shapes) -> Tree:
+def layers(net: Tensor, shapes: Shapes) -> Tree:
     """The weights and biases in a net's one vector."""
     layers, first = {}, 0
     for layer, (inputs, outputs) in enumerate(shapes, 1):

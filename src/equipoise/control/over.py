@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Method, Server, State, Task, Training, Tree, Up, option
-from equipoise.errors import UsageError
+from equipoise.errors import UsageError, nearest
 from equipoise.methods import find_method
 
 T = TypeVar("T")
@@ -21,10 +21,23 @@ class Over(Method):
     """Every hook is the base's; its state lies under ``base``. Subclasses replace the hooks that they decide."""
 
     base: str = option("fedavg", "method whose other decisions are kept")
+    base_options: str = option("", "options of that method, as 'name=value name=value'")
 
     @cached_property
     def below(self) -> Method:
-        return find_method(self.base)()
+        kind, values = find_method(self.base), {}
+        known = {item.name: item for item in fields(kind)}
+        for text in self.base_options.split():
+            name, _, value = text.partition("=")
+            name = name.replace("-", "_")
+            if name not in known:
+                raise UsageError(f"unknown option '{name}' of '{self.base}' in base_options{nearest(name, known)}")
+            wanted: Any = type(known[name].default)
+            try:
+                values[name] = value.lower() == "true" if wanted is bool else wanted(value)
+            except ValueError as error:
+                raise UsageError(f"base_options has {name}={value}: must be a number") from error
+        return kind(**values)
 
     @property
     def keeps_model(self) -> bool:  # type: ignore[override]

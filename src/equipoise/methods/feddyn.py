@@ -31,6 +31,7 @@ class FedDyn(Method):
     """Their algorithm 1, with alpha called ``reg``. Clients keep G_i, the server h, all from 0: h = mean of all G_i."""
 
     name: ClassVar[str] = "feddyn"
+    one_start: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"reg": (1e-4, 0.1)}
     reg: float = option(0.01, "strength of the dynamic regulariser (the paper's alpha)")
 

@@ -136,6 +136,14 @@ class RunningClient(Client):
         counts: Tensor = primitives.call(count, count, {"id": self.id})["counts"]
         return counts
 
+    def rows(self, split: str) -> Tensor:
+        def count(t: State) -> State:
+            ids: Tensor = t["id"]
+            return {"rows": self.task.rows(ids.reshape(-1), split).reshape(ids.shape)}
+
+        rows: Tensor = primitives.call(count, count, {"id": self.id})["rows"]
+        return rows
+
     def anybody(self, condition: Tensor) -> bool:
         seen: list[bool] = []
 

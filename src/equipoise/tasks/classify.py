@@ -95,6 +95,9 @@ class Classify(Supervised):
     def sizes(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.data.split(_numpy(ids), "train").size)
 
+    def rows(self, ids: Tensor, split: str) -> Tensor:
+        return torch.from_numpy(self.data.split(_numpy(ids), split).size)
+
     def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         sizes = self.data.split(_numpy(ids.reshape(-1)), "train").part(*part).size
         return epochs * torch.from_numpy(batches.batches_per_epoch(sizes, training.batch_size)).reshape(ids.shape)

@@ -12,6 +12,7 @@ from equipoise.contract import Task, Training, option
 from equipoise.data import partition
 from equipoise.data.cache import Arrays
 from equipoise.data.forms import Pixels
+from equipoise.data.scenarios import SCENARIOS, populate
 from equipoise.data.source import Source, load
 from equipoise.data.split import SplitConfig, federate
 from equipoise.errors import UsageError, nearest
@@ -26,8 +27,10 @@ class ImageConfig(SplitConfig):
     data: str = option("", "folder with the data set; empty for $EQUIPOISE_DATA, else it is fetched from the hub")
     partition: str = option("dirichlet", "who gets which rows: dirichlet, iid or classes (a few classes a client)")
     delta: float = option(0.3, "label skew of the dirichlet partition; smaller is more skewed")
+    scenario: str = option("", f"population in place of the partition: {', '.join(SCENARIOS)}; empty for none")
     size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)")
     classes_per_client: int = option(2, "classes a client of the classes partition")
+    pool: int = option(1, "average squares of so many pixels a side into one: smaller images, faster rounds")
     train_rows: int = option(0, "use only so many of the training images, drawn by the seed; 0 for all")
     server_rows: int = option(0, "use only so many of the original test images; 0 for all")
 
@@ -38,6 +41,12 @@ class ImageConfig(SplitConfig):
             raise UsageError(
                 f"unknown partition '{self.partition}'{nearest(self.partition, known)}: choose {', '.join(known)}"
             )
+        if self.scenario and self.scenario not in SCENARIOS:
+            raise UsageError(
+                f"unknown scenario '{self.scenario}'{nearest(self.scenario, SCENARIOS)}: choose {', '.join(SCENARIOS)}"
+            )
+        if self.scenario and self.clients < len(SCENARIOS[self.scenario]):
+            raise UsageError(f"scenario {self.scenario} needs {len(SCENARIOS[self.scenario])} clients or more")
         for name in ("train_rows", "server_rows"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: must be at least 0")
@@ -52,10 +61,13 @@ def build_images(
         arrays = load(source, config.data)
         rng = np.random.default_rng([seed, 0x1A6E])
         x, y = _some(arrays, "", config.train_rows, rng)
-        server = _some(arrays, "test_", config.server_rows, rng)
-        parts = share_out(y, config, rng)
+        server_x, server_y = _some(arrays, "test_", config.server_rows, rng)
+        x, server = _pooled(x, config.pool), (_pooled(server_x, config.pool), server_y)
         known = int(arrays["classes"]) if "classes" in arrays else classes
-        data = federate((x, y), parts, server, config, known, form, rng)
+        if config.scenario:
+            data = populate(config.scenario, (x, y), server, config, known, form, rng)
+        else:
+            data = federate((x, y), share_out(y, config, rng), server, config, known, form, rng)
         return Classify(name, MODELS[model](data.shape, known), data, training)
 
     return build
@@ -78,3 +90,14 @@ def _some(arrays: Arrays, part: str, count: int, rng: np.random.Generator) -> tu
         return x, y
     rows = np.sort(rng.permutation(len(y))[:count])
     return x[rows], y[rows]
+
+
+def _pooled(x: Any, side: int) -> Any:
+    """Images ``[n, H, W, C]`` of bytes, made smaller by whole squares."""
+    if side == 1:
+        return x
+    n, height, width, channels = x.shape
+    if side < 1 or height % side or width % side:
+        raise UsageError(f"pool is {side}: must divide the images' {height}x{width} pixels")
+    squares = x.reshape(n, height // side, side, width // side, side, channels)
+    return np.rint(squares.mean((2, 4))).astype(x.dtype)

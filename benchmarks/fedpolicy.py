@@ -1,0 +1,206 @@
+"""FedPolicy's policies against every fixed choice, on populations whose clients need different things.
+
+Fashion-MNIST at 14x14, MLP, 20 clients with 300 rows each (30 % test; a fifth of the rest is validation), 60 rounds of
+two epochs. The constants of the policies were chosen while looking at seed 1, so the seeds here are others. Every cell
+(a variant, a scenario, a seed) is a small JSON file under results/fedpolicy, so that the work can stop and go on.
+
+    python benchmarks/fedpolicy.py --data FOLDER              # run what is missing, in order, then write README.md
+    python benchmarks/fedpolicy.py --data FOLDER --only M3    # the cells whose name contains this
+    python benchmarks/fedpolicy.py --table                    # the tables alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.config import Settings
+from equipoise.contract import Task, Tree
+from equipoise.finetuning import finetuned
+from equipoise.runs import build_task
+from equipoise.runtime.round import Schedule, Simulation
+
+RESULTS = Path(__file__).parent / "results" / "fedpolicy"
+ROUNDS, SEEDS, EVERY = 60, (11, 12, 13), 3
+SETTING: dict[str, Any] = {
+    "task": "fmnist",
+    "model": "mlp",
+    "pool": 2,
+    "train_rows": 6000,
+    "val_share": 0.2,
+    "epochs": 2,
+    "lr": 0.1,
+    "rounds": ROUNDS,
+}
+ALL = "full,backbone,head,none"
+SCENARIOS = ("M3", "M1", "L.1", "F", "M2", "I", "S", "L.3", "L.5")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "fedper": {"method": "fedper"},
+    "lgfedavg": {"method": "lgfedavg"},
+    "local": {"method": "local"},
+    "learned": {"method": "fedpolicy", "policy": "learned"},
+    "learned-with-none": {"method": "fedpolicy", "policy": "learned", "parts": ALL},
+    "probe-sync": {"method": "fedpolicy", "policy": "probe", "sync": "on", "parts": ALL},
+    "learned-plain": {"method": "fedpolicy", "policy": "learned", "sync": "off"},
+    "dqn": {"method": "fedpolicy", "policy": "dqn"},
+    "learned-copies": {"method": "fedpolicy", "policy": "learned", "copies": 4},
+    "dqn-sync": {"method": "fedpolicy", "policy": "dqn", "sync": "on"},
+    "bandit-sync": {"method": "fedpolicy", "policy": "bandit", "sync": "on"},
+    "random-sync": {"method": "fedpolicy", "policy": "random", "sync": "on"},
+    "joint": {"method": "joint", "base_options": "server_momentum=0.5 local_epochs=2"},
+    "equilibrium": {"method": "equilibrium", "server_momentum": 0.5, "local_epochs": 2},
+}
+NEWCOMER_EPOCHS = 5
+
+
+def run(scenario: str, options: dict[str, Any], seed: int, data: str) -> dict[str, Any]:
+    settings = Settings.of({**SETTING, **options, "scenario": scenario, "seed": seed, "data": data})
+    task = build_task(settings)
+    schedule = Schedule(ROUNDS, seed, 1.0, "stacked", EVERY, True)
+    simulation = Simulation(settings.method, task, settings.training, schedule)
+    started = time.perf_counter()
+    logs = [simulation.round() for _ in range(ROUNDS)]
+    seconds = time.perf_counter() - started
+    tuned = finetuned(simulation)
+    last, down, up, curve = logs[-1], 0, 0, []
+    for log in logs:
+        down, up = down + log["bytes"]["down"], up + log["bytes"]["up"]
+        if "trained" in log:
+            whole = round(100 * log["global"]["acc"], 2) if log["global"] else None
+            curve.append([log["round"], round(100 * log["personal"]["acc"], 2), whole, down + up])
+    notes = [log.get("notes", {}) for log in logs]
+    errors = {
+        name: statistics.fmean(values)
+        for name in ("error_of_last", "error_of_foreseen")
+        if (values := [note[name] for note in notes if note.get(name) is not None])
+    }
+    whole = settings.method.has_global(task)
+    return {
+        "scenario": scenario,
+        "options": options,
+        "seed": seed,
+        "personal": 100 * last["personal"]["acc"],
+        "std": 100 * last["personal"]["std"],
+        "p10": 100 * last["personal"]["p10"],
+        "tuned": 100 * tuned["acc"],
+        "global": 100 * last["global"]["acc"] if whole else None,
+        "newcomer": newcomer(settings, task, simulation.params, seed) if whole else None,
+        "down": down,
+        "up": up,
+        "seconds": round(seconds, 1),
+        "parts": [note["part"] for note in notes] if "part" in notes[0] else None,
+        "probe_errors": errors,
+        "curve": curve,
+    }
+
+
+def newcomer(settings: Settings, task: Task, params: Tree, seed: int) -> float:
+    """Clients of a fresh draw of the same population train the global model for five epochs: their test accuracy.
+
+    Their rows are drawn anew from all 60,000, so that about a tenth were some training client's.
+    """
+    flat = {**settings.flat, "method": "local", "epochs": NEWCOMER_EPOCHS, "seed": seed + 1000}
+    known = Settings.of({name: value for name, value in flat.items() if name not in method_options(settings)})
+    fresh = build_task(known)
+    simulation = Simulation(known.method, fresh, known.training, Schedule(1, seed, 1.0, "stacked", 1, True))
+    simulation.initial = params
+    return float(100 * simulation.round()["personal"]["acc"])
+
+
+def method_options(settings: Settings) -> set[str]:
+    from dataclasses import fields
+
+    return {item.name for item in fields(settings.method)}
+
+
+def cells(scenario: str, variant: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{scenario}-{variant}-seed*.json"))]
+
+
+def table() -> str:
+    lines = [
+        __doc__ or "",
+        "Accuracy in %, mean ± standard deviation over seeds; bytes are the whole run's, in MB.",
+        "",
+    ]
+    for scenario in SCENARIOS:
+        if not any(cells(scenario, variant) for variant in VARIANTS):
+            continue
+        lines += [
+            f"## {scenario}",
+            "",
+            "| variant | seeds | personal | worst 10 % | fine-tuned | global | newcomer | MB down | MB up | seconds |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for variant in VARIANTS:
+            found = cells(scenario, variant)
+            if found:
+                names = ("personal", "p10", "tuned", "global", "newcomer")
+                figures = [spread([cell[name] for cell in found]) for name in names]
+                megabytes = [f"{statistics.fmean(cell[way] for cell in found) / 1e6:.1f}" for way in ("down", "up")]
+                seconds = f"{statistics.fmean(cell['seconds'] for cell in found):.0f}"
+                seeds = ", ".join(str(cell["seed"]) for cell in found)
+                lines.append(f"| {' | '.join([variant, seeds, *figures, *megabytes, seconds])} |")
+        lines += ["", *to_target(scenario), ""]
+    return "\n".join(lines)
+
+
+def to_target(scenario: str) -> list[str]:
+    """Bytes up to the first evaluation whose mean over three reaches 95 % of FedAvg's best; by seed."""
+    goals = {cell["seed"]: 0.95 * max(point[1] for point in cell["curve"]) for cell in cells(scenario, "fedavg")}
+    said = []
+    for variant in VARIANTS:
+        reached = []
+        for cell in cells(scenario, variant):
+            points = cell["curve"]
+            means = [
+                (statistics.fmean(p[1] for p in points[i - 2 : i + 1]), points[i][3]) for i in range(2, len(points))
+            ]
+            spent = next((spent for mean, spent in means if mean >= goals.get(cell["seed"], 1e9)), None)
+            reached.append("not reached" if spent is None else f"{spent / 1e6:.1f}")
+        if reached:
+            said.append(f"{variant} {' / '.join(reached)}")
+    return [f"MB (down and up) to 95 % of FedAvg's best personal accuracy, by seed: {'; '.join(said)}."]
+
+
+def spread(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{statistics.fmean(known):.1f} ± {statistics.stdev(known) if len(known) > 1 else 0.0:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="", help="folder with the data sets; else $EQUIPOISE_DATA")
+    parser.add_argument("--only", default="", help="cells whose name (scenario-variant) contains this")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no cell after so long")
+    parser.add_argument("--table", action="store_true", help="write the tables alone")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    end = time.perf_counter() + 60 * arguments.minutes
+    for group in (SCENARIOS[:4], SCENARIOS[4:]):
+        for variant, scenario, seed in itertools.product(VARIANTS, group, SEEDS):
+            path = RESULTS / f"{scenario}-{variant}-seed{seed}.json"
+            wanted = arguments.only in f"{scenario}-{variant}"
+            if arguments.table or not wanted or path.exists() or time.perf_counter() > end:
+                continue
+            cell = run(scenario, VARIANTS[variant], seed, arguments.data)
+            path.write_text(json.dumps(cell) + "\n")
+            print(f"{path.stem}: {cell['personal']:.2f}, {cell['seconds']:.0f} s", flush=True)
+    text = table()
+    (RESULTS / "README.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

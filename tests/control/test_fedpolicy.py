@@ -1,0 +1,264 @@
+"""The four always-x identities, bytes, block weights and probes by hand, what is refused, and composition."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.control import fedpolicy, parts, probes, record
+from equipoise.control.fedpolicy import FedPolicy
+from equipoise.control.joint import Joint
+from equipoise.control.policies import FULL_ROUNDS
+from equipoise.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.runtime.round import Schedule, Simulation
+from helpers import largest_difference, simulate, small_task
+
+SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
+
+
+def sizes(task: Any) -> list[int]:
+    start = task.init_params(0)
+    return [sum(start[name].nbytes for name in task.blocks[block]) for block in parts.BLOCKS]
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("policy", SAME)
+def test_always_the_same_part_is_a_known_method_to_the_bit(policy: str, participation: float, executor: str) -> None:
+    task = small_task()
+    ours = simulate(FedPolicy(policy=policy), task, 4, executor, participation)
+    theirs = simulate(find_method(SAME[policy])(), task, 4, executor, participation)
+    assert largest_difference(ours.store.tree("local"), theirs.store.tree("local")) == 0
+    assert [log["bytes"]["down"] for log in ours.logs] == [log["bytes"]["down"] for log in theirs.logs]
+    if policy == "full":
+        assert largest_difference(ours.params, theirs.params) == 0
+        assert [log["bytes"] for log in ours.logs] == [log["bytes"] for log in theirs.logs]
+
+
+def test_only_what_is_sent_is_billed() -> None:
+    task = small_task()
+    sim = simulate(FedPolicy(policy="random", parts="full,backbone,head,none"), task, 3)
+    for log in sim.logs:
+        chosen = parts.TAKES[torch.tensor(log["notes"]["part"]).long()]
+        assert log["bytes"]["down"] == int((chosen * torch.tensor(sizes(task))).sum())
+        assert sorted(set(log["notes"]["part"])) == [0, 1, 2, 3]  # stratified: six clients, every part
+
+
+def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> None:
+    task = small_task()
+    log = simulate(FedPolicy(policy="probe"), task, FULL_ROUNDS + 3).logs[-1]
+    assert log["bytes"]["down"] == 6 * (sum(sizes(task)) + 2)  # its part and whether it may choose
+    assert log["bytes"]["up"] == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        ("scaffold", "one whole model"),
+        ("feddyn", "one whole model"),
+        ("fedala", "installs"),
+        ("fedper", "no choice is left"),
+        ("fedbabu", "no choice is left"),
+        ("local", "no choice is left"),
+        ("fedpolicy", "installs"),
+    ],
+)
+def test_unsound_bases_are_refused_with_a_reason(base: str, why: str) -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match=why):
+        FedPolicy(base=base).check(task, task.training)
+
+
+def test_a_controller_over_an_unsound_base_is_refused_too() -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match="one whole model"):
+        Joint(base="page", base_options="base=scaffold adapt=eta").check(task, task.training)
+    with pytest.raises(UsageError, match="decides how clients train"):
+        Joint(base="fedprox").check(task, task.training)
+
+
+@pytest.mark.parametrize("base", ["fedprox", "fedavgm", "ditto", "pfedme", "fedrod", "dapfl"])
+def test_sound_bases_run(base: str) -> None:
+    sim = simulate(FedPolicy(base=base, policy="random", sync="on"), small_task(), 3)
+    assert not any(log["dropped"] for log in sim.logs)
+
+
+def test_full_over_a_base_is_the_base() -> None:
+    task = small_task()
+    ours = simulate(FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3)
+    theirs = simulate(find_method("fedavgm")(server_momentum=0.5), task, 3)
+    assert largest_difference(ours.params, theirs.params) == 0
+    for controller in ("equilibrium", "page"):
+        joint = simulate(Joint(base=controller, policy="full"), task, 3)
+        alone = simulate(find_method(controller)(), task, 3)
+        assert largest_difference(joint.params, alone.params) == 0
+
+
+def test_bad_options_are_refused() -> None:
+    task = small_task()
+    for options, word in (
+        ({"policy": "learnt"}, "did you mean 'learned'"),
+        ({"parts": "full"}, "parts"),
+        ({"parts": "backbone,head"}, "parts"),
+        ({"sync": "maybe"}, "sync"),
+        ({"rho": 0.0}, "rho"),
+        ({"copies": -1}, "copies"),
+        ({"probe_every": 0}, "probe_every"),
+        ({"policy_gamma": 1.0}, "policy_gamma"),
+        ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavg'"),
+        ({"base": "fedprox", "base_options": "mu=big"}, "must be a number"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            FedPolicy(**options).check(task, task.training)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="val_share"):
+        FedPolicy().check(small_task(val_share=0.0), task.training)
+    with pytest.raises(UsageError, match="one layer"):
+        FedPolicy().check(small_task("linear"), task.training)
+
+
+# --- sync-aware aggregation -----------------------------------------------------------------------------------------
+
+
+def test_block_weights_by_hand() -> None:
+    task = small_task(clients=2)
+    stack = {name: torch.stack([w, w]) for name, w in task.init_params(0).items()}
+    fresh = parts.freshness(torch.tensor([[0, 5], [1, 5]]), 0.5)
+    weights = parts.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
+    for name in task.blocks["backbone"]:
+        assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
+    for name in task.blocks["head"]:  # all are old alike
+        assert weights[name].flatten().tolist() == pytest.approx([0.5, 0.5])
+    again = parts.block_weights(task, stack, weights, torch.ones(2, 2))
+    assert largest_difference(again, weights) < 1e-15
+
+
+def test_a_stale_block_stays() -> None:
+    task = small_task()
+    before = task.init_params(0)
+    after = {name: w + 1 for name, w in before.items()}
+    moved = parts.keep_stale(task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64))
+    for name in task.blocks["backbone"]:
+        assert largest_difference(moved[name], after[name]) == 0
+    for name in task.blocks["head"]:
+        assert largest_difference(moved[name], before[name] + 0.4) < 1e-12
+
+
+def test_ages_follow_what_was_installed() -> None:
+    known = record.init(3)
+    known = record.note_parts(known, torch.tensor([0, 2]), torch.tensor([0, 1]), 4)
+    known = record.note_parts(known, torch.tensor([0]), torch.tensor([2]), 6)
+    assert record.age(known, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
+    assert known["full"].tolist() == [4, 0, 0]
+
+
+def test_with_rho_one_and_equal_sizes_it_is_plain_aggregation() -> None:
+    task = small_task(size_sigma=0.0)
+    plain = simulate(FedPolicy(policy="random", sync="off"), task, 4)
+    synced = simulate(FedPolicy(policy="random", sync="on", rho=1.0), task, 4)
+    aware = simulate(FedPolicy(policy="random", sync="on"), task, 4)
+    assert largest_difference(plain.params, synced.params) < 1e-12
+    assert largest_difference(plain.params, aware.params) > 1e-6
+
+
+# --- record ---------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_by_hand() -> None:
+    known = record.init(3) | record.init_reports(3)
+    ids, zero = torch.arange(3), torch.zeros(3, dtype=torch.float64)
+    first = torch.tensor([[1.0, 0.5, 0, 0, 0]] * 3, dtype=torch.float64)
+    known = record.note_parts(known, ids, torch.zeros(3, dtype=torch.int64), 1)
+    known = record.note_reports(known, ids, first, zero)
+    assert known["reward"].tolist() == [0, 0, 0]  # nothing to compare with
+    known = record.note_parts(known, ids, torch.zeros(3, dtype=torch.int64), 2)
+    second = torch.tensor([[0.5, 0.7, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9.0, 0.5, 0, 0, 0]], dtype=torch.float64)
+    known = record.note_reports(known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64))
+    plain = torch.tensor([0.2 + 0.05 - 0.01, 0.0, -0.1], dtype=torch.float64)  # the loss's change is bounded by 1
+    assert known["reward"].tolist() == pytest.approx((plain - plain.mean()).tolist())
+    assert known["gain"][0].tolist() == pytest.approx([0.5, 0.2])
+
+
+def test_divergence_and_cosine_by_hand() -> None:
+    task, ids = small_task(clients=2), torch.arange(2)
+    zeros = {name: torch.zeros_like(w) for name, w in task.init_params(0).items()}
+    after = {name: torch.ones_like(w) for name, w in zeros.items()}
+    stack = {name: torch.stack([3 * torch.ones_like(w), -torch.ones_like(w)]) for name, w in zeros.items()}
+    known = record.note_models(record.init_reports(2), ids, task, zeros, stack, after)
+    assert known["near"].tolist() == [pytest.approx([2, 2, 1, 1]), pytest.approx([2, 2, -1, -1])]
+
+
+# --- probes ---------------------------------------------------------------------------------------------------------
+
+
+def test_worth_by_hand() -> None:
+    value = probes.worth(torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64), torch.tensor(45), 0.01)
+    assert value.tolist() == pytest.approx([0.02 - 0.3, 0.01 - 0.225, 0.01 - 0.15, -0.075])
+
+
+def test_the_probe_scores_what_would_be_held_before_training() -> None:
+    task, ids = small_task(), torch.arange(6)
+    sim = simulate(FedPolicy(policy="probe"), task, 1)
+    own, shared = sim.store.tree("local"), {name: w.expand(6, *w.shape) for name, w in sim.params.items()}
+    old = sim.store.tree("state")["probe"]["scores"]
+    sim.round()
+    seen = sim.store.tree("state")["probe"]
+    for number, (backbone, head) in enumerate([(shared, shared), (shared, own), (own, shared), (own, own)]):
+        model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
+        result = task.evaluate_stack(ids, model, "val")
+        score = 1 - result["acc"] + 0.1 * result["loss"].clamp(max=3)
+        assert largest_difference(seen["scores"][:, number], 0.7 * old[:, number] + 0.3 * score) < 1e-12
+
+
+def test_parts_that_were_not_sent_keep_their_score_and_are_not_billed() -> None:
+    task, spared = small_task(), 0
+    method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
+    sim = Simulation(method, task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
+    for round in range(1, 21):
+        log = sim.round()
+        seen, memory = sim.store.tree("state")["probe"], sim.server_state["policy"]
+        sent, scored = memory["sent"], seen["scored"]
+        assert torch.equal(scored, memory["scored"])
+        assert largest_difference(seen["scores"], memory["scores"]) == 0
+        assert bool((scored[:, 3] == round).all())  # what one has can be tried at any time
+        assert torch.equal(scored[:, 0] == round, sent.all(1))
+        words = 2 + 4 * 4  # the part, whether to choose, and the residuals
+        assert log["bytes"]["down"] == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
+        spared += int((~sent).sum())
+    assert spared > 0
+
+
+def test_pauses_between_probes_grow_while_they_confirm() -> None:
+    method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0, probe_every=4)
+    sim = simulate(method, small_task(), 1)
+    pauses = [sim.server_state["policy"]["pause"].tolist()]
+    for _ in range(3):
+        sim.round()
+        pauses.append(sim.server_state["policy"]["pause"].tolist())
+    assert pauses == [[2] * 6, [4] * 6, [4] * 6, [4] * 6]  # the full rounds are whole probes, and confirm
+
+
+# --- copies: the global side ----------------------------------------------------------------------------------------
+
+
+def test_copies_give_fedavg_beside_local_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedpolicy, "USABLE", 0.0)
+    task = small_task()
+    sim = simulate(FedPolicy(policy="none", copies=1), task, 4)
+    assert (
+        largest_difference(sim.store.tree("local"), simulate(find_method("local")(), task, 4).store.tree("local")) == 0
+    )
+    assert largest_difference(sim.params, simulate(find_method("fedavg")(), task, 4).params) == 0
+    assert sim.logs[0]["notes"]["gradients"] == [2 * n for n in steps(task)]
+
+
+def test_copies_are_made_only_where_the_global_model_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedpolicy, "USABLE", 9.0)
+    task = small_task()
+    sim = simulate(FedPolicy(policy="none", copies=2), task, 2)
+    assert sim.logs[1]["notes"]["gradients"] == steps(task)
+    assert largest_difference(sim.params, simulate(FedPolicy(policy="none"), task, 2).params) == 0
+
+
+def steps(task: Any) -> list[int]:
+    return task.steps(torch.arange(6), torch.full((6,), 2), task.training).tolist()
