@@ -164,21 +164,22 @@ def partial_coverage() -> None:
     """Regions: no agent covers the space alone, all together do."""
     places = {"garnet": lambda: garnet(2, 12, 3, 3), "frozen-lake": lambda: toy_text("frozen-lake")}
 
-    def one(where: str) -> dict[str, Any]:
+    def one(where: str, steps: int) -> dict[str, Any]:
         mdp: TabularMDP = places[where]()
         policies = regions(mdp, 6)
         cover = theory.coverage(mdp, policies)
-        out: dict[str, Any] = {"mdp": where, "K": 6, "tau": 100, "T": 20000, "mu_min": cover.mu_min,
+        out: dict[str, Any] = {"mdp": where, "K": 6, "tau": 100, "T": steps, "mu_min": cover.mu_min,
                                "mu_avg": cover.mu_avg, "c_het": cover.c_het}  # fmt: skip
         problem = tabular.Problem([mdp], 6, policies)
         for rule in RULES:
-            out[rule] = tuned(problem, rule, 100, 20000, sims=30, random_start=False)
+            out[rule] = tuned(problem, rule, 100, steps, sims=30, random_start=False)
         alone = tabular.Problem([mdp], 1, policies[:1])
-        out["one agent alone"] = tuned(alone, "equal", 100, 20000, sims=30, random_start=False)
+        out["one agent alone"] = tuned(alone, "equal", 100, steps, sims=30, random_start=False)
         return out
 
     for where in places:
-        cell(f"coverage-{where}", lambda w=where: one(w))
+        for steps in (500, 2000, 20000):
+            cell(f"coverage-{where}-T{steps}", lambda w=where, t=steps: one(w, t))
 
 
 def straggler_patterns() -> dict[str, Present | None]:

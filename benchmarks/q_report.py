@@ -108,12 +108,12 @@ def open_questions() -> list[str]:
         rows.append([c["mdp"], c["epsilon"], *cover, *three(c), *steps, ratio, round(predicted, 1)])
     head = ["MDP", "ε", "μ_min", "μ_avg", "C_het", "t_mix", *RULES, *(f"{r}: steps" for r in RULES)]
     out += table([*head, "Eq/Im steps", "predicted (bound)"], rows)
-    out += ["## Partial coverage: regions, K = 6, T = 20000, Q0 = 0", ""]
+    out += ["## Partial coverage: regions, K = 6, τ = 100, Q0 = 0", ""]
     rows = [
-        [c["mdp"], f"{c['mu_min']:.2g}", f"{c['mu_avg']:.2g}", *three(c), shown(c["one agent alone"])]
-        for c in load("coverage")
+        [c["mdp"], c["T"], f"{c['mu_min']:.2g}", f"{c['mu_avg']:.2g}", *three(c), shown(c["one agent alone"])]
+        for c in sorted(load("coverage"), key=lambda c: (c["mdp"], c["T"]))
     ]
-    out += table(["MDP", "μ_min", "μ_avg", *RULES, "one agent alone"], rows)
+    out += table(["MDP", "T", "μ_min", "μ_avg", *RULES, "one agent alone"], rows)
     out += ["## Stragglers: K = 20, τ = 50, T = 6000, each rule at its own tuned rate", ""]
     rows = [[c["setting"], c["pattern"], *three(c)] for c in load("straggler")]
     out += table(["setting", "pattern", *RULES], rows)
