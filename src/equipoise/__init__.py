@@ -14,12 +14,15 @@ __version__ = "0.1.0"
 def run(out: str | Path, *, resume: bool = False, overwrite: bool = False, **options: Any) -> dict[str, Any]:
     """Run a method on a task; the options are those of the command line (``method="fedprox", mu=0.1, rounds=50``).
 
-    Gives the summary that is also in ``out/summary.json``.
+    Gives the summary that is also in ``out/summary.json``; with the extra ``report``, ``out/report.html`` shows it.
     """
     from equipoise.config import Settings
+    from equipoise.report import html
     from equipoise.runs import run as run_settings
 
-    return run_settings(Settings.of(options), out, resume=resume, overwrite=overwrite)
+    summary = run_settings(Settings.of(options), out, resume=resume, overwrite=overwrite)
+    html.offer(Path(out))
+    return summary
 
 
 def __getattr__(name: str) -> Any:

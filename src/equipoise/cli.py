@@ -1,4 +1,4 @@
-"""The command line: ``equipoise run | compare | tune | resume | certify | flower | data | list``."""
+"""The command line: ``equipoise run | compare | tune | resume | report | certify | flower | data | list``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equipoise.config import Settings, options, read_config
 from equipoise.errors import UsageError, nearest
 from equipoise.methods import all_methods, find_method
 from equipoise.models import MODELS
-from equipoise.report import tables
+from equipoise.report import html, tables
 from equipoise.report.progress import Display
 from equipoise.tasks import all_tasks, find_task
 
@@ -25,14 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed or interrupted, 2 bad usage or input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     commands = {
-        "run": _run,
-        "compare": _compare,
-        "tune": _tune,
-        "resume": _resume,
-        "certify": _certify,
-        "flower": _flower,
-        "data": _data,
-        "list": _list,
+        **{"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "report": _report},
+        **{"certify": _certify, "flower": _flower, "data": _data, "list": _list},
     }
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
@@ -99,6 +93,23 @@ def _certify(arguments: list[str]) -> int:
     return 0
 
 
+def _report(arguments: list[str]) -> int:
+    parser = Parser(
+        "equipoise report",
+        description="One page of HTML for a run or for several; it opens without a network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="folders of runs or comparisons, finished or not")
+    parser.add_argument("--out", help="the page (default: report.html in the first folder)")
+    chosen = parser.parse(arguments)
+    folders = [Path(folder) for folder in chosen.folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"'{folder}' is not a folder")
+    print(html.write(folders, Path(chosen.out) if chosen.out else folders[0] / "report.html"))
+    return 0
+
+
 def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> int:
     """Run with progress, then show the table of one row; tell how to go on if interrupted."""
     from equipoise.runs import Interrupted
@@ -110,6 +121,7 @@ def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> i
     except (Interrupted, KeyboardInterrupt):
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
         return 1
+    report = html.offer(out)
     if not quiet:
         shown = tables.columns(summary)
         console = _console()
@@ -119,6 +131,7 @@ def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> i
         if "executor" in summary:
             console.print(f"executor: {summary['executor']}", highlight=False)
         console.print(f"best by validation: round {summary['best_round']}; everything is in {out}", highlight=False)
+        console.print(report, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -180,10 +193,12 @@ def _compare(arguments: list[str]) -> int:
     finally:
         for display in displays:
             display.__exit__(None, None, None)
+    report = html.offer(out)
     if not quiet:
         console = _console()
         tables.to_screen("mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console)
         console.print(f"tables and runs are in {out}", highlight=False)
+        console.print(report, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.config import Settings, options, read_config
 from equipoise.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.report import paired, pareto, tables
+from equipoise.report import folders, paired, pareto, tables
 from equipoise.runs import Watch, build_task, run
 from equipoise.runtime import checkpoint
 from equipoise.tasks import find_task
@@ -41,9 +41,7 @@ def compare(
     for method, given in cells.items():
         for seed in range(seeds):
             settings = Settings.of({**given, "method": method, "seed": given.get("seed", 0) + seed})
-            plan.append(
-                (method, settings, out / method.replace(":", "-").replace("/", "-") / f"seed-{settings.run.seed}")
-            )
+            plan.append((method, settings, out / folders.cell_name(method) / f"seed-{settings.run.seed}"))
     _refuse_early(plan, out, resume, overwrite)
     by_method: dict[str, list[dict[str, Any]]] = {method: [] for method in cells}
     for method, settings, folder in plan:

@@ -24,8 +24,13 @@ from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.round import RoundLog, Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.summary import summarise, validation_score
+from equipoise.tasks.supervised import Supervised
 
-ENTRIES = ("config.json", "rounds.jsonl", "summary.json", "clients.csv", "executor.json", "models", "checkpoint")
+ENTRIES = (
+    *("config.json", "rounds.jsonl", "summary.json", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    *("models", "checkpoint"),
+)
+LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundLog], None]
 """Called after each round with its log."""
 
@@ -269,7 +274,7 @@ class _Running:
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
 
     def _write_clients(self) -> None:
-        """One line a client seen: size, scores on its own test data, bytes."""
+        """One line a client seen: size, scores on its own test data, bytes; and its training samples of each class."""
         store, head = self.simulation.store, self.task.headline
         ids = store.ids
         columns: dict[str, list[Any]] = {
@@ -280,12 +285,19 @@ class _Running:
             columns[f"{name}_{head}"] = scores[head].tolist()
         for name, counts in store.tree("counts").items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
+        self._write_table("clients.csv", columns)
+        if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:
+            counts = self.task.label_counts(torch.from_numpy(ids)).T
+            classes = {str(label): held.tolist() for label, held in enumerate(counts)}
+            self._write_table("labels.csv", {"client": ids.tolist(), **classes})
+
+    def _write_table(self, name: str, columns: dict[str, list[Any]]) -> None:
         rows = sorted(zip(*columns.values(), strict=True))
         lines = [
             ",".join(columns),
             *(",".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in r) for r in rows),
         ]
-        checkpoint.write_text(self.folder.path / "clients.csv", "\n".join(lines) + "\n")
+        checkpoint.write_text(self.folder.path / name, "\n".join(lines) + "\n")
 
 
 @contextlib.contextmanager

@@ -44,13 +44,13 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | N
 def against_best(
     by_method: Mapping[str, Sequence[Summary]], column: Column
 ) -> tuple[str, dict[str, Difference | None]]:
-    """The method with the highest mean, and the paired difference of every other one that has the figure."""
+    """The method with the best mean, and the paired difference of every other one that has the figure."""
     values: dict[str, list[float]] = {}
     for method, summaries in by_method.items():
         found = [column.get(summary) for summary in summaries]
         if all(value is not None for value in found):
             values[method] = [column.scale * value for value in found if value is not None]
-    best = max(values, key=lambda method: fmean(values[method]))
+    best = (max if column.higher else min)(values, key=lambda method: fmean(values[method]))
     return best, {m: difference(v, values[best]) for m, v in values.items() if m != best}
 
 
@@ -67,7 +67,9 @@ def to_markdown(by_method: Mapping[str, Sequence[Summary]], columns: Sequence[Co
             "| method | difference | interval | |",
             "|---|---:|---:|---|",
         ]
-        for method, d in sorted(others.items(), key=lambda item: -(item[1].mean if item[1] else 0)):
+        for method, d in sorted(
+            others.items(), key=lambda item: (-1 if column.higher else 1) * (item[1].mean if item[1] else 0)
+        ):
             if d is not None:
                 digits = column.digits
                 interval = f"{d.low:+.{digits}f} … {d.high:+.{digits}f}"

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 Summary = dict[str, Any]
+LOWER_IS_BETTER = ("error", "loss")  # headlines; of any other one, more is better
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Column:
     scale: float = 1.0
     digits: int = 2
     on_screen: bool = True
+    higher: bool = True
+    """Whether more is better."""
 
 
 def _score(name: str, metric: str) -> Callable[[Summary], float | None]:
@@ -37,14 +40,15 @@ def _newcomer(epochs: str, metric: str) -> Callable[[Summary], float | None]:
 def columns(summary: Summary) -> list[Column]:
     """All named evaluations, convergence, bytes and time; the first figure of a score is the one shown."""
     headline = next(iter(summary["trained"]))
-    form = (100.0, 2) if headline == "acc" else (1.0, 4)
+    higher = headline not in LOWER_IS_BETTER
+    form = (100.0, 2, True, higher) if headline == "acc" else (1.0, 4, True, higher)
     unit = "%" if headline == "acc" else headline
     tuned = [Column(f"fine-tuned {unit}", _score("finetuned", headline), *form)] if "finetuned" in summary else []
     return [
         Column(f"global {unit}", _score("global", headline), *form),
         Column(f"personal {unit}", _score("personal", headline), *form),
         *tuned,
-        Column(f"worst decile {unit}", _score("personal", "p10"), *form),
+        Column(f"{'worst' if higher else 'best'} decile {unit}", _score("personal", "p10"), *form),
         Column(f"trained {unit}", _score("trained", headline), *form),
         Column(f"received {unit}", _score("received", headline), *form),
         *(
@@ -52,11 +56,11 @@ def columns(summary: Summary) -> list[Column]:
             for k in summary.get("newcomers", {})
             if k != "clients"
         ),
-        Column("rounds to converge: global", _score("converged_round", "global"), 1, 0, on_screen=False),
-        Column("rounds to converge", _score("converged_round", "personal"), 1, 0),
-        Column("MB up", _score("bytes", "up"), 1e-6),
-        Column("MB down", _score("bytes", "down"), 1e-6),
-        Column("seconds", lambda summary: summary["seconds"], 1, 1, on_screen=False),
+        Column("rounds to converge: global", _score("converged_round", "global"), 1, 0, on_screen=False, higher=False),
+        Column("rounds to converge", _score("converged_round", "personal"), 1, 0, higher=False),
+        Column("MB up", _score("bytes", "up"), 1e-6, higher=False),
+        Column("MB down", _score("bytes", "down"), 1e-6, higher=False),
+        Column("seconds", lambda summary: summary["seconds"], 1, 1, on_screen=False, higher=False),
     ]
 
 

@@ -67,6 +67,7 @@ class Simulation:
         ``global, received, trained, personal``: test scores of the four named evaluations (absent in rounds without
         evaluation; ``global`` is null where the server holds no whole model). Clients' scores are over all clients
         seen so far: one that was absent counts with the model it holds. ``val``: the same on validation data.
+        ``ids``: who replied, where it is not everybody; lists under ``decisions`` and ``notes`` are in this order.
         ``dropped``: clients whose update, state or personal model was not finite; ``absent``: who did not reply, and
         why; ``skipped``: why the round changed nothing.
         """
@@ -103,6 +104,8 @@ class Simulation:
             log |= self._scores(splits)
         train = out.get("train", {})
         log["train"] = {name: _spread(value) for name, value in train.items()}
+        if len(here) < min(task.clients, LISTED + 1):  # lists of a cohort say nothing without its ids
+            log["ids"] = here.tolist()
         if len(here) <= LISTED and any(value["min"] != value["max"] for value in log["train"].values()):
             log["decisions"] = {name: _plain(value) for name, value in train.items()}
         log["bytes"] = {way: int(spent[way].sum()) for way in ("up", "down")}

@@ -1,0 +1,119 @@
+"""The report in a real browser: Debian's Chromium, driven by Selenium (`make browser` installs it)."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+webdriver = pytest.importorskip(
+    "selenium.webdriver", reason="Selenium is not installed: pip install 'equipoise[browser]'"
+)
+pytest.importorskip("plotly", reason="the extra report is not installed")
+
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,900"),
+)
+PATIENCE = 120  # seconds for a busy machine to draw
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium is not installed: make browser")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    driver.set_page_load_timeout(PATIENCE)
+    driver.set_script_timeout(PATIENCE)
+    yield driver
+    driver.quit()
+
+
+def visit(browser: webdriver.Chrome, folder: Path, *, dark: bool = False, width: int = 1280) -> None:
+    theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)  # what earlier pages left
+    browser.get((folder / "report.html").resolve().as_uri())
+    WebDriverWait(browser, PATIENCE).until(lambda b: b.execute_script("return document.body.dataset.ready") == "yes")
+
+
+@pytest.mark.parametrize("kind", ["page_run", "comparison", "tabular_run"])
+def test_draws_everything_without_errors_or_requests(
+    browser: webdriver.Chrome, kind: str, request: pytest.FixtureRequest
+) -> None:
+    visit(browser, request.getfixturevalue(kind))
+    assert browser.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    plots = browser.find_elements(By.CSS_SELECTOR, ".plot")
+    assert len(plots) >= 6
+    drawn = (
+        "return arguments[0].querySelectorAll('.trace, .heatmaplayer image, .boxlayer path, .scatterlayer path').length"
+    )
+    assert all(browser.execute_script(drawn, plot) > 0 for plot in plots)
+    buttons = browser.find_elements(By.CSS_SELECTOR, ".modebar-btn")
+    assert not [b for b in buttons if "loud" in (b.get_attribute("data-title") or "")]  # nothing that uploads
+
+
+def test_legend_hides_and_shows_a_method(browser: webdriver.Chrome, comparison: Path) -> None:
+    visit(browser, comparison)
+    visible = "return arguments[0]._fullData.filter(t => t.name === 'fedavg').map(t => t.visible)"
+    plot = browser.find_element(By.ID, "plot-1")
+    assert True in browser.execute_script(visible, plot)
+    toggles = plot.find_elements(By.CSS_SELECTOR, ".legend .traces")
+    [ours] = [t for t in toggles if t.text == "fedavg"]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
+    ours.find_element(By.CSS_SELECTOR, ".legendtoggle").click()
+    WebDriverWait(browser, PATIENCE).until(lambda b: "legendonly" in b.execute_script(visible, plot))
+    assert True not in browser.execute_script(visible, plot)  # the band goes with the line
+
+
+def test_table_sorts_both_ways(browser: webdriver.Chrome, comparison: Path) -> None:
+    visit(browser, comparison)
+
+    def column() -> list[float]:
+        cells = browser.find_elements(By.CSS_SELECTOR, "#result table:first-of-type tbody tr td:nth-child(3)")
+        return [float(cell.get_attribute("data-value") or "nan") for cell in cells][:3]
+
+    button = browser.find_element(By.CSS_SELECTOR, "#result th:nth-child(3) button")
+    button.click()
+    assert column() == sorted(column(), reverse=True)  # the best first: more is better
+    button.click()
+    assert column() == sorted(column())
+    name = browser.find_element(By.CSS_SELECTOR, "#result th:nth-child(2) button")
+    name.click()
+    first = browser.find_elements(By.CSS_SELECTOR, "#result tbody tr td:first-child")[2]
+    assert first.text == "local"  # without a global model: last either way
+    name.click()
+    assert browser.find_elements(By.CSS_SELECTOR, "#result tbody tr td:first-child")[2].text == "local"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_theme_follows_the_system(browser: webdriver.Chrome, page_run: Path, dark: bool) -> None:
+    visit(browser, page_run, dark=dark)
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    ink = browser.execute_script("return document.getElementById('plot-0')._fullLayout.font.color")
+    assert (paper == "rgb(15, 19, 24)") is dark
+    assert (ink == "#e6edf3") is dark
+
+
+def test_phone_has_no_sideways_scroll(browser: webdriver.Chrome, comparison: Path) -> None:
+    visit(browser, comparison, width=390)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    widths = browser.execute_script("return [...document.querySelectorAll('.plot')].map(p => p.offsetWidth)")
+    assert min(widths) > 300

@@ -1,0 +1,206 @@
+"""The report: what it shows, that it stays small, that it needs nothing but itself, and that it never fails a run."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.cli import main
+from equipoise.errors import UsageError
+from equipoise.report import drawing, figures, folders, heat, html, text
+
+pytest.importorskip("plotly", reason="the extra report is not installed")
+
+
+def drawn(path: Path) -> tuple[str, dict[str, drawing.Figure]]:
+    page = (path / "report.html").read_text()
+    found = re.search(r'id="figures">(.*?)</script>', page, re.S)
+    assert found
+    return page, json.loads(found[1])
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r"<figure><h3>(.*?)</h3>", page)
+
+
+def test_run_writes_a_page_with_everything_it_knows(page_run: Path) -> None:
+    page, plots = drawn(page_run)
+    expected = {
+        *("Scores over rounds", "Way of the run", "Before and after", "Partition", "Newcomers", "Epochs over rounds"),
+        *("Epochs that each client chose", "Learning rate that each client chose", "Score against bytes", "Time"),
+        "Weight of each client&#x27;s update in the aggregate",
+    }
+    assert expected <= set(titles(page))
+    assert "Equilibrium certificate" in page
+    assert "--holdout-clients 0.2" in page  # the command repeats the run
+    assert "--participation" not in page.split("<details><summary>Configuration")[0]  # defaults are left out
+    assert len(plots) == len(titles(page))
+
+
+def test_utilities_have_an_axis_of_their_own(page_run: Path) -> None:
+    _, plots = drawn(page_run)
+    scores = plots["plot-0"]
+    utility = [trace for trace in scores["data"] if trace["name"] == "utility, local"]
+    noted = folders.read(page_run).note("log_utility_local")
+    assert utility[0]["yaxis"] == "y2"
+    assert utility[0]["y"] == pytest.approx(np.exp(list(noted.values())), rel=1e-3)
+
+
+def test_comparison_names_methods_in_their_order_and_marks_the_best(comparison: Path) -> None:
+    page, plots = drawn(comparison)
+    rows = re.findall(r"<tr><td>(\w+)</td>(.*?)</tr>", page)
+    assert [name for name, _ in rows][:3] == ["local", "fedavg", "finetune"]
+    summaries = json.loads((comparison / "compare.json").read_text())["summaries"]
+    means = {m: np.mean([s["personal"]["acc"] for s in found]) for m, found in summaries.items()}
+    bold = [name for name, cells in rows[:3] if 'class="best"' in cells.split("</td>")[1]]
+    assert bold == [name for name, mean in means.items() if mean == max(means.values())]
+    assert "equipoise compare --methods local,fedavg,finetune" in page
+    assert "Pareto front" in json.dumps(plots)
+    assert not list(comparison.rglob("seed-*/report.html"))  # one page tells of all cells
+
+
+def test_tabular_run_shows_error_against_theory(tabular_run: Path) -> None:
+    page, plots = drawn(tabular_run)
+    assert "Error against theory" in titles(page)
+    assert "Coverage of the agents" in page
+    [theory] = [plot for plot in plots.values() if plot["layout"]["xaxis"]["title"]["text"] == "steps of an agent"]
+    assert theory["data"][0]["x"] == [5.0 * t for t in range(1, 9)]
+    slope = theory["data"][1]
+    assert slope["y"][0] / slope["y"][-1] == pytest.approx(np.sqrt(8), rel=1e-3)
+
+
+def test_page_needs_nothing_from_outside(comparison: Path) -> None:
+    page = (comparison / "report.html").read_text()
+    own = re.sub(r'id="plotly">.*?</script>', "", page, flags=re.S)
+    assert not re.search(r'(?:src|href)="(?!#|data:)', own)
+    assert "http://" not in own
+    assert "https://" not in own
+
+
+def test_grid_is_a_mean_and_bounded() -> None:
+    grid = heat.Grid(1000, 1000)
+    ids = np.arange(1000)
+    for t in range(1, 1001):
+        grid.add(t, ids, ids + 1000.0 * (t > 500))
+    mean = grid.mean()
+    assert mean.shape == (heat.MOST_CLIENTS, heat.MOST_ROUNDS)
+    assert mean[0, 0] == np.mean(range(5))  # five clients a row, before the step
+    assert mean[-1, -1] == 1000 + np.mean(range(995, 1000))
+
+
+def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
+    logs = [
+        {"round": 1, "clients": 2, "ids": [0, 3], "dropped": [], "notes": {"p": [0.25, 0.75], "part": [0, 3]}},
+        {"round": 2, "clients": 2, "ids": [1, 3], "dropped": [1], "notes": {"p": [1.0]}},
+    ]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(log) + "\n" for log in logs))
+    run = folders.Run(tmp_path, {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
+    found = heat.grids(run)
+    expected = [[0.25, np.nan], [np.nan] * 2, [np.nan] * 2, [0.75, 1.0]]  # the dropped client has no weight
+    np.testing.assert_array_equal(found["p"].mean(), expected)
+    assert found["backbone"].mean()[[0, 3], 0].tolist() == [1.0, 0.0]  # full, none
+
+
+def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = "--clients 6 --epochs 1 --rounds 2 --participation 0.5 --executor stacked --quiet".split()
+    assert main(["run", *options, "--out", str(out)]) == 0
+    assert all(len(log["ids"]) == 3 == log["clients"] for log in folders.rounds(out))
+
+
+def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
+    clients, rounds = 1000, 400
+    rng = np.random.default_rng(0)
+    scores = {"acc": 0.5, "loss": 1.0, "std": 0.1, "p10": 0.2}
+    with open(tmp_path / "rounds.jsonl", "w") as file:
+        for t in range(1, rounds + 1):
+            log = {"round": t, "clients": clients, "seen": clients, "global": {"acc": 0.5, "loss": 1.0}}
+            log |= dict.fromkeys(("received", "trained", "personal"), scores)
+            log |= {"train": {"epochs": {"mean": 10, "min": 1, "max": 20}}, "bytes": {"up": 1, "down": 1}}
+            log |= {"decisions": {"epochs": rng.integers(1, 20, clients).tolist()}, "dropped": [], "seconds": 0.1}
+            file.write(json.dumps(log) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps({"method": "page", "task": "synthetic", "seed": 0}))
+    table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]
+    (tmp_path / "clients.csv").write_text("\n".join(table))
+    page = html.draw(folders.gather([tmp_path]), "")
+    assert len(page) - len(html._plotly()) < 2_000_000
+    assert "not finished" in page
+
+
+def test_long_lines_are_thinned_and_keep_their_ends() -> None:
+    kept = drawing.thin(range(1, 10_001))
+    assert len(kept) <= drawing.POINTS
+    assert (kept[0], kept[-1]) == (1, 10_000)
+    [band, line] = drawing.line([{1: 0.2, 2: 0.4}, {1: 0.4, 2: 0.4}], "x", 0, scale=100)
+    assert line["y"] == [30.0, 40.0]
+    assert band["y"] == [20.0, 40.0, 40.0, 40.0]
+
+
+def test_lower_errors_are_the_front() -> None:
+    def group(label: str, ours: float, theirs: float) -> folders.Group:
+        log = {"round": 1, "global": {"error": ours}, "personal": {"error": theirs}, "trained": {"error": theirs}}
+        return folders.Group(label, [folders.Run(Path(), {}, [log], None, {}, {})])
+
+    found = figures.both_sides([group("a", 0.1, 0.2), group("b", 0.3, 0.4)], drawing.Score("error"))
+    assert found
+    assert found["data"][0]["x"] == [0.1]
+
+
+def test_labels_tell_equal_methods_apart(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        folder = tmp_path / str(lr)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"method": "fedavg", "task": "synthetic", "seed": 0, "lr": lr}))
+        (folder / "rounds.jsonl").write_text('{"round": 1, "trained": {"acc": 1.0}}\n{"round": 2, "tra')
+    groups = folders.gather([tmp_path])
+    assert [group.label for group in groups] == ["fedavg lr=0.1", "fedavg lr=0.2"]
+    assert len(groups[0].first.logs) == 1  # the line that was cut short does not count
+
+
+def test_command_says_what_is_not_default() -> None:
+    config = {"method": "fedprox", "task": "synthetic", "rounds": 100, "mu": 0.5, "save_personal": False}
+    assert text.command(config) == "equipoise run --method fedprox --task synthetic --mu 0.5 --no-save-personal"
+
+
+def test_script_in_a_name_stays_text() -> None:
+    assert "<script>" not in text.table([("<script>", True)], [[("<script>", None, False)]])
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_without_plotly_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> str:
+        raise UsageError("it needs Plotly: pip install 'equipoise[report]'")
+
+    monkeypatch.setattr(html, "_plotly", missing)
+    options = [
+        "--clients",
+        "4",
+        "--epochs",
+        "1",
+        "--rounds",
+        "1",
+        "--executor",
+        "stacked",
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    assert main(["run", *options]) == 0
+    assert "no report: it needs Plotly: pip install 'equipoise[report]'" in capsys.readouterr().out
+    assert not (tmp_path / "a" / "report.html").exists()
+
+
+def test_a_failing_picture_does_not_fail_the_run(page_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "seconds", lambda groups, score: 1 / 0)
+    assert html.offer(page_run).startswith("report: ")  # drawn already
+    (page_run / "summary.json").touch()
+    assert html.offer(page_run).startswith("no report: drawing it failed (ZeroDivisionError")
