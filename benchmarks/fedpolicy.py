@@ -5,7 +5,7 @@ two epochs. The constants of the policies were chosen while looking at seed 1, s
 (a variant, a scenario, a seed) is a small JSON file under results/fedpolicy, so that the work can stop and go on.
 
     python benchmarks/fedpolicy.py --data FOLDER              # run what is missing, in order, then write README.md
-    python benchmarks/fedpolicy.py --data FOLDER --only M3    # the cells whose name contains this
+    python benchmarks/fedpolicy.py --data FOLDER --only M3    # the cells whose name contains it
     python benchmarks/fedpolicy.py --table                    # the tables alone
 """
 
@@ -43,10 +43,10 @@ ALL = "full,backbone,head,none"
 SCENARIOS = ("M3", "M1", "L.1", "F", "M2", "I", "S", "L.3", "L.5")
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
+    "learned": {"method": "fedpolicy", "policy": "learned"},
     "fedper": {"method": "fedper"},
     "lgfedavg": {"method": "lgfedavg"},
     "local": {"method": "local"},
-    "learned": {"method": "fedpolicy", "policy": "learned"},
     "learned-with-none": {"method": "fedpolicy", "policy": "learned", "parts": ALL},
     "probe-sync": {"method": "fedpolicy", "policy": "probe", "sync": "on", "parts": ALL},
     "learned-plain": {"method": "fedpolicy", "policy": "learned", "sync": "off"},
@@ -181,22 +181,23 @@ def spread(values: list[float | None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="", help="folder with the data sets; else $EQUIPOISE_DATA")
-    parser.add_argument("--only", default="", help="cells whose name (scenario-variant) contains this")
+    parser.add_argument(
+        "--only", default="", help="cells whose name (scenario-variant-seed) contains one of these, with commas"
+    )
     parser.add_argument("--minutes", type=float, default=1e9, help="start no cell after so long")
     parser.add_argument("--table", action="store_true", help="write the tables alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + 60 * arguments.minutes
-    for group in (SCENARIOS[:4], SCENARIOS[4:]):
-        for variant, scenario, seed in itertools.product(VARIANTS, group, SEEDS):
-            path = RESULTS / f"{scenario}-{variant}-seed{seed}.json"
-            wanted = arguments.only in f"{scenario}-{variant}"
-            if arguments.table or not wanted or path.exists() or time.perf_counter() > end:
-                continue
-            cell = run(scenario, VARIANTS[variant], seed, arguments.data)
-            path.write_text(json.dumps(cell) + "\n")
-            print(f"{path.stem}: {cell['personal']:.2f}, {cell['seconds']:.0f} s", flush=True)
+    for scenario, seed, variant in itertools.product(SCENARIOS, SEEDS, VARIANTS):
+        path = RESULTS / f"{scenario}-{variant}-seed{seed}.json"
+        wanted = any(part in path.stem for part in arguments.only.split(","))
+        if arguments.table or not wanted or path.exists() or time.perf_counter() > end:
+            continue
+        cell = run(scenario, VARIANTS[variant], seed, arguments.data)
+        path.write_text(json.dumps(cell) + "\n")
+        print(f"{path.stem}: {cell['personal']:.2f}, {cell['seconds']:.0f} s", flush=True)
     text = table()
     (RESULTS / "README.md").write_text(text + "\n")
     print(text)

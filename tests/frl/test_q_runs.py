@@ -31,7 +31,7 @@ def built(method, **options):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("policy", ["fixed", "epsilon"])
 def test_rounds_of_the_contract_are_the_rounds_of_the_driver(name, policy):
-    settings, task = built(name, eta=0.1, policy=policy)
+    settings, task = built(name, eta=0.1, behaviour=policy)
     done = simulate(settings.method, task, rounds=5, seed=4)
     problem = task.sweeps if name == "fedsynq" else task.walks
     state = tabular.init_state(problem, sims=3, seed=4)
@@ -155,7 +155,7 @@ def test_methods_are_found():
         ({"steps": 30}, "multiple of tau"),
         ({"sims": 0}, "sims is 0"),
         ({"agents": 0}, "at least one"),
-        ({"policy": "greedy"}, "no behaviour policy"),
+        ({"behaviour": "greedy"}, "no behaviour policy"),
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"perturbation": 2.0}, "perturbation"),
     ],

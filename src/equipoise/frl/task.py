@@ -31,8 +31,8 @@ class TabularConfig:
     agents: int = option(20, "agents (clients)")
     sims: int = option(100, "independent simulations, side by side in one run")
     gamma: float = option(DEFAULT_GAMMA, "discount, in (0, 1)")
-    policy: str = option("epsilon", "how agents behave: fixed, epsilon, regions or uniform")
-    epsilon: float = option(0.5, "policy epsilon: chance of a random action instead of the agent's own one")
+    behaviour: str = option("epsilon", "how agents behave: fixed, epsilon, regions or uniform")
+    epsilon: float = option(0.5, "behaviour epsilon: chance of a random action instead of the agent's own one")
     perturbation: float = option(0.0, "how far each agent's MDP is moved from the common one, in [0, 1]")
     random_q0: bool = option(False, "start each agent from its own random table instead of zero")
 
@@ -53,7 +53,7 @@ class TabularTask(Task):
             raise UsageError(f"perturbation is {config.perturbation}: must lie in [0, 1]")
         self.name, self.config, self.training, self.seed = name, config, training, seed
         self.clients, self.blocks = config.agents, {"backbone": ("q",), "head": ()}
-        self.policies = behaviour(config.policy, mdp, config.agents, config.epsilon)
+        self.policies = behaviour(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
         if config.perturbation:
             self.mdps = [perturbed(mdp, seed * config.agents + k, config.perturbation) for k in range(config.agents)]

@@ -13,7 +13,7 @@ from equipoise.tasks import TaskSpec
 @dataclass(frozen=True)
 class TwoStateConfig(TabularConfig):
     actions: int = option(20, "actions")
-    policy: str = option("fixed", "how agents behave: fixed, epsilon, regions or uniform")
+    behaviour: str = option("fixed", "how agents behave: fixed, epsilon, regions or uniform")
     random_q0: bool = option(True, "start each agent from its own random table instead of zero")
 
 
