@@ -35,7 +35,9 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
 
     order = np.argsort(-plan.steps, kind="stable")
     steps = plan.steps[order]
-    rows = torch.from_numpy((plan.rows + split.start[:, None])[:, order])
+    numbers = plan.rows + split.start[:, None]
+    in_order = bool((order[:-1] < order[1:]).all())  # as when all have the same number of steps: nothing to move
+    rows = torch.from_numpy(numbers if in_order else numbers[:, order])
     labels = split.y.index_select(0, rows.reshape(-1)).view(rows.shape)
     weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task.dtype)
     sort = torch.from_numpy(order)
@@ -55,6 +57,8 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
             advance(now, now_aux, x, y, weight)
         rule.follow(now, active)
 
+    if in_order:
+        return params, rule.anchor
     unsort = torch.from_numpy(np.argsort(order))
     return {name: value[unsort] for name, value in params.items()}, {
         name: value[unsort] for name, value in rule.anchor.items()
