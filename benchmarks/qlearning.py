@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,8 @@ def main() -> None:
             }
         )
     result = {
-        "command": "python benchmarks/qlearning.py",
+        "command": " ".join(["python", *sys.argv]),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
         "machine": {
             "cores": os.cpu_count(),
             "python": platform.python_version(),
