@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
+START = 240  # seconds within which a SuperLink listens, on a machine that is busy
 LIFE = 1800  # seconds after which a process ends by itself, should nobody be left to end it
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 
@@ -40,7 +41,6 @@ class Fleet:
         flags = ["--host", host, "--port", port, "--disable-runtime-dependency-installation"]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._start("link", ["flower-superlink", *secure, *flags, "--database", str(folder / "state.db")])
-        wait_until(lambda: listens(self.address), 60, "the SuperLink listens")
 
     def node(self, client: int, *more: str, data: str = "", superlink: str = "") -> subprocess.Popen[bytes]:
         about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
@@ -57,7 +57,7 @@ class Fleet:
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "flwr"), *arguments]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=START, check=False)
 
     def submit(self, app: Path) -> str:
         done = self.flwr("run", str(app), "here", "--format", "json")
@@ -118,6 +118,7 @@ def fleet(folder: Path, **how: Any) -> Iterator[Fleet]:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     running = Fleet(folder, **{**insecure, **how})
     try:
+        wait_until(lambda: listens(running.address), START, "the SuperLink listens")
         yield running
     finally:
         running.close()
