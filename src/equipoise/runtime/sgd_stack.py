@@ -46,13 +46,14 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     rule = _Rule(fit, when, sort)
     advance = _plain_linear(task, fit, when, sort) or _by_gradient(task, fit, rule)
 
-    for step in range(int(steps[0]) if len(steps) else 0):
-        active = int(np.searchsorted(-steps, -step))
+    still = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
+    now, now_aux = params, aux
+    for step, active in enumerate(still):
         here, y = rows[step, :active], labels[step, :active]
         x = task.prepare(split.x.index_select(0, here.reshape(-1)).view(*here.shape, *split.x.shape[1:]))
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
-        now = {name: value[:active] for name, value in params.items()}
-        now_aux = _rows(aux, slice(active))
+        if active < len(next(iter(now.values()))):
+            now, now_aux = {name: value[:active] for name, value in params.items()}, _rows(aux, slice(active))
         for _ in range(fit.repeat):
             advance(now, now_aux, x, y, weight)
         rule.follow(now, active)
