@@ -1,7 +1,8 @@
-"""The command line: ``equipoise run | compare | tune | resume | report | certify | flower | data | list``."""
+"""The command line, ``equipoise COMMAND``; ``equipoise --help`` names the commands."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     commands = {
         **{"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "report": _report},
+        **{"watch": _watch, "export": _export},
         **{"certify": _certify, "flower": _flower, "data": _data, "list": _list},
     }
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
@@ -107,6 +109,33 @@ def _report(arguments: list[str]) -> int:
         if not folder.is_dir():
             raise UsageError(f"'{folder}' is not a folder")
     print(html.write(folders, Path(chosen.out) if chosen.out else folders[0] / "report.html"))
+    return 0
+
+
+def _watch(arguments: list[str]) -> int:
+    parser = Parser("equipoise watch", description="A run or comparison as it goes on.", allow_abbrev=False)
+    parser.add_argument("folder", help="folder of a run or comparison, under way or finished")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between looks (default: 1)")
+    chosen = parser.parse(arguments)
+    from equipoise.report.live import watch
+
+    with contextlib.suppress(KeyboardInterrupt):  # the run itself goes on
+        watch(Path(chosen.folder), chosen.every, _console())
+    return 0
+
+
+def _export(arguments: list[str]) -> int:
+    parser = Parser("equipoise export", description="A model of a run as others deploy it.", allow_abbrev=False)
+    parser.add_argument("folder", help="the run's folder")
+    parser.add_argument("--client", type=int, help="whose personal model (default: the global model)")
+    parser.add_argument("--format", default="safetensors", help="safetensors, onnx or torchscript")
+    parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
+    chosen = parser.parse(arguments)
+    from equipoise.export import export
+
+    out = Path(chosen.out) if chosen.out else None
+    file, gap = export(Path(chosen.folder), chosen.client, chosen.format, out)
+    print(f"{file}: predictions agree with the original (logits differ by {gap:.1g} at most)")
     return 0
 
 

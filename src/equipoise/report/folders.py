@@ -98,10 +98,7 @@ def gather(paths: Sequence[Path]) -> list[Group]:
     """The runs under these folders (a run, a comparison, or folders of them), as groups with labels that differ."""
     found: list[Path] = []
     for path in paths:
-        inside = [path] if Folder(path).config.is_file() else _below(path)
-        if not inside:
-            raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
-        found += [folder for folder in inside if folder not in found]
+        found += [folder for folder in run_folders(path) if folder not in found]
     if len(found) > MOST_RUNS:
         raise UsageError(f"{len(found)} runs are too many for one page (at most {MOST_RUNS}): name fewer folders")
     runs = [run for run in map(read, found) if run.logs]
@@ -117,9 +114,13 @@ def gather(paths: Sequence[Path]) -> list[Group]:
     return [Group(_label(runs, groups), sorted(runs, key=lambda run: run.config["seed"])) for runs in groups]
 
 
-def _below(path: Path) -> list[Path]:
-    """Run folders in it; those of a comparison in the order in which its methods were named."""
+def run_folders(path: Path) -> list[Path]:
+    """A run folder itself, or those in it; those of a comparison in the order in which its methods were named."""
+    if Folder(path).config.is_file():
+        return [path]
     found = sorted(file.parent for file in path.rglob("config.json"))
+    if not found:
+        raise UsageError(f"'{path}' holds no run: there is no config.json in it or below")
     try:
         named = list(json.loads((path / "compare.json").read_text())["summaries"])
     except (OSError, ValueError, KeyError):

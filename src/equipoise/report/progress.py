@@ -65,10 +65,11 @@ class Display:
     def _line(log: RoundLog) -> str:
         headline = next(iter(log["trained"]))
         values = [(label, (log.get(name) or {}).get(headline)) for label, name in SHOWN]
-        return "  ".join(f"{label} {_figure(headline, value)}" for label, value in values)
+        return "  ".join(f"{label} {written(headline, value)}" for label, value in values)
 
 
-def _figure(headline: str, value: float | None) -> str:
+def written(headline: str, value: float | None) -> str:
+    """A score as people read it."""
     if value is None:
         return "—"
     return f"{100 * value:.2f} %" if headline == "acc" else f"{headline} {value:.4g}"
