@@ -53,19 +53,19 @@ def run(app: Path, address: str, ca: Path | None) -> int:
 
 def _follow(link: _Link, number: str, folder: Folder) -> str:
     """Print rounds as they are written; give the run's last status."""
-    shown, asked = len(folder.logs()), 0.0
+    shown, asked, status = len(folder.logs()), 0.0, ""
     while True:
-        logs = folder.logs()
-        for log in logs[shown:]:
-            absent = f"; absent: {', '.join(log['absent'])}" if "absent" in log else ""
-            print(f"round {log['round']}: {log['clients']} asked, {log['seconds']:.1f} s{absent}", flush=True)
-        shown = max(shown, len(logs))
         if time.monotonic() - asked > LOOK:
             asked = time.monotonic()
             runs = link.ask("list", "link", "--run-id", number, "--format", "json").get("runs", [])
             status = str(runs[0]["status"]) if runs else "unknown"
-            if status.startswith("finished") or not runs:
-                return status
+        logs = folder.logs()  # after the status, so that a run that is over has all its rounds shown
+        for log in logs[shown:]:
+            absent = f"; absent: {', '.join(log['absent'])}" if "absent" in log else ""
+            print(f"round {log['round']}: {log['clients']} asked, {log['seconds']:.1f} s{absent}", flush=True)
+        shown = max(shown, len(logs))
+        if status == "unknown" or status.startswith("finished"):
+            return status
         time.sleep(1)
 
 
