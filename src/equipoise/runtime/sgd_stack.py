@@ -44,13 +44,16 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     params = {name: value[sort] for name, value in fit.params.items()}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
-    advance = _plain_linear(task, fit, when, sort) or _by_gradient(task, fit, rule)
+    laned = _laned(task, fit, when, params, split.x)
+    advance = _by_product(laned, fit, when, sort) if laned else _by_gradient(task, fit, rule)
+    inputs = task.with_lanes(split.x) if laned else split.x
 
     still = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
     now, now_aux = params, aux
     for step, active in enumerate(still):
         here, y = rows[step, :active], labels[step, :active]
-        x = task.prepare(split.x.index_select(0, here.reshape(-1)).view(*here.shape, *split.x.shape[1:]))
+        x = inputs.index_select(0, here.reshape(-1)).view(*here.shape, *inputs.shape[1:])
+        x = x if laned else task.prepare(x)
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
         if active < len(next(iter(now.values()))):
             now, now_aux = {name: value[:active] for name, value in params.items()}, _rows(aux, slice(active))
@@ -58,6 +61,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
             advance(now, now_aux, x, y, weight)
         rule.follow(now, active)
 
+    params = laned.params() if laned else params
     if in_order:
         return params, rule.anchor
     unsort = torch.from_numpy(np.argsort(order))
@@ -109,29 +113,23 @@ class _Rule:
                 anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
 
 
-def _plain_linear(task: Classify, fit: Fit, when: When, sort: Tensor) -> Advance | None:
-    """A linear model under SGD with nothing but weight decay: gradient and step are one product."""
-    names, training = task.linear, when.training
-    if names is None or fit.loss or fit.pull or fit.linear or fit.clamp or training.momentum:
+def _laned(task: Classify, fit: Fit, when: When, params: Tree, rows: Tensor) -> sgd_linear.Laned | None:
+    """A linear model with a bias, on plain numbers, under SGD with nothing but weight decay; else ``None``."""
+    names = task.linear
+    if names is None or names[1] is None or set(fit.names) != set(names) or rows.dim() != 2 or rows.dtype != task.dtype:
         return None
-    if set(fit.names) != {name for name in names if name}:
-        return None
-    lr = fit.lr[sort].to(task.dtype)
+    corrected = fit.loss or fit.pull or fit.linear or fit.clamp or when.training.momentum
+    return None if corrected else sgd_linear.Laned(names, params)
+
+
+def _by_product(laned: sgd_linear.Laned, fit: Fit, when: When, sort: Tensor) -> Advance:
+    lr, decay = fit.lr[sort].to(laned.table.dtype), when.training.weight_decay
     one_rate = float(lr[0]) if bool((lr == lr[0]).all()) else None
 
     def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
-        active = len(x)
-        logits = task.forward_stack(params, x)
-        each = lr[:active] if one_rate is None else one_rate
-        if training.weight_decay:
-            for value in params.values():
-                kept = 1 - training.weight_decay * each
-                value.mul_(_wide(kept, value) if isinstance(kept, Tensor) else kept)
-        if isinstance(weight, Tensor):
-            rate: Tensor | float = weight.unsqueeze(-1) * (_wide(each, logits) if isinstance(each, Tensor) else each)
-        else:
-            rate = (_wide(each, logits) if isinstance(each, Tensor) else each) * weight
-        sgd_linear.plain_step(names, params, logits, x, y, rate)
+        each = lr[: len(x), None, None] if one_rate is None else one_rate
+        rate = each * (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight)
+        laned.step(x, y, rate, 1.0 - decay * each)
 
     return advance
 

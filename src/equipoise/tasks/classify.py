@@ -47,6 +47,7 @@ class Classify(Supervised):
         self.module = copy.deepcopy(module).to(dtype)
         self.blocks = blocks_of(self.module)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
+        self._laned: tuple[Tensor, Tensor] | None = None
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         """Whether many models can be computed at once."""
@@ -115,6 +116,12 @@ class Classify(Supervised):
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
         return self.laid_out(self.data.form.prepare(x, self.dtype))
+
+    def with_lanes(self, x: Tensor) -> Tensor:
+        """Training rows as the closed form takes them; made once for rows that stay."""
+        if self._laned is None or self._laned[0] is not x:
+            self._laned = x, sgd_linear.with_lanes(x)
+        return self._laned[1]
 
     def laid_out(self, value: Tensor) -> Tensor:
         """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
