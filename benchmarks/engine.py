@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
@@ -157,21 +158,24 @@ def _rows(split, k):  # type: ignore[no-untyped-def]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=20.0, help="time for each of the two workloads")
+    parser.add_argument("--threads", type=int, default=1, help="with --grow: threads of one tensor operation")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for each workload")
     parser.add_argument("--grow", type=int, help="measure one size of the growth table and print it as JSON")
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
     if chosen.grow:
+        torch.set_num_threads(chosen.threads)
         print(json.dumps(growth(chosen.grow)))
         return
     result: dict[str, object] = {
         "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, {chosen.threads} thread(s)",
+        f"torch {torch.__version__}",
         "command": "make bench",
+        "load average before": round(os.getloadavg()[0], 1),
     }
-    for epochs in (1, 5):
-        result[f"W1, {epochs} epoch(s)"] = w1(epochs, chosen.seconds)
+    for threads in (1, 2):  # all four contestants have them
+        torch.set_num_threads(threads)
+        for epochs in (1, 5):
+            result[f"W1, {epochs} epoch(s), {threads} thread(s)"] = w1(epochs, chosen.seconds)
     result["growth: clients -> W1 at 1 epoch"] = {
         str(clients): json.loads(
             subprocess.run(
