@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 UInt = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_INDEX = np.uint64(2**20 - 1)
 
 
 def _mix(z: Any) -> Any:
@@ -48,7 +49,12 @@ def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.
     words = bits(bits(key, count).reshape(-1), n).reshape(len(key), count, n)  # a client's do not depend on n_max
     if not (sizes == n).all():
         words[np.broadcast_to((np.arange(n) >= sizes[:, None])[:, None, :], words.shape)] = np.uint64(2**64 - 1)
-    return np.argsort(words, axis=-1)
+    if n > _INDEX:
+        return np.argsort(words, axis=-1)
+    # Sorting is much faster than finding the order: each row's number rides along in the low bits of its word.
+    words = (words & ~_INDEX) | np.arange(n, dtype=np.uint64)
+    words.sort(axis=-1)
+    return (words & _INDEX).astype(np.int64)
 
 
 def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:
