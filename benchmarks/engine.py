@@ -158,38 +158,35 @@ def _rows(split, k):  # type: ignore[no-untyped-def]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1, help="with --grow: threads of one tensor operation")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each workload")
-    parser.add_argument("--grow", type=int, help="measure one size of the growth table and print it as JSON")
+    parser.add_argument("--threads", type=int, help="measure W1 with so many threads only, and print it as JSON")
+    parser.add_argument("--grow", type=int, help="measure one size of the growth table only, and print it as JSON")
     chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads or 1)
     if chosen.grow:
-        torch.set_num_threads(chosen.threads)
         print(json.dumps(growth(chosen.grow)))
-        return
-    result: dict[str, object] = {
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}",
-        "command": "make bench",
-        "load average before": round(os.getloadavg()[0], 1),
-    }
-    for threads in (1, 2):  # all four contestants have them
-        torch.set_num_threads(threads)
-        for epochs in (1, 5):
-            result[f"W1, {epochs} epoch(s), {threads} thread(s)"] = w1(epochs, chosen.seconds)
-    result["growth: clients -> W1 at 1 epoch"] = {
-        str(clients): json.loads(
-            subprocess.run(
-                [sys.executable, __file__, "--grow", str(clients), "--threads", str(chosen.threads)],
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout
-        )
-        for clients in (10, 100, 1_000, 10_000)
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    elif chosen.threads:
+        print(json.dumps({f"W1, {epochs} epoch(s)": w1(epochs, chosen.seconds) for epochs in (1, 5)}))
+    else:
+        result: dict[str, object] = {
+            "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+            "command": "make bench",
+            "load average before": round(os.getloadavg()[0], 1),
+        }
+        for threads in (1, 2):  # all four contestants have them, in a process of their own
+            result[f"{threads} thread(s)"] = _apart("--threads", str(threads), "--seconds", str(chosen.seconds))
+        result["growth: clients -> W1 at 1 epoch, 1 thread"] = {
+            str(clients): _apart("--grow", str(clients)) for clients in (10, 100, 1_000, 10_000)
+        }
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        print(json.dumps(result, indent=1))
+
+
+def _apart(*arguments: str) -> object:
+    """This script in another process; gives what it prints."""
+    command = [sys.executable, __file__, *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 if __name__ == "__main__":
