@@ -57,6 +57,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random-sync": {"method": "fedpolicy", "policy": "random", "sync": "on"},
     "joint": {"method": "joint", "base_options": "server_momentum=0.5 local_epochs=2"},
     "equilibrium": {"method": "equilibrium", "server_momentum": 0.5, "local_epochs": 2},
+    "finetune": {"method": "finetune"},
+    "fedavgm": {"method": "fedavgm", "server_momentum": 0.5},
+    "fedprox": {"method": "fedprox"},
+    "scaffold": {"method": "scaffold"},
+    "fedrep": {"method": "fedrep"},
+    "ditto": {"method": "ditto"},
+    "fedala": {"method": "fedala"},
+    "fedbabu": {"method": "fedbabu"},
+    "learned-always-probing": {"method": "fedpolicy", "policy": "learned", "probe_every": 1},
 }
 NEWCOMER_EPOCHS = 5
 
