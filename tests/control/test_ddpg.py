@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import State
 from equipoise.control import ddpg
+from equipoise.control.learning import layers
 from helpers import largest_difference
 
 CONFIG = ddpg.Config(capacity=64, warmup=8, batch=16, steps=2, fade=0)
@@ -157,10 +158,10 @@ def test_one_update_by_autograd_and_torch_adam() -> None:
     actor, critic = (agent[name].clone().requires_grad_() for name in ("actor", "critic"))
 
     def mu(state: Tensor) -> Tensor:
-        return ddpg._before_tanh(ddpg.layers(actor, ddpg._actor_shapes(config, 2, 1)), state)
+        return ddpg._before_tanh(layers(actor, ddpg._actor_shapes(config, 2, 1)), state)
 
     def q(state: Tensor, action: Tensor) -> Tensor:
-        return ddpg._critic(ddpg.layers(critic, ddpg._critic_shapes(config, 2, 1)), state, action)
+        return ddpg._critic(layers(critic, ddpg._critic_shapes(config, 2, 1)), state, action)
 
     y = (r + config.gamma * q(s2, mu(s2).tanh())).detach()
     optimiser = torch.optim.Adam([critic], 0.01)
@@ -178,8 +179,8 @@ def test_one_update_by_autograd_and_torch_adam() -> None:
 def test_initial_nets_have_the_published_shapes_and_bounds() -> None:
     config = ddpg.Config()
     agent = row(fresh(config, 1, 3, 2), 0)
-    actor = ddpg.layers(agent["actor"], ddpg._actor_shapes(config, 3, 2))
-    critic = ddpg.layers(agent["critic"], ddpg._critic_shapes(config, 3, 2))
+    actor = layers(agent["actor"], ddpg._actor_shapes(config, 3, 2))
+    critic = layers(agent["critic"], ddpg._critic_shapes(config, 3, 2))
     assert [tuple(actor[w].shape) for w in ("w1", "w2", "w3")] == [(3, 40), (40, 30), (30, 2)]
     assert [tuple(critic[w].shape) for w in ("w1", "w2", "w3")] == [(3, 40), (42, 30), (30, 1)]
     for net in (actor, critic):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from equipoise.control import dqn
-from equipoise.control.ddpg import layers
 from equipoise.control.fedpolicy import FedPolicy
+from equipoise.control.learning import layers, remember
 from helpers import largest_difference, simulate, small_task
 
 CONFIG = dqn.Config(features=3, actions=4, hidden=8, batch=8, steps=2, capacity=32)
@@ -71,11 +71,11 @@ def test_the_target_is_the_doubled_one(residual: float) -> None:
 
 
 def test_old_transitions_are_forgotten_and_replaced() -> None:
-    one = dqn.remember(agent(), rows(6, round=1))
+    one = remember(agent(), rows(6, round=1))
     draws = torch.rand(2, 8, dtype=torch.float64)
     assert largest_difference(dqn.learn(CONFIG, one, EVERYTHING, 51, draws)["net"], one["net"]) == 0
     assert largest_difference(dqn.learn(CONFIG, one, EVERYTHING, 50, draws)["net"], one["net"]) > 0
-    full = dqn.remember(one, rows(40, round=2))
+    full = remember(one, rows(40, round=2))
     assert int(full["stored"]) == 6 + 32
     assert set(full["replay"]["round"].tolist()) == {2}
 
@@ -85,7 +85,7 @@ def test_a_residual_starts_at_zero_and_stays_small() -> None:
     one = agent(config)
     states = torch.rand(5, 3, dtype=torch.float64)
     assert float(dqn.values(config, one, states).abs().max()) == 0
-    one = dqn.remember(one, rows(16, discount=torch.zeros(16, dtype=torch.float64)))
+    one = remember(one, rows(16, discount=torch.zeros(16, dtype=torch.float64)))
     for _ in range(100):
         one = dqn.learn(config, one, EVERYTHING, 2, torch.rand(2, 8, dtype=torch.float64))
     assert 0 < float(dqn.values(config, one, states).abs().max()) < 0.2  # rewards are up to 1
@@ -99,7 +99,7 @@ def test_it_learns_which_action_a_feature_asks_for() -> None:
     action = torch.arange(256) % 4
     reward = (action == best).double()
     given = rows(256, state=states, action=action, reward=reward, discount=torch.zeros(256, dtype=torch.float64))
-    one = dqn.remember(dqn.watch(one, states), given)
+    one = remember(dqn.watch(one, states), given)
     for _ in range(5):
         one = dqn.learn(config, one, EVERYTHING, 2, torch.rand(200, 32, dtype=torch.float64))
     assert float((dqn.values(config, one, states).argmax(1) == best).double().mean()) > 0.8

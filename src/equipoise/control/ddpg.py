@@ -7,7 +7,6 @@ Actions lie in [-1, 1] everywhere: in the actor's output, in the memory and at t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +15,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import State, Tree
-
-LAST = 0.003  # the last layers start in U(-LAST, LAST): the first actions are near zero, the first values too
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's
-Shapes = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""(inputs, outputs) of a net's three layers. A net is kept as one vector, so that an update is a few kernels."""
-
-DTYPE = torch.float64  # an agent is tiny; with 64 bits every executor takes the same decisions
+from equipoise.control.learning import DTYPE, Shapes, adam, fill, layers, size
 
 
 @dataclass(frozen=True)
@@ -130,16 +123,6 @@ def store(agent: State, state: Tensor, action: Tensor, reward: Tensor, following
     return {**agent, "replay": replay, "stored": agent["stored"] + keep}
 
 
-def store_all(agent: State, rows: Tree) -> State:
-    """Remember a stack of transitions ``{state, action, reward, next}``: for an agent that many clients share."""
-    memory = agent["replay"]
-    capacity = len(memory["reward"])
-    rows = {name: values[-capacity:] for name, values in rows.items()}
-    where = (agent["stored"] + torch.arange(len(rows["reward"]))) % capacity
-    replay = {name: old.index_copy(0, where, rows[name]) for name, old in memory.items()}
-    return {**agent, "replay": replay, "stored": agent["stored"] + len(where)}
-
-
 def learn(config: Config, agent: State, u: Tensor) -> State:
     """``config.steps`` updates (algorithm 1, lines 4 to 9); ``u``: uniform numbers ``[steps, batch]``.
 
@@ -213,15 +196,6 @@ def _critic(net: Tree, state: Tensor, action: Tensor) -> Tensor:
     return (hidden @ net["w3"] + net["b3"]).squeeze(-1)
 
 
-def adam(params: Tensor, gradient: Tensor, moments: Tree, step: Tensor, lr: float) -> tuple[Tensor, Tree]:
-    first, second = BETAS
-    taken = step.to(DTYPE)
-    m = torch.lerp(moments["m"], gradient, 1 - first)
-    v = torch.lerp(moments["v"], gradient.square(), 1 - second)
-    size = (v / (1 - second**taken)).sqrt() + EPSILON
-    return params - lr * (m / (1 - first**taken)) / size, {"m": m, "v": v}
-
-
 def _scale(values: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and spread of what the memory holds; 0 and 1 while it is empty."""
     held = (torch.arange(len(values)) < stored).to(DTYPE).reshape(-1, *[1] * (values.dim() - 1))
@@ -255,28 +229,6 @@ def _actor_shapes(config: Config, state_dim: int, action_dim: int) -> Shapes:
 def _critic_shapes(config: Config, state_dim: int, action_dim: int) -> Shapes:
     one, two = config.hidden
     return (state_dim, one), (one + action_dim, two), (two, 1)
-
-
-def size(shapes: Shapes) -> int:
-    return sum((inputs + 1) * outputs for inputs, outputs in shapes)
-
-
-def fill(shapes: Shapes, u: Tensor) -> Tensor:
-    """Weights and biases in U(-1/sqrt(inputs), 1/sqrt(inputs)), the last layer's in U(-LAST, LAST)."""
-    bounds = [1 / math.sqrt(inputs) for inputs, _ in shapes[:-1]] + [LAST]
-    sizes = torch.tensor([(inputs + 1) * outputs for inputs, outputs in shapes])
-    spread = torch.repeat_interleave(torch.tensor(bounds, dtype=DTYPE), sizes)
-    return (2.0 * u[: size(shapes)] - 1.0) * spread
-
-
-def layers(net: Tensor, shapes: Shapes) -> Tree:
-    """The weights and biases in a net's one vector."""
-    layers, first = {}, 0
-    for layer, (inputs, outputs) in enumerate(shapes, 1):
-        middle, last = first + inputs * outputs, first + (inputs + 1) * outputs
-        layers[f"w{layer}"], layers[f"b{layer}"] = net[first:middle].view(inputs, outputs), net[middle:last]
-        first = last
-    return layers
 
 
 def _flat(layers: Tree) -> Tensor:

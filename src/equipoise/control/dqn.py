@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State, Tree
-from equipoise.control.ddpg import DTYPE, Shapes, adam, fill, layers, size
+from equipoise.control.learning import DTYPE, Shapes, adam, fill, layers, size
 
 SPREAD = 1e-6  # a feature that varies less is left as it is
 
@@ -97,15 +97,6 @@ def standardise(agent: State, states: Tensor) -> Tensor:
 def values(config: Config, agent: State, states: Tensor) -> Tensor:
     """Q(s, .) of raw features ``[K, features]``."""
     return _q(layers(agent["net"], config.shapes), standardise(agent, states))
-
-
-def remember(agent: State, rows: Tree) -> State:
-    """Transitions ``{state, action, reward, base, next, discount, round}`` in place of the oldest ones."""
-    memory, capacity = agent["replay"], len(agent["replay"]["reward"])
-    rows = {name: value[-capacity:] for name, value in rows.items()}
-    where = (agent["stored"] + torch.arange(len(rows["reward"]))) % capacity
-    replay = {name: old.index_copy(0, where, rows[name]) for name, old in memory.items()}
-    return {**agent, "replay": replay, "stored": agent["stored"] + len(where)}
 
 
 def learn(config: Config, agent: State, allowed: Tensor, round: int, u: Tensor) -> State:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.contract import Server, State, Tree
 from equipoise.control import dqn, probes, record
-from equipoise.control.ddpg import DTYPE
+from equipoise.control.learning import DTYPE
 from equipoise.control.parts import PARTS, TAKES
 from equipoise.control.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
 

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import Client, Server, State
 from equipoise.control import ddpg
-from equipoise.control.ddpg import DTYPE, Config
+from equipoise.control.ddpg import Config
+from equipoise.control.learning import DTYPE
 from equipoise.runtime import random
 
 STREAM = 1000  # the first of the agents' random streams; local training has those below

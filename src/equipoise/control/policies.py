@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.contract import Server, State, Tree
 from equipoise.control import dqn, record
-from equipoise.control.ddpg import DTYPE
+from equipoise.control.learning import DTYPE, remember
 from equipoise.control.parts import PARTS, TAKES
 from equipoise.control.player import STREAM, server_uniform
 from equipoise.runtime import random
@@ -151,7 +151,7 @@ class Dqn(Policy):
                 "discount": config.gamma ** gap.to(DTYPE) if config.gamma else torch.zeros(len(who), dtype=DTYPE),
                 "round": known["round"][who],
             }
-            agent = dqn.remember(agent, rows)
+            agent = remember(agent, rows)
         u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
         agent = dqn.learn(config, agent, self.rules.mask, s.round, u)
         return {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, State, Tree
-from equipoise.control.ddpg import DTYPE
+from equipoise.control.learning import DTYPE
 from equipoise.control.parts import BLOCKS, PARTS, TAKES
 
 KEPT = 0.7  # of a smoothed score, each round

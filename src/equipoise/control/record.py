@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Server, State, Task, Tree
-from equipoise.control.ddpg import DTYPE
+from equipoise.control.learning import DTYPE
 from equipoise.control.parts import BLOCKS, PARTS, TAKES
 from equipoise.tasks.supervised import Supervised
 

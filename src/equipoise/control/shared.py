@@ -11,7 +11,8 @@ from torch import Tensor
 
 from equipoise.contract import Client, Server, State, Tree
 from equipoise.control import ddpg
-from equipoise.control.ddpg import DTYPE, Config
+from equipoise.control.ddpg import Config
+from equipoise.control.learning import DTYPE, remember
 from equipoise.control.player import NETS, STREAM, server_uniform
 
 CONFIG = Config(
@@ -118,6 +119,6 @@ def learn(s: Server, agent: State, metrics: Tree) -> State:
     closed = metrics["agent_closed"]
     if bool(closed.any()):
         rows = {name: metrics[f"agent_{name}"][closed] for name in ("state", "action", "reward", "next")}
-        agent = ddpg.store_all(agent, rows)
+        agent = remember(agent, rows)
     u = server_uniform(s, CONFIG.steps * CONFIG.batch, STREAM + 1)
     return ddpg.learn(CONFIG, agent, u.reshape(CONFIG.steps, CONFIG.batch))
