@@ -28,7 +28,6 @@ THREE = FRESH[:3]
 
 PAGE: dict[str, Any] = {"method": "page", "window": 0}
 MISFIT: dict[str, Any] = {"method": "equilibrium", "lr_low": 0.002, "lr_high": 0.02}
-FINE: dict[str, Any] = {"method": "equilibrium", "server_momentum": 0.0}
 VARIANTS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     # name: options, rounds, seeds (of data and all else)
     "equilibrium-zero": ({"method": "equilibrium"}, 300, FRESH),
@@ -52,10 +51,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "misfit-zero": (MISFIT, 300, FRESH),
     "misfit-learned": (MISFIT | {"control": "learned"}, 300, FRESH),
     "misfit-random": (MISFIT | {"control": "random"}, 300, FRESH),
-    # The same question where the server has no momentum, so that a residual acts at once.
-    "plain-zero": (FINE, 300, FRESH),
-    "plain-learned": (FINE | {"control": "learned"}, 300, FRESH),
-    "plain-random": (FINE | {"control": "random"}, 300, FRESH),
     "page-until-settled": ({"method": "page"}, 1000, THREE),
     "page-1000-rounds": (PAGE, 1000, THREE),
     "fedavg-1000-rounds": ({"method": "fedavg"}, 1000, THREE),

@@ -54,7 +54,6 @@ SECTIONS = {
         "misfit-random",
         "misfit-learned",
     ),
-    "The rule without server momentum": ("plain-zero", "plain-random", "plain-learned"),
     "Energy budgets (appendix D)": ("page", "page-resources-unpriced", "page-resources"),
 }
 PAIRS = (
@@ -64,8 +63,6 @@ PAIRS = (
     ("equilibrium-zero", "fedavgm-97"),
     ("misfit-learned", "misfit-zero"),
     ("misfit-learned", "misfit-random"),
-    ("plain-learned", "plain-zero"),
-    ("plain-learned", "plain-random"),
     ("page-bias-10-1", "page"),
     ("page-bias-1-10", "page"),
     ("page-resources", "page"),
