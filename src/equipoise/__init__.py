@@ -11,16 +11,23 @@ __all__ = ["UsageError", "add_task", "run"]
 __version__ = "0.1.0"
 
 
-def run(out: str | Path, *, resume: bool = False, overwrite: bool = False, **options: Any) -> dict[str, Any]:
+def run(
+    out: str | Path, *, resume: bool = False, overwrite: bool = False, log: str = "", **options: Any
+) -> dict[str, Any]:
     """Run a method on a task; the options are those of the command line (``method="fedprox", mu=0.1, rounds=50``).
 
     Gives the summary that is also in ``out/summary.json``; with the extra ``report``, ``out/report.html`` shows it.
+    ``log`` names trackers that are told of every round: ``"tensorboard,mlflow"``.
     """
     from equipoise.config import Settings
     from equipoise.report import html
+    from equipoise.report.trackers import Tracking
+    from equipoise.runs import Folder
     from equipoise.runs import run as run_settings
 
-    summary = run_settings(Settings.of(options), out, resume=resume, overwrite=overwrite)
+    settings, done = Settings.of(options), len(Folder(Path(out)).logs()) if resume else 0
+    with Tracking(log, Path(out), done) as tracking:
+        summary = run_settings(settings, out, resume=resume, overwrite=overwrite, watch=tracking)
     html.offer(Path(out))
     return summary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from equipoise.models import MODELS
 from equipoise.report import html, tables
 from equipoise.report.progress import Display
 from equipoise.tasks import all_tasks, find_task
+from equipoise.report.trackers import Tracking
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def _run(arguments: list[str]) -> int:
         settings,
         chosen["quiet"],
         done,
+        Tracking(chosen["log"], out, done),
         lambda watch: run(settings, out, resume=chosen["resume"], overwrite=chosen["overwrite"], watch=watch),
     )
 
@@ -68,6 +70,7 @@ def _resume(arguments: list[str]) -> int:
     parser = Parser("equipoise resume", description="Go on with a run that was stopped.", allow_abbrev=False)
     parser.add_argument("folder", help="the run's folder")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    _add_log(parser)
     chosen = parser.parse(arguments)
     from equipoise.runs import Folder, resume_run
 
@@ -76,7 +79,8 @@ def _resume(arguments: list[str]) -> int:
         raise UsageError(f"'{out}' is not a run folder: it has no config.json")
     settings = Settings.of(read_config(Folder(out).config))
     done = len(Folder(out).logs())
-    return _finish(out, settings, chosen.quiet, done, lambda watch: resume_run(out, watch))
+    tracking = Tracking(chosen.log, out, done)
+    return _finish(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch))
 
 
 def _certify(arguments: list[str]) -> int:
@@ -139,14 +143,14 @@ def _export(arguments: list[str]) -> int:
     return 0
 
 
-def _finish(out: Path, settings: Settings, quiet: bool, done: int, go: Any) -> int:
+def _finish(out: Path, settings: Settings, quiet: bool, tracking: Tracking, done: int, go: Any) -> int:
     """Run with progress, then show the table of one row; tell how to go on if interrupted."""
     from equipoise.runs import Interrupted
 
     title = f"{settings.run.method} on {settings.run.task}"
     try:
-        with Display(title, settings.run.rounds, quiet, done) as display:
-            summary = go(display)
+        with Display(title, settings.run.rounds, quiet, done) as display, tracking:
+            summary = go(_both(display, tracking))
     except (Interrupted, KeyboardInterrupt):
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
         return 1
@@ -195,33 +199,30 @@ def _compare(arguments: list[str]) -> int:
     _add_output(parser, "runs/compare")
     chosen, cells = _several(arguments, parser)
     from equipoise.compare import compare
-    from equipoise.runs import Folder, Interrupted
+    from equipoise.runs import Folder, Interrupted, Watch
     from equipoise.tune import read_best
 
     if chosen["tuned"]:
         cells = {name: {**read_best(Path(chosen["tuned"]), name), **given} for name, given in cells.items()}
     out, quiet = Path(chosen["out"]), chosen["quiet"]
-    displays: list[Display] = []
+    cell = contextlib.ExitStack()  # what watches the cell under way
 
-    def announce(settings: Settings, folder: Path) -> Display:
-        for display in displays:
-            display.__exit__(None, None, None)
+    def announce(settings: Settings, folder: Path) -> Watch:
+        cell.close()
         done = len(Folder(folder).logs()) if chosen["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
-        displays[:] = [Display(title, settings.run.rounds, quiet, done).__enter__()]
-        return displays[0]
+        display = cell.enter_context(Display(title, settings.run.rounds, quiet, done))
+        return _both(display, cell.enter_context(Tracking(chosen["log"], folder, done)))
 
     again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"]}
     try:
-        by_method, shown = compare(
-            cells, chosen["seeds"], out, ["equipoise", "compare", *arguments], announce=announce, **again
-        )
+        with cell:
+            by_method, shown = compare(
+                cells, chosen["seeds"], out, ["equipoise", "compare", *arguments], announce=announce, **again
+            )
     except (Interrupted, KeyboardInterrupt):
         print("interrupted; go on with the same command and --resume", file=sys.stderr)
         return 1
-    finally:
-        for display in displays:
-            display.__exit__(None, None, None)
     report = html.offer(out)
     if not quiet:
         console = _console()
@@ -300,9 +301,22 @@ def _add_output(parser: Parser, default: str) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
+    _add_log(parser)
 def _console() -> Console:
     """Standard output; wide enough for a table when it is not a terminal."""
     console = Console()
+def _add_log(parser: Parser) -> None:
+    parser.add_argument("--log", default="", help="trackers told of every round: tensorboard, mlflow, wandb")
+
+
+def _both(display: Display, tracking: Tracking) -> Callable[[dict[str, Any]], None]:
+    def watch(log: dict[str, Any]) -> None:
+        display(log)
+        tracking(log)
+
+    return watch
+
+
     return console if console.is_terminal else Console(width=140)
 
 

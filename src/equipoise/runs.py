@@ -28,7 +28,7 @@ from equipoise.tasks.supervised import Supervised
 
 ENTRIES = (
     *("config.json", "rounds.jsonl", "summary.json", "clients.csv", "labels.csv", "report.html", "executor.json"),
-    *("models", "checkpoint"),
+    *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
 )
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundLog], None]
