@@ -281,6 +281,10 @@ class Task(ABC):
         """Whether clients hold this split (``val`` may be switched off)."""
         return True
 
+    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
+        """What decisions compare, from the scores of a model: a number in [0, 1], higher is better, and a loss."""
+        return scores["acc"], scores["loss"]
+
     def summary(self, params: Tree) -> State:
         """What the summary of a run holds beyond the named evaluations, from the final global model."""
         return {}
@@ -315,6 +319,8 @@ class Method:
     """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
     search: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Options that tuning may change, with their ranges: whole numbers, or numbers on a logarithmic scale."""
+    model: ClassVar[str] = ""
+    """The model that it is made for, where the task offers it and the user asks for no other."""
     one_start: ClassVar[bool] = False
     """Whether its memory is sound only if all clients start from one whole model (control variates and their like)."""
     needs_everybody: ClassVar[bool] = False

@@ -1,0 +1,110 @@
+"""Q-networks of K agents as one computation: two hidden layers (the representation) and a linear head.
+
+A stack's parameters lie in one tensor ``[K, P]``, block after block, so that an update is a few kernels. Gradients are
+written out: with nets of this size autograd costs more than the products.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Blocks, Tree
+
+
+@dataclass(frozen=True)
+class Net:
+    """Sizes of a net, and where its parameters lie. With ``embedding`` > 0 each agent has an input e of its own."""
+
+    inputs: int
+    width: int
+    outputs: int
+    embedding: int = 0
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """In the order in which parameters lie in the stack: backbone, then head."""
+        h = self.width
+        body = {"w1": (self.inputs, h), "b1": (h,), "w2": (h, h), "b2": (h,)}
+        head = {"w3": (self.outputs, h), "b3": (self.outputs,)}  # this way round its narrow products are fast
+        return {**body, **head, **({"w0": (self.embedding, h), "e": (self.embedding,)} if self.embedding else {})}
+
+    @property
+    def blocks(self) -> Blocks:
+        """What is personal stands under ``head``: the last layer, or with an embedding that alone."""
+        names, body = tuple(self.shapes), -1 if self.embedding else 4
+        return {"backbone": names[:body], "head": names[body:]}
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        places, first = {}, 0
+        for name, shape in self.shapes.items():
+            places[name] = slice(first, first + math.prod(shape))
+            first += math.prod(shape)
+        return places
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @cached_property
+    def border(self) -> int:
+        """Where the backbone ends and the head begins."""
+        return int(self.places[self.blocks["head"][0]].start)
+
+    def init(self, u: Tensor) -> Tree:
+        """From ``size`` uniform numbers: PyTorch's own ranges, U(-1/sqrt(inputs), 1/sqrt(inputs)); e in U(-1, 1)."""
+        fan = {"1": self.inputs + self.embedding, "2": self.width, "3": self.width, "0": self.inputs + self.embedding}
+        bound = {name: 1 / math.sqrt(fan[name[1]]) if name != "e" else 1.0 for name in self.shapes}
+        return {n: ((2 * u[self.places[n]] - 1) * bound[n]).view(shape) for n, shape in self.shapes.items()}
+
+    def pack(self, tree: Tree) -> Tensor:
+        """The stack ``[K, P]`` of a tree of stacks, as a copy."""
+        return torch.cat([tree[name].flatten(1) for name in self.shapes], 1)
+
+    def views(self, flat: Tensor) -> Tree:
+        """A tree of stacks that shares its memory with ``[K, P]``."""
+        return {name: flat[:, self.places[name]].view(-1, *shape) for name, shape in self.shapes.items()}
+
+    def features(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both hidden layers at inputs ``[K, B, inputs]``; the second is the representation."""
+        bias = net["b1"].unsqueeze(1)
+        if self.embedding:  # [x, e] W = x W1 + e W0: an input that is the same for every x is a bias
+            bias = torch.baddbmm(bias, net["e"].unsqueeze(1), net["w0"])
+        one = torch.baddbmm(bias, x, net["w1"]).relu_()
+        return one, torch.baddbmm(net["b2"].unsqueeze(1), one, net["w2"]).relu_()
+
+    def values(self, net: Tree, x: Tensor) -> Tensor:
+        """Q(x, .) ``[K, B, outputs]``."""
+        return self.head(net, self.features(net, x)[1])
+
+    def head(self, net: Tree, two: Tensor) -> Tensor:
+        return torch.baddbmm(net["b3"].unsqueeze(1), two, net["w3"].mT)
+
+    def slope(self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, body: bool = True) -> Tensor:
+        """Gradient ``[K, P]`` of a loss with derivative ``d3`` by the outputs; without ``body``, of the head alone."""
+        flat = d3.new_empty(len(d3), self.size)
+        out = self.views(flat)
+        torch.bmm(d3.mT, two, out=out["w3"])
+        torch.sum(d3, 1, out=out["b3"])
+        if body:
+            d2 = _through_relu(torch.bmm(d3, net["w3"]), two)
+            torch.bmm(one.mT, d2, out=out["w2"])
+            torch.sum(d2, 1, out=out["b2"])
+            d1 = _through_relu(torch.bmm(d2, net["w2"].mT), one)
+            torch.bmm(x.mT, d1, out=out["w1"])
+            torch.sum(d1, 1, out=out["b1"])
+            if self.embedding:
+                out["w0"].copy_(net["e"].unsqueeze(2) * out["b1"].unsqueeze(1))
+                out["e"].copy_(torch.bmm(net["w0"], out["b1"].unsqueeze(2)).squeeze(2))
+        return flat
+
+
+def _through_relu(slope: Tensor, activation: Tensor) -> Tensor:
+    """The slope where the unit is active, else 0: PyTorch's own kernel, much faster than a comparison and a product."""
+    back: Tensor = torch.ops.aten.threshold_backward(slope, activation, 0)
+    return back

@@ -1,0 +1,151 @@
+"""CartPole and Acrobot over any number of agents and parallel copies at once.
+
+Formulas, constants and order of operations are Gymnasium's, so that from the same state the same action leads to the
+same state. Agents differ by one number u in (0, 1): the length of the pole, the length of the links.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+class Physics(ABC):
+    """States are ``[K, E, 4]``: K agents, E copies of each one's environment; lengths are ``[K, 1]``."""
+
+    gym_id: ClassVar[str]
+    observations: ClassVar[int]
+    actions: ClassVar[int]
+    limit: ClassVar[int] = 500
+    """Steps after which an episode is cut."""
+    lowest: ClassVar[float]
+    highest: ClassVar[float]
+    """Bounds of an episode's return."""
+
+    @abstractmethod
+    def length(self, u: Floats) -> Floats:
+        """What an agent's number means."""
+
+    @abstractmethod
+    def start(self, draws: Floats) -> Floats:
+        """First states from uniform numbers ``[..., 4]``."""
+
+    @abstractmethod
+    def observe(self, state: Floats) -> npt.NDArray[np.float32]:
+        """What an agent sees of them."""
+
+    @abstractmethod
+    def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
+        """Next states, rewards, and which episodes ended by themselves."""
+
+    @abstractmethod
+    def twin(self, length: float) -> Any:
+        """Gymnasium's own environment of this length."""
+
+
+class CartPole(Physics):
+    """A pole on a cart; u is mapped to half its length, 0.1 to 0.9 (Gymnasium's own: 0.5)."""
+
+    gym_id, observations, actions = "CartPole-v1", 4, 2
+    lowest, highest = 0.0, 500.0
+    GRAVITY, CART, POLE, FORCE, TAU = 9.8, 1.0, 0.1, 10.0, 0.02
+    TOTAL = POLE + CART
+    FURTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
+
+    def length(self, u: Floats) -> Floats:
+        return 0.1 + 0.8 * u
+
+    def start(self, draws: Floats) -> Floats:
+        return -0.05 + 0.1 * draws
+
+    def observe(self, state: Floats) -> npt.NDArray[np.float32]:
+        return state.astype(np.float32)
+
+    def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
+        x, speed, angle, turn = np.moveaxis(state, -1, 0)
+        force = np.where(action == 1, self.FORCE, -self.FORCE)
+        cos, sin = np.cos(angle), np.sin(angle)
+        pole = self.POLE * length
+        push = (force + pole * np.square(turn) * sin) / self.TOTAL
+        bend = (self.GRAVITY * sin - cos * push) / (length * (4.0 / 3.0 - self.POLE * np.square(cos) / self.TOTAL))
+        pull = push - pole * bend * cos / self.TOTAL
+        after = np.empty_like(state)
+        after[..., 0] = x + self.TAU * speed
+        after[..., 1] = speed + self.TAU * pull
+        after[..., 2] = angle + self.TAU * turn
+        after[..., 3] = turn + self.TAU * bend
+        over = (np.abs(after[..., 0]) > self.FURTHEST) | (np.abs(after[..., 2]) > self.STEEPEST)
+        return after, np.ones(over.shape), over
+
+    def twin(self, length: float) -> Any:
+        import gymnasium
+
+        env = gymnasium.make(self.gym_id)
+        body: Any = env.unwrapped
+        body.length, body.polemass_length = length, body.masspole * length
+        return env
+
+
+class Acrobot(Physics):
+    """Two links swung up; u is mapped to the length of both, 0.5 to 1.5 (Gymnasium's own: 1), centres halfway."""
+
+    gym_id, observations, actions = "Acrobot-v1", 6, 3
+    lowest, highest = -500.0, 0.0
+    STEP, GRAVITY, INERTIA = 0.2, 9.8, 1.0
+    FASTEST = np.array([4 * math.pi, 9 * math.pi])
+
+    def length(self, u: Floats) -> Floats:
+        return 0.5 + u
+
+    def start(self, draws: Floats) -> Floats:
+        return (-0.1 + 0.2 * draws).astype(np.float32).astype(np.float64)
+
+    def observe(self, state: Floats) -> npt.NDArray[np.float32]:
+        seen = np.empty((*state.shape[:-1], 6), np.float32)
+        angles, seen[..., 4:] = state[..., :2], state[..., 2:]
+        seen[..., 0:4:2], seen[..., 1:4:2] = np.cos(angles), np.sin(angles)
+        return seen
+
+    def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
+        """One step of Runge and Kutta's fourth order."""
+        y, torque, dt = np.moveaxis(state, -1, 0), action.astype(np.float64) - 1.0, self.STEP
+        k1 = self._slope(y, torque, length)
+        k2 = self._slope(y + dt / 2.0 * k1, torque, length)
+        k3 = self._slope(y + dt / 2.0 * k2, torque, length)
+        k4 = self._slope(y + dt * k3, torque, length)
+        after = np.stack(list(y + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)), -1)
+        angles = after[..., :2]
+        while (far := np.abs(angles) > math.pi).any():
+            angles[far] -= np.copysign(2 * math.pi, angles[far])
+        after[..., 2:] = np.clip(after[..., 2:], -self.FASTEST, self.FASTEST)
+        over = -np.cos(angles[..., 0]) - np.cos(angles[..., 1] + angles[..., 0]) > 1.0
+        return after, np.where(over, 0.0, -1.0), over
+
+    def _slope(self, y: Floats, torque: Floats, l1: Floats) -> Floats:
+        """Masses are 1, so they do not appear."""
+        t1, t2, w1, w2 = y
+        lc, g, inertia = 0.5 * l1, self.GRAVITY, self.INERTIA
+        cos, sin = np.cos(t2), np.sin(t2)
+        d1 = lc**2 + (l1**2 + lc**2 + 2 * l1 * lc * cos) + inertia + inertia
+        d2 = (lc**2 + l1 * lc * cos) + inertia
+        phi2 = lc * g * np.cos(t1 + t2 - math.pi / 2.0)
+        phi1 = -l1 * lc * w2**2 * sin - 2 * l1 * lc * w2 * w1 * sin + (lc + l1) * g * np.cos(t1 - math.pi / 2) + phi2
+        dw2 = (torque + d2 / d1 * phi1 - l1 * lc * w1**2 * sin - phi2) / (lc**2 + inertia - d2**2 / d1)
+        return np.stack([w1, w2, -(d2 * dw2 + phi1) / d1, dw2])
+
+    def twin(self, length: float) -> Any:
+        import gymnasium
+
+        env = gymnasium.make(self.gym_id)
+        body: Any = env.unwrapped
+        body.LINK_LENGTH_1 = body.LINK_LENGTH_2 = length
+        body.LINK_COM_POS_1 = body.LINK_COM_POS_2 = length / 2
+        return env

@@ -1,0 +1,32 @@
+"""Returns of greedy policies from fixed starts: every model of a client is judged on the same episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Tree
+from equipoise.frl.deep.net import Net
+from equipoise.frl.deep.physics import Floats
+from equipoise.frl.deep.worlds import World
+from equipoise.runtime import random
+
+STARTS = {"test": 2001, "val": 2002, "public": 2003}  # random streams of the first states of each split
+
+
+def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episodes: int, seed: int) -> Floats:
+    """``[K, episodes]``: undiscounted returns of each agent's net in its own environment."""
+    draws = random.uniform(random.keys(seed, ids.numpy(), 0, STARTS[split]), episodes * world.resets)
+    draws = draws.reshape(len(ids), episodes, world.resets)
+    play = world.begin(ids, draws)
+    total, alive = np.zeros(draws.shape[:2]), np.ones(draws.shape[:2], bool)
+    dtype = params["w1"].dtype
+    for _ in range(world.limit):
+        action = net.values(params, torch.from_numpy(play.seen).to(dtype)).argmax(-1)
+        moved = play.step(action.numpy(), draws)
+        total += moved.reward * alive
+        alive &= ~(moved.terminated | moved.truncated)
+        if not alive.any():
+            break
+    return total

@@ -1,0 +1,227 @@
+"""Deep Q-learning as a task: clients are agents in environments of their own, their model is a Q-network.
+
+`fit` takes `epochs` as steps (every agent acts once in each of its parallel copies, then takes one gradient step) and
+`lr` as Adam's rate. Environment, memory, target net and Adam are state of the client's source: they stay with it, and
+trajectories go on across rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Fit, Method, State, Task, Training, Tree, When, option
+from equipoise.errors import UsageError
+from equipoise.frl.deep import learner, rollout
+from equipoise.frl.deep.net import Net
+from equipoise.frl.deep.physics import Floats, Physics
+from equipoise.frl.deep.worlds import PhysicsWorld, World
+from equipoise.runtime import random
+
+ACTING = 2010  # the first random stream of acting and learning
+MODELS = ("mlp", "embedded")
+ALLOWED = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Options of a task whose clients are deep agents."""
+
+    agents: int = option(10, "agents (clients)")
+    u: str = option("", "the agents' numbers in (0, 1), separated by commas; empty for evenly spread ones")
+    parallel: int = option(8, "parallel copies of each agent's environment: environment steps a gradient step")
+    width: int = option(64, "units of each of the two hidden layers")
+    discount: float = option(0.99, "discount of a later reward, in [0, 1)")
+    capacity: int = option(20000, "transitions that an agent remembers")
+    warmup: int = option(1000, "environment steps of an agent before it learns")
+    explore: int = option(10000, "environment steps of an agent over which exploration falls from 1 to its last value")
+    last_epsilon: float = option(0.05, "chance of a random action at last, in [0, 1]")
+    target_rate: float = option(0.01, "how far the target net follows in one gradient step, in (0, 1]")
+    episodes: int = option(10, "episodes of an evaluation, of each agent")
+    val_episodes: int = option(0, "episodes that decisions may be based on, of each agent; 0 for none")
+
+    def __post_init__(self) -> None:
+        for name in ("agents", "parallel", "width", "warmup", "episodes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
+        if self.explore < 0 or self.val_episodes < 0:
+            raise UsageError("explore and val_episodes must be at least 0")
+        if not 0 <= self.discount < 1:
+            raise UsageError(f"discount is {self.discount}: must lie in [0, 1)")
+        if not 0 <= self.last_epsilon <= 1:
+            raise UsageError(f"last_epsilon is {self.last_epsilon}: must lie in [0, 1]")
+        if not 0 < self.target_rate <= 1:
+            raise UsageError(f"target_rate is {self.target_rate}: must lie in (0, 1]")
+        if self.capacity < max(self.warmup, self.parallel):
+            raise UsageError(f"capacity is {self.capacity}: must be at least warmup ({self.warmup}) and parallel")
+
+    @property
+    def numbers(self) -> Floats:
+        """u of each agent."""
+        if not self.u:
+            return (np.arange(self.agents) + 0.5) / self.agents
+        try:
+            numbers = np.array([float(text) for text in self.u.split(",")])
+        except ValueError as error:
+            raise UsageError(f"u is '{self.u}': must be numbers separated by commas") from error
+        if len(numbers) != self.agents:
+            raise UsageError(f"u has {len(numbers)} numbers for {self.agents} agents: give one for each")
+        if not ((numbers > 0) & (numbers < 1)).all():
+            raise UsageError(f"u is '{self.u}': every number must lie strictly between 0 and 1")
+        return numbers
+
+
+class AgentTask(Task):
+    """Scores are `return`: the mean undiscounted return of the greedy policy over fixed episodes."""
+
+    headline = "return"
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        config: AgentConfig,
+        model: str,
+        training: Training,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.name, self.world, self.config, self.training, self.seed, self.dtype = (
+            *(name, world, config),
+            *(training, seed, dtype),
+        )
+        embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
+        self.clients = config.agents
+        self.net = Net(world.observations, config.width, world.actions, embedding)
+        self.blocks = self.net.blocks
+
+    def settings(self, batch: int) -> learner.Settings:
+        c = self.config
+        how = (c.parallel, c.discount, c.capacity, c.warmup, c.explore, c.last_epsilon, c.target_rate)
+        return learner.Settings(*how, batch)
+
+    def init_params(self, seed: int) -> Tree:
+        u = random.uniform(random.keys(seed, np.zeros(1, np.int64), 0, ACTING), self.net.size)[0]
+        return self.net.init(torch.from_numpy(u).to(self.dtype))
+
+    def source_init(self, ids: Tensor) -> State:
+        kept = learner.fresh(self.net, self.settings(self.training.batch_size), len(ids), self.dtype)
+        return {**kept, "env": self.world.fresh(ids, self.config.parallel, self.seed)}
+
+    def suits(self, method: Method) -> None:
+        """Agents learn by temporal differences: a method that trains by a loss of its own cannot work."""
+        from equipoise.control.over import Over
+        from equipoise.frl.deep.method import DeepQ
+
+        below = method.below if isinstance(method, Over) else method
+        own = any(getattr(type(below), hook) is not getattr(Method, hook) for hook in ("update", "decide"))
+        if own and not isinstance(below, DeepQ):
+            raise UsageError(
+                f"{below.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
+                f"choose {', '.join(ALLOWED)}"
+            )
+
+    def check(self) -> None:
+        self.config.numbers  # noqa: B018 (refuses bad ones)
+
+    def sizes(self, ids: Tensor) -> Tensor:
+        return torch.ones_like(ids)
+
+    def rows(self, ids: Tensor, split: str) -> Tensor:
+        return torch.full_like(ids, self.config.val_episodes if split == "val" else self.config.episodes)
+
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        return epochs
+
+    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        """``aux`` may hold ``head_steps`` and ``body_lr``: the rhythm of the two blocks."""
+        if fit.pull or fit.linear or fit.loss:
+            raise UsageError(f"agents of task '{self.name}' learn by temporal differences, not by a loss of a method")
+        counts = sorted(set(fit.epochs.tolist()))
+        if len(counts) > 1:
+            return self._fit_groups(ids, fit, source, when, counts)
+        settings = self.settings(when.training.batch_size)
+        lr = fit.lr[:, None].to(self.dtype)
+        rhythm = learner.Rhythm(
+            lr,
+            fit.aux["body_lr"][:, None].to(self.dtype) if "body_lr" in fit.aux else lr,
+            int(fit.aux["head_steps"][0]) if "head_steps" in fit.aux else learner.TOGETHER,
+            (self.blocks["backbone"][0] in fit.names, self.blocks["head"][0] in fit.names),
+        )
+        if counts[0] == 0:
+            return fit.params, {}, source
+        each = learner.draws_a_step(settings, self.world)
+        key = random.keys(when.seed, ids.numpy(), when.round, ACTING + 1 + fit.stream)
+        u = random.uniform(key, counts[0] * each).reshape(len(ids), counts[0], each)
+        flat, after = learner.train(self.world, self.net, settings, rhythm, ids, self.net.pack(fit.params), source, u)
+        return {name: value.contiguous() for name, value in self.net.views(flat).items()}, {}, after
+
+    def _fit_groups(
+        self, ids: Tensor, fit: Fit, source: State, when: When, counts: list[int]
+    ) -> tuple[Tree, Tree, State]:
+        """Agents with different numbers of steps, those with the same number together."""
+        from torch.utils import _pytree as pytree
+
+        params, after = dict(fit.params), source
+        for count in counts:
+            who = (fit.epochs == count).nonzero()[:, 0]
+            part = replace(
+                fit,
+                params={name: value[who] for name, value in fit.params.items()},
+                epochs=fit.epochs[who],
+                lr=fit.lr[who],
+                aux={name: value[who] for name, value in fit.aux.items()},
+            )
+            held = pytree.tree_map(lambda value, who=who: value[who], source)
+            trained, _, moved = self.fit_stack(ids[who], part, held, when)
+            params = {name: params[name].index_copy(0, who, value) for name, value in trained.items()}
+            after = pytree.tree_map(lambda old, new, who=who: old.index_copy(0, who, new), after, moved)
+        return params, {}, after
+
+    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        from torch.utils import _pytree as pytree
+
+        from equipoise.runtime.trees import row
+
+        def lift(tree: State) -> State:
+            lifted: State = pytree.tree_map(lambda value: value[None], tree)
+            return lifted
+
+        one = replace(fit, params=lift(fit.params), epochs=fit.epochs[None], lr=fit.lr[None], aux=lift(fit.aux))
+        params, anchor, after = self.fit_stack(ids[None], one, lift(source), when)
+        return row(params, 0), anchor, row(after, 0)
+
+    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        count = self.config.val_episodes if split == "val" else self.config.episodes
+        found = rollout.returns(self.world, self.net, ids, params, split, count, self.seed)
+        return {"return": torch.from_numpy(found.mean(1))}
+
+    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        one = self.evaluate_stack(ids[None], {name: value[None] for name, value in params.items()}, split)
+        return {name: value[0] for name, value in one.items()}
+
+    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+        """The mean over all agents' environments: each model in each of them."""
+        ids, models = torch.arange(self.clients), len(stack["w1"])
+        wide = {name: value.repeat_interleave(self.clients, 0) for name, value in stack.items()}
+        count = self.config.episodes if split == "test" else self.config.val_episodes
+        found = rollout.returns(self.world, self.net, ids.repeat(models), wide, split, count, self.seed)
+        return {"return": torch.from_numpy(found.mean(1)).view(models, -1).mean(1)}
+
+    def has(self, split: str) -> bool:
+        return split == "test" or self.config.val_episodes > 0
+
+    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
+        """The return as a share of its range stands for accuracy; there is no loss."""
+        low, high = self.world.lowest, self.world.highest
+        share = (scores["return"] - low) / (high - low)
+        return share, torch.zeros_like(share)
+
+
+def classic(name: str, physics: Physics, config: AgentConfig, model: str, training: Training, seed: int) -> AgentTask:
+    """A task of classic control."""
+    return AgentTask(name, PhysicsWorld(physics, config.numbers), config, model, training, seed)

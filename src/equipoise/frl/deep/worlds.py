@@ -1,0 +1,112 @@
+"""Where agents act: E parallel copies of each agent's own environment, which start anew by themselves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from equipoise.contract import State
+from equipoise.frl.deep.physics import Flags, Floats, Ints, Physics
+from equipoise.runtime import random
+
+Seen = npt.NDArray[np.float32]
+FIRST_STATES = 2000  # the random stream of the states in which agents begin
+
+
+@dataclass
+class Moved:
+    """One step of K agents with E copies each: ``[K, E]``; ``following`` is seen before an episode starts anew."""
+
+    following: Seen
+    reward: Floats
+    terminated: Flags
+    truncated: Flags
+
+
+class Play(ABC):
+    """Episodes under way."""
+
+    seen: Seen
+    """What the agents see now, ``[K, E, observations]``."""
+
+    @abstractmethod
+    def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
+        """``draws``: uniform numbers ``[K, E, resets]`` for the episodes that start anew."""
+
+    @abstractmethod
+    def kept(self) -> State:
+        """What the next :meth:`World.open` goes on from."""
+
+
+class World(ABC):
+    """The environments of all agents."""
+
+    observations: int
+    actions: int
+    continuous: bool = False
+    resets: int
+    """Uniform numbers that an episode starts from."""
+    limit: int
+    lowest: float
+    highest: float
+
+    @abstractmethod
+    def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
+        """What agents that never acted go on from."""
+
+    @abstractmethod
+    def open(self, ids: Tensor, kept: State, draws: Floats) -> Play:
+        """Go on; a world that cannot keep its episodes starts them from ``draws`` ``[K, E, resets]``."""
+
+    @abstractmethod
+    def begin(self, ids: Tensor, draws: Floats) -> Play:
+        """Episodes from their beginning, ``[K, E]`` of them."""
+
+
+class PhysicsWorld(World):
+    """Classic control by its formulas: all agents and copies in one call."""
+
+    resets = 4
+
+    def __init__(self, physics: Physics, u: Floats) -> None:
+        self.physics, self.lengths = physics, physics.length(u)[:, None]
+        self.observations, self.actions, self.limit = physics.observations, physics.actions, physics.limit
+        self.lowest, self.highest = physics.lowest, physics.highest
+
+    def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
+        draws = random.uniform(random.keys(seed, ids.numpy(), 0, FIRST_STATES), copies * self.resets)
+        state = self.physics.start(draws.reshape(len(ids), copies, self.resets))
+        return {"state": torch.from_numpy(state), "clock": torch.zeros(len(ids), copies, dtype=torch.int64)}
+
+    def open(self, ids: Tensor, kept: State, draws: Floats) -> Play:
+        return _PhysicsPlay(self, ids, kept["state"].numpy(), kept["clock"].numpy().copy())
+
+    def begin(self, ids: Tensor, draws: Floats) -> Play:
+        return _PhysicsPlay(self, ids, self.physics.start(draws), np.zeros(draws.shape[:2], np.int64))
+
+
+class _PhysicsPlay(Play):
+    def __init__(self, world: PhysicsWorld, ids: Tensor, state: Floats, clock: Ints) -> None:
+        self.physics, self.length = world.physics, world.lengths[ids.numpy()]
+        self.state, self.clock = state, clock
+        self.seen = self.physics.observe(state)
+
+    def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
+        self.state, reward, terminated = self.physics.step(self.state, action.astype(np.int64), self.length)
+        self.clock += 1
+        following = self.seen = self.physics.observe(self.state)
+        truncated = ~terminated & (self.clock >= self.physics.limit)
+        over = terminated | truncated
+        if over.any():
+            self.state[over] = self.physics.start(draws[over])
+            self.clock[over] = 0
+            self.seen = self.physics.observe(self.state)
+        return Moved(following, reward, terminated, truncated)
+
+    def kept(self) -> State:
+        return {"state": torch.from_numpy(self.state), "clock": torch.from_numpy(self.clock)}

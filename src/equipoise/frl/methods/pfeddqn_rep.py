@@ -1,0 +1,31 @@
+"""PFedDQN-Rep (arXiv 2411.15014 with deep representations): a shared body learned slowly, personal heads quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Task, Training, option
+from equipoise.errors import UsageError
+from equipoise.frl.deep.method import DeepQ
+from equipoise.frl.deep.task import AgentTask
+
+
+@dataclass(frozen=True)
+class PFedDqnRep(DeepQ):
+    """Q_i(s, .) = theta_i Phi(s): K steps on theta_i with Phi frozen (rate alpha_t), one on Phi (rate beta_t), and
+
+    Phi <- sum_i Phi_i / N at the end of the round. Decision 4 is the backbone, always.
+    """
+
+    name: ClassVar[str] = "pfeddqn-rep"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    keeps_model: ClassVar[bool] = True
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_steps": (1, 8), "body_rate": (0.1, 1.0)}
+    head_steps: int = option(1, "K: steps of the head for each of the body; 0 for both in every step")
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        if isinstance(task, AgentTask) and task.net.embedding:
+            raise UsageError("pfeddqn-rep shares the body of a plain net: leave --model out, or set it to mlp")
