@@ -16,7 +16,7 @@ import itertools
 import json
 import statistics
 import time
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ from equipoise.contract import Task, Tree
 from equipoise.finetuning import finetuned
 from equipoise.runs import build_task
 from equipoise.runtime.round import Schedule, Simulation
+from fedpolicy_report import RESULTS, page, picture
 
-RESULTS = Path(__file__).parent / "results" / "fedpolicy"
 ROUNDS, SEEDS, EVERY = 60, (11, 12, 13), 3
 SETTING: dict[str, Any] = {
     "task": "fmnist",
@@ -116,75 +116,13 @@ def newcomer(settings: Settings, task: Task, params: Tree, seed: int) -> float:
 
     Their rows are drawn anew from all 60,000, so that about a tenth were some training client's.
     """
+    method_options = {item.name for item in fields(settings.method)}
     flat = {**settings.flat, "method": "local", "epochs": NEWCOMER_EPOCHS, "seed": seed + 1000}
-    known = Settings.of({name: value for name, value in flat.items() if name not in method_options(settings)})
+    known = Settings.of({name: value for name, value in flat.items() if name not in method_options})
     fresh = build_task(known)
     simulation = Simulation(known.method, fresh, known.training, Schedule(1, seed, 1.0, "stacked", 1, True))
     simulation.initial = params
     return float(100 * simulation.round()["personal"]["acc"])
-
-
-def method_options(settings: Settings) -> set[str]:
-    from dataclasses import fields
-
-    return {item.name for item in fields(settings.method)}
-
-
-def cells(scenario: str, variant: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{scenario}-{variant}-seed*.json"))]
-
-
-def table() -> str:
-    lines = [
-        __doc__ or "",
-        "Accuracy in %, mean ± standard deviation over seeds; bytes are the whole run's, in MB.",
-        "",
-    ]
-    for scenario in SCENARIOS:
-        if not any(cells(scenario, variant) for variant in VARIANTS):
-            continue
-        lines += [
-            f"## {scenario}",
-            "",
-            "| variant | seeds | personal | worst 10 % | fine-tuned | global | newcomer | MB down | MB up | seconds |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-        ]
-        for variant in VARIANTS:
-            found = cells(scenario, variant)
-            if found:
-                names = ("personal", "p10", "tuned", "global", "newcomer")
-                figures = [spread([cell[name] for cell in found]) for name in names]
-                megabytes = [f"{statistics.fmean(cell[way] for cell in found) / 1e6:.1f}" for way in ("down", "up")]
-                seconds = f"{statistics.fmean(cell['seconds'] for cell in found):.0f}"
-                seeds = ", ".join(str(cell["seed"]) for cell in found)
-                lines.append(f"| {' | '.join([variant, seeds, *figures, *megabytes, seconds])} |")
-        lines += ["", *to_target(scenario), ""]
-    return "\n".join(lines)
-
-
-def to_target(scenario: str) -> list[str]:
-    """Bytes up to the first evaluation whose mean over three reaches 95 % of FedAvg's best; by seed."""
-    goals = {cell["seed"]: 0.95 * max(point[1] for point in cell["curve"]) for cell in cells(scenario, "fedavg")}
-    said = []
-    for variant in VARIANTS:
-        reached = []
-        for cell in cells(scenario, variant):
-            points = cell["curve"]
-            means = [
-                (statistics.fmean(p[1] for p in points[i - 2 : i + 1]), points[i][3]) for i in range(2, len(points))
-            ]
-            spent = next((spent for mean, spent in means if mean >= goals.get(cell["seed"], 1e9)), None)
-            reached.append("not reached" if spent is None else f"{spent / 1e6:.1f}")
-        if reached:
-            said.append(f"{variant} {' / '.join(reached)}")
-    return [f"MB (down and up) to 95 % of FedAvg's best personal accuracy, by seed: {'; '.join(said)}."]
-
-
-def spread(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    return f"{statistics.fmean(known):.1f} ± {statistics.stdev(known) if len(known) > 1 else 0.0:.1f}"
 
 
 def main() -> None:
@@ -207,9 +145,8 @@ def main() -> None:
         cell = run(scenario, VARIANTS[variant], seed, arguments.data)
         path.write_text(json.dumps(cell) + "\n")
         print(f"{path.stem}: {cell['personal']:.2f}, {cell['seconds']:.0f} s", flush=True)
-    text = table()
-    (RESULTS / "README.md").write_text(text + "\n")
-    print(text)
+    picture()
+    (RESULTS / "README.md").write_text(page(__doc__ or "", SCENARIOS, VARIANTS))
 
 
 if __name__ == "__main__":
