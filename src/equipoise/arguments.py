@@ -10,7 +10,13 @@ from typing import Any, NoReturn
 from equipoise.config import Option, parse, read_config
 from equipoise.errors import UsageError, nearest
 
-OWNERS = {"run": "run", "training": "local training", "task": "task '{task}'", "method": "method '{method}'"}
+OWNERS = {
+    "run": "run",
+    "training": "local training",
+    "privacy": "differential privacy (docs/privacy.md)",
+    "task": "task '{task}'",
+    "method": "method '{method}'",
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,10 +17,11 @@ from equipoise.config import Settings, options, read_config
 from equipoise.errors import UsageError, nearest
 from equipoise.methods import all_methods, find_method
 from equipoise.models import MODELS
+from equipoise.privacy.ledger import in_words
 from equipoise.report import html, tables
 from equipoise.report.progress import Display
-from equipoise.tasks import all_tasks, find_task
 from equipoise.report.trackers import Tracking
+from equipoise.tasks import all_tasks, find_task
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,8 +61,8 @@ def _run(arguments: list[str]) -> int:
         out,
         settings,
         chosen["quiet"],
-        done,
         Tracking(chosen["log"], out, done),
+        done,
         lambda watch: run(settings, out, resume=chosen["resume"], overwrite=chosen["overwrite"], watch=watch),
     )
 
@@ -69,8 +70,8 @@ def _run(arguments: list[str]) -> int:
 def _resume(arguments: list[str]) -> int:
     parser = Parser("equipoise resume", description="Go on with a run that was stopped.", allow_abbrev=False)
     parser.add_argument("folder", help="the run's folder")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     _add_log(parser)
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     chosen = parser.parse(arguments)
     from equipoise.runs import Folder, resume_run
 
@@ -161,6 +162,8 @@ def _finish(out: Path, settings: Settings, quiet: bool, tracking: Tracking, done
         tables.to_screen(title, tables.rows({settings.run.method: [summary]}, shown), shown, console)
         if summary["stopped"]:
             console.print(f"stopped at round {summary['rounds']}: {summary['stopped']}", highlight=False)
+        if "privacy" in summary:
+            console.print(in_words(summary["privacy"]), highlight=False)
         if "executor" in summary:
             console.print(f"executor: {summary['executor']}", highlight=False)
         console.print(f"best by validation: round {summary['best_round']}; everything is in {out}", highlight=False)
@@ -298,13 +301,10 @@ def _add_output(parser: Parser, default: str) -> None:
     parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
     parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
+    _add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
-    _add_log(parser)
-def _console() -> Console:
-    """Standard output; wide enough for a table when it is not a terminal."""
-    console = Console()
 def _add_log(parser: Parser) -> None:
     parser.add_argument("--log", default="", help="trackers told of every round: tensorboard, mlflow, wandb")
 
@@ -317,6 +317,9 @@ def _both(display: Display, tracking: Tracking) -> Callable[[dict[str, Any]], No
     return watch
 
 
+def _console() -> Console:
+    """Standard output; wide enough for a table when it is not a terminal."""
+    console = Console()
     return console if console.is_terminal else Console(width=140)
 
 

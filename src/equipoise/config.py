@@ -1,4 +1,4 @@
-"""A run's settings: four typed configs (run, training, task, method) that share one flat set of option names."""
+"""A run's settings: five typed configs (run, training, privacy, task, method), one flat set of option names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, get_type_hints
 from equipoise.contract import Method, Training, option
 from equipoise.errors import UsageError, nearest
 from equipoise.methods import find_method
+from equipoise.privacy.options import Privacy
+from equipoise.privacy.private import private
 from equipoise.runtime.choose import EXECUTORS
 from equipoise.tasks import TaskSpec, find_task
 
@@ -83,6 +85,7 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
     for owner, config, defaults in (
         ("run", RunConfig, {}),
         ("training", Training, dataclasses.asdict(task.training)),
+        ("privacy", Privacy, {}),
         ("task", task.config, {}),
         ("method", method, {}),
     ):
@@ -103,6 +106,7 @@ class Settings:
 
     run: RunConfig
     training: Training
+    privacy: Privacy
     task_spec: TaskSpec
     task_config: Any
     method: Method
@@ -115,12 +119,12 @@ class Settings:
         for name in given:
             if name not in known:
                 raise UsageError(f"unknown option '{name}' for method '{method.name}'{nearest(name, known)}")
-        values: dict[str, dict[str, Any]] = {"run": {}, "training": {}, "task": {}, "method": {}}
+        values: dict[str, dict[str, Any]] = {"run": {}, "training": {}, "privacy": {}, "task": {}, "method": {}}
         for name, item in known.items():
             values[item.owner][name] = _checked(item, given.get(name, item.default))
         run = RunConfig(**values["run"])
         if not run.model and task.models:
-            run = dataclasses.replace(run, model=method.model if method.model in task.models else task.models[0])
+            run = dataclasses.replace(run, model=task.models[0])
         if run.model and run.model not in task.models:
             raise UsageError(
                 f"unknown model '{run.model}' for task '{task.name}'{nearest(run.model, task.models)}; "
@@ -130,12 +134,18 @@ class Settings:
         check_training(training)
         policy = method(**values["method"])
         run = dataclasses.replace(run, rounds=policy.planned_rounds(run.rounds))
-        return cls(run, training, task, task.config(**values["task"]), policy)
+        privacy = Privacy(**values["privacy"])
+        return cls(run, training, privacy, task, task.config(**values["task"]), policy)
+
+    @property
+    def policy(self) -> Method:
+        """The method as it is run: under differential privacy, if that is asked for."""
+        return private(self.method, self.privacy)
 
     @property
     def flat(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for part in (self.run, self.training, self.task_config, self.method):
+        for part in (self.run, self.training, self.privacy, self.task_config, self.method):
             result |= {item.name: getattr(part, item.name) for item in dataclasses.fields(part)}
         return result
 

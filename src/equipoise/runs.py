@@ -19,6 +19,7 @@ from equipoise.contract import Task, Tree
 from equipoise.errors import UsageError
 from equipoise.finetuning import finetuned
 from equipoise.newcomers import hold_out, newcomers
+from equipoise.privacy.ledger import Ledger
 from equipoise.runtime import checkpoint, random
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.round import RoundLog, Schedule, Simulation
@@ -102,7 +103,7 @@ def run(
     if exists and not folder.config.is_file():
         raise UsageError(f"'{out}' is not a run folder (it has no config.json): choose another --out")
     if exists and resume:
-        if read_config(folder.config) != settings.flat:
+        if Settings.of(read_config(folder.config)).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
         return resume_run(folder.path, watch, make_executor)
     task = build_task(settings)
@@ -148,7 +149,7 @@ def build_task(settings: Settings) -> Task:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task.check()
     task.suits(settings.method)
-    settings.method.check(task, settings.training)
+    settings.policy.check(task, settings.training)
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     if settings.method.needs_everybody and settings.run.participation < 1:
@@ -170,10 +171,19 @@ class _Running:
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
         make = make_executor or self.choice.make
-        self.simulation = Simulation(settings.method, task, settings.training, schedule, make)
+        self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
         self.logs: list[RoundLog] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}
+
+    def _ledger(self) -> Ledger | None:
+        """Clients that are elsewhere know the seed, and so who is drawn: only a simulation may count on secrecy."""
+        run, task = self.settings.run, self.task
+        if not self.settings.privacy.on:
+            return None
+        cohort = len(random.cohort(run.seed, 1, task.clients, run.participation))
+        sends = bool(self.settings.method.shared_names(task))
+        return Ledger(self.settings.privacy, task.clients, cohort, sends, amplified=self.here)
 
     def _choice(self) -> Choice:
         """The executor; what was measured once holds for the whole run, also after a crash."""

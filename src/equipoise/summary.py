@@ -58,4 +58,5 @@ def summarise(about: dict[str, Any], logs: Sequence[RoundLog], headline: str, hi
         "dropped_updates": sum(len(log["dropped"]) for log in logs),
         "bytes": {way: sum(log["bytes"][way] for log in logs) for way in ("up", "down")},
         "seconds": sum(log["seconds"] for log in logs),
+        **({"privacy": last["privacy"]} if "privacy" in last else {}),
     }

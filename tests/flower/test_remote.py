@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import shutil
@@ -20,9 +21,12 @@ from equipoise.flower.options import NodeConfig
 from equipoise.flower.remote import Remote
 from equipoise.flower.state import ClientDisk
 from equipoise.methods import all_methods
+from equipoise.privacy.options import Privacy
+from equipoise.privacy.private import Draw, seeded
 from equipoise.runs import build_task
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.tasks import all_tasks
 from helpers import largest_difference, simulate, small_task
 
 SUPERVISED = {name: method for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"}
@@ -32,10 +36,24 @@ ROUNDS = 3
 class Here:
     """A wire within this process. ``spoil`` may change a reply, or hold it back (``None``)."""
 
-    def __init__(self, method: Method, task: Task, folder: Path, spoil: Any = None, of: str = "synthetic") -> None:
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        folder: Path,
+        spoil: Any = None,
+        of: str = "synthetic",
+        privacy: Privacy = Privacy(),  # noqa: B008 (it cannot change)
+        draw: Draw = seeded,
+        most_epsilon: float | None = None,
+    ) -> None:
         options = {item.name: getattr(method, item.name) for item in dataclasses.fields(method)}
         given = {"method": method.name, "task": of, "rounds": ROUNDS, **dataclasses.asdict(task.training), **options}
-        self.nodes = [Node(given, NodeConfig(client, folder, ""), task) for client in range(task.clients)]
+        given |= dataclasses.asdict(privacy)
+        self.nodes = [
+            Node(given, NodeConfig(client, folder / f"{client}", "", most_epsilon), task, draw)
+            for client in range(task.clients)
+        ]
         self.away: set[int] = set()
         self.spoil = spoil or (lambda client, reply: reply)
         self.sent: list[dict[int, bytes]] = []
@@ -72,12 +90,23 @@ def test_remote_equals_loop_to_the_bit(name: str, participation: float, tmp_path
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
 
 
+WORLDS = ("two-state", "planted", "windy-cliff", "cartpole")
+
+
+def world_of(name: str) -> tuple[str, Method, Task]:
+    """The first task that this learner can work on."""
+    for world in sorted(all_tasks().keys() & set(WORLDS), key=WORLDS.index):
+        with contextlib.suppress(UsageError):
+            settings = Settings.of({"method": name, "task": world, "rounds": ROUNDS})
+            return world, settings.method, build_task(settings)
+    raise AssertionError(f"none of {WORLDS} suits {name}")
+
+
 @pytest.mark.parametrize("name", sorted(all_methods().keys() - SUPERVISED.keys()))
 def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
-    settings = Settings.of({"method": name, "task": "two-state", "rounds": ROUNDS})
-    method, task = settings.method, build_task(settings)
+    world, method, task = world_of(name)
     loop = simulate(method, task, ROUNDS, "loop")
-    remote = federate(method, task, Here(method, task, tmp_path, of="two-state"))
+    remote = federate(method, task, Here(method, task, tmp_path, of=world))
     for _ in range(ROUNDS):
         assert "absent" not in remote.round()
     assert largest_difference(server_side(loop), server_side(remote)) == 0
@@ -194,7 +223,9 @@ def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> 
 
 
 def _state_of(folder: Path, client: int, round: int) -> Any:
-    return checkpoint.load(folder / "test" / f"client-{client}" / f"round-{round}.safetensors")[0]["state"]
+    return checkpoint.load(folder / f"{client}" / "test" / f"client-{client}" / f"round-{round}.safetensors")[0][
+        "state"
+    ]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "page", "fedrep", "ditto"])
@@ -221,7 +252,7 @@ def test_a_client_that_lost_its_disk_says_so_and_starts_afresh(
     method, task = SUPERVISED["scaffold"](), small_task("mlp")
     run = federate(method, task, Here(method, task, tmp_path))
     run.round()
-    shutil.rmtree(tmp_path / "test" / "client-1")
+    shutil.rmtree(tmp_path / "1" / "test" / "client-1")
     log = run.round()
     assert "client 1 has lost its state" in caplog.text
     assert "absent" not in log
@@ -232,7 +263,7 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
     run = federate(method, task, Here(method, task, tmp_path))
     for _ in range(ROUNDS):
         run.round()
-    files = sorted(path.name for path in (tmp_path / "test" / "client-0").iterdir())
+    files = sorted(path.name for path in (tmp_path / "0" / "test" / "client-0").iterdir())
     assert files == ["model.safetensors", "round-2.safetensors", "round-3.safetensors"]
 
 

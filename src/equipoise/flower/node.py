@@ -16,6 +16,8 @@ from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.state import ClientDisk
+from equipoise.privacy.budget import Budget
+from equipoise.privacy.private import Draw, private, secret, withheld
 from equipoise.runs import build_task
 from equipoise.runtime.executors import Loop, fresh_clients
 from equipoise.runtime.trees import row
@@ -26,8 +28,10 @@ LOG = logging.getLogger("equipoise")
 class Node:
     """One client at work."""
 
-    def __init__(self, given: dict[str, Any], config: NodeConfig, task: Task | None = None) -> None:
-        """``given``: the run's options; the node's own ``data`` folder replaces what they say."""
+    def __init__(
+        self, given: dict[str, Any], config: NodeConfig, task: Task | None = None, draw: Draw = secret
+    ) -> None:
+        """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
         if config.data:
             given = {**given, "data": config.data}
         self.settings, self.config = Settings.of(given), config
@@ -35,6 +39,8 @@ class Node:
         if config.client >= self.task.clients:
             raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {self.task.clients - 1}")
         self.id = torch.tensor(config.client)
+        self.method = private(self.settings.method, self.settings.privacy, draw)
+        self.budget = Budget(config.state / "privacy.json", self.settings.privacy, config.most_epsilon)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; what goes wrong is told in it, by one sentence."""
@@ -48,7 +54,8 @@ class Node:
             return codec.encode({}, {"error": f"{type(error).__name__}: {error}"[:500]})
 
     def _introduction(self) -> About:
-        samples = int(self.task.sizes(self.id.reshape(1))[0])
+        """Under differential privacy the number of samples stays here too: then every client counts alike."""
+        samples = 1 if self.settings.privacy.noisy else int(self.task.sizes(self.id.reshape(1))[0])
         return {"client": self.config.client, "samples": samples, "version": __version__}
 
     def _round(self, tree: State, about: About) -> tuple[State, About]:
@@ -56,22 +63,25 @@ class Node:
         if about.get("client") != self.config.client:
             raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
         s = self.settings
+        self.budget.check()
         initial = self.task.init_params(s.run.seed)
         disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
         held = disk.load(taken) if taken else None
         lost = bool(taken) and held is None
         if lost:
             LOG.warning("client %d has lost its state of round %d and starts afresh", self.config.client, taken)
-        client = Loop(s.method, self.task, s.training, s.run.seed, s.run.rounds)
+        client = Loop(self.method, self.task, s.training, s.run.seed, s.run.rounds)
         with torch.no_grad():
             if held is None:
-                held = row(fresh_clients(s.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
+                held = row(fresh_clients(self.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
             parcel = unpack(tree, about, initial)
-            out = client.one(round, tuple(about["splits"]), self.id, parcel, held)
+            splits = () if s.privacy.noisy else tuple(about["splits"])
+            out = withheld(self.method, client.one(round, splits, self.id, parcel, held))
         after = out.pop("held")
         codec.check_finite(after, "after training, client")
         disk.save(round, {name: after[name] for name in Loop.holds}, taken)
         disk.save_model(after.get("personal", after["local"]))
+        self.budget.spend()
         return out, {**self._introduction(), "round": round, "lost": lost}
 
 

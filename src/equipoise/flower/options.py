@@ -66,6 +66,8 @@ class NodeConfig:
     client: int
     state: Path
     data: str
+    most_epsilon: float | None = None
+    """What this client's uploads may cost it, over all runs; without it, whatever the run asks for."""
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> NodeConfig:
@@ -75,4 +77,7 @@ class NodeConfig:
         state = table.get("state-dir")
         if not isinstance(state, str) or not Path(state).is_absolute():
             raise UsageError("the node has no state-dir: give the absolute path of a folder in --node-config")
-        return cls(client, Path(state), str(table.get("data", "")))
+        most = table.get("max-epsilon")
+        if most is not None and (type(most) not in (int, float) or not 0 < most < math.inf):
+            raise UsageError(f"the node's max-epsilon is {most!r}: must be a number above 0")
+        return cls(client, Path(state), str(table.get("data", "")), most)

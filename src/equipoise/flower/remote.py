@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.contract import Down, Method, State, Task, Training, Tree
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
+from equipoise.privacy.private import withheld
 from equipoise.runtime.cost import tree_bytes
 from equipoise.runtime.executors import Executor, Replies, fresh_clients, parcel, split_parcel
 from equipoise.runtime.trees import row, stack
@@ -99,7 +100,7 @@ class Remote(Executor):
                 raise Refused("it answers another message")
             codec.check(out, expected)
             codec.check_finite({"up": out["up"], "train": out["train"]}, "reply")
-            if int(out["train"]["epochs"]) < 0 or float(out["train"]["lr"]) < 0:
+            if out["train"] and (int(out["train"]["epochs"]) < 0 or float(out["train"]["lr"]) < 0):
                 raise Refused("reply/train is negative")
         except Refused as error:
             raise Refused(f"reply refused: {error}") from error
@@ -111,6 +112,6 @@ class Remote(Executor):
         """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
         if splits not in self._expected:
             held = row(fresh_clients(self.method, self.task, id, self._initial, keeps_local=True), 0)
-            out = self.one(round, splits, id[0], down, held)
+            out = withheld(self.method, self.one(round, splits, id[0], down, held))
             self._expected[splits] = {name: value for name, value in out.items() if name != "held"}
         return self._expected[splits]

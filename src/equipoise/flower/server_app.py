@@ -16,6 +16,7 @@ from equipoise.flower import options
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
+from equipoise.privacy.ledger import in_words
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import RoundLog
 
@@ -41,6 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     def watch(log: RoundLog) -> None:
         scores = {name: log[name] and log[name].get("acc") for name in ("global", "personal") if name in log}
         LOG.info("round %d of %d: %s, %.1f s", log["round"], settings.run.rounds, scores, log["seconds"])
+        if "privacy" in log:
+            LOG.info("round %d: %s", log["round"], in_words(log["privacy"]))
         if "skipped" in log:
             LOG.warning("round %d changed nothing: %s", log["round"], log["skipped"])
             if deployment.below == "stop":

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Method, Server, State, Task, Training, Tree, Up
 from equipoise.data.federation import Ints
+from equipoise.privacy.ledger import Ledger
 from equipoise.runtime import cost, random
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
@@ -48,9 +49,14 @@ class Simulation:
         training: Training,
         schedule: Schedule,
         make_executor: MakeExecutor | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere."""
+        """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
+
+        ``ledger``: what counts the cost of a method under differential privacy.
+        """
         self.method, self.task, self.training, self.schedule = method, task, training, schedule
+        self.ledger = ledger
         make = make_executor or EXECUTORS[schedule.executor]
         self.executor = make(method, task, training, schedule.seed, schedule.rounds)
         self.done = 0
@@ -69,7 +75,7 @@ class Simulation:
         seen so far: one that was absent counts with the model it holds. ``val``: the same on validation data.
         ``ids``: who replied, where it is not everybody; lists under ``decisions`` and ``notes`` are in this order.
         ``dropped``: clients whose update, state or personal model was not finite; ``absent``: who did not reply, and
-        why; ``skipped``: why the round changed nothing.
+        why; ``skipped``: why the round changed nothing; ``privacy``: epsilon so far, under differential privacy.
         """
         started = time.perf_counter()
         s, method, task = self.schedule, self.method, self.task
@@ -114,6 +120,9 @@ class Simulation:
             log["absent"] = {str(client): reason for client, reason in replies.absent.items()}
         if not enough and self.executor.fewest > 1:
             log["skipped"] = f"{int(finite.sum())} usable replies, {self.executor.fewest} are needed"
+        if self.ledger is not None:
+            sent = np.array([client not in replies.unsent for client in ids.tolist()], bool)
+            log["privacy"] = self.ledger.after(ids[sent], int(taken.sum()))
         notes = {**out.get("notes", {}), **server.notes}
         if notes:
             log["notes"] = {name: _note(value) for name, value in notes.items()}
@@ -125,11 +134,14 @@ class Simulation:
 
     def state(self) -> State:
         """Everything that the next round depends on."""
-        return {"params": self.params, "server": self.server_state, "store": self.store.state()}
+        state = {"params": self.params, "server": self.server_state, "store": self.store.state()}
+        return state if self.ledger is None else state | {"privacy": self.ledger.state()}
 
     def load(self, state: State, done: int) -> None:
         self.params, self.server_state, self.done = state["params"], state["server"], done
         self.store.load(state["store"])
+        if self.ledger is not None:
+            self.ledger.load(state["privacy"])
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""

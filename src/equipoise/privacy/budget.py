@@ -1,0 +1,45 @@
+"""A client's own account of what its uploads cost it, over all runs: the server cannot change it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from equipoise.errors import UsageError
+from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
+from equipoise.privacy.options import Privacy
+from equipoise.runtime import checkpoint
+
+
+class Budget:
+    """One file; 1 / multiplier^2 of each upload adds up in it."""
+
+    def __init__(self, file: Path, privacy: Privacy, most_epsilon: float | None) -> None:
+        self.file, self.privacy, self.most = file, privacy, most_epsilon
+
+    def check(self) -> None:
+        """Refuse the next upload if it would cost more than this client allows."""
+        if self.most is None:
+            return
+        if not self.privacy.noisy:
+            raise UsageError(f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise")
+        epsilon = gaussian_epsilon(self._spent() + upload_cost(self.privacy.dp_noise), self.privacy.dp_delta)
+        if epsilon > self.most:
+            raise UsageError(
+                f"this upload would take the client's epsilon to {epsilon:.3g}, its max-epsilon is {self.most:g}"
+            )
+
+    def spend(self) -> None:
+        """Before the upload leaves, so that a crash cannot make it free."""
+        if self.privacy.noisy:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            spent = self._spent() + upload_cost(self.privacy.dp_noise)
+            checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))
+
+    def _spent(self) -> float:
+        if not self.file.exists():
+            return 0.0
+        try:
+            return float(json.loads(self.file.read_text())["mu_squared"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"'{self.file}' is damaged: this client's account of its privacy is lost") from error

@@ -1,0 +1,40 @@
+"""The options of differential privacy, and their refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass
+
+from equipoise.contract import option
+from equipoise.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """An upload's change is clipped to norm C; Gaussian noise of standard deviation sigma C is added to it."""
+
+    dp_clip: float = option(0.0, "L2 norm C to which a client's change of the model is clipped; 0 for no clipping")
+    dp_noise: float = option(0.0, "standard deviation of the noise on each upload, over C; 0 for none")
+    dp_delta: float = option(1e-5, "delta at which epsilon is told")
+
+    def __post_init__(self) -> None:
+        if not self.dp_clip >= 0:
+            raise UsageError(f"dp_clip is {self.dp_clip:g}: must be a number above 0, or 0 for no clipping")
+        if not 0 <= self.dp_noise < math.inf:
+            raise UsageError(f"dp_noise is {self.dp_noise:g}: must be a number of at least 0")
+        if not 0 < self.dp_delta < 1:
+            raise UsageError(f"dp_delta is {self.dp_delta:g}: must lie between 0 and 1")
+        if self.dp_noise and not 0 < self.dp_clip < math.inf:
+            raise UsageError("dp_noise protects nobody whose change is not clipped: set dp_clip too")
+        if self.dp_noise and importlib.util.find_spec("dp_accounting") is None:
+            raise UsageError("dp_noise needs the accountant of the extra 'privacy': pip install 'equipoise[privacy]'")
+
+    @property
+    def on(self) -> bool:
+        return self.dp_clip > 0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether anything is promised: clipping alone promises nothing."""
+        return self.dp_noise > 0

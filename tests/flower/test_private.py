@@ -1,0 +1,68 @@
+"""Differential privacy where clients are elsewhere: the same maths, nothing beside the model, a budget of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.flower import codec
+from equipoise.privacy.ledger import gaussian_epsilon
+from equipoise.privacy.options import Privacy
+from equipoise.privacy.private import private, secret
+from flower.test_remote import ROUNDS, SUPERVISED, Here, federate
+from helpers import largest_difference, simulate, small_task
+
+PRIVACY = Privacy(0.5, 2.0)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedala", "dapfl"])
+def test_remote_equals_loop_to_the_bit_under_privacy(name: str, participation: float, tmp_path: Path) -> None:
+    method, task = SUPERVISED[name](), small_task("mlp")
+    shielded = private(method, PRIVACY)
+    loop = simulate(shielded, task, ROUNDS, "loop", participation)
+    remote = federate(shielded, task, Here(method, task, tmp_path, privacy=PRIVACY), participation)
+    for _ in range(ROUNDS):
+        assert "absent" not in remote.round()
+    assert largest_difference(loop.params, remote.params) == 0
+
+
+def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
+    method, task = SUPERVISED["dapfl"](), small_task("mlp")
+    wire = Here(method, task, tmp_path, privacy=PRIVACY)
+    log = federate(private(method, PRIVACY), task, wire).round()
+    tree, about = codec.decode(wire.nodes[0].answer(wire.sent[0][0]))
+    assert {name: value for name, value in tree.items() if name != "up"} == {"train": {}, "scores": {}, "notes": {}}
+    assert (tree["up"]["extra"], tree["up"]["metrics"]) == ({}, {})
+    assert about["samples"] == 1
+    assert "trained" not in log
+    assert log["global"]["acc"] >= 0
+
+
+def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
+    """With noise from the seed, a server that asks again with another model could subtract one reply from another."""
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret)
+    federate(private(method, PRIVACY), task, wire).round()
+    one, other = (codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["up"]["params"] for _ in range(2))
+    gap = torch.cat([(one[name] - other[name]).flatten() for name in one])
+    # Each has noise of 2.0 * 0.5, their difference that times sqrt(2).
+    assert float(gap.std()) == pytest.approx(2**0.5, rel=0.25)
+
+
+def test_a_client_s_own_limit_ends_its_part_and_is_named_in_the_log(tmp_path: Path) -> None:
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    two = gaussian_epsilon(2 * 4 / 2.0**2, 1e-5) + 1e-6
+    run = federate(private(method, PRIVACY), task, Here(method, task, tmp_path, privacy=PRIVACY, most_epsilon=two))
+    assert all("absent" not in run.round() for _ in range(2))
+    log = run.round()
+    assert len(log["absent"]) == task.clients
+    assert "max-epsilon" in log["absent"]["0"]
+
+
+def test_a_client_with_a_limit_takes_no_part_in_a_run_without_noise(tmp_path: Path) -> None:
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    run = federate(method, task, Here(method, task, tmp_path, most_epsilon=1.0))
+    assert "the run has no dp_noise" in run.round()["absent"]["0"]
