@@ -1,0 +1,147 @@
+"""Linear values as a task: clients are agents in MDPs of their own; the model is Phi (backbone) and theta (head).
+
+`fit` takes `epochs` as environment steps and `lr` as the rate, and moves the blocks it is asked to; everything is in
+float64. Trajectories go on across rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Fit, Method, State, Task, Training, Tree, When, option
+from equipoise.errors import UsageError
+from equipoise.frl.mdp import DEFAULT_GAMMA, TabularMDP
+
+if TYPE_CHECKING:
+    from equipoise.frl.linear import LinearProblem
+
+MODELS = ("v", "q")
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """Options that every task with linear values shares."""
+
+    agents: int = option(20, "agents (clients), each in an environment of its own")
+    rank: int = option(3, "features d of the shared representation")
+    gamma: float = option(DEFAULT_GAMMA, "discount, in (0, 1)")
+    epsilon: float = option(0.5, "chance of a random action, else the best known one")
+
+
+class LinearTask(Task):
+    """Scores: `error` |V - V^i| / |V^i| against the agent's own true values, `subspace` the sine of the largest angle
+
+    between the representation and the best one for all agents, with actions also `regret`: what the greedy policy
+    loses of the optimal return. All are exact.
+    """
+
+    headline = "error"
+    higher_is_better = False
+
+    def __init__(
+        self, name: str, mdps: Sequence[TabularMDP], config: LinearConfig, model: str, training: Training, seed: int
+    ) -> None:
+        from equipoise.frl.linear import LinearProblem
+
+        self.name, self.config, self.model, self.training, self.seed = name, config, model, training, seed
+        self.clients, self.blocks = len(mdps), {"backbone": ("phi",), "head": ("theta",)}
+        self.problem: LinearProblem = LinearProblem(mdps, config.rank, config.epsilon)
+
+    def init_params(self, seed: int) -> Tree:
+        """Random features of unit size, weights of zero."""
+        from equipoise.frl.linear import first_features
+
+        theta = torch.zeros(self.problem.rank, dtype=torch.float64)
+        return {"phi": first_features(self.problem, seed), "theta": theta}
+
+    def source_init(self, ids: Tensor) -> State:
+        return {"position": torch.from_numpy(self.problem.start(self.seed))[ids], "taken": torch.zeros_like(ids)}
+
+    def suits(self, method: Method) -> None:
+        """There is no loss: a method that trains, or decides how to train, by one cannot work."""
+        from equipoise.frl.methods.linear_rep import LinearRepresentation
+
+        own = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("update", "decide"))
+        if own and not isinstance(method, LinearRepresentation):
+            raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep")
+
+    def sizes(self, ids: Tensor) -> Tensor:
+        return torch.ones_like(ids)
+
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        return epochs
+
+    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        from equipoise.frl import linear, tabular
+
+        if fit.pull or fit.linear or fit.loss:
+            raise UsageError(f"task '{self.name}' has no loss: choose a method without one of its own")
+        tabular.use_threads(torch.get_num_threads())
+        phi, theta, position = (
+            value.contiguous().clone() for value in (fit.params["phi"], fit.params["theta"], source["position"])
+        )
+        agents, moves = ids.numpy(), ("phi" in fit.names, "theta" in fit.names)
+        keys = self.problem.keys(when.seed, agents, source["taken"].numpy())
+        linear.advance(self.problem, agents, phi, theta, position, keys, fit.epochs, fit.lr, moves)
+        return {"phi": phi, "theta": theta}, {}, {"position": position, "taken": source["taken"] + fit.epochs}
+
+    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        stacked = {name: value[None] for name, value in fit.params.items()}
+        one = replace(fit, params=stacked, epochs=fit.epochs[None], lr=fit.lr[None])
+        params, anchor, after = self.fit_stack(ids[None], one, {name: v[None] for name, v in source.items()}, when)
+        return (
+            {name: value[0] for name, value in params.items()},
+            anchor,
+            {name: value[0] for name, value in after.items()},
+        )
+
+    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        from equipoise.frl import linear
+
+        values = torch.einsum("ksd,kd->ks", params["phi"], params["theta"])
+        scores = {
+            "error": linear.value_error(values, self.problem.values[ids]),
+            "subspace": linear.subspace_distance(params["phi"], self.problem.span),
+        }
+        if self.model == "q":
+            own = {name: stack[ids] for name, stack in self._mdps.items()}
+            scores["regret"] = linear.greedy_regret(own, values.reshape(own["R"].shape))
+        return scores
+
+    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        stacked = {name: value[None] for name, value in params.items()}
+        return {name: value[0] for name, value in self.evaluate_stack(ids[None], stacked, split).items()}
+
+    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+        """One model for everybody: the mean of its scores over all agents."""
+        everybody = torch.arange(self.clients)
+        scores = [
+            self.evaluate_stack(
+                everybody, {name: v[k].expand(self.clients, *v.shape[1:]) for name, v in stack.items()}, split
+            )
+            for k in range(len(stack["phi"]))
+        ]
+        return {name: torch.stack([score[name].mean() for score in scores]) for name in scores[0]}
+
+    def has(self, split: str) -> bool:
+        return split == "test"
+
+    def summary(self, params: Tree) -> State:
+        """The least mean error that any representation of this rank allows."""
+        from equipoise.frl.linear import value_error
+
+        truth, span = self.problem.values, self.problem.span
+        return {"floor": float(value_error(truth @ span @ span.mT, truth).mean())}
+
+    @cached_property
+    def _mdps(self) -> dict[str, Tensor]:
+        arrays = {name: [getattr(mdp, name) for mdp in self.problem.mdps] for name in ("P", "R", "discount", "start")}
+        arrays["best"] = [mdp.q_star.max(axis=1) for mdp in self.problem.mdps]
+        return {name: torch.from_numpy(np.stack(values)) for name, values in arrays.items()}

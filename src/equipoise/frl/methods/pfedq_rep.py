@@ -1,0 +1,17 @@
+"""PFedQ-Rep: Q-learning agents with a common representation and weights of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.frl.methods.linear_rep import LinearRepresentation
+
+
+@dataclass(frozen=True)
+class PFedQRep(LinearRepresentation):
+    """Q^i(s,a) = Phi(s,a) theta_i; the server averages Phi_i only: Phi <- mean_i Phi_i."""
+
+    name: ClassVar[str] = "pfedq-rep"
+    learns: ClassVar[str] = "q"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)

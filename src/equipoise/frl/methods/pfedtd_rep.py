@@ -1,0 +1,17 @@
+"""PFedTD-Rep (Xiong et al., 2024): agents evaluate policies with a common representation and weights of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.frl.methods.linear_rep import LinearRepresentation
+
+
+@dataclass(frozen=True)
+class PFedTDRep(LinearRepresentation):
+    """V^i(s) = Phi(s) theta_i; the server averages Phi_i only: Phi <- mean_i Phi_i."""
+
+    name: ClassVar[str] = "pfedtd-rep"
+    learns: ClassVar[str] = "v"
+    shares: ClassVar[tuple[str, ...]] = ("backbone",)

@@ -1,0 +1,17 @@
+"""Independent Q-learning: every agent learns alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.frl.methods.linear_rep import LinearRepresentation
+
+
+@dataclass(frozen=True)
+class IndependentQ(LinearRepresentation):
+    """Q^i(s,a) = Phi_i(s,a) theta_i; nothing travels."""
+
+    name: ClassVar[str] = "q"
+    learns: ClassVar[str] = "q"
+    shares: ClassVar[tuple[str, ...]] = ()

@@ -1,0 +1,38 @@
+"""Random MDPs with one planted representation: every agent's values lie in the same subspace of dimension d."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.contract import Task, Training, option
+from equipoise.errors import UsageError
+from equipoise.frl.families import planted, spread
+from equipoise.frl.linear_task import MODELS, LinearConfig, LinearTask
+from equipoise.tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class PlantedConfig(LinearConfig):
+    states: int = option(30, "states")
+    actions: int = option(4, "actions of model q; model v has none")
+    branching: int = option(3, "states that follow each state-action pair at u = 0 and at u = 1")
+    planted_rank: int = option(3, "dimension of the subspace that holds all agents' values")
+
+
+def build(config: PlantedConfig, model: str, training: Training, seed: int) -> Task:
+    if config.states < 1 or config.actions < 1:
+        raise UsageError("states and actions must be at least 1")
+    actions = 1 if model == "v" else config.actions
+    u = spread(config.agents)
+    mdps = planted(seed, u, config.states, actions, config.branching, config.planted_rank, config.gamma)
+    return LinearTask("planted", mdps, config, model, training, seed)
+
+
+SPEC = TaskSpec(
+    name="planted",
+    help="agents in random MDPs, different ones, whose values share one planted subspace",
+    config=PlantedConfig,
+    training=Training(epochs=10, lr=0.1),
+    models=MODELS,
+    build=build,
+)
