@@ -197,7 +197,7 @@ def page(heading: str, scenarios: tuple[str, ...], variants: Iterable[str]) -> s
         heading.strip(),
         "",
         "Accuracy in %, mean ± standard deviation over seeds. *personal* is the mean of the last three evaluations",
-        "(rounds 54, 57, 60), *spread* the standard deviation over clients, *fine-tuned* after the same",
+        "(three rounds apart), *spread* the standard deviation over clients, *fine-tuned* after the same",
         "validation-stopped tuning for everybody, *newcomer* a fresh population's clients after five epochs from the",
         "global model, *converged* the first round within half a point of the best.",
         "",
