@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower browser bench lint clean
+.PHONY: demo test test-slow test-flower chromium browser docs bench lint clean
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,11 +19,19 @@ test: lint
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
 
-# The report in a real browser; installs Debian's Chromium where it is missing (as root).
-browser: $(SETUP)
-	command -v chromedriver >/dev/null || apt-get install --yes chromium chromium-driver
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[browser]"
-	$(BIN)/python -m pytest tests/report/test_browser.py
+# Debian's Chromium, where it is missing and may be installed; without it the tests in a browser are skipped.
+chromium:
+	@command -v chromedriver >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install --yes -qq chromium chromium-driver >/dev/null; } || \
+	echo "Chromium cannot be installed here (it takes root and apt-get): tests in a browser will be skipped"
+
+# The report and the documentation in a real browser.
+browser: $(SETUP) chromium
+	$(BIN)/python -m pytest -rs tests/report/test_browser.py tests/docs
+
+# The documentation site, into site/; opens from the disk, without a network.
+docs: $(SETUP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Flower holds back packages that the rest is newer in, so it has an environment of its own.
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
@@ -43,4 +51,4 @@ bench: $(SETUP)
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf .venv .venv-flower build dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-flower build dist runs site .mypy_cache .ruff_cache .pytest_cache

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from helpers_browser import browser  # noqa: F401  # a fixture
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:

@@ -1,46 +1,20 @@
 """The report in a real browser: Debian's Chromium, driven by Selenium (`make browser` installs it)."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-webdriver = pytest.importorskip(
-    "selenium.webdriver", reason="Selenium is not installed: pip install 'equipoise[browser]'"
-)
+from helpers_browser import PATIENCE, Browser
+
+pytest.importorskip("selenium", reason="Selenium is not installed: pip install 'equipoise[browser]'")
 pytest.importorskip("plotly", reason="the extra report is not installed")
 
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,900"),
-)
-PATIENCE = 120  # seconds for a busy machine to draw
-
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium is not installed: make browser")
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    driver.set_page_load_timeout(PATIENCE)
-    driver.set_script_timeout(PATIENCE)
-    yield driver
-    driver.quit()
-
-
-def visit(browser: webdriver.Chrome, folder: Path, *, dark: bool = False, width: int = 1280) -> None:
+def visit(browser: Browser, folder: Path, *, dark: bool = False, width: int = 1280) -> None:
     theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -53,7 +27,9 @@ def visit(browser: webdriver.Chrome, folder: Path, *, dark: bool = False, width:
 
 @pytest.mark.parametrize("kind", ["page_run", "comparison", "tabular_run"])
 def test_draws_everything_without_errors_or_requests(
-    browser: webdriver.Chrome, kind: str, request: pytest.FixtureRequest
+    browser: Browser,
+    kind: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     visit(browser, request.getfixturevalue(kind))
     assert browser.get_log("browser") == []
@@ -70,7 +46,7 @@ def test_draws_everything_without_errors_or_requests(
     assert not [b for b in buttons if "loud" in (b.get_attribute("data-title") or "")]  # nothing that uploads
 
 
-def test_legend_hides_and_shows_a_method(browser: webdriver.Chrome, comparison: Path) -> None:
+def test_legend_hides_and_shows_a_method(browser: Browser, comparison: Path) -> None:
     visit(browser, comparison)
     visible = "return arguments[0]._fullData.filter(t => t.name === 'fedavg').map(t => t.visible)"
     plot = browser.find_element(By.ID, "plot-1")
@@ -83,7 +59,7 @@ def test_legend_hides_and_shows_a_method(browser: webdriver.Chrome, comparison: 
     assert True not in browser.execute_script(visible, plot)  # the band goes with the line
 
 
-def test_table_sorts_both_ways(browser: webdriver.Chrome, comparison: Path) -> None:
+def test_table_sorts_both_ways(browser: Browser, comparison: Path) -> None:
     visit(browser, comparison)
 
     def column() -> list[float]:
@@ -104,7 +80,7 @@ def test_table_sorts_both_ways(browser: webdriver.Chrome, comparison: Path) -> N
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_theme_follows_the_system(browser: webdriver.Chrome, page_run: Path, dark: bool) -> None:
+def test_theme_follows_the_system(browser: Browser, page_run: Path, dark: bool) -> None:
     visit(browser, page_run, dark=dark)
     paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     ink = browser.execute_script("return document.getElementById('plot-0')._fullLayout.font.color")
@@ -112,7 +88,7 @@ def test_theme_follows_the_system(browser: webdriver.Chrome, page_run: Path, dar
     assert (ink == "#e6edf3") is dark
 
 
-def test_phone_has_no_sideways_scroll(browser: webdriver.Chrome, comparison: Path) -> None:
+def test_phone_has_no_sideways_scroll(browser: Browser, comparison: Path) -> None:
     visit(browser, comparison, width=390)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     widths = browser.execute_script("return [...document.querySelectorAll('.plot')].map(p => p.offsetWidth)")
