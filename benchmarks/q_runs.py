@@ -19,9 +19,9 @@ SEED, TUNING_SEED = 1, 2  # rates are chosen on other random numbers than those 
 Present = Callable[[int], np.ndarray | None]
 
 
-def cell(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cell(name: str, compute: Callable[[], dict[str, Any]], folder: Path = FOLDER) -> dict[str, Any]:
     """The stored result of a cell, computed and written first if it is not there yet."""
-    path = FOLDER / f"{name}.json"
+    path = folder / f"{name}.json"
     if not path.exists():
         begin = time.perf_counter()
         result = compute()
