@@ -56,9 +56,8 @@ def compare(
     checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
     checkpoint.write_text(out / "compare.json", json.dumps({"command": command, "summaries": by_method}, indent=1))
     means = {method: tuple(cells[shown.index(column)].mean for column in both) for method, cells in table.items()}
-    pareto.draw(
-        {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}, title, out / "pareto.svg"
-    )
+    points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
+    pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)
     return by_method, shown
 
 

@@ -42,3 +42,12 @@ def tabular_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--agents", "4", "--tau", "5", "--steps", "40", "--sims", "2", "--out", str(out), "--quiet"]
     command("run", "--task", "two-state", "--method", "fedasynq-im", *options)
     return out
+
+
+@pytest.fixture(scope="session")
+def policy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parts chosen at random for each client."""
+    out = tmp_path_factory.mktemp("policy") / "run"
+    options = ["--policy", "random", "--model", "mlp", "--rounds", "6", "--out", str(out), "--quiet"]
+    command("run", "--method", "fedpolicy", *SMALL, *options)
+    return out

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.errors import UsageError
-from equipoise.report import drawing, figures, folders, heat, html, text
+from equipoise.report import drawing, figures, folders, heat, html, pareto, shares, text
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
 
@@ -110,8 +110,8 @@ def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:
     assert all(len(log["ids"]) == 3 == log["clients"] for log in folders.rounds(out))
 
 
-def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
-    clients, rounds = 1000, 400
+def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
+    clients, rounds = 1000, 1000
     rng = np.random.default_rng(0)
     scores = {"acc": 0.5, "loss": 1.0, "std": 0.1, "p10": 0.2}
     with open(tmp_path / "rounds.jsonl", "w") as file:
@@ -120,13 +120,67 @@ def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
             log |= dict.fromkeys(("received", "trained", "personal"), scores)
             log |= {"train": {"epochs": {"mean": 10, "min": 1, "max": 20}}, "bytes": {"up": 1, "down": 1}}
             log |= {"decisions": {"epochs": rng.integers(1, 20, clients).tolist()}, "dropped": [], "seconds": 0.1}
+            log |= {"notes": {"part": rng.integers(0, 4, clients).tolist()}}
             file.write(json.dumps(log) + "\n")
     (tmp_path / "config.json").write_text(json.dumps({"method": "page", "task": "synthetic", "seed": 0}))
     table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]
     (tmp_path / "clients.csv").write_text("\n".join(table))
+    held = [f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rng.integers(0, 50, (clients, 10)).tolist())]
+    (tmp_path / "labels.csv").write_text("\n".join(["client,0,1,2,3,4,5,6,7,8,9", *held]))
     page = html.draw(folders.gather([tmp_path]), "")
-    assert len(page) - len(html._plotly()) < 2_000_000
+    assert len(page) - len(html._plotly()) < 3_000_000
     assert "not finished" in page
+    assert {"Parts given, over rounds", "Parts given, by evenness of labels", "Partition"} <= set(titles(page))
+
+
+def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
+    logs = [
+        {"round": 1, "clients": 4, "dropped": [], "notes": {"part": [0, 0, 1, 3]}},
+        {"round": 2, "clients": 2, "ids": [0, 3], "dropped": [], "notes": {"part": [2, 3]}},
+    ]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(log) + "\n" for log in logs))
+    # Client 0 has one class, clients 1 and 2 two alike, client 3 one in four of the other.
+    labels = {"client": [0.0, 1.0, 2.0, 3.0], "0": [8.0, 4.0, 2.0, 3.0], "1": [0.0, 4.0, 2.0, 1.0]}
+    run = folders.Run(tmp_path, {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
+    found = shares.counted(run)
+    assert found
+    assert found[0].tolist() == [[2, 1, 0, 1], [0, 0, 1, 1]]
+    assert found[1].tolist() == [[1, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 2]]
+    over = {trace["name"]: trace["y"] for trace in shares.over_rounds(found[0], 2)["data"]}
+    assert over == {"full": [50, 0], "backbone": [25, 0], "head": [0, 50], "none": [25, 50]}
+    ids, even = shares.evenness(labels)
+    assert ids.tolist() == [0, 1, 2, 3]
+    assert even == pytest.approx([0, 1, 1, 0.811278], abs=1e-6)  # the last: entropy of 1/4 in bits
+    bars = shares.by_evenness(found[1], labels)
+    assert bars
+    by_part = {trace["name"]: trace["y"] for trace in bars["data"]}
+    assert by_part == {
+        "full": [50, 0, 100, 0],
+        "backbone": [0, 0, 0, 100],
+        "head": [50, 0, 0, 0],
+        "none": [0, 100, 0, 0],
+    }
+
+
+def test_fedpolicy_shows_who_got_what(policy_run: Path) -> None:
+    page, plots = drawn(policy_run)
+    expected = {
+        *("Who was given the backbone (share of rounds)", "Who was given the head (share of rounds)"),
+        *("Parts given, over rounds", "Parts given, by evenness of labels", "Score against bytes"),
+    }
+    assert expected <= set(titles(page))
+    stacked = next(plot for plot in plots.values() if any(trace.get("stackgroup") for trace in plot["data"]))
+    np.testing.assert_allclose(np.sum([trace["y"] for trace in stacked["data"]], axis=0), 100, atol=0.1)
+
+
+def test_an_energy_budget_shows_what_was_spent(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = "--clients 4 --rounds 3 --executor stacked --server-clients 20 --quiet --resources default".split()
+    assert main(["run", "--method", "page", *options, "--out", str(out)]) == 0
+    page, _ = drawn(out)
+    section = page[page.index('<section id="resources">') :].partition("</section>")[0]
+    assert "Energy that each client spent, J" in section
+    assert "Energy above the budget, as a part of it" in section
 
 
 def test_long_lines_are_thinned_and_keep_their_ends() -> None:
@@ -146,6 +200,22 @@ def test_lower_errors_are_the_front() -> None:
     found = figures.both_sides([group("a", 0.1, 0.2), group("b", 0.3, 0.4)], drawing.Score("error"))
     assert found
     assert found["data"][0]["x"] == [0.1]
+
+
+def test_the_front_of_errors_is_below() -> None:
+    points = {"a": (0.1, 0.4), "b": (0.2, 0.2), "c": (0.3, 0.3)}
+    assert pareto.front(points) == ["a", "c"]
+    assert pareto.front(points, higher=False) == ["a", "b"]
+
+
+def test_a_comparison_of_errors_draws_the_front_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="the extra rl is not installed")
+    seen = []
+    monkeypatch.setattr(pareto, "draw", lambda points, title, path, unit, higher: seen.append((unit, higher)))
+    options = "--agents 2 --tau 5 --steps 10 --sims 2 --seeds 1 --quiet".split()
+    methods = ["--task", "two-state", "--methods", "fedasynq-eq,fedasynq-im"]
+    assert main(["compare", *methods, *options, "--out", str(tmp_path / "x")]) == 0
+    assert seen == [("error", False)]
 
 
 def test_labels_tell_equal_methods_apart(tmp_path: Path) -> None:

@@ -92,8 +92,7 @@ def both_sides(groups: Sequence[Group], score: Score) -> Figure | None:
         traces.append(point)
     if len(points) < 2:
         return None
-    sign = 1.0 if score.higher else -1.0
-    best = pareto.front({name: (sign * x, sign * y) for name, (x, y) in points.items()})
+    best = pareto.front(points, score.higher)
     front = {
         **{"type": "scatter", "mode": "lines", "name": "Pareto front", "line": {"color": GREY, "dash": "dash"}},
         **{"x": [points[name][0] for name in best], "y": [points[name][1] for name in best], "hoverinfo": "skip"},
@@ -268,7 +267,7 @@ def theory(groups: Sequence[Group], score: Score) -> Figure | None:
         return None
     traces: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
-        errors = group.first.series("global")
+        errors = {} if group.first.series("received", "subspace") else group.first.series("global")  # of tables alone
         steps = list(accumulate(log["train"]["epochs"]["mean"] for log in group.first.logs))
         at = {log["round"]: step for log, step in zip(group.first.logs, steps, strict=True)}
         rounds = thin([t for t in sorted(errors) if errors[t] > 0])
@@ -283,6 +282,26 @@ def theory(groups: Sequence[Group], score: Score) -> Figure | None:
         traces.append({**measured, "name": "∝ 1/√steps", "line": fainter, "x": numbers(x), "y": numbers(predicted)})
     axes: dict[str, Any] = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
     return figure(traces, "steps of an agent", "(1 − γ) max |Q − Q*|", **axes) if traces else None
+
+
+def subspace(groups: Sequence[Group], score: Score) -> Figure | None:
+    """Agents with a shared representation: its distance from the true subspace over rounds."""
+    traces = [
+        trace
+        for index, group in enumerate(groups)
+        for trace in line([run.series("received", "subspace") for run in group.runs], group.label, index)
+    ]
+    return figure(traces, "round", "sine of the largest angle", yaxis={"type": "log"}) if traces else None
+
+
+def privacy(groups: Sequence[Group], score: Score) -> Figure | None:
+    """Under differential privacy: epsilon so far."""
+    traces = [
+        trace
+        for index, group in enumerate(groups)
+        for trace in line([run.series("privacy", "epsilon") for run in group.runs], group.label, index)
+    ]
+    return figure(traces, "round", "epsilon") if traces else None
 
 
 def after(run: Run) -> list[float]:

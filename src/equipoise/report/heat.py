@@ -21,10 +21,11 @@ TITLES = {
     "head": "Who was given the head (share of rounds)",
     "gradients": "Gradient steps of each client",
     "joules": "Energy that each client spent, J",
-    "excess": "Energy above the budget, J",
+    "excess": "Energy above the budget, as a part of it",
     "multiplier": "Price of energy (multiplier of the budget)",
 }
 LOGARITHMIC = ("lr",)
+RESOURCES = ("gradients", "joules", "excess", "multiplier")  # what is spent rather than decided
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from equipoise import __version__
 from equipoise.errors import UsageError
-from equipoise.report import figures, heat, text
+from equipoise.report import figures, heat, shares, text
 from equipoise.report.drawing import Figure, Score
 from equipoise.report.folders import Group, gather
 from equipoise.runtime import checkpoint
@@ -154,9 +154,10 @@ def _scores(page: Page, groups: Sequence[Group], score: Score, several: bool) ->
         shown = [page.plot("Scores over rounds", figures.curves(groups, score))]
         sides = page.plot("Way of the run", figures.path_of_one(groups, score), "One point a round; first seed.")
     about = "Theory's slope hangs on the last point, for its constants are unknown; a constant rate ends in a plateau."
-    page.section(
-        "scores", "Scores", *shown, sides, page.plot("Error against theory", figures.theory(groups, score), about)
-    )
+    theory = page.plot("Error against theory", figures.theory(groups, score), about)
+    angle = "Between the representation that agents receive and the best one for all of them; mean over agents."
+    subspace = page.plot("Subspace distance", figures.subspace(groups, score), angle)
+    page.section("scores", "Scores", *shown, sides, theory, subspace)
 
 
 def _clients(page: Page, groups: Sequence[Group], score: Score, several: bool) -> None:
@@ -173,17 +174,26 @@ def _clients(page: Page, groups: Sequence[Group], score: Score, several: bool) -
 
 
 def _decisions(page: Page, groups: Sequence[Group], score: Score) -> None:
-    parts = [
+    """What was decided, and what it took of the clients' resources."""
+    decided = [
         page.plot(title, figures.training(what)(groups, score), "Mean over clients, band from the least to the most.")
         for what, title in (("epochs", "Epochs over rounds"), ("lr", "Learning rates over rounds"))
     ]
+    spent = [page.plot("Privacy spent", figures.privacy(groups, score), "Epsilon of the global models so far.")]
     for group in groups[:HEATED]:
+        whose = f"{group.label}: " if len(groups) > 1 else ""
         for name, grid in heat.grids(group.first).items():
-            drawn = heat.heat_map(name, grid)
-            if drawn:
-                title = drawn[0] if len(groups) == 1 else f"{group.label}: {drawn[0]}"
-                parts.append(page.plot(title, drawn[1], drawn[2]))
-    page.section("decisions", "Decisions", *parts)
+            if drawn := heat.heat_map(name, grid):
+                plot = page.plot(whose + drawn[0], drawn[1], drawn[2])
+                (spent if name in heat.RESOURCES else decided).append(plot)
+        if counts := shares.counted(group.first):
+            over = shares.over_rounds(counts[0], group.first.logs[-1]["round"])
+            decided.append(page.plot(f"{whose}Parts given, over rounds", over, "Share of the clients that got each."))
+            even = shares.by_evenness(counts[1], group.first.labels)
+            about = "Clients in five groups by the entropy of their labels: 0 is one class, 1 is all alike; all rounds."
+            decided.append(page.plot(f"{whose}Parts given, by evenness of labels", even, about))
+    page.section("decisions", "Decisions", *decided)
+    page.section("resources", "Resources", *spent)
 
 
 def _command(paths: Sequence[Path], groups: Sequence[Group]) -> str:
