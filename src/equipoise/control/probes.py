@@ -34,12 +34,13 @@ def look(c: Client, seen: State) -> State:
     for number, takes in enumerate(TAKES):
         result = c.evaluate(candidate(c, takes & sent))
         tried = (~takes | sent).all()
-        new = 1.0 - result["acc"].to(DTYPE) + LOSS_PART * result["loss"].to(DTYPE).clamp(max=LOSS_MOST)
+        acc, loss = (value.to(DTYPE) for value in c.task.merit(result))
+        new = 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
         old, when = seen["scores"][number], seen["scored"][number]
         kept = torch.where(when > 0, KEPT ** (c.round - when).to(DTYPE), torch.zeros_like(old))
         scores.append(torch.where(tried, kept * old + (1 - kept) * new, old))
         scored.append(torch.where(tried, torch.full_like(when, c.round), when))
-        accs.append(torch.where(tried, result["acc"].to(DTYPE), seen["acc"][number]))
+        accs.append(torch.where(tried, acc, seen["acc"][number]))
     return {
         "scores": torch.stack(scores),
         "scored": torch.stack(scored),

@@ -59,13 +59,13 @@ def note_parts(record: State, ids: Tensor, parts: Tensor, round: int) -> State:
 
 def report(c: Client) -> Tensor:
     """What a client tells: validation loss and accuracy after and before training, and the entropy of its labels."""
-    after, before = c.evaluate(c.trained), c.evaluate(c.start)
-    entropy = torch.zeros_like(after["acc"])
+    (acc, loss), (acc_before, loss_before) = (c.task.merit(c.evaluate(model)) for model in (c.trained, c.start))
+    entropy = torch.zeros_like(acc)
     if isinstance(c.task, Supervised):
         share = c.label_counts().to(DTYPE)
         share = share / share.sum()
         entropy = -(share * share.clamp(min=LEAST).log()).sum()
-    values = (after["loss"], after["acc"], before["loss"], before["acc"], entropy)
+    values = (loss, acc, loss_before, acc_before, entropy)
     return torch.stack([value.to(DTYPE) for value in values])
 
 

@@ -1,0 +1,202 @@
+"""The stacked double DQN: its gradient by hand and by autograd, its memory, one agent of the stack alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.control.learning import adam
+from equipoise.frl.deep import learner
+from equipoise.frl.deep.learner import Rhythm, Settings, td_slope, train
+from equipoise.frl.deep.net import Net
+from equipoise.frl.deep.physics import CartPole
+from equipoise.frl.deep.worlds import PhysicsWorld
+from helpers import largest_difference
+
+SETTINGS = Settings(2, 0.9, 40, 10, 50, 0.1, 0.1, 8)
+NETS = [Net(4, 6, 2), Net(4, 6, 2, 3)]
+F64 = torch.float64
+
+
+def stack(net: Net, agents: int, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    models = [net.init(torch.rand(net.size, dtype=F64)) for _ in range(agents)]
+    return net.pack({name: torch.stack([model[name] for model in models]) for name in net.shapes})
+
+
+def batch(agents: int, rows: int, seed: int = 1) -> torch.Tensor:
+    torch.manual_seed(seed)
+    values = torch.randn(agents, rows, 11, dtype=F64)
+    values[..., -2] = (torch.rand(agents, rows) < 0.8).double()
+    values[..., -1] = torch.randint(2, (agents, rows)).double()
+    return values
+
+
+def test_a_net_by_hand():
+    """One input, one unit a layer: Q(x) = w3 relu(w2 relu(w1 x + b1) + b2) + b3."""
+    net = Net(1, 1, 2)
+    flat = torch.tensor([[2.0, 1.0, 3.0, -1.0, 0.5, -1.0, 0.25, 10.0]])
+    assert list(net.shapes) == ["w1", "b1", "w2", "b2", "w3", "b3"]
+    assert net.values(net.views(flat), torch.tensor([[[1.0], [-3.0]]]))[0].tolist() == [[4.25, 2.0], [0.25, 10.0]]
+
+
+def test_the_td_target_by_hand():
+    """y = r + 0.9 Q'(s', argmax Q(s', .)), no future after the end; errors beyond 1 count as 1 (Huber)."""
+    net = Net(1, 1, 2)
+    own = torch.tensor([[1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0]])  # Q(s) = (s, s/2) for s > 0: chooses action 0
+    judge = torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0, 0.0]])  # Q'(s) = (s/2, 2s)
+    rows = torch.tensor([[[1.0, 2.0, 0.3, 1.0, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 1.0, 0.0]]])
+    # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9, taken as -1
+    slope = net.views(td_slope(net, net.views(own), net.views(judge), rows, 0.9))
+    assert slope["b3"][0].tolist() == pytest.approx([(-0.2 - 1.0) / 3, 0.2 / 3])
+    assert slope["w3"][0, :, 0].tolist() == pytest.approx([(-0.2 - 1.0) / 3, 0.2 / 3])
+    assert float(slope["b2"][0, 0]) == pytest.approx((-0.2 - 1.0) / 3 + 0.5 * 0.2 / 3)
+
+
+@pytest.mark.parametrize("net", NETS, ids=["plain", "embedded"])
+@pytest.mark.parametrize("body", [True, False])
+def test_the_gradient_is_autograds(net, body):
+    own, judge, rows = stack(net, 3), net.views(stack(net, 3, 2)), batch(3, 7)
+    free = own.clone().requires_grad_()
+    views = net.views(free)
+    state, following = rows[..., :4], rows[..., 4:8]
+    with torch.no_grad():
+        ahead = net.values(views, following).argmax(-1, keepdim=True)
+        goal = rows[..., -3:-2] + 0.9 * rows[..., -2:-1] * net.values(judge, following).gather(-1, ahead)
+    q = net.values(views, state).gather(-1, rows[..., -1:].long())
+    torch.nn.functional.smooth_l1_loss(q, goal, reduction="none").mean(1).sum().backward()
+    slope = td_slope(net, net.views(own), judge, rows, 0.9, body)
+    where = slice(None) if body else net.places["w3"]
+    assert largest_difference(slope[:, where], free.grad[:, where]) < 1e-14
+
+
+def test_an_embedding_is_an_input_of_its_own():
+    net = NETS[1]
+    views, x = net.views(stack(net, 2)), torch.randn(2, 5, 4, dtype=F64)
+    whole = torch.cat([x, views["e"][:, None].expand(-1, 5, -1)], -1) @ torch.cat([views["w1"], views["w0"]], 1)
+    expected = torch.relu(whole + views["b1"][:, None])
+    assert largest_difference(net.features(views, x)[0], expected) < 1e-14
+
+
+def setup(agents: int = 4, net: Net = NETS[0], steps: int = 30):
+    world = PhysicsWorld(CartPole(), (np.arange(4) + 0.5) / 4)
+    ids = torch.arange(agents)
+    kept = {**learner.fresh(net, SETTINGS, agents, F64), "env": world.fresh(ids, 2, 0)}
+    u = np.random.default_rng(3).random((agents, steps, learner.draws_a_step(SETTINGS, world)))
+    return world, ids, kept, u
+
+
+def rhythm(agents: int, head_steps: int = learner.TOGETHER, moves=(True, True)) -> Rhythm:
+    rate = torch.full((agents, 1), 0.01, dtype=F64)
+    return Rhythm(rate, 0.5 * rate, head_steps, moves)
+
+
+@pytest.mark.parametrize("net", NETS, ids=["plain", "embedded"])
+def test_one_agent_of_the_stack_is_the_agent_alone(net):
+    world, ids, kept, u = setup(net=net)
+    start = stack(net, 4)
+    together, after = train(world, net, SETTINGS, rhythm(4), ids, start, kept, u)
+    pick = torch.utils._pytree.tree_map
+    for k in range(4):
+        alone, left = train(
+            world, net, SETTINGS, rhythm(1), ids[k : k + 1], start[k : k + 1],
+            pick(lambda v, k=k: v[k : k + 1], kept), u[k : k + 1],
+        )  # fmt: skip
+        assert largest_difference(together[k : k + 1], alone) < 1e-12
+        assert largest_difference(pick(lambda v, k=k: v[k : k + 1], after), left) < 1e-12
+    assert largest_difference(start, stack(net, 4)) == 0  # what was handed in did not change
+    assert float(kept["replay"].abs().max()) == 0
+
+
+def test_many_calls_are_one_call_to_the_bit():
+    world, ids, kept, u = setup()
+    net = NETS[0]
+    whole, after = train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u)
+    params = stack(net, 4)
+    for part in np.array_split(u, 5, axis=1):
+        params, kept = train(world, net, SETTINGS, rhythm(4), ids, params, kept, part)
+    assert torch.equal(whole, params)
+    assert largest_difference(after, kept) == 0
+
+
+def test_the_memory_holds_the_last_transitions():
+    world, ids, kept, u = setup(steps=30)
+    _, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, stack(NETS[0], 4), kept, u)
+    rows = after["replay"]
+    assert after["acted"].tolist() == [30] * 4  # 60 transitions in 40 places: rows 0 to 19 are the newest
+    assert rows[..., -1].unique().tolist() == [0, 1]
+    physics, lengths = CartPole(), world.lengths
+    before, following = rows[..., :4].numpy(), rows[..., 4:8].numpy()
+    moved, _, over = physics.step(before, rows[..., -1].numpy().astype(int), lengths)
+    np.testing.assert_allclose(moved, following, atol=1e-6)
+    np.testing.assert_array_equal(rows[..., -2].numpy(), ~over)
+    assert (rows[..., -3] == 1).all()
+    order = (np.arange(40) + 20) % 40  # oldest first
+    goes_on = rows[:, order, -2].numpy().astype(bool)
+    for copy in range(2):
+        path_before, path_after = before[:, order][:, copy::2], following[:, order][:, copy::2]
+        joined = goes_on[:, copy::2][:, :-1]
+        np.testing.assert_array_equal(path_after[:, :-1][joined], path_before[:, 1:][joined])
+
+
+def test_agents_learn_only_after_their_own_warm_up():
+    world, ids, kept, u = setup(steps=3)
+    kept["acted"] = torch.tensor([0, 0, 5, 5])  # two were here before
+    start = stack(NETS[0], 4)
+    params, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, start, kept, u)
+    same = (params == start).all(1).tolist()
+    assert same == [True, True, False, False]
+    assert after["updates"].tolist() == [[0, 0], [0, 0], [3, 3], [3, 3]]
+    assert float(after["adam"]["m"][:2].abs().max()) == 0
+    assert torch.equal(after["target"][:2], start[:2])
+
+
+def test_the_rhythm_of_two_timescales():
+    """K = 2: two steps of the head, one of the body; the other block does not move, its rate is its own."""
+    net, s = NETS[0], SETTINGS
+    head, body = (False, True), (True, False)
+    assert [rhythm(1, 2).blocks(step) for step in range(4)] == [head, head, body, head]
+    world, ids, kept, u = setup(steps=9)
+    kept["acted"] = torch.full((4,), 5)
+    start = stack(net, 4)
+    _, after = train(world, net, s, rhythm(4, 2), ids, start, kept, u)
+    assert after["updates"].tolist() == [[3, 6]] * 4
+    frozen, _ = train(world, net, s, rhythm(4, 2, (False, True)), ids, start, kept, u)
+    assert torch.equal(frozen[:, : net.border], start[:, : net.border])
+    assert not torch.equal(frozen[:, net.border :], start[:, net.border :])
+    # Adam's first step is the rate times the sign: the body's third step is its first
+    one, _ = train(world, net, s, rhythm(4, 2), ids, start, kept, u[:, :3])
+    moved = (one - start)[:, : net.border].abs()
+    assert float(moved.max()) == pytest.approx(0.005, rel=1e-4)
+
+
+def test_adam_of_a_stack_is_adam_of_each():
+    torch.manual_seed(0)
+    params, slope = torch.randn(3, 5, dtype=F64), torch.randn(3, 5, dtype=F64)
+    moments = {"m": torch.rand(3, 5, dtype=F64), "v": torch.rand(3, 5, dtype=F64)}
+    counts = torch.tensor([[1], [7], [100]])
+    together, _ = adam(params, slope, moments, counts, 0.1)
+    for k in range(3):
+        own = {name: value[k] for name, value in moments.items()}
+        assert largest_difference(together[k], adam(params[k], slope[k], own, counts[k, 0], 0.1)[0]) < 1e-15
+
+
+def test_epsilon_falls_over_environment_steps():
+    s, net = SETTINGS, NETS[0]
+    kept = {**learner.fresh(net, s, 3, F64)}
+    kept["acted"] = torch.tensor([0, 10, 1000])  # two copies: 0, 20 and 2000 of 50 steps
+    one = learner._Learner(net, s, rhythm(3), stack(net, 3), kept)
+    seen, counts = torch.zeros(3, 2000, 4, dtype=F64), torch.zeros(3)
+    u = torch.rand(3, 2, 2000, dtype=F64)
+    greedy = net.values(net.views(stack(net, 3)), seen).argmax(-1)
+    counts = (one.act(seen, u) != greedy).double().mean(1)  # half of the random actions are the greedy one
+    assert counts.tolist() == pytest.approx([0.5, 0.5 * (1 - 0.9 * 0.4), 0.05], abs=0.05)
+
+
+def test_returns_of_finished_episodes_are_averaged():
+    net = NETS[0]
+    one = learner._Learner(net, SETTINGS, rhythm(1), stack(net, 1), learner.fresh(net, SETTINGS, 1, F64))
+    one.running += torch.tensor([[10.0, 3.0]])
+    one._count(torch.tensor([[True, False]]))
+    assert (float(one.recent), int(one.episodes), one.running.tolist()) == (10.0, 1, [[0.0, 3.0]])
+    one._count(torch.tensor([[False, True]]))
+    assert float(one.recent) == pytest.approx(0.9 * 10 + 0.1 * 3)

@@ -1,0 +1,236 @@
+"""Deep agents through the contract, run folder and command line."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.cli import main
+from equipoise.config import Settings
+from equipoise.contract import Fit, When
+from equipoise.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.runs import Interrupted, build_task, resume_run, run
+from helpers import largest_difference, simulate
+
+METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
+TINY = {
+    **{"task": "cartpole", "agents": 3, "parallel": 2, "width": 8, "capacity": 60, "warmup": 20, "explore": 100},
+    **{"episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
+}
+
+
+def built(method, dtype=torch.float64, **options):
+    settings = Settings.of({**TINY, "method": method, **options})
+    task = build_task(settings)
+    task.dtype = dtype
+    return settings, task
+
+
+def done(method, rounds=4, executor="stacked", participation=1.0, **options):
+    settings, task = built(method, **options)
+    return simulate(settings.method, task, rounds, executor, participation, seed=settings.run.seed)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+def test_loop_equals_stacked(name, participation):
+    both = [done(name, 4, executor, participation) for executor in ("loop", "stacked")]
+    assert largest_difference(both[0].state(), both[1].state()) < 1e-10
+    for name in ("trained", "received", "global", "bytes"):
+        assert both[0].logs[-1][name] == both[1].logs[-1][name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_seed_gives_the_same_run(name):
+    one, two, other = done(name, 2), done(name, 2), done(name, 2, seed=4)
+    assert largest_difference(one.state(), two.state()) == 0
+    assert largest_difference(one.store.tree("local"), other.store.tree("local")) > 0
+
+
+def test_what_travels():
+    net = built("dqn")[1].net
+    whole, body = 8 * net.size, 8 * net.border
+    travels = {name: done(name, 1).logs[0]["bytes"] for name in METHODS}
+    assert travels["dqn"] == {"up": 0, "down": 0}
+    assert travels["dqnavg"] == {"up": 3 * whole, "down": 3 * whole}
+    assert travels["pfeddqn-rep"] == {"up": 3 * body, "down": 3 * body}
+    embedded = built("perdqnavg")[1].net
+    assert embedded.embedding == 2  # ceil(log2 3)
+    assert travels["perdqnavg"]["up"] == 3 * 8 * (embedded.size - 2)
+
+
+@pytest.mark.parametrize(("ours", "plain"), [("dqn", "local"), ("dqnavg", "fedavg")])
+def test_the_plain_methods_are_the_same_to_the_bit(ours, plain):
+    assert largest_difference(done(ours).state(), done(plain).state()) == 0
+
+
+def test_without_a_rhythm_pfeddqn_rep_is_fedper():
+    assert largest_difference(done("pfeddqn-rep", head_steps=0).state(), done("fedper").state()) == 0
+
+
+def test_with_one_agent_everything_is_one():
+    alone = [done(name, agents=1).store.tree("local") for name in ("dqn", "dqnavg")]
+    assert largest_difference(*alone) == 0
+    shared = done("pfeddqn-rep", agents=1, head_steps=0).store.tree("local")
+    assert largest_difference(alone[0], shared) == 0
+
+
+def test_bodies_are_averaged_and_heads_stay():
+    end = done("pfeddqn-rep", 2)
+    local, names = end.store.tree("local"), end.task.blocks
+    for name in names["backbone"]:
+        assert largest_difference(local[name].mean(0), end.params[name]) < 1e-15
+    for name in names["head"]:
+        assert float((local[name][0] - local[name][1]).abs().max()) > 0
+        assert torch.equal(end.params[name], end.initial[name])  # the server never saw one
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "options"),
+    [("full", "dqnavg", ""), ("backbone", "pfeddqn-rep", "head_steps=1"), ("none", "dqn", "")],
+)
+def test_fedpolicy_with_one_part_always_is_that_method_to_the_bit(policy, name, options):
+    parts = {"parts": "full,backbone,none"} if policy == "none" else {}
+    driven = done("fedpolicy", policy=policy, base="dqnavg", base_options=options, **parts)
+    plain = done(name)
+    assert largest_difference(driven.store.tree("local"), plain.store.tree("local")) == 0
+    assert largest_difference(driven.store.tree("source"), plain.store.tree("source")) == 0
+    assert driven.logs[-1]["trained"] == plain.logs[-1]["trained"]
+
+
+@pytest.mark.parametrize("policy", ["learned", "dqn", "probe", "bandit", "random"])
+def test_fedpolicy_decides_for_agents(policy):
+    end = done("fedpolicy", 10, policy=policy, base="dqnavg", val_episodes=2)
+    parts = {part for log in end.logs for part in log["notes"]["part"]}
+    assert parts <= {0, 1, 2}
+    if policy in ("dqn", "bandit", "random"):  # the others may find that the whole model is best
+        assert len(parts) > 1
+    assert end.logs[-1]["dropped"] == []
+
+
+def test_absent_agents_stand_still():
+    end = done("dqnavg", 6, participation=0.5)
+    rounds = end.store.tree("counts")["rounds"]
+    assert rounds.min() < rounds.max()
+    assert (end.store.tree("source")["acted"] == 15 * rounds).all()
+
+
+def test_agents_may_take_different_numbers_of_steps():
+    _, task = built("dqnavg")
+    ids, one = torch.arange(3), task.init_params(0)
+    start = {name: value.expand(3, *value.shape) for name, value in one.items()}
+
+    def go(steps):
+        fit = Fit(start, torch.tensor(steps), torch.full((3,), 0.01, dtype=torch.float64), names=tuple(one))
+        return task.fit_stack(ids, fit, task.source_init(ids), When(0, 1, task.training))
+
+    mixed, few, many = go([12, 20, 12]), go([12] * 3), go([20] * 3)
+    for k, same in enumerate((few, many, few)):
+        assert largest_difference(mixed[0]["w2"][k], same[0]["w2"][k]) < 1e-12
+    assert mixed[2]["acted"].tolist() == [12, 20, 12]
+
+
+def test_a_return_as_merit():
+    _, task = built("dqnavg")
+    merit, loss = task.merit({"return": torch.tensor([0.0, 125.0, 500.0])})
+    assert (merit.tolist(), loss.tolist()) == ([0.0, 0.25, 1.0], [0.0] * 3)
+
+
+def test_the_server_judges_a_model_in_every_environment():
+    _, task = built("dqnavg")
+    one = task.init_params(1)
+    everywhere = {name: value.expand(3, *value.shape) for name, value in one.items()}
+    own = task.evaluate_stack(torch.arange(3), everywhere, "test")["return"]
+    server = task.evaluate_server({name: value[None] for name, value in one.items()}, "test")["return"]
+    assert float(server) == pytest.approx(float(own.mean()))
+
+
+@pytest.mark.parametrize("name", ["perdqnavg", "pfeddqn-rep"])
+def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
+    settings = Settings.of({**TINY, "method": name, "rounds": 8, "participation": 0.7})
+    whole = run(settings, tmp_path / "whole")
+
+    def stop(log):
+        if log["round"] == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(Settings.of({**settings.flat, "checkpoint_every": 3}), tmp_path / "cut", watch=stop)
+    resumed = resume_run(tmp_path / "cut")
+    for key in ("trained", "received", "bytes", "rounds"):
+        assert resumed[key] == whole[key]
+    files = [(tmp_path / way / "models" / "personal.safetensors").read_bytes() for way in ("whole", "cut")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("task", ["cartpole", "acrobot"])
+def test_the_command_line(task, tmp_path, capsys):
+    options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --warmup 10 --width 8 --rounds 2 --quiet"
+    out = tmp_path / "run"
+    assert main(["run", "--method", "pfeddqn-rep", "--task", task, *options.split(), "--out", str(out)]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["global"] is None
+    low, high = (0, 500) if task == "cartpole" else (-500, 0)
+    assert low <= summary["trained"]["return"] <= high
+    assert "trained_return" in (out / "clients.csv").read_text()
+    if (out / "report.html").exists():
+        assert "return" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"agents": 0}, "agents is 0"),
+        ({"parallel": 0}, "parallel is 0"),
+        ({"discount": 1.0}, "discount is 1.0"),
+        ({"last_epsilon": 1.5}, "last_epsilon"),
+        ({"target_rate": 0.0}, "target_rate"),
+        ({"capacity": 10}, "capacity is 10"),
+        ({"u": "0.1,0.2"}, "2 numbers for 3 agents"),
+        ({"u": "0.1,0.2,1.5"}, "strictly between 0 and 1"),
+        ({"u": "a,b,c"}, "separated by commas"),
+        ({"head_steps": -1}, "head_steps"),
+        ({"body_rate": 0.0}, "body_rate"),
+        ({"model": "embedded"}, "plain net"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(options, words):
+    with pytest.raises(UsageError, match=words):
+        built("pfeddqn-rep", **options)
+
+
+def test_wrong_pairs_are_refused(tmp_path, capsys):
+    for command, words in (
+        ("--method pfeddqn-rep --task synthetic", "trains deep agents"),
+        ("--method fedprox --task cartpole", "learn by temporal differences"),
+        ("--method perdqnavg --task cartpole --model mlp", "needs a net with an embedding"),
+        ("--method perdqnavg --task cartpole --head-steps 2", "head_steps must be 0"),
+        ("--method fedpolicy --base dqnavg --task cartpole", "has none"),
+    ):
+        assert main(["run", *command.split(), "--out", str(tmp_path / "x"), "--quiet"]) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_shows_every_option_with_its_default(name):
+    lines = (Path(__file__).parents[2] / "docs" / "methods" / f"{name}.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if line.startswith("| `")]
+    shown = {option.strip("`"): float(default) for option, default in rows}
+    assert shown == {field.name: field.default for field in fields(find_method(name))}
+
+
+@pytest.mark.slow
+def test_a_stack_of_agents_learns_to_balance():
+    """Two agents, poles of different lengths: random play holds for about 20 steps, and learning does much better."""
+    options = {"agents": 2, "parallel": 4, "width": 32, "capacity": 5000, "warmup": 500, "explore": 3000}
+    more = {"episodes": 10, "epochs": 250, "batch_size": 32, "lr": 2e-3, "target_rate": 0.02}
+    settings, task = built("dqn", torch.float32, **options, **more)
+    end = simulate(settings.method, task, 8, seed=3)
+    before = end.task.evaluate_server({name: value[None] for name, value in end.initial.items()}, "test")["return"]
+    assert float(before) < 60
+    assert end.logs[-1]["trained"]["return"] > 150
