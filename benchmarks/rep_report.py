@@ -75,10 +75,10 @@ def speedup() -> list[str]:
         "Geometric mean over 10 seeds and its 95 % interval; the slope's interval draws the seeds anew 2000 times.",
         "",
         *table(["ε", *(f"N = {n}" for n in sizes), "slope"], rows),
-        "Near -1 for the small distances, where the noise of Phi rules and N agents average it away. The large ones are",
-        "met within the rounds that the mean dynamics need from a random start, where from a few agents on more of them",
-        "help no further: at ε = 0.2 there is no linear speed-up at this step size. A noisy curve crosses ε a little",
-        "early, which favours no size in particular at 0.04 and bends the line at 0.06.",
+        "Near -1 for the small distances, where the noise of Phi rules and N agents average it away. The large",
+        "ones are met within the rounds that the mean dynamics need from a random start, where from a few agents",
+        "on more of them help no further: at ε = 0.2 there is no linear speed-up at this step size. The first",
+        "crossing counts, and a noisy curve crosses early; the slopes of squares further below are free of that.",
         "",
         "![rounds to ε](speedup.svg)",
         "",
@@ -127,10 +127,10 @@ def slopes(cells: list[Cell]) -> list[str]:
     return [
         *out,
         *table(["along", "squared subspace distance", "squared value error"], rows),
-        "The predicted rate is an upper bound. With β falling as 1/t the noise of Phi falls as β/N, that is as 1/(N T): the",
-        "measured slopes of the subspace are steeper than -2/3, in N near -1. The value error also holds the noise of the",
-        "agents' own weights, which falls as α does, T^(-2/3), and which more agents do not lessen: its slope in N is",
-        "flatter, and its slope in T comes to -2/3 for many agents.",
+        "The predicted rate is an upper bound. With β falling as 1/t the noise of Phi falls as β/N, that is as",
+        "1/(N T): the measured slopes of the subspace are steeper than -2/3, in N near -1. The value error also",
+        "holds the noise of the agents' own weights, which falls as α does, T^(-2/3), and which more agents do",
+        "not lessen: its slope in N is flatter, and its slope in T comes to -2/3 for many agents.",
         "",
     ]
 
@@ -173,7 +173,8 @@ def first() -> list[str]:
     return [
         "## The summary's first experiments: one agent, two agents, sixteen",
         "",
-        "Value error |V - V^i| / |V^i|, mean over agents and 10 seeds, 95 % interval. For one agent all methods are one.",
+        "Value error |V - V^i| / |V^i|, mean over agents and 10 seeds, 95 % interval. For one agent all methods",
+        "are one.",
         "",
         *table(head, rows),
     ]
@@ -195,9 +196,10 @@ def control() -> list[str]:
     return [
         "## Beyond the theory: control, and the windy cliff",
         "",
-        "16 agents, 5 seeds. Value error as above; regret is what the greedy policy loses of the optimal return at the last",
-        "T (the cliff's rewards are over 100). On the cliff no subspace of dimension 2 holds all values: the distance is",
-        "to the best one. Rates: α0 0.1 on planted MDPs; α0 0.3 and β0 1 on the cliff, whose values are smaller.",
+        "16 agents, 5 seeds. Value error as above; regret is what the greedy policy loses of the optimal return",
+        "at the last T (the cliff's rewards are over 100). On the cliff no subspace of dimension 2 holds all",
+        "values: the distance is to the best one. Rates: α0 0.1 on planted MDPs; α0 0.3 and β0 1 on the cliff,",
+        "whose values are smaller.",
         "",
         *table(["task", "method", *(f"error, T = {t}" for t in at), "regret", "distance"], rows),
     ]
@@ -207,11 +209,12 @@ def write_report() -> None:
     intro = [
         "# Shared representations: theory beside measurement",
         "",
-        "Written by `python benchmarks/rep_theory.py` from the cells beside it. Unless said otherwise: policy evaluation",
-        "in random MDPs with planted values (S = 20, d = 2, γ = 0.8, three successors a state at either end of u), K = 10",
-        "local steps, α_t = 0.05 / (1 + t/3000)^(2/3), β_t = 0.3 / (1 + t/3000), agent i at u = (i + 1/2) / N; seeds 0 to",
-        "9 draw the MDPs, the subspace, the first Phi and the trajectories. Subspace distance is the sine of the largest",
-        "principal angle between Phi and the planted subspace; it and the value error are exact.",
+        "Written by `python benchmarks/rep_theory.py` from the cells beside it. Unless said otherwise: policy",
+        "evaluation in random MDPs with planted values (S = 20, d = 2, γ = 0.8, three successors a state at",
+        "either end of u), K = 10 local steps, α_t = 0.05 / (1 + t/3000)^(2/3), β_t = 0.3 / (1 + t/3000), agent i",
+        "at u = (i + 1/2) / N; seeds 0 to 9 draw the MDPs, the subspace, the first Phi and the trajectories.",
+        "Subspace distance is the sine of the largest principal angle between Phi and the planted subspace; it",
+        "and the value error are exact.",
         "",
     ]
     seconds = sum(json.loads(path.read_text())["seconds"] for path in FOLDER.glob("*.json"))

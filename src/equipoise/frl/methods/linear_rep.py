@@ -15,7 +15,7 @@ from equipoise.methods.checks import refuse_below, refuse_not_above
 
 @dataclass(frozen=True)
 class LinearRepresentation(Method):
-    """Round t: `local_steps` TD steps on theta_i at alpha_t with Phi frozen, then one on Phi at beta_t with that theta_i.
+    """Round t: `local_steps` TD steps on theta_i at alpha_t with Phi frozen, then one on Phi at beta_t with theta_i.
 
     delta = r + gamma max_a' Phi(s',a') theta - Phi(s,a) theta;  theta += alpha_t delta Phi(s,a);  Phi(s,a) += beta_t
     delta theta;  alpha_t = alpha0 / (1 + t/t0)^(2/3), beta_t = beta0 / (1 + t/t0), so that beta_t / alpha_t -> 0.
