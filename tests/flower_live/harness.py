@@ -31,6 +31,7 @@ class Fleet:
 
     def __init__(self, folder: Path, secure: list[str], node_secure: list[str], connection: dict[str, Any]) -> None:
         self.folder, self.node_secure = folder, node_secure
+        self.outside = ""  # where nodes connect, if not to the SuperLink itself
         self.address = f"127.0.0.1:{free_port()}"
         self.env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "home"), "PATH": f"{BIN}:{os.environ['PATH']}"}
         (folder / "home").mkdir(parents=True)
@@ -42,18 +43,19 @@ class Fleet:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._start("link", ["flower-superlink", *secure, *flags, "--database", str(folder / "state.db")])
 
-    def node(self, client: int, *more: str, data: str = "", superlink: str = "") -> subprocess.Popen[bytes]:
+    def node(self, client: int, *more: str, data: str = "", name: str = "") -> subprocess.Popen[bytes]:
+        """``client``: who it says it is."""
         about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
         port = str(free_port())
         command = [
             "flower-supernode",
             *self.node_secure,
             "--superlink",
-            superlink or self.address,
+            self.outside or self.address,
             "--host",
             "127.0.0.1",
         ]
-        return self._start(f"node-{client}", [*command, "--port", port, "--node-config", about, *more])
+        return self._start(name or f"node-{client}", [*command, "--port", port, "--node-config", about, *more])
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "flwr"), *arguments]
@@ -69,6 +71,11 @@ class Fleet:
         assert done.returncode == 0, done.stdout + done.stderr
         return str(json.loads(done.stdout)["runs"][0]["status"])
 
+    def traffic(self, run: str) -> int:
+        """Bytes of a run, both ways, as Flower counts them."""
+        done = self.flwr("list", "here", "--run-id", run, "--format", "json")
+        return int(json.loads(done.stdout)["runs"][0]["network-traffic"]["total-bytes"])
+
     def kill(self, name: str) -> None:
         """kill -9, with everything that it started."""
         process = self.processes.pop(name)
@@ -79,11 +86,16 @@ class Fleet:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
+    def app_log(self) -> str:
+        """What the last server app said."""
+        newest = json.loads(self.flwr("list", "here", "--format", "json").stdout)["runs"][0]["run-id"]
+        return self.flwr("log", str(newest), "here", "--show").stdout
+
     def close(self) -> None:
         for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(1)
+        time.sleep(0.5)
         for name in list(self.processes):
             self.kill(name)
         for pid in self.children(""):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -15,10 +17,15 @@ app = ClientApp()
 
 
 def _answer(message: Message, context: Context) -> Message:
+    return answer(message, dict(context.run_config), dict(context.node_config))
+
+
+def answer(message: Message, run: dict[str, Any], about: dict[str, Any]) -> Message:
+    """``run``: the run's options; ``about``: what this node was told at its start."""
     log_to_screen()
-    settings, _ = options.read(dict(context.run_config))
+    settings, _ = options.read(run)
     torch.set_num_threads(settings.run.threads)
-    node = Node(settings.flat, options.NodeConfig.of(dict(context.node_config)))
+    node = Node(settings.flat, options.NodeConfig.of(about))
     return Message(enclose(node.answer(disclose(message.content))), reply_to=message)
 
 

@@ -1,4 +1,4 @@
-"""``equipoise flower init | run | certs | proxy | doctor``."""
+"""``equipoise flower init | run | certs | register | proxy | doctor``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equipoise.tasks import find_task
 
 
 def main(arguments: list[str]) -> int:
-    commands = {"init": _init, "run": _run, "certs": _certs, "proxy": _proxy, "doctor": _doctor}
+    commands = {"init": _init, "run": _run, "certs": _certs, "register": _register, "proxy": _proxy, "doctor": _doctor}
     about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
     parser = Parser("equipoise flower", description=about, allow_abbrev=False)
     parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
@@ -56,10 +56,13 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("folder", help="the app's folder")
     parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
     parser.add_argument("--ca", help="the CA's certificate (ca.pem); without it the connection is not encrypted")
+    parser.add_argument("--simulation", action="store_true", help="on Flower's simulation runtime, without a SuperLink")
     chosen = parser.parse(arguments)
     needs_flower()
-    from equipoise.flower import launch
+    from equipoise.flower import launch, simulate
 
+    if chosen.simulation:
+        return simulate.run(Path(chosen.folder))
     return launch.run(Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None)
 
 
@@ -78,6 +81,24 @@ def _certs(arguments: list[str]) -> int:
 
     for line in certs.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
         print(line)
+    return 0
+
+
+def _register(arguments: list[str]) -> int:
+    about = "Register a node's public key, and the client that its node may be."
+    parser = Parser("equipoise flower register", description=about, allow_abbrev=False)
+    parser.add_argument("key", help="the public key, such as certs/node-0.pub")
+    parser.add_argument("--client", type=int, required=True, help="the client's number: 0, 1, ...")
+    parser.add_argument("--nodes", default="nodes.json", help="file that is added to (default: nodes.json)")
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument("--ca", help="the CA's certificate (ca.pem)")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import register
+
+    file, ca = Path(chosen.nodes).resolve(), Path(chosen.ca) if chosen.ca else None
+    node = register.add(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
+    print(f"node {node} is client {chosen.client}; give the run --nodes {file}")
     return 0
 
 

@@ -22,16 +22,10 @@ LOOK = 10.0  # seconds between questions about the run's status
 
 def run(app: Path, address: str, ca: Path | None) -> int:
     """0 when the run finished, 1 when it failed or the user stopped waiting."""
-    try:
-        table = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"'{app}' is not an app: make one with 'equipoise flower init {app}'") from error
-    settings, deployment = options.read(table)
-    if ca is not None and not ca.is_file():
-        raise UsageError(f"there is no certificate '{ca}'")
+    settings, deployment = options.read(table_of(app))
     folder = Folder(Path(deployment.out))
     with tempfile.TemporaryDirectory() as home:
-        link = _Link(home, address, ca)
+        link = Link(home, address, ca)
         done = link.ask("run", str(app.resolve()), "link", "--format", "json")
         if not done.get("success"):
             reason = " ".join(str(done.get("error-message", done)).split())
@@ -51,7 +45,16 @@ def run(app: Path, address: str, ca: Path | None) -> int:
         return 1
 
 
-def _follow(link: _Link, number: str, folder: Folder) -> str:
+def table_of(app: Path) -> dict[str, Any]:
+    """The options of an app, as they stand in its ``pyproject.toml``."""
+    try:
+        table: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{app}' is not an app: make one with 'equipoise flower init {app}'") from error
+    return table
+
+
+def _follow(link: Link, number: str, folder: Folder) -> str:
     """Print rounds as they are written; give the run's last status."""
     shown, asked, status = len(folder.logs()), 0.0, ""
     while True:
@@ -69,10 +72,15 @@ def _follow(link: _Link, number: str, folder: Folder) -> str:
         time.sleep(1)
 
 
-class _Link:
+class Link:
     """Flower's own command line, with a configuration that is used once."""
 
     def __init__(self, home: str, address: str, ca: Path | None) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(f"superlink is '{address}': must be host:port")
+        if ca is not None and not ca.is_file():
+            raise UsageError(f"there is no certificate '{ca}'")
         self.env = {**os.environ, **QUIET, "FLWR_HOME": home}
         safe = f"root-certificates = {json.dumps(str(ca.resolve()))}" if ca else "insecure = true"
         Path(home, "config.toml").write_text(f"[superlink.link]\naddress = {json.dumps(address)}\n{safe}\n")

@@ -32,7 +32,7 @@ class Node:
         self, given: dict[str, Any], config: NodeConfig, task: Task | None = None, draw: Draw = secret
     ) -> None:
         """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
-        if config.data:
+        if config.data and "data" in Settings.of(given).flat:
             given = {**given, "data": config.data}
         self.settings, self.config = Settings.of(given), config
         self.task = task or build_task(self.settings)

@@ -21,6 +21,7 @@ class Deployment:
     time_limit: float = option(600.0, "seconds that a round waits for replies")
     wait: float = option(300.0, "seconds to wait for clients to connect, at the start or when too few are left")
     min_replies: int = option(1, "usable replies below which a round changes nothing")
+    nodes: str = option("", "file of 'equipoise flower register': a node may only be the client of its key")
     below: str = option("skip", "what happens then: skip (go on with the next round) or stop (resume later)")
 
     def __post_init__(self) -> None:
@@ -28,6 +29,8 @@ class Deployment:
             raise UsageError(
                 f"out is '{self.out}': must be an absolute path, for the server runs in a folder of its own"
             )
+        if self.nodes and not Path(self.nodes).is_absolute():
+            raise UsageError(f"nodes is '{self.nodes}': must be an absolute path")
         for name in ("time_limit", "wait"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{name} is {getattr(self, name)}: must be a number of seconds above 0")

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise import runs
-from equipoise.flower import options
+from equipoise.flower import options, register
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
@@ -29,13 +29,17 @@ class TooFewReplies(Exception):
 
 
 def main(grid: Grid, context: Context) -> None:
+    serve(grid, dict(context.run_config))
+
+
+def serve(grid: Grid, table: dict[str, Any]) -> None:
     """A new run, or the next round of one that stopped."""
     log_to_screen()
-    settings, deployment = options.read(dict(context.run_config))
-    out = Path(deployment.out)
+    settings, deployment = options.read(table)
+    out, bound = Path(deployment.out), register.read(Path(deployment.nodes)) if deployment.nodes else None
 
     def remote(*about: Any) -> Remote:
-        wire = GridWire(grid, about[1].clients, deployment.min_replies, deployment.wait)
+        wire = GridWire(grid, about[1].clients, deployment.min_replies, deployment.wait, bound)
         limit, fewest = deployment.time_limit, deployment.min_replies
         return Remote(*about, wire=wire, run=_run_id(out), time_limit=limit, fewest=fewest)
 

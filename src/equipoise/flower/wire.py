@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -17,7 +17,7 @@ from equipoise.flower import codec
 from equipoise.flower.codec import Refused
 
 LOG = logging.getLogger("equipoise")
-PAUSE = 0.5  # seconds between looks for replies
+PAUSES = (0.02, 0.5)  # seconds between looks for replies: the first, then twice as long each time up to the last
 HELLO = 4096  # bytes of an introduction, at most
 AGAIN = 120.0  # seconds until a node that did not introduce itself is asked again
 
@@ -38,22 +38,23 @@ def disclose(content: RecordDict) -> bytes:
 class GridWire:
     """A :class:`~equipoise.flower.remote.Wire` over a grid."""
 
-    def __init__(self, grid: Grid, clients: int, fewest: int, wait: float) -> None:
-        self.grid, self.clients, self.fewest, self.wait = grid, clients, fewest, wait
+    def __init__(
+        self, grid: Grid, clients: int, fewest: int, wait: float, bound: Mapping[int, int] | None = None
+    ) -> None:
+        """``bound``: which client each registered node may be; without it nodes are believed what they say."""
+        self.grid, self.clients, self.fewest, self.wait, self.bound = grid, clients, fewest, wait, bound
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
         self._wanted = clients  # everybody at the start, then as many as a round needs
 
     def present(self) -> dict[int, int]:
-        end = time.monotonic() + self.wait
-        while True:
+        for _ in _looks(self.wait):
             nodes = set(self.grid.get_node_ids())
             self._greet(nodes)
             self._node = self._seats(nodes)
-            if len(self._node) >= self._wanted or time.monotonic() > end:
+            if len(self._node) >= self._wanted:
                 break
-            time.sleep(PAUSE)
         self._wanted = min(self.fewest, self.clients)
         return {client: self._known[node][1] for client, node in self._node.items()}
 
@@ -62,13 +63,12 @@ class GridWire:
         sent = self._push([Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit) for c in clients])
         waiting = {id: client for id, client in zip(sent, clients, strict=True) if id}
         answers: dict[int, bytes | str] = {}
-        end = time.monotonic() + limit
-        while waiting and time.monotonic() < end:
+        for _ in _looks(limit):
             for reply in self.grid.pull_messages(list(waiting)):
                 client = waiting.pop(reply.metadata.reply_to_message_id)
                 answers[client] = self._content(reply)
-            if waiting:
-                time.sleep(PAUSE)
+            if not waiting:
+                break
         return answers
 
     def _push(self, messages: list[Message]) -> list[str]:
@@ -98,6 +98,9 @@ class GridWire:
             client, samples = codec.whole(about, "client", 0), codec.whole(about, "samples", 1)
             if client >= self.clients:
                 raise Refused(f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}")
+            if self.bound is not None and self.bound.get(node) != client:
+                registered = f"client {self.bound[node]}" if node in self.bound else "no client"
+                raise Refused(f"it says that it is client {client}, its key is registered for {registered}")
         except Refused as error:
             LOG.warning("node %d is left out: %s", node, error)
             return
@@ -122,3 +125,13 @@ class GridWire:
             return disclose(reply.content)
         except Refused as error:
             return str(error)
+
+
+def _looks(limit: float) -> Iterator[None]:
+    """Turns at looking for something, until so many seconds are over; at least one."""
+    end, pause = time.monotonic() + limit, PAUSES[0]
+    yield
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, PAUSES[1])
+        yield

@@ -1,0 +1,143 @@
+"""Messages over a grid that is not there: limits by a clock of our own, seats, and replies that say nonsense."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
+
+from flwr.app import RecordDict
+
+from equipoise.flower import codec, wire
+from equipoise.flower.wire import GridWire, enclose
+
+
+class Clock:
+    """Time passes only by sleeping."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(wire, "time", clock)
+    monkeypatch.setattr(wire, "Message", _message)  # Flower's own wants to know the run's number
+    return clock
+
+
+def _message(content: Any, node: int, kind: str, ttl: float) -> Any:
+    return SimpleNamespace(content=content, metadata=SimpleNamespace(dst_node_id=node))
+
+
+class Grid:
+    """Nodes by id: ``answers`` gives what each replies to a message, or ``None`` for silence."""
+
+    def __init__(self, answers: dict[int, Any]) -> None:
+        self.answers, self.pushed = answers, []
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.answers)
+
+    def push_messages(self, messages: Any) -> list[str]:
+        self.pushed += [message.metadata.dst_node_id for message in messages]
+        return [f"{len(self.pushed)}-{message.metadata.dst_node_id}" for message in messages]
+
+    def pull_messages(self, ids: Any) -> list[Any]:
+        replies = []
+        for id in ids:
+            answer = self.answers[int(id.split("-")[1])]
+            if answer is not None:
+                error = isinstance(answer, SimpleNamespace)
+                about = SimpleNamespace(reply_to_message_id=id, src_node_id=1)
+                replies.append(
+                    SimpleNamespace(
+                        metadata=about,
+                        has_error=lambda error=error: error,
+                        error=answer,
+                        content=None if error else answer,
+                    )
+                )
+        return replies
+
+
+def hello(client: Any, samples: Any = 5) -> Any:
+    return enclose(codec.encode({}, {"client": client, "samples": samples}))
+
+
+def test_a_round_waits_its_limit_and_not_longer(clock: Clock) -> None:
+    grid = Grid({7: hello(0), 8: hello(1)})
+    over = GridWire(grid, 2, 1, 300.0)  # type: ignore[arg-type]
+    assert over.present() == {0: 5, 1: 5}
+    grid.answers[8] = None
+    before = clock.now
+    answers = over.exchange({0: b"x", 1: b"y"}, 40.0)
+    assert set(answers) == {0}
+    assert clock.now - before == pytest.approx(40.0)
+
+
+def test_a_quick_reply_is_not_waited_for_in_vain(clock: Clock) -> None:
+    over = GridWire(Grid({7: hello(0)}), 1, 1, 300.0)  # type: ignore[arg-type]
+    over.present()
+    over.exchange({0: b"x"}, 40.0)
+    assert clock.now < 0.1
+
+
+def test_waiting_for_clients_ends_too(clock: Clock) -> None:
+    over = GridWire(Grid({7: hello(0), 8: None}), 2, 2, 30.0)  # type: ignore[arg-type]
+    assert over.present() == {0: 5}
+    assert clock.now == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    ("introduction", "why"),
+    [
+        (hello(-1), "its client is -1"),
+        (hello(2), "the run has clients 0 to 1"),
+        (hello("0"), "its client is 0"),
+        (hello(0, -3), "its samples is -3"),
+        (hello(0, 0), "its samples is 0"),
+        (hello(0, 1.5), "its samples is 1.5"),
+        (enclose(b"\x80\x04pickle"), "cannot be read"),
+        (enclose(codec.encode({}, {"error": "disk full"})), "disk full"),
+        (enclose(b"x" * 5000), "at most 4096"),
+        (RecordDict(), "the message has no parcel"),
+        (SimpleNamespace(code=3, reason="no such app"), "error 3: no such app"),
+    ],
+)
+def test_an_introduction_that_is_none_leaves_the_node_out(
+    introduction: Any, why: str, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = GridWire(Grid({7: introduction, 8: hello(1)}), 2, 1, 1.0)  # type: ignore[arg-type]
+    assert over.present() == {1: 5}
+    assert "node 7 is left out" in caplog.text
+    assert why in caplog.text
+
+
+def test_a_taken_place_stays_with_who_has_it_and_both_are_named(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid({9: hello(0)})
+    over = GridWire(grid, 1, 1, 1.0)  # type: ignore[arg-type]
+    over.present()
+    grid.answers[3] = hello(0, 999)
+    over._wanted = 2
+    assert over.present() == {0: 5}
+    assert "node 3 says it is client 0 too, which node 9 is" in caplog.text
+    del grid.answers[9]
+    assert over.present() == {0: 999}
+
+
+def test_a_node_may_only_be_the_client_of_its_key(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid({7: hello(0), 8: hello(0), 9: hello(1)})
+    over = GridWire(grid, 2, 2, 1.0, bound={7: 0, 8: 1})  # type: ignore[arg-type]
+    assert over.present() == {0: 5}
+    assert "node 8 is left out: it says that it is client 0, its key is registered for client 1" in caplog.text
+    assert "node 9 is left out: it says that it is client 1, its key is registered for no client" in caplog.text
