@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.errors import UsageError
-from equipoise.flower import options
+from equipoise.flower import command, options, register
 from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig
 from equipoise.tasks.apart import Apart, ApartConfig, OwnFolder, build
@@ -29,22 +30,55 @@ def test_init_writes_an_app_whose_options_come_back(tmp_path: Path) -> None:
     assert deployment.out == str((app / "run").resolve())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["init", "APP", "--below", "wait"], "choose skip or stop"),
-        (["init", "APP", "--time-limit", "0"], "must be a number of seconds above 0"),
-        (["init", "APP", "--out", "here"], "must be an absolute path"),
-        (["init", "APP", "--finetune"], "fine-tune at the clients"),
-        (["init", "APP", "--metod", "fedavg"], "--method"),
-        (["strat"], "unknown command 'flower strat'"),
-        (["doctor", "--superlink", "nowhere"], "must be host:port"),
-        (["proxy", "APP", "--certs", "APP"], "no server.pem"),
-    ],
-)
+WRONG = [
+    (["init", "APP", "--below", "wait"], "choose skip or stop"),
+    (["init", "APP", "--time-limit", "0"], "must be a number of seconds above 0"),
+    (["init", "APP", "--time-limit", "soon"], "time_limit is 'soon': must be a number"),
+    (["init", "APP", "--time-limit", "nan"], "must be a number of seconds above 0"),
+    (["init", "APP", "--wait", "-1"], "wait is -1.0"),
+    (["init", "APP", "--wait", "inf"], "wait is inf"),
+    (["init", "APP", "--min-replies", "0"], "min_replies is 0"),
+    (["init", "APP", "--min-replies", "1.5"], "must be a whole number"),
+    (["init", "APP", "--out", "here"], "must be an absolute path"),
+    (["init", "APP", "--nodes", "here"], "must be an absolute path"),
+    (["init", "APP", "--config", "APP"], "there is no config file"),
+    (["init", "APP", "--method", "fedavgg"], "unknown method 'fedavgg'"),
+    (["init", "APP", "--rounds", "0"], "rounds is 0"),
+    (["init", "APP", "--finetune"], "fine-tune at the clients"),
+    (["init", "APP", "--dp-noise", "1"], "set dp_clip too"),
+    (["init", "APP", "--metod", "fedavg"], "--method"),
+    (["init"], "folder"),
+    (["strat"], "unknown command 'flower strat'"),
+    (["run"], "folder"),
+    (["run", "APP"], "is not an app"),
+    (["run", "APP", "--simulation"], "is not an app"),
+    (["run", "APP", "--superlnk", "x"], "--superlink"),
+    (["certs", "APP"], "--host"),
+    (["certs", "APP", "--host", ""], "host is ''"),
+    (["certs", "APP", "--host", "two words"], "must be a name or an address"),
+    (["certs", "APP", "--host", "a", "--nodes", "-1"], "nodes -1"),
+    (["certs", "APP", "--host", "a", "--nodes", "many"], "invalid int value: 'many'"),
+    (["certs", "APP", "--host", "a", "--days", "0"], "days is 0"),
+    (["register", "APP", "--client", "0"], "there is no public key"),
+    (["register", "APP", "--client", "-1"], "client is -1"),
+    (["register", "APP"], "--client"),
+    (["doctor", "--superlink", "nowhere"], "must be host:port"),
+    (["doctor", "--superlink", "127.0.0.1:70000"], "must be host:port"),
+    (["doctor", "--certs"], "expected one argument"),
+    (["proxy", "APP", "--certs", "APP"], "no server.pem"),
+    (["proxy", "APP", "--certs", "APP", "--listen", "port"], "listen is 'port'"),
+    (["proxy", "APP", "--certs", "APP", "--superlink", ":8000"], "superlink is ':8000'"),
+    (["proxy", "APP"], "--certs"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
 def test_bad_input_is_one_line(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(command, "needs_flower", lambda: None)
+    if arguments[0] == "certs":
+        pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
     app = str(tmp_path / "app")
     assert main(["flower", *(app if a == "APP" else a for a in arguments)]) == 2
     error = capsys.readouterr().err
@@ -53,16 +87,58 @@ def test_bad_input_is_one_line(
     assert not Path(app).exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--superlink", "here"], "superlink is 'here'"),
+        (["--ca", "nowhere.pem"], "there is no certificate 'nowhere.pem'"),
+    ],
+)
+def test_a_run_that_cannot_reach_a_superlink_is_one_line(
+    more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "needs_flower", lambda: None)
+    assert main(["flower", "init", str(tmp_path / "app")]) == 0
+    assert main(["flower", "run", str(tmp_path / "app"), *more]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["run", "certs", "register"])
+def test_without_flower_it_says_how_to_get_it(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("flwr"):
+        pytest.skip("Flower is here")
+    more = {"certs": ["--host", "a"], "register": ["--client", "0"], "run": []}[name]
+    assert main(["flower", name, str(tmp_path / "x"), *more]) == 2
+    assert "pip install 'equipoise[flower]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 0}', '{"1": -1}', '{"1": "0"}'])
+def test_a_damaged_file_of_nodes_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes.json").write_text(text)
+    with pytest.raises(UsageError, match=r"nodes\.json"):
+        register.read(tmp_path / "nodes.json")
+
+
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["flower", "init", str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("table", [{}, {"client-id": -1}, {"client-id": 0}, {"client-id": 0, "state-dir": "here"}])
+@pytest.mark.parametrize(
+    "table", [{}, {"client-id": -1}, {"client-id": 0}, {"client-id": 0, "state-dir": "here"}, {"client-id": True}]
+)
 def test_a_node_that_does_not_say_who_it_is_is_refused(table: dict) -> None:
     with pytest.raises(UsageError, match="--node-config"):
         NodeConfig.of(table)
+
+
+@pytest.mark.parametrize("most", [0, -1.0, "much", True])
+def test_a_limit_that_is_none_is_refused(most: object) -> None:
+    with pytest.raises(UsageError, match="max-epsilon"):
+        NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": most})
 
 
 def rows(folder: Path, name: str, n: int) -> None:

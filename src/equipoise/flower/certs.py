@@ -14,14 +14,18 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise.errors import UsageError
+from equipoise.flower.address import is_host
 
 
 def write(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
     """Gives one line for each file: what it is and who gets it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"'{folder}' exists already: choose another folder, keys are never overwritten")
-    if days < 1 or nodes < 0:
-        raise UsageError("days must be at least 1 and nodes at least 0")
+    if not 1 <= days <= 36500 or not 0 <= nodes <= 10000:
+        raise UsageError(f"days is {days} and nodes {nodes}: must be 1 to 36500 days and 0 to 10000 nodes")
+    wrong = [host for host in hosts if not is_host(host)]
+    if wrong:
+        raise UsageError(f"host is '{wrong[0]}': must be a name or an address")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca_key, ca = _authority(days)
     key, certificate = _server(ca_key, ca, hosts, days)

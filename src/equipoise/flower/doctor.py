@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.errors import UsageError
+from equipoise.flower.address import host_port
 
 TESTED = "1.41."
 SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -25,10 +25,8 @@ class Finding:
 
 
 def examine(address: str, certs: Path | None) -> list[Finding]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"superlink is '{address}': must be host:port")
-    findings = [_version(), *_environment(), *_network(host, int(port))]
+    host, port = host_port(address, "superlink")
+    findings = [_version(), *_environment(), *_network(host, port)]
     return findings + (_certificates(certs, host) if certs else [])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from equipoise.errors import UsageError
 from equipoise.flower import options
+from equipoise.flower.address import host_port
 from equipoise.runs import Folder
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -76,9 +77,7 @@ class Link:
     """Flower's own command line, with a configuration that is used once."""
 
     def __init__(self, home: str, address: str, ca: Path | None) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise UsageError(f"superlink is '{address}': must be host:port")
+        host_port(address, "superlink")
         if ca is not None and not ca.is_file():
             raise UsageError(f"there is no certificate '{ca}'")
         self.env = {**os.environ, **QUIET, "FLWR_HOME": home}

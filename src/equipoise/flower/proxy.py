@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.errors import UsageError
+from equipoise.flower.address import host_port, is_port
 
 NGINX = """\
 # nginx -c {here}/nginx.conf   (made by: equipoise flower proxy)
@@ -47,9 +48,11 @@ http {{
 
 def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
     """``folder/nginx.conf``; nginx keeps its other files there too."""
-    name, _, port = superlink.rpartition(":")
-    if not name or not port.isdigit():
-        raise UsageError(f"superlink is '{superlink}': must be host:port")
+    name, _ = host_port(superlink, "superlink")
+    if not is_port(listen):
+        host_port(listen, "listen")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"'{folder}' is a file: choose another folder")
     if not (certs / "server.pem").is_file():
         raise UsageError(f"'{certs}' has no server.pem: make it with 'equipoise flower certs'")
     folder.mkdir(parents=True, exist_ok=True)
