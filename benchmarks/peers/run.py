@@ -1,4 +1,4 @@
-"""W1 by Equipoise, the plain loop, and the peers whose Python is given; see README.md."""
+"""W1 and W2 by Equipoise, the plain loop, and the peers whose Python is given; see README.md."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+import conv  # noqa: E402
 import engine  # noqa: E402
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
 
 
-def export(path: Path) -> None:
+def export_w1(path: Path) -> None:
     """The federation as plain arrays: train and test rows by client, the server's test rows."""
     data = engine.data_of(100)
     ids = np.arange(100)
@@ -38,9 +39,16 @@ def export(path: Path) -> None:
     )
 
 
+def export_w2(path: Path) -> None:
+    data = conv.federation()
+    split = data.split(np.arange(conv.CLIENTS), "train")
+    x = data.form.prepare(split.x, torch.float32).numpy().reshape(conv.CLIENTS, conv.IMAGES, 1, 28, 28)
+    np.savez(path, train_x=x, train_y=split.y.numpy().reshape(conv.CLIENTS, conv.IMAGES))
+
+
 def peer(python: str, script: str, data: Path, epochs: int, rounds: int) -> float:
     """Median milliseconds a round, as the peer's script prints it on its last line."""
-    command = [python, str(HERE / script), str(data), str(epochs), str(rounds)]
+    command = [python, str(HERE / script), str(data), data.stem, str(epochs), str(rounds)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **QUIET}, timeout=600)
     return float(json.loads(done.stdout.strip().splitlines()[-1])["ms"])
 
@@ -49,33 +57,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flower", help="Python of an environment with requirements-flower.txt")
     parser.add_argument("--pfl", help="Python of an environment with requirements-pfl.txt")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of each peer; the first is not counted")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, object] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
+    peers = {"Flower 1.41 simulation (Ray)": (chosen.flower, "flower_peer.py")}
+    peers["pfl-research 0.6"] = (chosen.pfl, "pfl_peer.py")
+    result: dict[str, object] = {
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "load before": [round(x, 1) for x in os.getloadavg()],
+    }
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "w1.npz"
-        export(path)
-        for epochs in (1, 5):
-            data = engine.data_of(100)
-            ms = engine.take_turns(
-                {
-                    "plain loop": engine.plain_round(data, epochs),
-                    "equipoise, general engine": engine.equipoise_round(data, epochs, closed_form=False),
-                    "equipoise, closed form": engine.equipoise_round(data, epochs, closed_form=True),
-                },
-                10.0,
-            )
-            if chosen.flower:
-                ms["Flower 1.41 simulation (Ray)"] = peer(chosen.flower, "flower_w1.py", path, epochs, 6)
-            if chosen.pfl:
-                ms["pfl-research 0.6"] = peer(chosen.pfl, "pfl_w1.py", path, epochs, 6)
-            result[f"W1, {epochs} epoch(s)"] = {
-                name: {"ms": round(value, 2), "times the plain loop": round(ms["plain loop"] / value, 2)}
-                for name, value in ms.items()
-            }
+        for work, export in (("w1", export_w1), ("w2", export_w2)):
+            path = Path(folder) / f"{work}.npz"
+            export(path)
+            for epochs in (1, 5) if work == "w1" else (1,):
+                ms = engine.take_turns(contestants(work, epochs), 10.0)
+                for name, (python, script) in peers.items():
+                    if python:
+                        ms[name] = peer(python, script, path, epochs, chosen.rounds)
+                result[f"{work.upper()}, {epochs} epoch(s)"] = {
+                    name: {"ms": round(value, 2), "times the plain loop": round(ms["plain loop"] / value, 2)}
+                    for name, value in ms.items()
+                }
+    result["load after"] = [round(x, 1) for x in os.getloadavg()]
     target = HERE.parent / "results" / "peers.json"
     target.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+
+
+def contestants(work: str, epochs: int) -> dict[str, engine.Round]:
+    """Ours and the plain loop, all on one thread."""
+    if work == "w2":
+        images = conv.federation()
+        return {"plain loop": conv.plain_round(images), "equipoise, loop": conv.equipoise_round(images, conv.Loop)}
+    data = engine.data_of(100)
+    return {
+        "plain loop": engine.plain_round(data, epochs),
+        "equipoise, general engine": engine.equipoise_round(data, epochs, closed_form=False),
+        "equipoise, closed form": engine.equipoise_round(data, epochs, closed_form=True),
+    }
 
 
 if __name__ == "__main__":

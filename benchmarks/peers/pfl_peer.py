@@ -1,4 +1,4 @@
-"""W1 on pfl-research: federated averaging with its simulated backend, every user each iteration."""
+"""W1 or W2 on pfl-research: federated averaging with its simulated backend, every user each iteration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from common import BATCH, LR, accuracy, load
+from common import BATCH, CLIENTS, LR, accuracy, load, model
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -21,10 +21,19 @@ from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
-PATH, EPOCHS, ROUNDS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+PATH, WORK, EPOCHS, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
 
-class Logistic(torch.nn.Linear):
+class Scored(torch.nn.Module):
+    """The model with the loss and the score that pfl-research asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = model(WORK)
+
+    def forward(self, x):
+        return self.inner(x)
+
     def loss(self, x, y, eval=False):
         return F.cross_entropy(self(x), y)
 
@@ -40,7 +49,8 @@ class Clock(TrainingProcessCallback):
         self.rows, self.times, self.last = rows, [], time.perf_counter()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        accuracy(model.pytorch_model, self.rows["server_x"], self.rows["server_y"])
+        if WORK == "w1":
+            accuracy(model.pytorch_model, self.rows["server_x"], self.rows["server_y"])
         now = time.perf_counter()
         self.times.append(1e3 * (now - self.last))
         self.last = now
@@ -48,24 +58,26 @@ class Clock(TrainingProcessCallback):
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     rows = load(PATH)
-    users = list(range(100))
+    users = list(range(CLIENTS[WORK]))
 
     def federated(part: str) -> FederatedDataset:
         shards = [Dataset((rows[f"{part}_x"][k], rows[f"{part}_y"][k]), user_id=str(k)) for k in users]
         return FederatedDataset(shards.__getitem__, get_user_sampler("minimize_reuse", users))
 
-    module = Logistic(30, 30)
-    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    module = Scored()
+    federated_model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     clock = Clock(rows)
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=ROUNDS, evaluation_frequency=1, train_cohort_size=100, val_cohort_size=100
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=1 if WORK == "w1" else ROUNDS + 1,
+            train_cohort_size=len(users),
+            val_cohort_size=len(users),
         ),
-        SimulatedBackend(training_data=federated("train"), val_data=federated("test")),
-        model,
-        NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=BATCH),
+        SimulatedBackend(training_data=federated("train"), val_data=federated("test" if WORK == "w1" else "train")),
+        federated_model,
+        NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR[WORK], local_batch_size=BATCH[WORK]),
         NNEvalHyperParams(local_batch_size=None),
         callbacks=[clock],
     )
