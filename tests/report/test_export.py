@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import equipoise
 from equipoise import export as exporting
 from equipoise.cli import main
+from equipoise.config import Settings, read_config
+from equipoise.runs import Folder, build_task
+from equipoise.tasks import all_tasks
+from equipoise.tasks.classify import Classify
 
 
 def test_a_personal_model_is_its_row(page_run: Path, tmp_path: Path) -> None:
@@ -29,6 +35,48 @@ def test_other_formats_predict_alike(
     assert main(["export", str(page_run), "--format", form, "--out", str(out)]) == 0
     assert "predictions agree" in capsys.readouterr().out
     assert out.stat().st_size > 0
+
+
+def task_of(model: str) -> str:
+    """Two clients with a few rows that the model can read."""
+    rng = np.random.default_rng(0)
+
+    def rows(count: int = 12) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(count) % 4
+        if model == "mlp":
+            return rng.normal(size=(count, 6)).astype(np.float32), y
+        if model == "lstm":
+            return rng.integers(0, 4, (count, 9)), y
+        return rng.integers(0, 256, (count, 16, 16, 3)).astype(np.uint8), y
+
+    name = f"export-{model}"
+    if name not in all_tasks():
+        equipoise.add_task(name, [rows(), rows()], model, server=rows(12))
+    return name
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")  # the format's readers still use it
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet18", "lstm"])
+def test_every_model_in_every_format_predicts_as_its_run(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    out, task = tmp_path / "run", task_of(model)
+    equipoise.run(out, task=task, method="fedavg", rounds=1, epochs=1, batch_size=10, lr=0.01, executor="loop")
+    for form, whose in (("safetensors", []), ("onnx", []), ("torchscript", ["--client", "1"])):
+        assert main(["export", str(out), "--format", form, *whose]) == 0
+        assert "predictions agree" in capsys.readouterr().out
+    built = build_task(Settings.of(read_config(out / "config.json")))
+    assert isinstance(built, Classify)
+    x = built.prepare(built.data.server("test")[0]).contiguous()
+    whole, personal = (exporting.read_model(Folder(out), client) for client in (None, 1))
+    session = onnxruntime.InferenceSession(out / "models" / "export-global.onnx")
+    script = torch.jit.load(str(out / "models" / "export-client-1.pt"))
+    with torch.no_grad():
+        for count in (1, len(x)):  # any number of rows
+            [logits] = session.run(None, {"x": x[:count].numpy()})
+            np.testing.assert_allclose(logits, built.forward(whole, x[:count]), rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(script(x[:count]), built.forward(personal, x[:count]), rtol=1e-3, atol=1e-5)
 
 
 def test_a_model_that_predicts_otherwise_is_not_written(
