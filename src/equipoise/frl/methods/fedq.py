@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.frl.methods.linear_rep import LinearRepresentation
+from equipoise.frl.methods.linear_rep import LinearControl
 
 
 @dataclass(frozen=True)
-class FedQ(LinearRepresentation):
+class FedQ(LinearControl):
     """Q(s,a) = Phi(s,a) theta; the server averages both."""
 
     name: ClassVar[str] = "fedq"
-    learns: ClassVar[str] = "q"
     shares: ClassVar[tuple[str, ...]] = ("backbone", "head")

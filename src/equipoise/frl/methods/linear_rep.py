@@ -25,7 +25,7 @@ class LinearRepresentation(Method):
     """The task's model: v, values of states, or q, values of states and actions."""
     keeps_model: ClassVar[bool] = True
     local_steps: int = option(10, "TD steps on an agent's own weights in a round, before the one on the representation")
-    alpha0: float = option(0.1, "first rate of the weights; fades as (1 + t/t0)^(-2/3)")
+    alpha0: float = option(0.05, "first rate of the weights; fades as (1 + t/t0)^(-2/3)")
     beta0: float = option(0.3, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it")
     t0: float = option(3000.0, "rounds after which the rates begin to fade; inf for constant rates")
 
@@ -59,6 +59,15 @@ class LinearRepresentation(Method):
 
     def _fade(self, round: int) -> float:
         return 1.0 + (round - 1) / self.t0
+
+
+@dataclass(frozen=True)
+class LinearControl(LinearRepresentation):
+    """The same for Q-learning, slower: values overshoot at first, and with them the steps on Phi."""
+
+    learns: ClassVar[str] = "q"
+    beta0: float = option(0.1, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it")
+    t0: float = option(10_000.0, "rounds after which the rates begin to fade; inf for constant rates")
 
 
 def _train(c: Client, steps: int, rate: float) -> Train:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.frl.methods.linear_rep import LinearRepresentation
+from equipoise.frl.methods.linear_rep import LinearControl
 
 
 @dataclass(frozen=True)
-class PFedQRep(LinearRepresentation):
+class PFedQRep(LinearControl):
     """Q^i(s,a) = Phi(s,a) theta_i; the server averages Phi_i only: Phi <- mean_i Phi_i."""
 
     name: ClassVar[str] = "pfedq-rep"
-    learns: ClassVar[str] = "q"
     shares: ClassVar[tuple[str, ...]] = ("backbone",)

@@ -1,4 +1,4 @@
-"""PFedTD-Rep (Xiong et al., 2024): agents evaluate policies with a common representation and weights of their own."""
+"""PFedTD-Rep (Xiong, Wang, Jiang, Li, 2025): agents evaluate policies, one representation for all, own weights."""
 
 from __future__ import annotations
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.frl.methods.linear_rep import LinearRepresentation
+from equipoise.frl.methods.linear_rep import LinearControl
 
 
 @dataclass(frozen=True)
-class IndependentQ(LinearRepresentation):
+class IndependentQ(LinearControl):
     """Q^i(s,a) = Phi_i(s,a) theta_i; nothing travels."""
 
     name: ClassVar[str] = "q"
-    learns: ClassVar[str] = "q"
     shares: ClassVar[tuple[str, ...]] = ()
