@@ -6,7 +6,9 @@ import contextlib
 import copy
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,7 +28,6 @@ from equipoise.privacy.private import Draw, seeded
 from equipoise.runs import build_task
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks import all_tasks
 from helpers import largest_difference, simulate, small_task
 
 SUPERVISED = {name: method for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"}
@@ -46,10 +47,11 @@ class Here:
         privacy: Privacy = Privacy(),  # noqa: B008 (it cannot change)
         draw: Draw = seeded,
         most_epsilon: float | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         options = {item.name: getattr(method, item.name) for item in dataclasses.fields(method)}
         given = {"method": method.name, "task": of, "rounds": ROUNDS, **dataclasses.asdict(task.training), **options}
-        given |= dataclasses.asdict(privacy)
+        given |= {**dataclasses.asdict(privacy), **more}
         self.nodes = [
             Node(given, NodeConfig(client, folder / f"{client}", "", most_epsilon), task, draw)
             for client in range(task.clients)
@@ -90,23 +92,28 @@ def test_remote_equals_loop_to_the_bit(name: str, participation: float, tmp_path
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
 
 
-WORLDS = ("two-state", "planted", "windy-cliff", "cartpole")
+WORLDS: list[tuple[str, dict[str, Any]]] = [
+    ("two-state", {}),
+    ("planted", {"agents": 3, "model": "v"}),
+    ("planted", {"agents": 3, "model": "q"}),
+    ("cartpole", {"agents": 2, "width": 8, "episodes": 1, "capacity": 200, "warmup": 16, "epochs": 3}),
+]
 
 
-def world_of(name: str) -> tuple[str, Method, Task]:
+def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     """The first task that this learner can work on."""
-    for world in sorted(all_tasks().keys() & set(WORLDS), key=WORLDS.index):
+    for world, small in WORLDS:
         with contextlib.suppress(UsageError):
-            settings = Settings.of({"method": name, "task": world, "rounds": ROUNDS})
-            return world, settings.method, build_task(settings)
+            settings = Settings.of({"method": name, "task": world, "rounds": ROUNDS, **small})
+            return world, small, settings.method, build_task(settings)
     raise AssertionError(f"none of {WORLDS} suits {name}")
 
 
 @pytest.mark.parametrize("name", sorted(all_methods().keys() - SUPERVISED.keys()))
 def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
-    world, method, task = world_of(name)
+    world, small, method, task = world_of(name)
     loop = simulate(method, task, ROUNDS, "loop")
-    remote = federate(method, task, Here(method, task, tmp_path, of=world))
+    remote = federate(method, task, Here(method, task, tmp_path, of=world, more=small))
     for _ in range(ROUNDS):
         assert "absent" not in remote.round()
     assert largest_difference(server_side(loop), server_side(remote)) == 0
