@@ -149,6 +149,29 @@ def certificates() -> list[str]:
     return lines
 
 
+def trained() -> list[str]:
+    """A policy trained on small federations (benchmarks/metatrain.py): on new ones as small, and at the usual size."""
+    if not (RESULTS / "metatrain.json").exists():
+        return []
+    kept = json.loads((RESULTS / "metatrain.json").read_text())
+    lines = [
+        "",
+        "## A policy trained before the run, on small federations",
+        "",
+        "`python benchmarks/metatrain.py`: one new federation (30 clients, 60 rounds) a generation, on which the policy of",
+        "the generations before runs beside the rule; at the end both at the usual size (100 clients, 300 rounds).",
+        "",
+        "| data seed | size | rule, global / local % | trained policy, global / local % |",
+        "|---" * 4 + "|",
+    ]
+    groups = (("30 clients, 60 rounds", kept["generations"]), ("100 clients, 300 rounds", kept.get("usual size", [])))
+    for size, rows in groups:
+        for row in rows:
+            figures = [" / ".join(f"{value:.2f}" for value in row[name]) for name in ("rule", "trained")]
+            lines.append(f"| {row['seed']} | {size} | {' | '.join(figures)} |")
+    return lines
+
+
 def speed() -> list[str]:
     kept = json.loads((RESULTS / "speed.json").read_text())
     return ["```json", json.dumps(kept, indent=1), "```"]
@@ -184,6 +207,7 @@ def page() -> str:
         "each, mean over seeds); the paper's utility 1 / f is steep where losses are small.",
         "",
         *certificates(),
+        *trained(),
         "",
         "## Speed of a PAGE round",
         "",
