@@ -158,7 +158,7 @@ def trained() -> list[str]:
         "",
         "## A policy trained before the run, on small federations",
         "",
-        "`python benchmarks/metatrain.py`: one new federation (30 clients, 60 rounds) a generation, on which the policy of",
+        "`python benchmarks/metatrain.py`: a new federation (30 clients, 60 rounds) each generation, where the policy of",
         "the generations before runs beside the rule; at the end both at the usual size (100 clients, 300 rounds).",
         "",
         "| data seed | size | rule, global / local % | trained policy, global / local % |",
