@@ -1,5 +1,7 @@
 """The stacked double DQN: its gradient by hand and by autograd, its memory, one agent of the stack alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -40,16 +42,18 @@ def test_a_net_by_hand():
 
 
 def test_the_td_target_by_hand():
-    """y = r + 0.9 Q'(s', argmax Q(s', .)), no future after the end; errors beyond 1 count as 1 (Huber)."""
+    """y = r + 0.9 Q'(s', argmax Q(s', .)), no future after the end."""
     net = Net(1, 1, 2)
     own = torch.tensor([[1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0]])  # Q(s) = (s, s/2) for s > 0: chooses action 0
     judge = torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0, 0.0]])  # Q'(s) = (s/2, 2s)
     rows = torch.tensor([[[1.0, 2.0, 0.3, 1.0, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 1.0, 0.0]]])
-    # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9, taken as -1
-    slope = net.views(td_slope(net, net.views(own), net.views(judge), rows, 0.9))
-    assert slope["b3"][0].tolist() == pytest.approx([(-0.2 - 1.0) / 3, 0.2 / 3])
-    assert slope["w3"][0, :, 0].tolist() == pytest.approx([(-0.2 - 1.0) / 3, 0.2 / 3])
-    assert float(slope["b2"][0, 0]) == pytest.approx((-0.2 - 1.0) / 3 + 0.5 * 0.2 / 3)
+    # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9
+    flat = torch.empty_like(own)
+    td_slope(net, net.views(own), net.views(judge), rows, 0.9, flat)
+    slope = net.views(flat)
+    assert slope["b3"][0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
+    assert slope["w3"][0, :, 0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
+    assert float(slope["b2"][0, 0]) == pytest.approx((-0.2 - 8.9) / 3 + 0.5 * 0.2 / 3)
 
 
 @pytest.mark.parametrize("net", NETS, ids=["plain", "embedded"])
@@ -63,8 +67,9 @@ def test_the_gradient_is_autograds(net, body):
         ahead = net.values(views, following).argmax(-1, keepdim=True)
         goal = rows[..., -3:-2] + 0.9 * rows[..., -2:-1] * net.values(judge, following).gather(-1, ahead)
     q = net.values(views, state).gather(-1, rows[..., -1:].long())
-    torch.nn.functional.smooth_l1_loss(q, goal, reduction="none").mean(1).sum().backward()
-    slope = td_slope(net, net.views(own), judge, rows, 0.9, body)
+    (0.5 * (q - goal).square()).mean(1).sum().backward()
+    slope = torch.empty_like(own)
+    td_slope(net, net.views(own), judge, rows, 0.9, slope, body)
     where = slice(None) if body else net.places["w3"]
     assert largest_difference(slope[:, where], free.grad[:, where]) < 1e-14
 
@@ -125,7 +130,8 @@ def test_the_memory_holds_the_last_transitions():
     assert after["acted"].tolist() == [30] * 4  # 60 transitions in 40 places: rows 0 to 19 are the newest
     assert rows[..., -1].unique().tolist() == [0, 1]
     physics, lengths = CartPole(), world.lengths
-    before, following = rows[..., :4].numpy(), rows[..., 4:8].numpy()
+    units = np.array(physics.usual)
+    before, following = rows[..., :4].numpy() * units, rows[..., 4:8].numpy() * units
     moved, _, over = physics.step(before, rows[..., -1].numpy().astype(int), lengths)
     np.testing.assert_allclose(moved, following, atol=1e-6)
     np.testing.assert_array_equal(rows[..., -2].numpy(), ~over)
@@ -183,20 +189,21 @@ def test_adam_of_a_stack_is_adam_of_each():
 def test_epsilon_falls_over_environment_steps():
     s, net = SETTINGS, NETS[0]
     kept = {**learner.fresh(net, s, 3, F64)}
-    kept["acted"] = torch.tensor([0, 10, 1000])  # two copies: 0, 20 and 2000 of 50 steps
-    one = learner._Learner(net, s, rhythm(3), stack(net, 3), kept)
-    seen, counts = torch.zeros(3, 2000, 4, dtype=F64), torch.zeros(3)
-    u = torch.rand(3, 2, 2000, dtype=F64)
-    greedy = net.values(net.views(stack(net, 3)), seen).argmax(-1)
-    counts = (one.act(seen, u) != greedy).double().mean(1)  # half of the random actions are the greedy one
-    assert counts.tolist() == pytest.approx([0.5, 0.5 * (1 - 0.9 * 0.4), 0.05], abs=0.05)
+    kept["acted"] = torch.tensor([0, 10, 1000])  # 2,000 copies: 0, 20,000 and 2,000,000 of 50,000 steps
+    u = np.random.default_rng(0).random((3, 1, 2000 * 2 + 8))
+    one = learner._Learner(net, replace(s, copies=2000, explore=50000), rhythm(3), stack(net, 3), kept, u)
+    seen = np.zeros((3, 2000, 4), np.float32)
+    greedy = net.values(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
+    chosen = (one.act(0, seen) != greedy).mean(1)  # half of the random actions are the greedy one
+    assert chosen.tolist() == pytest.approx([0.5, 0.5 * (1 - 0.9 * 0.4), 0.05], abs=0.05)
 
 
 def test_returns_of_finished_episodes_are_averaged():
     net = NETS[0]
-    one = learner._Learner(net, SETTINGS, rhythm(1), stack(net, 1), learner.fresh(net, SETTINGS, 1, F64))
-    one.running += torch.tensor([[10.0, 3.0]])
-    one._count(torch.tensor([[True, False]]))
-    assert (float(one.recent), int(one.episodes), one.running.tolist()) == (10.0, 1, [[0.0, 3.0]])
-    one._count(torch.tensor([[False, True]]))
-    assert float(one.recent) == pytest.approx(0.9 * 10 + 0.1 * 3)
+    u = np.zeros((1, 1, 12))
+    one = learner._Learner(net, SETTINGS, rhythm(1), stack(net, 1), learner.fresh(net, SETTINGS, 1, F64), u)
+    one.running += [[10.0, 3.0]]
+    one.count(np.array([[True, False]]))
+    assert (float(one.recent[0]), int(one.episodes[0]), one.running.tolist()) == (10.0, 1, [[0.0, 3.0]])
+    one.count(np.array([[False, True]]))
+    assert float(one.recent[0]) == pytest.approx(0.9 * 10 + 0.1 * 3)

@@ -73,7 +73,8 @@ def test_an_episode_is_cut_after_500_steps_and_starts_anew(physics):
         assert not moved.terminated.any()
         assert moved.truncated.all() == (step == 500)
     np.testing.assert_array_equal(play.state, physics.start(draws))
-    np.testing.assert_array_equal(play.seen, physics.observe(physics.start(draws)))
+    units = np.array(physics.usual, np.float32)
+    np.testing.assert_array_equal(play.seen, physics.observe(physics.start(draws)) / units)
     assert (moved.following != play.seen).any()
     assert (play.clock == 0).all()
 
@@ -87,7 +88,7 @@ def test_only_the_episode_that_ended_starts_anew():
     assert moved.terminated.tolist() == [[False, True]]
     np.testing.assert_allclose(play.state[0, 1], 0.04)
     assert play.clock.tolist() == [[1, 0]]
-    assert moved.following[0, 1, 2] > 0.2
+    assert moved.following[0, 1, 2] > 2.0  # in units of 0.1 rad
 
 
 def test_a_world_goes_on_where_it_was_left():

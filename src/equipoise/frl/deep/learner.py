@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.contract import State, Tree
 from equipoise.control.learning import adam
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Floats
-from equipoise.frl.deep.worlds import Moved, World
+from equipoise.frl.deep.physics import Flags, Floats, Ints
+from equipoise.frl.deep.worlds import Moved, Seen, World
 
 TOGETHER = -1  # no rhythm: both blocks move in every gradient step
 SMOOTH = 0.9  # of the running mean of returns, at each end of an episode
@@ -84,112 +85,125 @@ def train(
 ) -> tuple[Tensor, State]:
     """As many steps as ``u`` ``[K, steps, draws_a_step]`` has draws for; ``params`` ``[K, P]`` is not changed."""
     agents, steps, _ = u.shape
-    e, resets = settings.copies, world.resets
-    play = world.open(ids, kept["env"], u[:, 0, 2 * e : 2 * e + e * resets].reshape(agents, e, resets))
-    learner = _Learner(net, settings, rhythm, params, kept)
+    e = settings.copies
+    starts = u[:, :, 2 * e : e * (2 + world.resets)].reshape(agents, steps, e, world.resets)
+    play = world.open(ids, kept["env"], starts[:, 0])
+    learner = _Learner(net, settings, rhythm, params, kept, u)
     for step in range(steps):
-        now = u[:, step]
-        action = learner.act(torch.from_numpy(play.seen), torch.from_numpy(now[:, : 2 * e]).view(agents, 2, e))
         before = play.seen
-        moved = play.step(action.numpy(), now[:, 2 * e : 2 * e + e * resets].reshape(agents, e, resets))
-        learner.remember(torch.from_numpy(before), action, moved)
-        learner.learn(step, torch.from_numpy(now[:, -settings.batch :]))
+        action = learner.act(step, before)
+        learner.remember(step, before, action, play.step(action, starts[:, step]))
+        learner.learn(step)
     return learner.params, {**learner.state(), "env": play.kept()}
 
 
 class _Learner:
-    """Working copies of a call; nothing that was handed in changes."""
+    """Working copies of a call, so that nothing handed in changes, and all that can be said of its steps in advance."""
 
-    def __init__(self, net: Net, settings: Settings, rhythm: Rhythm, params: Tensor, kept: State) -> None:
+    def __init__(self, net: Net, settings: Settings, rhythm: Rhythm, params: Tensor, kept: State, u: Floats) -> None:
         self.net, self.settings, self.rhythm = net, settings, rhythm
         self.params = params.clone()
         self.views = net.views(self.params)
-        self.acted: Tensor = kept["acted"].clone()
         # An agent that never learned starts with the net that it received as its target too.
         self.target = torch.where((kept["acted"] == 0)[:, None], params, kept["target"])
         self.target_views = net.views(self.target)
         self.m, self.v = (kept["adam"][name].clone() for name in ("m", "v"))
+        self.slope = torch.empty_like(self.params)
         self.updates: Tensor = kept["updates"].clone()
         self.replay: Tensor = kept["replay"].clone()
         self.rows = self.replay.view(-1, self.replay.shape[-1])
-        self.first = torch.arange(len(params))[:, None] * settings.capacity  # of each agent's rows
-        self.episodes, self.running, self.recent = (kept[n].clone() for n in ("episodes", "running", "return"))
+        self.new = self.rows.new_zeros(len(params), settings.copies, self.rows.shape[1])
+        self.episodes, self.running, self.recent = (kept[n].numpy().copy() for n in ("episodes", "running", "return"))
+        self.acted: Ints = kept["acted"].numpy()
+        self._plan(u)
+
+    def _plan(self, u: Floats) -> None:
+        """Exploration, places in the memory and batches of every step: they follow from counts and draws."""
+        s, e = self.settings, self.settings.copies
+        before = (self.acted[:, None] + np.arange(u.shape[1])) * e  # transitions, [K, steps]
+        gone = before / s.explore if s.explore else np.ones(before.shape)
+        epsilon = np.maximum(1.0 + (s.last_epsilon - 1.0) * gone, s.last_epsilon)
+        self.explores = u[..., :e] < epsilon[..., None]
+        self.anything = (u[..., e : 2 * e] * self.net.outputs).astype(np.int64)
+        first = np.arange(len(u))[:, None, None] * s.capacity  # of each agent's rows
+        places = first + (before[..., None] + np.arange(e)) % s.capacity
+        after = before + e
+        batches = first + (u[..., -s.batch :] * np.minimum(after, s.capacity)[..., None]).astype(np.int64)
+        self.places, self.batches = (_by_step(rows) for rows in (places, batches))
+        self.ready = torch.from_numpy(after >= s.warmup)
+        self.anybody, self.everybody = self.ready.any(0).tolist(), self.ready.all(0).tolist()
+        self.acted = self.acted + u.shape[1]
 
     def state(self) -> State:
+        counts = {"acted": self.acted, "episodes": self.episodes, "running": self.running, "return": self.recent}
         return {
             "target": self.target,
             "adam": {"m": self.m, "v": self.v},
             "updates": self.updates,
             "replay": self.replay,
-            "acted": self.acted,
-            "episodes": self.episodes,
-            "running": self.running,
-            "return": self.recent,
+            **{name: torch.from_numpy(value) for name, value in counts.items()},
         }
 
-    def act(self, seen: Tensor, u: Tensor) -> Tensor:
+    def act(self, step: int, seen: Seen) -> Ints:
         """Epsilon-greedy ``[K, E]``; epsilon falls linearly over ``explore`` environment steps."""
-        s = self.settings
-        greedy = self.net.values(self.views, seen.to(self.params.dtype)).argmax(-1)
-        gone = (self.acted * s.copies).double() / s.explore if s.explore else torch.ones(len(seen), dtype=torch.float64)
-        epsilon = (1.0 + (s.last_epsilon - 1.0) * gone).clamp(min=s.last_epsilon)
-        return torch.where(u[:, 0] < epsilon[:, None], (u[:, 1] * self.net.outputs).long(), greedy)
+        greedy = self.net.values(self.views, torch.from_numpy(seen).to(self.params.dtype)).argmax(-1)
+        return np.where(self.explores[:, step], self.anything[:, step], greedy.numpy())
 
-    def remember(self, before: Tensor, action: Tensor, moved: Moved) -> None:
+    def remember(self, step: int, before: Seen, action: Ints, moved: Moved) -> None:
         """A cut episode could have gone on, so only one that ended by itself has no future."""
-        s, o = self.settings, before.shape[-1]
-        rows = self.rows.new_empty(*action.shape, s.width(o))
-        rows[..., :o], rows[..., o : 2 * o] = before, torch.from_numpy(moved.following)
-        reward = torch.from_numpy(moved.reward)
-        rows[..., -3], rows[..., -2], rows[..., -1] = reward, torch.from_numpy(~moved.terminated), action
-        place = (self.acted[:, None] * s.copies + torch.arange(s.copies)) % s.capacity
-        self.rows.index_copy_(0, (self.first + place).view(-1), rows.view(-1, rows.shape[-1]))
-        self.acted += 1
-        self.running += reward
+        new, o = self.new.numpy(), before.shape[-1]
+        new[..., :o], new[..., o : 2 * o] = before, moved.following
+        new[..., -3], new[..., -2], new[..., -1] = moved.reward, ~moved.terminated, action
+        self.rows.index_copy_(0, self.places[step], self.new.view(-1, new.shape[-1]))
+        self.running += moved.reward
         over = moved.terminated | moved.truncated
         if over.any():
-            self._count(torch.from_numpy(over))
+            self.count(over)
 
-    def _count(self, over: Tensor) -> None:
-        """Returns of the episodes that ended: the first is taken as it is, the others are smoothed in."""
-        ended = over.any(1)
-        mean = (self.running * over).sum(1) / over.sum(1).clamp(min=1)
-        kept = torch.where(self.episodes > 0, SMOOTH ** over.sum(1).double(), 0.0)
-        self.recent = torch.where(ended, kept * self.recent + (1 - kept) * mean, self.recent)
-        self.episodes += over.sum(1)
-        self.running.masked_fill_(over, 0.0)
+    def count(self, over: Flags) -> None:
+        """Returns of the episodes that ended: an agent's first is taken as it is, the others are smoothed in."""
+        ends = over.sum(1)
+        mean = (self.running * over).sum(1) / np.maximum(ends, 1)
+        kept = np.where(ends > 0, np.where(self.episodes > 0, SMOOTH**ends, 0.0), 1.0)
+        self.recent = kept * self.recent + (1 - kept) * mean
+        self.episodes += ends
+        self.running[over] = 0.0
 
-    def learn(self, step: int, u: Tensor) -> None:
+    def learn(self, step: int) -> None:
         """One gradient step of every agent whose memory holds ``warmup`` transitions."""
-        s, net = self.settings, self.net
-        held = (self.acted * s.copies).clamp(max=s.capacity)
-        ready = self.acted * s.copies >= s.warmup
         body, head = self.rhythm.blocks(step)
-        if not bool(ready.any()) or not (body or head):
+        if not self.anybody[step] or not (body or head):
             return
-        batch = self.rows.index_select(0, (self.first + (u * held[:, None]).long()).view(-1))
-        batch = batch.view(len(u), -1, batch.shape[-1])
-        slope = td_slope(net, self.views, self.target_views, batch, s.discount, body)
-        everybody = bool(ready.all())
+        batch = self.rows.index_select(0, self.batches[step]).view(len(self.params), -1, self.rows.shape[1])
+        td_slope(self.net, self.views, self.target_views, batch, self.settings.discount, self.slope, body)
+        only = None if self.everybody[step] else self.ready[:, step, None]
         for block, (moves, rate) in enumerate(((body, self.rhythm.body_lr), (head, self.rhythm.lr))):
             if moves:
-                self._move(block, slope, rate, None if everybody else ready[:, None])
-        follow = s.target_rate if everybody else s.target_rate * ready[:, None].to(slope.dtype)
-        self.target.lerp_(self.params, follow)
+                self._move(block, rate, only)
+        rate = self.settings.target_rate
+        self.target.lerp_(self.params, rate if only is None else rate * only.to(self.params.dtype))
 
-    def _move(self, block: int, slope: Tensor, rate: Tensor, only: Tensor | None) -> None:
-        """Adam's step of one block, of all agents or of those that are ready."""
+    def _move(self, block: int, rate: Tensor, only: Tensor | None) -> None:
+        """Adam's step of one block, of all agents or of ``only`` those that are ready."""
         where = slice(self.net.border, None) if block else slice(self.net.border)
         old = {"params": self.params[:, where], "m": self.m[:, where], "v": self.v[:, where]}
         count = self.updates[:, block, None] + 1
-        params, moments = adam(old["params"], slope[:, where], old, count, rate)
+        params, moments = adam(old["params"], self.slope[:, where], old, count, rate)
         for name, value in {"params": params, **moments}.items():
             old[name].copy_(value if only is None else torch.where(only, value, old[name]))
         self.updates[:, block] += 1 if only is None else only[:, 0]
 
 
-def td_slope(net: Net, views: Tree, target: Tree, batch: Tensor, discount: float, body: bool = True) -> Tensor:
-    """Gradient of the mean over the batch of huber(Q(s, a) - y), y = r + discount Q'(s', argmax Q(s', .))."""
+def _by_step(rows: Ints) -> Tensor:
+    """``[steps, K * n]`` from ``[K, steps, n]``."""
+    steps = rows.shape[1]
+    return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(0, 1)).reshape(steps, -1))
+
+
+def td_slope(
+    net: Net, views: Tree, target: Tree, batch: Tensor, discount: float, out: Tensor, body: bool = True
+) -> None:
+    """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = r + discount Q'(s', argmax Q(s', .))."""
     o, size = net.inputs, batch.shape[1]
     state, following = batch[..., :o], batch[..., o : 2 * o]
     reward, goes_on, action = batch[..., -3:-2], batch[..., -2:-1], batch[..., -1:].long()
@@ -198,5 +212,5 @@ def td_slope(net: Net, views: Tree, target: Tree, batch: Tensor, discount: float
     ahead = net.values(views, following).argmax(-1, keepdim=True)
     goal = reward + discount * goes_on * net.values(target, following).gather(-1, ahead)
     error = net.head(views, two).gather(-1, action) - goal
-    d3 = batch.new_zeros(len(batch), size, net.outputs).scatter_(-1, action, error.clamp_(-1.0, 1.0).div_(size))
-    return net.slope(views, state, one, two, d3, body)
+    d3 = batch.new_zeros(len(batch), size, net.outputs).scatter_(-1, action, error.div_(size))
+    net.slope(views, state, one, two, d3, out, body)

@@ -85,23 +85,25 @@ class Net:
     def head(self, net: Tree, two: Tensor) -> Tensor:
         return torch.baddbmm(net["b3"].unsqueeze(1), two, net["w3"].mT)
 
-    def slope(self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, body: bool = True) -> Tensor:
-        """Gradient ``[K, P]`` of a loss with derivative ``d3`` by the outputs; without ``body``, of the head alone."""
-        flat = d3.new_empty(len(d3), self.size)
+    def slope(
+        self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, flat: Tensor, body: bool = True
+    ) -> None:
+        """Into ``flat`` ``[K, P]``: gradient of a loss with derivative ``d3`` by the outputs; of the head alone without
+        ``body``."""
         out = self.views(flat)
         torch.bmm(d3.mT, two, out=out["w3"])
         torch.sum(d3, 1, out=out["b3"])
-        if body:
-            d2 = _through_relu(torch.bmm(d3, net["w3"]), two)
-            torch.bmm(one.mT, d2, out=out["w2"])
-            torch.sum(d2, 1, out=out["b2"])
-            d1 = _through_relu(torch.bmm(d2, net["w2"].mT), one)
-            torch.bmm(x.mT, d1, out=out["w1"])
-            torch.sum(d1, 1, out=out["b1"])
-            if self.embedding:
-                out["w0"].copy_(net["e"].unsqueeze(2) * out["b1"].unsqueeze(1))
-                out["e"].copy_(torch.bmm(net["w0"], out["b1"].unsqueeze(2)).squeeze(2))
-        return flat
+        if not body:
+            return
+        d2 = _through_relu(torch.bmm(d3, net["w3"]), two)
+        torch.bmm(one.mT, d2, out=out["w2"])
+        torch.sum(d2, 1, out=out["b2"])
+        d1 = _through_relu(torch.bmm(d2, net["w2"].mT), one)
+        torch.bmm(x.mT, d1, out=out["w1"])
+        torch.sum(d1, 1, out=out["b1"])
+        if self.embedding:
+            out["w0"].copy_(net["e"].unsqueeze(2) * out["b1"].unsqueeze(1))
+            out["e"].copy_(torch.bmm(net["w0"], out["b1"].unsqueeze(2)).squeeze(2))
 
 
 def _through_relu(slope: Tensor, activation: Tensor) -> Tensor:

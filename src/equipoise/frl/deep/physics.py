@@ -29,6 +29,8 @@ class Physics(ABC):
     lowest: ClassVar[float]
     highest: ClassVar[float]
     """Bounds of an episode's return."""
+    usual: ClassVar[tuple[float, ...]]
+    """Usual sizes of what is observed: agents see it in these units, for nets learn badly from numbers far below 1."""
 
     @abstractmethod
     def length(self, u: Floats) -> Floats:
@@ -40,7 +42,7 @@ class Physics(ABC):
 
     @abstractmethod
     def observe(self, state: Floats) -> npt.NDArray[np.float32]:
-        """What an agent sees of them."""
+        """Gymnasium's observation of them."""
 
     @abstractmethod
     def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
@@ -56,6 +58,7 @@ class CartPole(Physics):
 
     gym_id, observations, actions = "CartPole-v1", 4, 2
     lowest, highest = 0.0, 500.0
+    usual = (1.0, 1.0, 0.1, 1.0)
     GRAVITY, CART, POLE, FORCE, TAU = 9.8, 1.0, 0.1, 10.0, 0.02
     TOTAL = POLE + CART
     FURTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
@@ -99,6 +102,7 @@ class Acrobot(Physics):
 
     gym_id, observations, actions = "Acrobot-v1", 6, 3
     lowest, highest = -500.0, 0.0
+    usual = (1.0, 1.0, 1.0, 1.0, 3.0, 3.0)
     STEP, GRAVITY, INERTIA = 0.2, 9.8, 1.0
     FASTEST = np.array([4 * math.pi, 9 * math.pi])
 

@@ -94,19 +94,23 @@ class _PhysicsPlay(Play):
     def __init__(self, world: PhysicsWorld, ids: Tensor, state: Floats, clock: Ints) -> None:
         self.physics, self.length = world.physics, world.lengths[ids.numpy()]
         self.state, self.clock = state, clock
-        self.seen = self.physics.observe(state)
+        self.unit = np.array(self.physics.usual, np.float32)
+        self.seen = self._see()
 
     def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
         self.state, reward, terminated = self.physics.step(self.state, action.astype(np.int64), self.length)
         self.clock += 1
-        following = self.seen = self.physics.observe(self.state)
+        following = self.seen = self._see()
         truncated = ~terminated & (self.clock >= self.physics.limit)
         over = terminated | truncated
         if over.any():
             self.state[over] = self.physics.start(draws[over])
             self.clock[over] = 0
-            self.seen = self.physics.observe(self.state)
+            self.seen = self._see()
         return Moved(following, reward, terminated, truncated)
+
+    def _see(self) -> Seen:
+        return self.physics.observe(self.state) / self.unit
 
     def kept(self) -> State:
         return {"state": torch.from_numpy(self.state), "clock": torch.from_numpy(self.clock)}

@@ -1,0 +1,203 @@
+"""The page of deep_rl.py: tables and pictures from the cells that there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+Cell = dict[str, Any]
+MAIN = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
+COLOURS = {"dqn": "#7F7F7F", "dqnavg": "#0072B2", "perdqnavg": "#009E73", "pfeddqn-rep": "#D55E00"}
+OFFERED = {
+    "dqn": "nothing: DQN from scratch",
+    "dqnavg": "the whole net, tuned on",
+    "perdqnavg": "the whole net, frozen; the embedding is learned",
+    "pfeddqn-rep": "the body, frozen; the head is learned",
+}
+
+
+def write_page(results: Path, models: Path) -> None:
+    cells = [json.loads(file.read_text()) for file in sorted(results.glob("*-seed*.json"))]
+    if not cells:
+        return
+    text = [HEAD]
+    for task in ("cartpole", "acrobot"):
+        own = [cell for cell in cells if cell["task"] == task]
+        if not any(cell["name"] in MAIN for cell in own):
+            continue
+        text.append(f"## {task.capitalize()}, ten agents\n\n{_size(own)}\n\n{_table(own, MAIN)}")
+        if _draw(lambda axes, own=own: _curves(axes, own), results / f"{task}-curves.svg", 2):
+            text.append(f"![Return curves]({task}-curves.svg)\n\nMean over agents with the range of the seeds (left), and the "
+                        "worst agent (right).")  # fmt: skip
+        if _draw(lambda axes, own=own: _bars(axes, own), results / f"{task}-agents.svg", 1):
+            text.append(
+                f"![Per agent]({task}-agents.svg)\n\nEach agent at the end, mean over seeds; agents by growing length."
+            )
+    cart = [cell for cell in cells if cell["task"] == "cartpole"]
+    text += _sections(cart)
+    text += _pictures(results, models)
+    (results / "README.md").write_text("\n\n".join(text) + "\n")
+
+
+HEAD = """# Federated deep Q-learning: results
+
+Written by `python benchmarks/deep_rl.py` from the cells in this folder; do not edit. Returns are of greedy policies over
+five fixed episodes an agent, mean ± standard deviation over seeds; *last* is the mean of the last three evaluations,
+*area* the mean of all of them (how fast it was learned), *worst* the worst of the ten agents at the end. Higher is better:
+CartPole ends at 500, Acrobot at 0 (-500 is never having swung up). `±` is missing where there is one seed alone."""
+
+
+def _sections(cart: list[Cell]) -> list[str]:
+    text: list[str] = []
+    names = list(dict.fromkeys(cell["name"] for cell in cart if cell["name"] not in MAIN))
+
+    def some(title: str, words: str, chosen: list[str], beside: Sequence[str]) -> None:
+        if chosen:
+            text.append(f"## {title}\n\n{words}\n\n{_table(cart, [*beside, *chosen])}")
+
+    some(
+        "What to share (CartPole)",
+        "Body or head, in the rhythm of two timescales or all in every step.",
+        [name for name in names if "shared" in name],
+        MAIN,
+    )
+    some(
+        "Absent agents and late means (CartPole)",
+        "30 % of the agents absent in each round (they neither act nor learn then); the same number of steps with a fifth "
+        "of the synchronisations, so that everybody works with a mean that is up to five times as old.",
+        [name for name in names if "absent" in name or "late" in name],
+        ("dqnavg", "pfeddqn-rep"),
+    )
+    policies = [name for name in names if name.startswith("fedpolicy")]
+    some(
+        "FedPolicy decides who gets which part (CartPole)",
+        "Over dqnavg, reward = return on three episodes of their own. Always full is dqnavg to the bit; always backbone is "
+        "*body shared, both in every step* to the bit, and with `head_steps=1` it is pfeddqn-rep (tested).",
+        policies,
+        ("dqnavg", "pfeddqn-rep", *[n for n in names if n == "body shared, both in every step"]),
+    )
+    for name in policies:
+        found = [cell["parts"] for cell in cart if cell["name"] == name]
+        shares = ", ".join(f"{part} {100 * fmean(cell[part] for cell in found):.0f} %" for part in found[0])
+        text.append(f"{name} gave: {shares}.")
+    with_new = [cell for cell in cart if "newcomers" in cell]
+    if with_new:
+        text.append(_newcomers(with_new))
+    return text
+
+
+def _size(cells: list[Cell]) -> str:
+    one = next(cell for cell in cells if cell["name"] in MAIN)
+    seeds, spent = sorted({cell["seed"] for cell in cells}), sum(cell["cpu_seconds"] for cell in cells)
+    steps = one["curve"][-1]["steps"]
+    return (
+        f"{one['options']['rounds']} rounds of {one['options']['epochs']} steps: {steps:,} environment steps and "
+        f"{steps // 4:,} gradient steps of each agent. Seeds {', '.join(map(str, seeds))}; {spent:.0f} CPU seconds."
+    )
+
+
+def _table(cells: list[Cell], names: Sequence[str]) -> str:
+    lines = ["| | last | area | worst | spread over agents | MB up | seeds |", "|---|---|---|---|---|---|---|"]
+    for name in names:
+        own = [cell for cell in cells if cell["name"] == name]
+        if own:
+            last = _pm([fmean(point["mean"] for point in cell["curve"][-3:]) for cell in own])
+            area = _pm([fmean(point["mean"] for point in cell["curve"]) for cell in own])
+            worst = _pm([cell["curve"][-1]["worst"] for cell in own])
+            spread = f"{fmean(cell['curve'][-1]['std'] for cell in own):.0f}"
+            sent = f"{fmean(cell['bytes']['up'] for cell in own) / 1e6:.1f}"
+            lines.append(f"| {name} | {last} | {area} | {worst} | {spread} | {sent} | {len(own)} |")
+    return "\n".join(lines)
+
+
+def _newcomers(cells: list[Cell]) -> str:
+    marks = list(cells[0]["newcomers"])
+    lines = [
+        "## Newcomers in unseen environments (CartPole)",
+        "Six agents whose poles nobody trained with. What they are given, and the return after so many environment steps of "
+        "their own; explored and learned as in training.",
+    ]
+    table = [f"| from | a newcomer gets | {' | '.join(f'{int(mark):,} steps' for mark in marks)} | seeds |"]
+    table.append("|" + "---|" * (len(marks) + 3))
+    for name in MAIN:
+        own = [cell["newcomers"] for cell in cells if cell["name"] == name]
+        if own:
+            figures = " | ".join(_pm([fmean(cell[mark]) for cell in own]) for mark in marks)
+            table.append(f"| {name} | {OFFERED[name]} | {figures} | {len(own)} |")
+    return "\n\n".join([*lines, "\n".join(table)])
+
+
+def _pm(values: list[float]) -> str:
+    return f"{fmean(values):.0f}" + (f" ± {stdev(values):.0f}" if len(values) > 1 else "")
+
+
+def _draw(paint: Callable[[Any], bool], file: Path, columns: int) -> bool:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "equipoise"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, columns, figsize=(4.6 * columns + (3 if columns == 1 else 0), 3), squeeze=False)
+    painted = paint(axes[0])
+    if painted:
+        figure.tight_layout()
+        figure.savefig(file, metadata={"Date": None})
+    plt.close(figure)
+    return painted
+
+
+def _curves(axes: Any, cells: list[Cell]) -> bool:
+    for name in MAIN:
+        own = [cell for cell in cells if cell["name"] == name]
+        if not own:
+            continue
+        steps = [point["steps"] for point in own[0]["curve"]]
+        for axis, key in zip(axes, ("mean", "worst"), strict=True):
+            runs = list(zip(*[[point[key] for point in cell["curve"]] for cell in own], strict=True))
+            axis.plot(steps, [fmean(run) for run in runs], color=COLOURS[name], label=name)
+            low, high = [min(run) for run in runs], [max(run) for run in runs]
+            axis.fill_between(steps, low, high, color=COLOURS[name], alpha=0.15, linewidth=0)
+            axis.set_xlabel("environment steps of an agent")
+            axis.set_ylabel(f"return, {'mean over agents' if key == 'mean' else 'worst agent'}")
+    axes[0].legend(frameon=False, fontsize=8)
+    return True
+
+
+def _bars(axes: Any, cells: list[Cell]) -> bool:
+    axis, shown = axes[0], [name for name in MAIN if any(cell["name"] == name for cell in cells)]
+    for number, name in enumerate(shown):
+        own = [cell["agents"] for cell in cells if cell["name"] == name]
+        means = [fmean(values) for values in zip(*own, strict=True)]
+        places = [k + 0.2 * (number - 1.5) for k in range(len(means))]
+        axis.bar(places, means, 0.18, color=COLOURS[name], label=name)
+    axis.set_xlabel("agent")
+    axis.set_ylabel("return at the end")
+    axis.set_xticks(range(10))
+    axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return True
+
+
+def _pictures(results: Path, models: Path) -> list[str]:
+    """Pictures that need the trained nets; where they are gone, the pictures of the last time stay."""
+    from deep_rl_pictures import animate, project
+
+    text = []
+    shared, averaged = models / "cartpole-pfeddqn-rep.npz", models / "cartpole-dqnavg.npz"
+    if shared.exists():
+        _draw(lambda axes: project(axes, shared), results / "representation.png", 2)
+    if shared.exists() and averaged.exists():
+        animate(results / "rollout.gif", shared, averaged)
+    if (results / "representation.png").exists():
+        text.append("## The learned representation (CartPole, pfeddqn-rep)\n\n![Representation](representation.png)\n\nThe 64 "
+                    "shared features over the plane of angle and angular speed (cart still, in the middle), on their first "
+                    "two principal components; coloured by angle (left) and by the value that one agent's head reads "
+                    "from them (right).")  # fmt: skip
+    if (results / "rollout.gif").exists():
+        text.append("## A rollout: personalised and averaged\n\n![Rollout](rollout.gif)\n\nThe agent with the shortest pole, from one "
+                    "start far off the middle: left with its personalised net (pfeddqn-rep), right with the averaged one "
+                    "(dqnavg, trained on).")  # fmt: skip
+    return text

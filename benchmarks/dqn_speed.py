@@ -1,0 +1,168 @@
+"""Speed of 10 stacked DQN agents against 10 single ones of a plain PyTorch implementation, in one run.
+
+    python benchmarks/dqn_speed.py [--steps 300] [--peer]
+
+Every way does the same work: E environment steps, then one gradient step of a double DQN on 64 remembered transitions
+(two hidden layers of 64, Adam, soft target net), on one thread. `--peer` adds Stable-Baselines3's DQN (not doubled).
+Times are CPU seconds of the process, so that other work on the machine counts little; writes results/dqn_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+from equipoise.contract import Fit, When
+from equipoise.frl.deep.physics import CartPole
+from equipoise.frl.deep.task import AgentConfig, classic
+from equipoise.tasks.cartpole import SPEC
+
+AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
+RESULT = Path(__file__).parent / "results" / "dqn_speed.json"
+
+
+class SingleDqn:
+    """One agent as one would write it: a module, torch.optim.Adam, a NumPy ring buffer, Gymnasium's environments."""
+
+    def __init__(self, seed: int, copies: int) -> None:
+        torch.manual_seed(seed)
+        self.rng, self.copies = np.random.default_rng(seed), copies
+        # Gymnasium's own vector environment of CartPole is its fastest; one copy is fastest without it.
+        self.env: Any = gymnasium.make("CartPole-v1")
+        if copies > 1:
+            self.env = gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point")
+        self.seen, _ = self.env.reset(seed=seed)
+        sizes = (4, WIDTH, WIDTH, 2)
+        layers = [layer for i in range(3) for layer in (nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU())]
+        self.net = nn.Sequential(*layers[:-1])
+        self.target = copy.deepcopy(self.net)
+        self.adam = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        self.before, self.after = np.zeros((CAPACITY, 4), np.float32), np.zeros((CAPACITY, 4), np.float32)
+        self.action = np.zeros(CAPACITY, np.int64)
+        self.reward, self.goes_on = np.zeros(CAPACITY, np.float32), np.zeros(CAPACITY, np.float32)
+        self.stored = 0
+
+    def act(self) -> None:
+        with torch.no_grad():
+            greedy = self.net(torch.from_numpy(self.seen.reshape(-1, 4))).argmax(1).numpy()
+        random = self.rng.random(self.copies) < 0.1
+        action = np.where(random, self.rng.integers(2, size=self.copies), greedy)
+        following, reward, ended, cut, _ = self.env.step(int(action[0]) if self.copies == 1 else action)
+        rows = (self.stored + np.arange(self.copies)) % CAPACITY
+        self.before[rows], self.after[rows], self.action[rows] = self.seen, following, action
+        self.reward[rows], self.goes_on[rows] = reward, 1.0 - np.asarray(ended, np.float32)
+        self.stored += self.copies
+        if self.copies == 1 and (ended or cut):
+            following, _ = self.env.reset()
+        self.seen = following
+
+    def learn(self) -> None:
+        rows = self.rng.integers(min(self.stored, CAPACITY), size=BATCH)
+        before, after = torch.from_numpy(self.before[rows]), torch.from_numpy(self.after[rows])
+        with torch.no_grad():
+            ahead = self.net(after).argmax(1, keepdim=True)
+            future = self.target(after).gather(1, ahead)[:, 0]
+            goal = torch.from_numpy(self.reward[rows]) + 0.99 * torch.from_numpy(self.goes_on[rows]) * future
+        q = self.net(before).gather(1, torch.from_numpy(self.action[rows])[:, None])[:, 0]
+        self.adam.zero_grad()
+        nn.functional.mse_loss(q, goal).backward()
+        self.adam.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.net.parameters()), 0.01)
+
+
+def stacked(copies: int, steps: int) -> Callable[[], None]:
+    """So many steps of our ten agents, through the task as the rounds use it."""
+    config = AgentConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, warmup=1)
+    task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
+    ids, one = torch.arange(AGENTS), task.init_params(0)
+    start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}
+    fit = Fit(start, torch.full_like(ids, steps), torch.full((AGENTS,), 1e-3), names=tuple(one))
+    source = task.source_init(ids)
+    return lambda: task.fit_stack(ids, fit, source, When(0, 1, task.training)) and None
+
+
+def singles(copies: int, steps: int) -> Callable[[], None]:
+    agents = [SingleDqn(seed, copies) for seed in range(AGENTS)]
+
+    def run() -> None:
+        for agent in agents:
+            for _ in range(steps):
+                agent.act()
+                agent.learn()
+
+    return run
+
+
+def peer(copies: int, steps: int) -> Callable[[], None]:
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_vec_env
+
+    def run() -> None:
+        for seed in range(AGENTS):
+            agent = DQN(
+                "MlpPolicy", make_vec_env("CartPole-v1", copies), batch_size=BATCH, buffer_size=CAPACITY, train_freq=1,
+                gradient_steps=1, learning_starts=1, tau=0.01, target_update_interval=1, seed=seed, device="cpu",
+                policy_kwargs={"net_arch": [WIDTH, WIDTH]},
+            )  # fmt: skip
+            agent.learn(steps * copies)
+
+    return run
+
+
+def measure(make: Callable[[int, int], Callable[[], None]], copies: int, steps: int, repeats: int) -> dict[str, float]:
+    """The fastest of a few repetitions, after a short one to warm up."""
+    make(copies, 10)()
+    seconds = []
+    for _ in range(repeats):
+        run = make(copies, steps)
+        started = time.process_time()
+        run()
+        seconds.append(time.process_time() - started)
+    best = min(seconds)
+    done = AGENTS * steps
+    return {
+        "cpu_seconds": best,
+        "environment_steps_a_second": done * copies / best,
+        "gradient_steps_a_second": done / best,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=300, help="gradient steps of each agent")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peer", action="store_true", help="also Stable-Baselines3")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    ways = {"stacked": stacked, "single": singles, **({"stable-baselines3": peer} if given.peer else {})}
+    result: dict[str, Any] = {
+        "command": f"python benchmarks/dqn_speed.py --steps {given.steps}{' --peer' if given.peer else ''}",
+        "what": f"{AGENTS} agents, batch {BATCH}, two hidden layers of {WIDTH}, one thread, CPU seconds",
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+    }
+    for copies in (1, 8):
+        found = {name: measure(make, copies, given.steps, given.repeats) for name, make in ways.items()}
+        own = found["stacked"]["cpu_seconds"]
+        found["times_as_fast"] = {name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"}
+        result[f"{copies} environment steps a gradient step"] = found
+        print(copies, json.dumps(found, indent=1))
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

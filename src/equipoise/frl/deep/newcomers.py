@@ -1,0 +1,45 @@
+"""Agents that were not there: in environments of their own they start from what training left, and learn on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from equipoise.contract import Tree
+from equipoise.frl.deep import learner, rollout
+from equipoise.frl.deep.physics import Floats
+from equipoise.frl.deep.task import ACTING, AgentTask
+from equipoise.frl.deep.worlds import World
+from equipoise.runtime import random
+
+NEWCOMERS = 10**6  # their ids among the random streams begin here
+
+
+def adapt(
+    task: AgentTask, world: World, start: Tree, marks: tuple[int, ...], moves: tuple[bool, bool], seed: int
+) -> Floats:
+    """Returns ``[1 + marks, newcomers, episodes]`` at the start and after so many environment steps of each.
+
+    ``start``: a stack of their first models; ``moves``: whether backbone and head learn. The rest is as in ``task``.
+    """
+    count, settings = len(start["w1"]), task.settings(task.training.batch_size)
+    ids = torch.arange(count)
+    params = task.net.pack(start)
+    kept = {
+        **learner.fresh(task.net, settings, count, task.dtype),
+        "env": world.fresh(ids, settings.copies, seed),
+    }
+    rate = torch.full((count, 1), task.training.lr, dtype=task.dtype)
+    rhythm = learner.Rhythm(rate, rate, moves=moves)
+    each = learner.draws_a_step(settings, world)
+    taken, found = 0, []
+    for number, mark in enumerate((0, *marks)):
+        steps = mark // settings.copies - taken
+        if steps:
+            key = random.keys(seed, ids.numpy() + NEWCOMERS, number, ACTING)
+            u = random.uniform(key, steps * each).reshape(count, steps, each)
+            params, kept = learner.train(world, task.net, settings, rhythm, ids, params, kept, u)
+            taken += steps
+        views = task.net.views(params)
+        found.append(rollout.returns(world, task.net, ids, views, "test", task.config.episodes, seed))
+    return np.stack(found)
