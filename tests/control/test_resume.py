@@ -12,6 +12,7 @@ from equipoise.control.equilibrium import Equilibrium
 from equipoise.control.fedpolicy import FedPolicy
 from equipoise.control.joint import Joint
 from equipoise.control.page import Page
+from equipoise.control.page_shared import PageShared
 from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
@@ -21,6 +22,7 @@ METHODS: dict[str, Method] = {
     "page as published": Page(warmup=1, agent_batch=4, replay=8, as_published=True),
     "page over scaffold": Page(warmup=1, agent_batch=4, replay=8, base="scaffold", adapt="alpha,eta"),
     "page over fedala": Page(warmup=1, agent_batch=4, replay=8, base="fedala"),
+    "page shared": PageShared(warmup=1, agent_batch=2, replay=32),
     "dapfl": DapFL(warmup=1, replay=8),
     "equilibrium": Equilibrium(),
     "equilibrium learned": Equilibrium(control="learned"),

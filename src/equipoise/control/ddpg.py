@@ -45,6 +45,8 @@ class Config:
     """Penalty on the square of what enters the actor's tanh: a saturated actor has no gradient to come back by."""
     normalise: bool = True
     """Standardise states and rewards by the memory's own mean and spread."""
+    members: int = 0
+    """Above 0, a state is a set of so many feature vectors with an action each; the value of a set is its mean."""
 
 
 def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
@@ -55,7 +57,7 @@ def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
     )
     actor, critic = fill(actor_shapes, u), fill(critic_shapes, u[size(actor_shapes) :])
     zero = torch.zeros((), dtype=torch.int64)
-    rows = config.capacity
+    rows = (config.capacity, config.members) if config.members else (config.capacity,)
     return {
         "actor": actor,
         "critic": critic,
@@ -68,10 +70,10 @@ def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
         "stored": zero,
         "noise": torch.zeros(action_dim, dtype=DTYPE),
         "replay": {
-            "state": torch.zeros(rows, state_dim, dtype=DTYPE),
-            "action": torch.zeros(rows, action_dim, dtype=DTYPE),
-            "reward": torch.zeros(rows, dtype=DTYPE),
-            "next": torch.zeros(rows, state_dim, dtype=DTYPE),
+            "state": torch.zeros(*rows, state_dim, dtype=DTYPE),
+            "action": torch.zeros(*rows, action_dim, dtype=DTYPE),
+            "reward": torch.zeros(config.capacity, dtype=DTYPE),
+            "next": torch.zeros(*rows, state_dim, dtype=DTYPE),
         },
     }
 
@@ -190,10 +192,11 @@ def _before_tanh(net: Tree, state: Tensor) -> Tensor:
 
 
 def _critic(net: Tree, state: Tensor, action: Tensor) -> Tensor:
-    """Q(s, a); the action enters at the second layer."""
+    """Q(s, a); the action enters at the second layer. The value of a set is the mean over its members."""
     hidden = torch.relu(state @ net["w1"] + net["b1"])
     hidden = torch.relu(torch.cat([hidden, action], -1) @ net["w2"] + net["b2"])
-    return (hidden @ net["w3"] + net["b3"]).squeeze(-1)
+    value = (hidden @ net["w3"] + net["b3"]).squeeze(-1)
+    return value.mean(-1) if value.dim() > 1 else value
 
 
 def _scale(values: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +209,10 @@ def _scale(values: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _state_scale(config: Config, agent: State) -> tuple[Tensor, Tensor]:
-    return _scale(agent["replay"]["state"], agent["stored"]) if config.normalise else _as_it_is()
+    if not config.normalise:
+        return _as_it_is()
+    state = agent["replay"]["state"]  # all members of a set share one scale
+    return _scale(state.flatten(0, -2), agent["stored"] * max(1, config.members))
 
 
 def _reward_scale(config: Config, agent: State) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ from equipoise.contract import (
     weighted_mean,
 )
 from equipoise.control import shared
+from equipoise.control.ddpg import export
 from equipoise.errors import UsageError
 
 CONTROLS = ("zero", "learned", "random")
@@ -74,7 +75,7 @@ class Equilibrium(Method):
 
     def client_init(self, task: Task, params: Tree) -> State:
         state: State = {"error": torch.zeros((), dtype=torch.float64)}
-        return state if self.control == "zero" else state | {"player": shared.client_init()}
+        return state if self.control == "zero" else state | {"player": shared.client_init(shared.ACTIONS)}
 
     def decide(self, c: Client) -> tuple[Train, State]:
         received = c.evaluate(c.start, "train")
@@ -84,7 +85,12 @@ class Equilibrium(Method):
         state = {**c.state, "error": 1 - received["acc"].double()}
         if self.control == "zero":
             return Train(epochs, rate), state
-        action, state["player"] = shared.move(c, state["player"], received["loss"].double(), self.control == "learned")
+        if self.control == "random":
+            action = shared.anything(c, shared.ACTIONS)
+        else:
+            view, loss = shared.log_loss(received["loss"]), c.evaluate(c.start)["loss"]
+            spread = shared.NOISE * (1 - c.round / c.rounds)
+            action, state["player"] = shared.move(c, shared.CONFIG, state["player"], view, loss, spread, _drop)
         return Train(shared.epochs_around(epochs, action[0]), shared.rate_around(rate, action[1])), state
 
     def upload(self, c: Client) -> tuple[Up, State]:
@@ -92,30 +98,37 @@ class Equilibrium(Method):
         up.metrics["error"] = state["error"]
         if self.control == "learned":
             up.metrics |= shared.report(state["player"])
-            state = {**state, "player": shared.close(c, state["player"])}
+            state = {**state, "player": shared.close(state["player"], c.evaluate(c.trained)["loss"])}
         return up, state
 
     # --- server -----------------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree) -> State:
         state: State = {"v": {name: torch.zeros_like(w) for name, w in params.items()}}
-        return state | {"agent": shared.server_init()} if self.control == "learned" else state
+        if self.control == "learned":
+            state["agent"] = shared.server_init(shared.CONFIG, shared.FEATURES + shared.ACTIONS, shared.ACTIONS)
+        return state
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         down, state = super().give(s, ids)
         if self.control != "learned":
             return down, state
-        agent = shared.seat(s, state["agent"])
-        return replace(down, extra={"policy": shared.policy(agent)}), {**state, "agent": agent}
+        agent = shared.seat(s, shared.CONFIG, state["agent"])
+        return replace(down, extra={"policy": export(shared.CONFIG, agent)}), {**state, "agent": agent}
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         p = (up.metrics["error"] + LEAST_ERROR) ** (1.0 - self.late(s.round, s.rounds))
         state = s.state
         if self.control == "learned":
-            state = {**state, "agent": shared.learn(s, state["agent"], up.metrics)}
+            state = {**state, "agent": shared.learn(s, shared.CONFIG, state["agent"], shared.closed(up.metrics))}
         return p / p.sum(), state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         mean, w = weighted_mean(up.params, weights), s.params
         v = {name: self.server_momentum * s.state["v"][name] + (mean[name] - w[name]) for name in w}
         return {name: w[name] + v[name] for name in w}, {**s.state, "v": v}
+
+
+def _drop(gained: Tensor, change: Tensor, trained: Tensor) -> Tensor:
+    """How much the last training lowered the loss of the model in hand, and of the one that came back."""
+    return gained - change

@@ -1,10 +1,12 @@
 """One agent for all clients: the server trains it on everybody's transitions, each client asks it for its own moves.
 
-An action is a bounded residual around a rule: 0 is the rule itself, 1 and -1 are three times and a third of its rate,
-twice and half of its epochs. The actor travels down with the model, transitions travel up; all of it is billed.
+The actor travels down with the model, transitions travel up; all of it is billed. Who uses the agent says what an
+action means, what a client is paid and how widely it explores; a newcomer asks the same actor as everybody.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +16,15 @@ from equipoise.control import ddpg
 from equipoise.control.ddpg import Config
 from equipoise.control.learning import DTYPE, remember
 from equipoise.control.player import NETS, STREAM, server_uniform
+
+FEATURES = 5  # of a client's state, besides its last action
+LEAST = 1e-3
+
+Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A reward from log losses: what the last training gained, the received model's change since, the trained model's."""
+
+# --- a bounded residual around a rule: 0 is the rule itself, 1 and -1 are three times and a third of its rate, --------
+# --- twice and half of its epochs -----------------------------------------------------------------------------------
 
 CONFIG = Config(
     critic_lr=1e-3,
@@ -25,10 +36,9 @@ CONFIG = Config(
     warmup=1000,
     noise="none",
 )
-FEATURES, ACTIONS = 7, 2
+ACTIONS = 2
 NOISE = 0.3  # spread of exploration in the first round; it vanishes with the rounds
 SPAN_RATE, SPAN_EPOCHS = 3.0, 2.0
-LEAST = 1e-3
 
 
 def epochs_around(rule: Tensor, action: Tensor) -> Tensor:
@@ -42,41 +52,60 @@ def rate_around(rule: Tensor, action: Tensor) -> Tensor:
 # --- client ---------------------------------------------------------------------------------------------------------
 
 
-def client_init() -> State:
+def client_init(actions: int) -> State:
+    state, action = torch.zeros(FEATURES + actions, dtype=DTYPE), torch.zeros(actions, dtype=DTYPE)
+    zero = torch.zeros((), dtype=DTYPE)
     return {
-        "state": torch.zeros(FEATURES, dtype=DTYPE),
-        "action": torch.zeros(ACTIONS, dtype=DTYPE),
-        "trained": torch.zeros((), dtype=DTYPE),
-        "received": torch.zeros((), dtype=DTYPE),
+        "state": state,
+        "action": action,
+        "trained": zero,
+        "received": zero,
         "turns": torch.zeros((), dtype=torch.int64),
         "transition": {
-            "state": torch.zeros(FEATURES, dtype=DTYPE),
-            "action": torch.zeros(ACTIONS, dtype=DTYPE),
-            "reward": torch.zeros((), dtype=DTYPE),
-            "next": torch.zeros(FEATURES, dtype=DTYPE),
+            "state": state,
+            "action": action,
+            "reward": zero,
+            "next": state,
             "closed": torch.zeros((), dtype=torch.bool),
         },
     }
 
 
-def move(c: Client, player: State, train_loss: Tensor, learned: bool) -> tuple[Tensor, State]:
-    """The next action; and the last one's transition, which this round's received model closes."""
-    u = c.uniform(ACTIONS, stream=STREAM + 2)
-    if not learned:
-        return 2.0 * u - 1.0, player
-    received = _log(c.evaluate(c.start)["loss"])
+def anything(c: Client, actions: int) -> Tensor:
+    """A random action."""
+    return 2.0 * _draws(c, actions) - 1.0
+
+
+def move(
+    c: Client,
+    config: Config,
+    player: State,
+    view: Tensor,
+    loss: Tensor,
+    spread: float,
+    pay: Pay,
+    ready: Tensor | None = None,
+) -> tuple[Tensor, State]:
+    """The next action; and the last one's transition, which this round's received model closes.
+
+    ``view``: what the method shows the agent first; ``loss``: of the received model, on validation data; ``ready``:
+    whether the agent decides already, or chance does.
+    """
+    actions = player["action"].shape[-1]
+    received = log_loss(loss)
     known = player["turns"] > 0
     change = torch.where(known, received - player["received"], torch.zeros_like(received))
     gained = torch.where(known, player["received"] - player["trained"], torch.zeros_like(received))
     left = torch.full_like(received, 1 - c.round / c.rounds)
-    state = torch.stack([_log(train_loss), received, change, gained, left, *player["action"]])
-    noise = NOISE * left * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
-    action = (ddpg.apply(CONFIG, c.down.extra["policy"], state, ACTIONS) + noise).clamp(-1, 1)
+    state = torch.stack([view, received, change, gained, left, *player["action"]])
+    noise = spread * torch.special.ndtri(_draws(c, actions).clamp(1e-12, 1 - 1e-12))
+    action = (ddpg.apply(config, c.down.extra["policy"], state, actions) + noise).clamp(-1, 1)
+    if ready is not None:
+        action = torch.where(ready, action, anything(c, actions))
     transition = {
         "state": player["state"],
         "action": player["action"],
-        # How much the last training lowered the loss of the model in hand, and of the one that came back.
-        "reward": gained - change,
+        "reward": pay(gained, change, player["trained"]),
         "next": state,
         "closed": known,
     }
@@ -88,37 +117,44 @@ def report(player: State) -> Tree:
     return {f"agent_{name}": value for name, value in player["transition"].items()}
 
 
-def close(c: Client, player: State) -> State:
-    return {**player, "trained": _log(c.evaluate(c.trained)["loss"]), "turns": player["turns"] + 1}
+def close(player: State, loss: Tensor) -> State:
+    """``loss``: of the trained model, on validation data."""
+    return {**player, "trained": log_loss(loss), "turns": player["turns"] + 1}
 
 
-def _log(loss: Tensor) -> Tensor:
+def log_loss(loss: Tensor) -> Tensor:
     return loss.to(DTYPE).clamp(min=LEAST).log()
+
+
+def _draws(c: Client, actions: int) -> Tensor:
+    return c.uniform(actions, stream=STREAM + 2)
 
 
 # --- server ---------------------------------------------------------------------------------------------------------
 
 
-def server_init() -> State:
-    return ddpg.init(CONFIG, FEATURES, ACTIONS, torch.zeros(ddpg.init_draws(CONFIG, FEATURES, ACTIONS)))
+def server_init(config: Config, features: int, actions: int) -> State:
+    return ddpg.init(config, features, actions, torch.zeros(ddpg.init_draws(config, features, actions)))
 
 
-def seat(s: Server, agent: State) -> State:
+def seat(s: Server, config: Config, agent: State, stream: int = STREAM) -> State:
     """Draw the nets in the first round, when the seed is known."""
     if s.round > 1:
         return agent
-    drawn = ddpg.init(CONFIG, FEATURES, ACTIONS, server_uniform(s, ddpg.init_draws(CONFIG, FEATURES, ACTIONS), STREAM))
+    sizes = agent["replay"]["state"].shape[-1], agent["replay"]["action"].shape[-1]
+    drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), stream))
     return {**agent, **{name: drawn[name] for name in NETS}}
 
 
-def policy(agent: State) -> Tree:
-    return ddpg.export(CONFIG, agent)
+def closed(metrics: Tree) -> Tree:
+    """The transitions among what came up."""
+    return {name: metrics[f"agent_{name}"][metrics["agent_closed"]] for name in ("state", "action", "reward", "next")}
 
 
-def learn(s: Server, agent: State, metrics: Tree) -> State:
-    closed = metrics["agent_closed"]
-    if bool(closed.any()):
-        rows = {name: metrics[f"agent_{name}"][closed] for name in ("state", "action", "reward", "next")}
-        agent = remember(agent, rows)
-    u = server_uniform(s, CONFIG.steps * CONFIG.batch, STREAM + 1)
-    return ddpg.learn(CONFIG, agent, u.reshape(CONFIG.steps, CONFIG.batch))
+def learn(s: Server, config: Config, agent: State, rows: Tree, stream: int = STREAM, learning: bool = True) -> State:
+    """Remember these transitions; and learn, unless it is too early."""
+    agent = remember(agent, rows)
+    if not learning:
+        return agent
+    u = server_uniform(s, config.steps * config.batch, stream + 1)
+    return ddpg.learn(config, agent, u.reshape(config.steps, config.batch))
