@@ -27,6 +27,7 @@ FRESH = (11, 12, 13, 14, 15)  # never looked at before the settings were fixed
 THREE = FRESH[:3]
 
 PAGE: dict[str, Any] = {"method": "page", "window": 0}
+SHARED: dict[str, Any] = {"method": "page-shared", "window": 0}
 MISFIT: dict[str, Any] = {"method": "equilibrium", "lr_low": 0.002, "lr_high": 0.02}
 VARIANTS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     # name: options, rounds, seeds (of data and all else)
@@ -58,6 +59,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "equilibrium-50-clients": ({"method": "equilibrium", "clients": 50}, 300, THREE),
     "equilibrium-1000-clients": ({"method": "equilibrium", "clients": 1000}, 300, (11,)),
     "page-1000-clients": (PAGE | {"clients": 1000}, 300, (11,)),
+    "page-shared": (SHARED, 300, THREE),
+    "page-shared-1000-clients": (SHARED | {"clients": 1000}, 300, (11,)),
     # The rule's first default; its two results are why seeds 1 and 2 are not among the fresh ones.
     "equilibrium-5-epochs": ({"method": "equilibrium", "local_epochs": 5}, 300, (1, 2)),
 }

@@ -38,6 +38,8 @@ SECTIONS = {
         "page-50-clients",
         "page",
         "page-1000-clients",
+        "page-shared",
+        "page-shared-1000-clients",
         "equilibrium-50-clients",
         "equilibrium-zero",
         "equilibrium-1000-clients",
