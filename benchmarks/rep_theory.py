@@ -24,7 +24,7 @@ from q_runs import cell
 from rep_report import write_report
 
 FOLDER = Path(__file__).parent / "results" / "rep"
-SEEDS = tuple(range(10))
+SEEDS, FRESH_SEEDS = tuple(range(10)), tuple(range(10, 20))
 STATES, RANK, BRANCHING, GAMMA, LOCAL_STEPS = 20, 2, 3, 0.8, 10
 ALPHA0, BETA0, T0 = 0.05, 0.3, 3000.0
 AGENTS = (2, 4, 8, 16, 32, 64)
@@ -103,6 +103,12 @@ def speedup() -> None:
         cell(f"speedup-{agents:02d}", lambda n=agents: one_size(n, SEEDS, LEAST), FOLDER)
 
 
+def confirm() -> None:
+    """The same on seeds that had no part in choosing the schedule."""
+    for agents in AGENTS:
+        cell(f"confirm-{agents:02d}", lambda n=agents: one_size(n, FRESH_SEEDS, 1000), FOLDER)
+
+
 def regimes() -> None:
     """The same under other schedules: where the noise of Phi does not rule, there is no linear speed-up."""
     for t0 in (300.0, 1000.0, 10_000.0):
@@ -156,7 +162,13 @@ def control() -> None:
             cell(f"control-{kind}-{sharing}", lambda k=kind, s=sharing: one(k, s), FOLDER)
 
 
-EXPERIMENTS = {"speedup": speedup, "first": first_experiments, "control": control, "regimes": regimes}
+EXPERIMENTS = {
+    "speedup": speedup,
+    "confirm": confirm,
+    "first": first_experiments,
+    "control": control,
+    "regimes": regimes,
+}
 
 
 def main() -> None:

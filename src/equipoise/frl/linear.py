@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import equipoise.frl.linear_kernel as _kernel
 from equipoise.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
 from equipoise.frl.tabular import STREAM_ACTION, STREAM_NEXT, Ints, Problem, qkernel, start_positions
 
-kernel: Any = _kernel  # Numba's dispatchers carry no signatures that a type checker could read
+# After `tabular`, which says what to do where Numba is missing; its dispatchers carry no signatures to check.
+kernel: Any = import_module("equipoise.frl.linear_kernel")
 NEGLIGIBLE = 1e-9  # singular values below this share of the largest one are rounding
 
 
