@@ -113,7 +113,8 @@ def _report(arguments: list[str]) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"'{folder}' is not a folder")
-    print(html.write(folders, Path(chosen.out) if chosen.out else folders[0] / "report.html"))
+    out = _output_file(chosen.out) if chosen.out else folders[0] / "report.html"
+    print(html.write(folders, out))
     return 0
 
 
@@ -138,7 +139,7 @@ def _export(arguments: list[str]) -> int:
     chosen = parser.parse(arguments)
     from equipoise.export import export
 
-    out = Path(chosen.out) if chosen.out else None
+    out = _output_file(chosen.out) if chosen.out else None
     file, gap = export(Path(chosen.folder), chosen.client, chosen.format, out)
     print(f"{file}: predictions agree with the original (logits differ by {gap:.1g} at most)")
     return 0
@@ -303,6 +304,16 @@ def _add_output(parser: Parser, default: str) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
     _add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _output_file(name: str) -> Path:
+    """A file to be written, in a folder that is there."""
+    file = Path(name)
+    if file.is_dir():
+        raise UsageError(f"'{name}' is a folder: --out must name a file")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder '{file.parent}': --out must name a file in one")
+    return file
 
 
 def _add_log(parser: Parser) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -61,7 +62,10 @@ def read_model(folder: Folder, client: int | None) -> Tree:
             "personal": "the run is not finished, or kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: {why[name]}")
-    tensors = load_file(file)
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise UsageError(f"'{file}' is damaged: {error}") from error
     if client is None:
         return tensors
     ids = tensors.pop("client_ids").tolist()

@@ -1,5 +1,6 @@
 """Exported models predict as the originals; what cannot be exported is refused in words."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,13 @@ def test_a_model_that_predicts_otherwise_is_not_written(
 def test_refusals(page_run: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(page_run), *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_damaged_model_is_named(page_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(page_run, tmp_path / "run")
+    (tmp_path / "run" / "models" / "global.safetensors").write_text("garbage")
+    assert main(["export", str(tmp_path / "run")]) == 2
+    assert "global.safetensors' is damaged" in capsys.readouterr().err
 
 
 def test_no_run_no_model(tmp_path: Path, tabular_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +244,29 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b"{}"),
+        ("rounds.jsonl", b'{"round": 1}\n'),
+        ("rounds.jsonl", b"\xff\xfe\x00\n"),
+        ("summary.json", b"[1]"),
+        ("clients.csv", b"client,samples\n1\n"),
+        ("labels.csv", b""),
+    ],
+)
+def test_damaged_files_are_one_line(
+    comparison: Path, tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(comparison / "fedavg" / "seed-0", tmp_path / "run")
+    (tmp_path / "run" / name).write_bytes(content)
+    assert main(["report", str(tmp_path / "run")]) == 2
+    assert re.fullmatch(r"equipoise: .*(is damaged|another version).*\n", capsys.readouterr().err)
+    if name in ("config.json", "rounds.jsonl"):
+        assert main(["watch", str(tmp_path / "run")]) == 2
+        assert re.fullmatch(r"equipoise: .*another version.*\n", capsys.readouterr().err)
 
 
 def test_without_plotly_a_run_goes_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -65,6 +66,16 @@ class Group:
     @cached_property
     def summaries(self) -> list[dict[str, Any]]:
         return [run.summary for run in self.runs if run.summary is not None]
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever a file that was cut or edited makes go wrong is said in a sentence."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise UsageError(f"a file in '{path}' is damaged or of another version ({what})") from error
 
 
 def rounds(path: Path) -> Iterator[RoundLog]:

@@ -17,7 +17,7 @@ from equipoise import __version__
 from equipoise.errors import UsageError
 from equipoise.report import figures, heat, shares, text
 from equipoise.report.drawing import Figure, Score
-from equipoise.report.folders import Group, gather
+from equipoise.report.folders import Group, gather, readable
 from equipoise.runtime import checkpoint
 
 HEATED = 6  # groups whose decisions are shown client by client
@@ -85,8 +85,10 @@ class Page:
 
 def write(paths: Sequence[Path], out: Path) -> Path:
     """Draw these runs into one file."""
-    groups = gather(paths)
-    checkpoint.write_text(out, draw(groups, _command(paths, groups)))
+    with readable(paths[0]):
+        groups = gather(paths)
+        page = draw(groups, _command(paths, groups))
+    checkpoint.write_text(out, page)
     return out
 
 

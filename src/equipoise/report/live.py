@@ -17,7 +17,7 @@ from rich.text import Text
 
 from equipoise.config import read_config
 from equipoise.errors import UsageError
-from equipoise.report.folders import run_folders
+from equipoise.report.folders import readable, run_folders
 from equipoise.report.progress import written
 from equipoise.runs import Folder
 from equipoise.runtime.round import RoundLog
@@ -79,8 +79,8 @@ class Tail:
 
 def watch(path: Path, every: float, console: Console) -> None:
     """Look again and again until everything is finished; once where the output is no terminal."""
-    if every <= 0:
-        raise UsageError(f"every is {every}: must be above 0")
+    if not 0 < every < math.inf:
+        raise UsageError(f"every is {every}: must be a number of seconds above 0")
     tails = [Tail(folder) for folder in run_folders(path)]
     if not console.is_terminal:
         console.print(frame(tails))
@@ -96,9 +96,10 @@ def watch(path: Path, every: float, console: Console) -> None:
 
 def frame(tails: Sequence[Tail]) -> RenderableType:
     """One look: a run in detail, or a line each of several."""
-    for tail in tails:
-        tail.look()
-    return _one(tails[0]) if len(tails) == 1 else _several(tails)
+    with readable(tails[0].folder.path):
+        for tail in tails:
+            tail.look()
+        return _one(tails[0]) if len(tails) == 1 else _several(tails)
 
 
 def _one(tail: Tail) -> RenderableType:
