@@ -23,10 +23,11 @@ class Series:
 
 
 def ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers within a range: 1, 2 and 5 times powers of ten, thinned out on a linear axis."""
+    """Round numbers within a range: 1, 2 and 5 times powers of ten, thinned out where they would crowd."""
     if log:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        return [t for p in powers for m in (1, 2, 5) if low <= (t := m * 10.0**p) <= high]
+        steps = (1, 2, 5) if high < 2000 * low else (1,)
+        return [t for p in powers for m in steps if low <= (t := m * 10.0**p) <= high]
     step = 10.0 ** math.floor(math.log10((high - low) / 2))
     step *= next(m for m in (1, 2, 5, 10) if (high - low) / (m * step) <= 7)
     return [k * step for k in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
