@@ -216,8 +216,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for name, column in COLUMNS.items():
-        for seed, method in itertools.product(column.seeds, column.methods):
+    seeds = sorted({seed for column in COLUMNS.values() for seed in column.seeds})  # the whole table for one seed first
+    for seed, (name, column) in itertools.product(seeds, COLUMNS.items()):
+        for method in column.methods if seed in column.seeds else ():
             path = RESULTS / f"{name}-{method}-seed{seed}.json"
             if arguments.table or arguments.only not in path.stem or path.exists():
                 continue
