@@ -36,6 +36,7 @@ TASKS = {"cartpole": {}, "acrobot": {"rounds": 40}}
 EVALUATIONS = 10
 UNSEEN = (0.03, 0.22, 0.43, 0.62, 0.84, 0.97)  # of newcomers; the agents' own are 0.05, 0.15 .. 0.95
 MARKS = (1000, 5000, 20000)
+WARMUP = 200  # steps of a newcomer before it learns
 
 MAIN = {
     "dqn": {"method": "dqn"},
@@ -43,6 +44,7 @@ MAIN = {
     "perdqnavg": {"method": "perdqnavg"},
     "pfeddqn-rep": {"method": "pfeddqn-rep"},
 }
+NEWCOMERS = {f"newcomers of {name}": options for name, options in MAIN.items()}
 ABLATION = {
     "body shared, both in every step": {"method": "pfeddqn-rep", "head_steps": 0},
     "body shared, K = 4": {"method": "pfeddqn-rep", "head_steps": 4},
@@ -69,11 +71,10 @@ def cells() -> list[tuple[str, str, int, dict[str, Any]]]:
     found = []
     for seed in SEEDS:
         for task, own in TASKS.items():
-            groups = (MAIN, ABLATION, ABSENT, POLICIES) if task == "cartpole" else (MAIN,)
+            groups = (MAIN, NEWCOMERS, POLICIES, ABLATION, ABSENT) if task == "cartpole" else (MAIN,)
             found += [(task, n, seed, {**COMMON, **own, **o, "task": task}) for g in groups for n, o in g.items()]
-    order = [*MAIN, *POLICIES, *ABLATION, *ABSENT]
-    # the main comparison in all seeds first, then the rest
-    return sorted(found, key=lambda c: (c[1] not in MAIN, c[2], c[0] != "cartpole", order.index(c[1])))
+    order = [*MAIN, *NEWCOMERS, *POLICIES, *ABLATION, *ABSENT]
+    return sorted(found, key=lambda c: (c[2], c[0] != "cartpole" and c[1] in MAIN, order.index(c[1])))
 
 
 def file_of(task: str, name: str, seed: int) -> Path:
@@ -96,7 +97,8 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
             each = simulation.store.tree("scores")["test"]["trained"]["return"].numpy()
             steps = log["round"] * settings.training.epochs * task.config.parallel
             row = {"steps": steps, "mean": each.mean(), "std": each.std(), "worst": each.min()}
-            curve.append({key: round(float(value), 1) for key, value in row.items()})
+            row["received"] = log["received"]["return"]
+            curve.append({key: round(float(value), 1) if key != "steps" else value for key, value in row.items()})
     cell: dict[str, Any] = {
         "task": task_name,
         "name": name,
@@ -104,30 +106,47 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
         "options": options,
         "curve": curve,
         "agents": [round(float(value), 1) for value in each],
-        "received": round(float(logs[-1]["received"]["return"]), 1),
         "bytes": {way: sum(log["bytes"][way] for log in logs) for way in ("up", "down")},
     }
     if name.startswith("fedpolicy"):
         parts = [part for log in logs for part in log["notes"]["part"]]
         cell["parts"] = {part: parts.count(k) / len(parts) for k, part in enumerate(("full", "backbone", "head"))}
-    if name in MAIN and task_name == "cartpole":
-        cell["newcomers"] = newcomers(task, name, simulation.params, seed)
-    if name in MAIN and seed == SEEDS[0]:
+    if name in MAIN:
         MODELS.mkdir(exist_ok=True)
-        _, models = simulation.personal_models()
-        np.savez(MODELS / f"{task_name}-{name}.npz", **{key: value.numpy() for key, value in models.items()})
+        keep(MODELS / f"{task_name}-{name}-server-seed{seed}.npz", simulation.params)
+        if seed == SEEDS[0]:
+            keep(MODELS / f"{task_name}-{name}.npz", simulation.personal_models()[1])
     cell["cpu_seconds"] = round(time.process_time() - started, 1)
     return cell
 
 
-def newcomers(task: AgentTask, name: str, params: Tree, seed: int) -> dict[str, Any]:
+def keep(file: Path, models: Tree) -> None:
+    np.savez(file, **{key: value.numpy() for key, value in models.items()})
+
+
+def run_newcomers(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any] | None:
     """What each method offers a newcomer: the body alone, a whole net to tune, a net with an embedding, or nothing."""
+    task, trained = build_task(Settings.of({**options, "seed": seed})), name.removeprefix("newcomers of ")
+    file = MODELS / f"cartpole-{trained}-server-seed{seed}.npz"
+    if not file.exists():
+        print(f"{file} is gone: remove the cell of {trained}, seed {seed}, to train it again")
+        return None
+    assert isinstance(task, AgentTask)
+    started = time.process_time()
+    params = {key: torch.from_numpy(value) for key, value in np.load(file).items()}
+    found = newcomers(task, trained, params, seed)
+    about = {"task": "cartpole", "name": name, "seed": seed, "options": options}
+    return {**about, "newcomers": found, "cpu_seconds": round(time.process_time() - started, 1)}
+
+
+def newcomers(task: AgentTask, name: str, params: Tree, seed: int) -> dict[str, Any]:
+    assert isinstance(task.world, PhysicsWorld)
     world = PhysicsWorld(task.world.physics, np.array(UNSEEN))
     fresh = task.init_params(seed + 1000)
-    start = fresh if name == "dqn" else {**params, **({"w3": fresh["w3"]} if name == "pfeddqn-rep" else {})}
+    start = fresh if name == "dqn" else params
     frozen = name in ("pfeddqn-rep", "perdqnavg")
     stack = {key: value.expand(len(UNSEEN), *value.shape) for key, value in start.items()}
-    found = adapt(task, world, stack, MARKS, (not frozen, True), seed).mean(2)
+    found = adapt(task, world, stack, MARKS, (not frozen, True), WARMUP, seed).mean(2)
     return {str(mark): [round(float(v), 1) for v in row] for mark, row in zip((0, *MARKS), found, strict=True)}
 
 
@@ -143,11 +162,13 @@ def main() -> None:
         file = file_of(task, name, seed)
         if file.exists() or time.time() - started > 60 * given.minutes:
             continue
-        cell = run_cell(task, name, seed, options)
+        cell = run_newcomers(name, seed, options) if name in NEWCOMERS else run_cell(task, name, seed, options)
+        if cell is None:
+            continue
         waiting = file.with_suffix(".part")
         waiting.write_text(json.dumps(cell) + "\n")
         os.replace(waiting, file)
-        print(task, name, seed, cell["curve"][-1], cell["cpu_seconds"], flush=True)
+        print(task, name, seed, cell.get("curve", [cell.get("newcomers")])[-1], cell["cpu_seconds"], flush=True)
     write_page(RESULTS, MODELS)
 
 

@@ -25,17 +25,14 @@ def write_page(results: Path, models: Path) -> None:
         return
     text = [HEAD]
     for task in ("cartpole", "acrobot"):
-        own = [cell for cell in cells if cell["task"] == task]
+        own = [cell for cell in cells if cell["task"] == task and "curve" in cell]
         if not any(cell["name"] in MAIN for cell in own):
             continue
         text.append(f"## {task.capitalize()}, ten agents\n\n{_size(own)}\n\n{_table(own, MAIN)}")
         if _draw(lambda axes, own=own: _curves(axes, own), results / f"{task}-curves.svg", 2):
-            text.append(f"![Return curves]({task}-curves.svg)\n\nMean over agents with the range of the seeds (left), and the "
-                        "worst agent (right).")  # fmt: skip
+            text.append(f"![Return curves]({task}-curves.svg)\n\n{CURVES}")
         if _draw(lambda axes, own=own: _bars(axes, own), results / f"{task}-agents.svg", 1):
-            text.append(
-                f"![Per agent]({task}-agents.svg)\n\nEach agent at the end, mean over seeds; agents by growing length."
-            )
+            text.append(f"![Per agent]({task}-agents.svg)\n\n{BARS}")
     cart = [cell for cell in cells if cell["task"] == "cartpole"]
     text += _sections(cart)
     text += _pictures(results, models)
@@ -44,15 +41,38 @@ def write_page(results: Path, models: Path) -> None:
 
 HEAD = """# Federated deep Q-learning: results
 
-Written by `python benchmarks/deep_rl.py` from the cells in this folder; do not edit. Returns are of greedy policies over
-five fixed episodes an agent, mean ± standard deviation over seeds; *last* is the mean of the last three evaluations,
-*area* the mean of all of them (how fast it was learned), *worst* the worst of the ten agents at the end. Higher is better:
-CartPole ends at 500, Acrobot at 0 (-500 is never having swung up). `±` is missing where there is one seed alone."""
+Written by `python benchmarks/deep_rl.py` from the cells in this folder; do not edit. Returns are of greedy policies
+over five fixed episodes an agent, mean ± standard deviation over seeds; *last* is the mean of the last three
+evaluations of the trained nets, *received* the same of what agents hold before they train on, *area* the mean of all
+evaluations (how fast it was learned), *worst* the worst of the ten agents at the end.
+Higher is better: CartPole ends at 500, Acrobot at 0 (-500 is never having swung up). `±` is missing where there is one
+seed alone."""
+CURVES = "Mean over agents with the range of the seeds (left), and the worst agent (right)."
+BARS = "Each agent at the end, mean over seeds; agents by growing length."
+SHARING = "Body or head, in the rhythm of two timescales or all in every step."
+ABSENCE = """30 % of the agents absent in each round (they neither act nor learn then); and as many steps with a
+fifth of the synchronisations, so that everybody works with a mean that is up to five times as old."""
+DECIDING = """Over dqnavg; reward = return on three episodes of their own. Always full is dqnavg to the bit; always
+backbone is *body shared, both in every step* to the bit, and with `head_steps=1` it is pfeddqn-rep (tested)."""
+NEW = """Six agents whose poles nobody trained with: what they are given, and the return after so many environment steps
+of their own, explored and learned as in training."""
+REPRESENTATION = """## The learned representation (CartPole, pfeddqn-rep)
+
+![Representation](representation.png)
+
+The 128 shared features over the plane of angle and angular speed (cart still, in the middle), on their first two
+principal components; coloured by angle (left) and by the value that one agent's head reads from them (right)."""
+ROLLOUT = """## A rollout: personalised and averaged
+
+![Rollout](rollout.gif)
+
+The agent with the shortest pole, from one start off the middle: left with its personalised net (pfeddqn-rep), right
+with the averaged one (dqnavg, trained on)."""
 
 
 def _sections(cart: list[Cell]) -> list[str]:
     text: list[str] = []
-    names = list(dict.fromkeys(cell["name"] for cell in cart if cell["name"] not in MAIN))
+    names = list(dict.fromkeys(cell["name"] for cell in cart if "curve" in cell and cell["name"] not in MAIN))
 
     def some(title: str, words: str, chosen: list[str], beside: Sequence[str]) -> None:
         if chosen:
@@ -60,22 +80,20 @@ def _sections(cart: list[Cell]) -> list[str]:
 
     some(
         "What to share (CartPole)",
-        "Body or head, in the rhythm of two timescales or all in every step.",
+        SHARING,
         [name for name in names if "shared" in name],
         MAIN,
     )
     some(
         "Absent agents and late means (CartPole)",
-        "30 % of the agents absent in each round (they neither act nor learn then); the same number of steps with a fifth "
-        "of the synchronisations, so that everybody works with a mean that is up to five times as old.",
+        ABSENCE,
         [name for name in names if "absent" in name or "late" in name],
         ("dqnavg", "pfeddqn-rep"),
     )
     policies = [name for name in names if name.startswith("fedpolicy")]
     some(
         "FedPolicy decides who gets which part (CartPole)",
-        "Over dqnavg, reward = return on three episodes of their own. Always full is dqnavg to the bit; always backbone is "
-        "*body shared, both in every step* to the bit, and with `head_steps=1` it is pfeddqn-rep (tested).",
+        DECIDING,
         policies,
         ("dqnavg", "pfeddqn-rep", *[n for n in names if n == "body shared, both in every step"]),
     )
@@ -92,24 +110,25 @@ def _sections(cart: list[Cell]) -> list[str]:
 def _size(cells: list[Cell]) -> str:
     one = next(cell for cell in cells if cell["name"] in MAIN)
     seeds, spent = sorted({cell["seed"] for cell in cells}), sum(cell["cpu_seconds"] for cell in cells)
-    steps = one["curve"][-1]["steps"]
+    steps, rounds, epochs = int(one["curve"][-1]["steps"]), one["options"]["rounds"], one["options"]["epochs"]
     return (
-        f"{one['options']['rounds']} rounds of {one['options']['epochs']} steps: {steps:,} environment steps and "
-        f"{steps // 4:,} gradient steps of each agent. Seeds {', '.join(map(str, seeds))}; {spent:.0f} CPU seconds."
+        f"{rounds} rounds of {epochs} steps: {steps:,} environment steps and {rounds * epochs:,} gradient steps of each "
+        f"agent. Seeds {', '.join(map(str, seeds))}; {spent:.0f} CPU seconds."
     )
 
 
 def _table(cells: list[Cell], names: Sequence[str]) -> str:
-    lines = ["| | last | area | worst | spread over agents | MB up | seeds |", "|---|---|---|---|---|---|---|"]
+    lines = ["| | last | received | area | worst | spread over agents | MB up | seeds |", "|" + "---|" * 8]
     for name in names:
         own = [cell for cell in cells if cell["name"] == name]
         if own:
             last = _pm([fmean(point["mean"] for point in cell["curve"][-3:]) for cell in own])
+            received = _pm([fmean(point["received"] for point in cell["curve"][-3:]) for cell in own])
             area = _pm([fmean(point["mean"] for point in cell["curve"]) for cell in own])
             worst = _pm([cell["curve"][-1]["worst"] for cell in own])
             spread = f"{fmean(cell['curve'][-1]['std'] for cell in own):.0f}"
             sent = f"{fmean(cell['bytes']['up'] for cell in own) / 1e6:.1f}"
-            lines.append(f"| {name} | {last} | {area} | {worst} | {spread} | {sent} | {len(own)} |")
+            lines.append(f"| {name} | {last} | {received} | {area} | {worst} | {spread} | {sent} | {len(own)} |")
     return "\n".join(lines)
 
 
@@ -117,13 +136,12 @@ def _newcomers(cells: list[Cell]) -> str:
     marks = list(cells[0]["newcomers"])
     lines = [
         "## Newcomers in unseen environments (CartPole)",
-        "Six agents whose poles nobody trained with. What they are given, and the return after so many environment steps of "
-        "their own; explored and learned as in training.",
+        NEW,
     ]
     table = [f"| from | a newcomer gets | {' | '.join(f'{int(mark):,} steps' for mark in marks)} | seeds |"]
     table.append("|" + "---|" * (len(marks) + 3))
     for name in MAIN:
-        own = [cell["newcomers"] for cell in cells if cell["name"] == name]
+        own = [cell["newcomers"] for cell in cells if cell["name"] == f"newcomers of {name}"]
         if own:
             figures = " | ".join(_pm([fmean(cell[mark]) for cell in own]) for mark in marks)
             table.append(f"| {name} | {OFFERED[name]} | {figures} | {len(own)} |")
@@ -192,12 +210,7 @@ def _pictures(results: Path, models: Path) -> list[str]:
     if shared.exists() and averaged.exists():
         animate(results / "rollout.gif", shared, averaged)
     if (results / "representation.png").exists():
-        text.append("## The learned representation (CartPole, pfeddqn-rep)\n\n![Representation](representation.png)\n\nThe 64 "
-                    "shared features over the plane of angle and angular speed (cart still, in the middle), on their first "
-                    "two principal components; coloured by angle (left) and by the value that one agent's head reads "
-                    "from them (right).")  # fmt: skip
+        text.append(REPRESENTATION)
     if (results / "rollout.gif").exists():
-        text.append("## A rollout: personalised and averaged\n\n![Rollout](rollout.gif)\n\nThe agent with the shortest pole, from one "
-                    "start far off the middle: left with its personalised net (pfeddqn-rep), right with the averaged one "
-                    "(dqnavg, trained on).")  # fmt: skip
+        text.append(ROLLOUT)
     return text

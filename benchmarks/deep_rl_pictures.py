@@ -13,7 +13,7 @@ from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.worlds import PhysicsWorld
 
 U = (np.arange(10) + 0.5) / 10
-NET = Net(4, 64, 2)
+NET = Net(4, 128, 2)
 SHORTEST = 0
 FRAMES, EVERY = 60, 4
 

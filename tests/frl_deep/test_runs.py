@@ -9,7 +9,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.config import Settings
-from equipoise.contract import Fit, When
+from equipoise.contract import Fit, Train, When
 from equipoise.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.runs import Interrupted, build_task, resume_run, run
@@ -43,6 +43,28 @@ def test_loop_equals_stacked(name, participation):
         assert both[0].logs[-1][name] == both[1].logs[-1][name]
 
 
+def test_rates_fall_and_the_bodys_falls_faster():
+    rates = []
+
+    class Fitting:
+        def __init__(self, round):
+            self.round, self.id, self.start, self.state = round, torch.tensor(0), {}, {}
+            self.train = Train(torch.tensor(1), torch.tensor(0.1, dtype=torch.float64))
+
+        def fit(self, start, train, aux):
+            rates.append((float(train.lr), float(aux["body_lr"])))
+            return start
+
+    method = find_method("pfeddqn-rep")(body_rate=0.5, slow_after=10)
+    for round in (1, 11, 71):
+        method.update(Fitting(round))
+    assert rates == [
+        pytest.approx((0.1, 0.05)),
+        pytest.approx((0.1 / 2 ** (2 / 3), 0.025)),
+        pytest.approx((0.1 / 4, 0.05 / 8)),
+    ]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_same_seed_gives_the_same_run(name):
     one, two, other = done(name, 2), done(name, 2), done(name, 2, seed=4)
@@ -64,11 +86,11 @@ def test_what_travels():
 
 @pytest.mark.parametrize(("ours", "plain"), [("dqn", "local"), ("dqnavg", "fedavg")])
 def test_the_plain_methods_are_the_same_to_the_bit(ours, plain):
-    assert largest_difference(done(ours).state(), done(plain).state()) == 0
+    assert largest_difference(done(ours, slow_after=0).state(), done(plain).state()) == 0
 
 
 def test_without_a_rhythm_pfeddqn_rep_is_fedper():
-    assert largest_difference(done("pfeddqn-rep", head_steps=0).state(), done("fedper").state()) == 0
+    assert largest_difference(done("pfeddqn-rep", head_steps=0, slow_after=0).state(), done("fedper").state()) == 0
 
 
 def test_with_one_agent_everything_is_one():

@@ -180,8 +180,8 @@ class _Learner:
         for block, (moves, rate) in enumerate(((body, self.rhythm.body_lr), (head, self.rhythm.lr))):
             if moves:
                 self._move(block, rate, only)
-        rate = self.settings.target_rate
-        self.target.lerp_(self.params, rate if only is None else rate * only.to(self.params.dtype))
+        follow = self.settings.target_rate
+        self.target.lerp_(self.params, follow if only is None else follow * only.to(self.params.dtype))
 
     def _move(self, block: int, rate: Tensor, only: Tensor | None) -> None:
         """Adam's step of one block, of all agents or of ``only`` those that are ready."""

@@ -21,7 +21,7 @@ class DeepQ(Method):
 
     head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step")
     body_rate: float = option(1.0, "rate of the body as a share of the head's, at first")
-    slow_after: int = option(0, "rounds t0 over which the rates fall, the body's faster; 0 keeps them")
+    slow_after: int = option(10, "rounds t0 over which the rates fall, the body's faster; 0 keeps them")
 
     def check(self, task: Task, training: Training) -> None:
         if not isinstance(task, AgentTask):

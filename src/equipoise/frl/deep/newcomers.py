@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -16,13 +18,14 @@ NEWCOMERS = 10**6  # their ids among the random streams begin here
 
 
 def adapt(
-    task: AgentTask, world: World, start: Tree, marks: tuple[int, ...], moves: tuple[bool, bool], seed: int
+    task: AgentTask, world: World, start: Tree, marks: tuple[int, ...], moves: tuple[bool, bool], warmup: int, seed: int
 ) -> Floats:
     """Returns ``[1 + marks, newcomers, episodes]`` at the start and after so many environment steps of each.
 
-    ``start``: a stack of their first models; ``moves``: whether backbone and head learn. The rest is as in ``task``.
+    ``start``: a stack of their first models; ``moves``: whether backbone and head learn, after ``warmup`` steps. The
+    rest is as in ``task``.
     """
-    count, settings = len(start["w1"]), task.settings(task.training.batch_size)
+    count, settings = len(start["w1"]), replace(task.settings(task.training.batch_size), warmup=warmup)
     ids = torch.arange(count)
     params = task.net.pack(start)
     kept = {

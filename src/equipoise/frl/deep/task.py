@@ -33,14 +33,14 @@ class AgentConfig:
 
     agents: int = option(10, "agents (clients)")
     u: str = option("", "the agents' numbers in (0, 1), separated by commas; empty for evenly spread ones")
-    parallel: int = option(4, "parallel copies of each agent's environment: environment steps a gradient step")
-    width: int = option(64, "units of each of the two hidden layers")
+    parallel: int = option(8, "parallel copies of each agent's environment: environment steps a gradient step")
+    width: int = option(128, "units of each of the two hidden layers")
     discount: float = option(0.99, "discount of a later reward, in [0, 1)")
     capacity: int = option(20000, "transitions that an agent remembers")
     warmup: int = option(1000, "environment steps of an agent before it learns")
     explore: int = option(5000, "environment steps of an agent over which exploration falls from 1 to its last value")
     last_epsilon: float = option(0.05, "chance of a random action at last, in [0, 1]")
-    target_rate: float = option(0.02, "how far the target net follows in one gradient step, in (0, 1]")
+    target_rate: float = option(0.01, "how far the target net follows in one gradient step, in (0, 1]")
     episodes: int = option(10, "episodes of an evaluation, of each agent")
     val_episodes: int = option(0, "episodes that decisions may be based on, of each agent; 0 for none")
 

@@ -1,0 +1,44 @@
+"""Any Gymnasium environment with numbered actions, for federated deep Q-learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.contract import Task, Training, option
+from equipoise.errors import UsageError
+from equipoise.frl.deep.gym_world import GymWorld, keyword_arguments, makers
+from equipoise.frl.deep.task import MODELS, AgentConfig, AgentTask
+from equipoise.tasks import TaskSpec
+
+
+@dataclass(frozen=True)
+class GymConfig(AgentConfig):
+    """Options of agents in an environment that Gymnasium makes; `u` is not used."""
+
+    env_id: str = option("", "Gymnasium's name of the environment, such as LunarLander-v3")
+    env_kwargs: str = option("", "its arguments, as JSON or a .json file: an object, or a list with one for each agent")
+    return_low: float = option(0.0, "a poor return: FedPolicy counts returns from here")
+    return_high: float = option(1.0, "a good return: FedPolicy counts returns up to here")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.return_low >= self.return_high:
+            raise UsageError(f"return_low is {self.return_low}: must be below return_high ({self.return_high})")
+
+
+def build(config: GymConfig, model: str, training: Training, seed: int) -> Task:
+    made = makers(config.env_id, keyword_arguments(config.env_kwargs, config.agents))
+    world = GymWorld(made, config.return_low, config.return_high)
+    if world.continuous:
+        raise UsageError(f"'{config.env_id}' takes a vector as its action, and deep Q-learning needs numbered ones")
+    return AgentTask("gym", world, config, model, training, seed)
+
+
+SPEC = TaskSpec(
+    name="gym",
+    help="deep agents in any Gymnasium environment with numbered actions (--env-id)",
+    config=GymConfig,
+    training=Training(epochs=100, lr=1e-3, batch_size=64),
+    models=MODELS,
+    build=build,
+)
