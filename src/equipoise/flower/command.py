@@ -110,6 +110,7 @@ def _proxy(arguments: list[str]) -> int:
     parser.add_argument("--listen", default="9443", help="port, or address:port, for nodes (default: 9443)")
     parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
     chosen = parser.parse(arguments)
+    needs_flower()
     from equipoise.flower import proxy
 
     file = proxy.write(Path(chosen.folder), chosen.listen, chosen.superlink, Path(chosen.certs))

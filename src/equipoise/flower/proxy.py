@@ -48,7 +48,7 @@ http {{
 
 def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
     """``folder/nginx.conf``; nginx keeps its other files there too."""
-    name, _ = host_port(superlink, "superlink")
+    host_port(superlink, "superlink")
     if not is_port(listen):
         host_port(listen, "listen")
     if folder.exists() and not folder.is_dir():
@@ -57,6 +57,19 @@ def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
         raise UsageError(f"'{certs}' has no server.pem: make it with 'equipoise flower certs'")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "nginx.conf"
-    text = NGINX.format(here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=name)
+    text = NGINX.format(
+        here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=_name(certs)
+    )
     file.write_text(text)
     return file
+
+
+def _name(certs: Path) -> str:
+    """A name in the SuperLink's certificate that nginx can check: it compares names, and never addresses."""
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate((certs / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    known = names.get_values_for_type(x509.DNSName)
+    subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return known[0] if known else str(subject[0].value)  # without any name, nginx reads the subject's
