@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from equipoise.flower import project
 from equipoise.runs import Folder
 from flower_live.harness import fleet, wait_until
 
+RESULT = Path(__file__).parent / "results" / "flower_cost.json"
 OPTIONS = {"task": "synthetic", "model": "mlp", "clients": 3, "epochs": 1, "time_limit": 120.0, "wait": 120.0}
 PLAIN_SERVER = """
 import json, time
@@ -76,7 +78,9 @@ def train(message, context):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    chosen = parser.parse_args()
+    rounds, before = chosen.rounds, os.getloadavg()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with fleet(folder / "fleet") as running:
@@ -92,8 +96,7 @@ def main() -> None:
                 run = running.submit(app)
                 wait_until(end.exists, 60 * rounds, f"{app.name} ends")
                 wait_until(lambda run=run: running.status(run).startswith("finished"), 60, "the run is closed")
-                about = json.loads(running.flwr("list", "here", "--run-id", run, "--format", "json").stdout)["runs"][0]
-                traffic[app.name] = about["network-traffic"]["total-bytes"] / rounds
+                traffic[app.name] = running.traffic(run) / rounds
             logs = Folder(ours / "run").logs()
             seconds = {
                 "ours": [log["seconds"] for log in logs],
@@ -101,10 +104,18 @@ def main() -> None:
             }
     # The first round of ours waits for the nodes' introduction: it is left out on both sides.
     report = {
-        name: {"seconds a round": round(statistics.median(seconds[name][1:]), 2), "bytes a round": int(traffic[name])}
+        name: {
+            "seconds a round": round(statistics.median(seconds[name][1:]), 2),
+            "fastest and slowest": [round(pick(seconds[name][1:]), 2) for pick in (min, max)],
+            "bytes a round": int(traffic[name]),
+        }
         for name in seconds
     }
-    print(json.dumps({"rounds": rounds, **report, "billed bytes": logs[-1]["bytes"]}, indent=1))
+    load = {"load before": [round(x, 1) for x in before], "load after": [round(x, 1) for x in os.getloadavg()]}
+    text = json.dumps({"rounds": rounds, **load, **report, "billed bytes": logs[-1]["bytes"]}, indent=1)
+    print(text)
+    if chosen.write:
+        RESULT.write_text(text + "\n")
 
 
 if __name__ == "__main__":
