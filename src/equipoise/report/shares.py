@@ -55,7 +55,7 @@ def evenness(labels: dict[str, list[float]]) -> tuple[npt.NDArray[np.int64], Flo
     counts = np.array([column for name, column in labels.items() if name != "client"]).T
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / math.log(max(2, counts.shape[1]))
-    return np.array(labels["client"], np.int64), entropy
+    return np.array(labels["client"], np.int64), np.abs(entropy)  # no minus before a zero
 
 
 def by_evenness(by_client: Floats, labels: dict[str, list[float]]) -> Figure | None:

@@ -17,7 +17,7 @@
     const result = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), size: 12 },
       margin: narrow() ? { l: 44, r: 12, t: 30, b: 40 } : { l: 60, r: 24, t: 32, b: 48 },
-      legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0 }, hoverlabel: { namelength: -1 },
+      legend: { orientation: "h", y: narrow() ? -0.3 : -0.22, yanchor: "top", x: 0 }, hoverlabel: { namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--faint"), activecolor: css("--accent") },
       dragmode: narrow() ? false : "zoom", ...layout,
     };
@@ -31,6 +31,7 @@
   // Plotly would offer a button that uploads the chart: nothing leaves this page.
   const upload = { showSendToCloud: false, plotlyServerURL: "" };
   const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"], ...upload };
+  if (narrow()) config.displayModeBar = false;  // fingers zoom by themselves
   for (const plot of plots) {
     const { data, layout } = figures[plot.id];
     await Plotly.newPlot(plot, data, dressed(layout), config);
