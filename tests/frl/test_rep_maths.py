@@ -8,6 +8,7 @@ from equipoise.errors import UsageError
 from equipoise.frl import linear
 from equipoise.frl.families import planted, planted_weights, soft_greedy, spread, under_policy, windy_cliff
 from equipoise.frl.mdp import garnet, make_mdp, toy_text
+from equipoise.frl.theory import occupancy
 from equipoise.runtime import random
 
 
@@ -152,6 +153,12 @@ def test_planted_values_are_exact_and_share_one_subspace():
             q = mdp.q_star
             np.testing.assert_allclose(q, mdp.R + 0.9 * mdp.P @ q.max(axis=1), atol=1e-10)
     assert np.ptp([mdp.P[0, 0] for mdp in problem.mdps], axis=0).max() > 0.1  # the agents' worlds do differ
+
+
+def test_planted_agents_visit_every_state():
+    for seed in (15, 16):  # draws that have states without a way to them, but for the jumps
+        for mdp in planted(seed, spread(3), 20, 1, 3, 2, 0.8):
+            assert occupancy(mdp, np.ones((20, 1))).min() > 0.1 / 20 - 1e-9
 
 
 def test_values_of_chains_in_closed_form():

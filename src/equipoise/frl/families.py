@@ -10,6 +10,7 @@ from equipoise.frl.mdp import Floats, TabularMDP, garnet, make_mdp
 ROWS, COLUMNS = 4, 12
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: Gymnasium's order
 DOWN = 2
+JUMP = 0.1  # chance to go on in any state of a planted MDP
 
 
 def spread(agents: int) -> Floats:
@@ -31,8 +32,9 @@ def planted(
 ) -> list[TabularMDP]:
     """Random MDPs whose optimal values are Q^i = B w(u_i) exactly, with one B [S * A, d] for all.
 
-    Transitions go from one random MDP at u = 0 to another at u = 1; rewards follow from the Bellman equation,
-    r^i = Q^i - gamma P^i max_a Q^i.
+    Transitions go from one random MDP at u = 0 to another at u = 1, with a small chance to jump anywhere: without it
+    some draws have states that no agent visits for long, and the theory wants all visited. Rewards follow from the
+    Bellman equation, r^i = Q^i - gamma P^i max_a Q^i.
     """
     if not 1 <= rank <= states * actions:
         raise UsageError(f"planted rank is {rank}: must lie between 1 and the {states * actions} state-action pairs")
@@ -41,7 +43,7 @@ def planted(
     basis = np.sqrt(states * actions) * np.linalg.qr(draw)[0]
     mdps = []
     for share, weights in zip(u, planted_weights(u, rank), strict=True):
-        P = (1.0 - share) * ends[0] + share * ends[1]
+        P = (1.0 - JUMP) * ((1.0 - share) * ends[0] + share * ends[1]) + JUMP / states
         q = (basis @ weights).reshape(states, actions)
         mdps.append(make_mdp(P, q - gamma * P @ q.max(axis=1), gamma, name="planted"))
     return mdps
