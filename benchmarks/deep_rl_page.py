@@ -112,8 +112,8 @@ def _size(cells: list[Cell]) -> str:
     seeds, spent = sorted({cell["seed"] for cell in cells}), sum(cell["cpu_seconds"] for cell in cells)
     steps, rounds, epochs = int(one["curve"][-1]["steps"]), one["options"]["rounds"], one["options"]["epochs"]
     return (
-        f"{rounds} rounds of {epochs} steps: {steps:,} environment steps and {rounds * epochs:,} gradient steps of each "
-        f"agent. Seeds {', '.join(map(str, seeds))}; {spent:.0f} CPU seconds."
+        f"{rounds} rounds of {epochs} steps: {steps:,} environment steps and {rounds * epochs:,} gradient steps of "
+        f"each agent. Seeds {', '.join(map(str, seeds))}; {spent:.0f} CPU seconds."
     )
 
 

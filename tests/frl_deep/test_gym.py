@@ -89,7 +89,7 @@ def test_resume_to_the_bit(tmp_path):
         ("--env-id CartPole-v1 --env-kwargs [{}]", "1 objects for 10 agents"),
         ("--env-id CartPole-v1 --env-kwargs 3", "must be a JSON object"),
         ('--env-id CartPole-v1 --env-kwargs {"no":1}', "cannot be made"),
-        ("--env-id Pendulum-v1", "takes a vector as its action"),
+        ("--env-id Pendulum-v1 --model embedded", "takes a vector as its action"),
         ("--env-id CartPole-v1 --return-high -1", "must be below"),
         ("--env-id FrozenLake-v1", "only vectors of numbers"),
     ],

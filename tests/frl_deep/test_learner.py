@@ -86,7 +86,7 @@ def setup(agents: int = 4, net: Net = NETS[0], steps: int = 30):
     world = PhysicsWorld(CartPole(), (np.arange(4) + 0.5) / 4)
     ids = torch.arange(agents)
     kept = {**learner.fresh(net, SETTINGS, agents, F64), "env": world.fresh(ids, 2, 0)}
-    u = np.random.default_rng(3).random((agents, steps, learner.draws_a_step(SETTINGS, world)))
+    u = np.random.default_rng(3).random((agents, steps, learner.draws_a_step(net, SETTINGS, world)))
     return world, ids, kept, u
 
 
@@ -191,7 +191,7 @@ def test_epsilon_falls_over_environment_steps():
     kept = {**learner.fresh(net, s, 3, F64)}
     kept["acted"] = torch.tensor([0, 10, 1000])  # 2,000 copies: 0, 20,000 and 2,000,000 of 50,000 steps
     u = np.random.default_rng(0).random((3, 1, 2000 * 2 + 8))
-    one = learner._Learner(net, replace(s, copies=2000, explore=50000), rhythm(3), stack(net, 3), kept, u)
+    one = learner.Learner(net, replace(s, copies=2000, explore=50000), rhythm(3), stack(net, 3), kept, u)
     seen = np.zeros((3, 2000, 4), np.float32)
     greedy = net.values(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
     chosen = (one.act(0, seen) != greedy).mean(1)  # half of the random actions are the greedy one
@@ -201,7 +201,7 @@ def test_epsilon_falls_over_environment_steps():
 def test_returns_of_finished_episodes_are_averaged():
     net = NETS[0]
     u = np.zeros((1, 1, 12))
-    one = learner._Learner(net, SETTINGS, rhythm(1), stack(net, 1), learner.fresh(net, SETTINGS, 1, F64), u)
+    one = learner.Learner(net, SETTINGS, rhythm(1), stack(net, 1), learner.fresh(net, SETTINGS, 1, F64), u)
     one.running += [[10.0, 3.0]]
     one.count(np.array([[True, False]]))
     assert (float(one.recent[0]), int(one.episodes[0]), one.running.tolist()) == (10.0, 1, [[0.0, 3.0]])

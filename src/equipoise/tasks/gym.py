@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with numbered actions, for federated deep Q-learning."""
+"""Any Gymnasium environment: double DQN where actions are numbered, DDPG where they are vectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
 from equipoise.errors import UsageError
+from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.gym_world import GymWorld, keyword_arguments, makers
 from equipoise.frl.deep.task import MODELS, AgentConfig, AgentTask
 from equipoise.tasks import TaskSpec
@@ -29,14 +30,17 @@ class GymConfig(AgentConfig):
 def build(config: GymConfig, model: str, training: Training, seed: int) -> Task:
     made = makers(config.env_id, keyword_arguments(config.env_kwargs, config.agents))
     world = GymWorld(made, config.return_low, config.return_high)
-    if world.continuous:
-        raise UsageError(f"'{config.env_id}' takes a vector as its action, and deep Q-learning needs numbered ones")
-    return AgentTask("gym", world, config, model, training, seed)
+    if not world.continuous:
+        return AgentTask("gym", world, config, model, training, seed)
+    if model != "mlp":
+        raise UsageError(f"'{config.env_id}' takes a vector as its action, and such agents have no model '{model}'")
+    net = ActorCritic(world.observations, config.width, world.actions)
+    return AgentTask("gym", world, config, model, training, seed, net=net)
 
 
 SPEC = TaskSpec(
     name="gym",
-    help="deep agents in any Gymnasium environment with numbered actions (--env-id)",
+    help="deep agents in any Gymnasium environment (--env-id)",
     config=GymConfig,
     training=Training(epochs=100, lr=1e-3, batch_size=64),
     models=MODELS,

@@ -67,17 +67,17 @@ class GymWorld(World):
 
         self.make, self.lowest, self.highest = make, lowest, highest
         one = make[0]()
-        seen: Any = one.observation_space
-        acts: Any = one.action_space
+        seen, acts = one.observation_space, one.action_space
         one.close()
         if not isinstance(seen, spaces.Box) or len(seen.shape) != 1:
             raise UsageError(f"the environment shows {seen}: only vectors of numbers can be learned from here")
         if not isinstance(acts, spaces.Discrete) and not (isinstance(acts, spaces.Box) and len(acts.shape) == 1):
             raise UsageError(f"the environment takes actions {acts}: only numbered ones or a vector can be chosen here")
-        self.continuous = isinstance(acts, spaces.Box)
-        if self.continuous:
-            self.low, self.high = acts.low, acts.high
-        self.observations, self.actions = seen.shape[0], int(acts.shape[0] if self.continuous else acts.n)
+        self.observations = seen.shape[0]
+        if isinstance(acts, spaces.Box):
+            self.continuous, self.actions, self.low, self.high = True, int(acts.shape[0]), acts.low, acts.high
+        else:
+            self.actions = int(acts.n)
         self.limit = one.spec.max_episode_steps or LONGEST
         self._made: dict[tuple[int, int], Any] = {}
 

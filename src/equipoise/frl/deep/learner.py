@@ -8,8 +8,10 @@ were absent go on where they stood. All randomness comes in as uniform draws.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,10 +38,6 @@ class Settings:
     target_rate: float
     batch: int
 
-    def width(self, observations: int) -> int:
-        """Numbers of a transition: what is seen before and after, reward, whether it goes on, action."""
-        return 2 * observations + 3
-
 
 @dataclass(frozen=True)
 class Rhythm:
@@ -60,6 +58,11 @@ class Rhythm:
         return self.moves[0] and body, self.moves[1] and not body
 
 
+def columns(net: Net) -> int:
+    """Numbers of a transition: what is seen before and after, reward, whether it goes on, action."""
+    return 2 * net.inputs + 2 + net.action_size
+
+
 def fresh(net: Net, settings: Settings, agents: int, dtype: torch.dtype) -> State:
     """What K agents that never acted remember."""
     zeros = torch.zeros
@@ -67,7 +70,7 @@ def fresh(net: Net, settings: Settings, agents: int, dtype: torch.dtype) -> Stat
         "target": zeros(agents, net.size, dtype=dtype),
         "adam": {"m": zeros(agents, net.size, dtype=dtype), "v": zeros(agents, net.size, dtype=dtype)},
         "updates": zeros(agents, 2, dtype=torch.int64),  # of backbone and head
-        "replay": zeros(agents, settings.capacity, settings.width(net.inputs), dtype=dtype),
+        "replay": zeros(agents, settings.capacity, columns(net), dtype=dtype),
         "acted": zeros(agents, dtype=torch.int64),  # steps in each copy
         "episodes": zeros(agents, dtype=torch.int64),
         "running": zeros(agents, settings.copies, dtype=torch.float64),  # return of the episode under way
@@ -75,9 +78,9 @@ def fresh(net: Net, settings: Settings, agents: int, dtype: torch.dtype) -> Stat
     }
 
 
-def draws_a_step(settings: Settings, world: World) -> int:
+def draws_a_step(net: Net, settings: Settings, world: World) -> int:
     """Uniform numbers that one agent uses in one step."""
-    return settings.copies * (2 + world.resets) + settings.batch
+    return settings.copies * (net.action_draws + world.resets) + settings.batch
 
 
 def train(
@@ -85,10 +88,10 @@ def train(
 ) -> tuple[Tensor, State]:
     """As many steps as ``u`` ``[K, steps, draws_a_step]`` has draws for; ``params`` ``[K, P]`` is not changed."""
     agents, steps, _ = u.shape
-    e = settings.copies
-    starts = u[:, :, 2 * e : e * (2 + world.resets)].reshape(agents, steps, e, world.resets)
+    e, n = settings.copies, net.action_draws
+    starts = u[:, :, n * e : e * (n + world.resets)].reshape(agents, steps, e, world.resets)
     play = world.open(ids, kept["env"], starts[:, 0])
-    learner = _Learner(net, settings, rhythm, params, kept, u)
+    learner = LEARNERS[type(net)](net, settings, rhythm, params, kept, u)
     for step in range(steps):
         before = play.seen
         action = learner.act(step, before)
@@ -97,7 +100,7 @@ def train(
     return learner.params, {**learner.state(), "env": play.kept()}
 
 
-class _Learner:
+class Learner:
     """Working copies of a call, so that nothing handed in changes, and all that can be said of its steps in advance."""
 
     def __init__(self, net: Net, settings: Settings, rhythm: Rhythm, params: Tensor, kept: State, u: Floats) -> None:
@@ -121,10 +124,7 @@ class _Learner:
         """Exploration, places in the memory and batches of every step: they follow from counts and draws."""
         s, e = self.settings, self.settings.copies
         before = (self.acted[:, None] + np.arange(u.shape[1])) * e  # transitions, [K, steps]
-        gone = before / s.explore if s.explore else np.ones(before.shape)
-        epsilon = np.maximum(1.0 + (s.last_epsilon - 1.0) * gone, s.last_epsilon)
-        self.explores = u[..., :e] < epsilon[..., None]
-        self.anything = (u[..., e : 2 * e] * self.net.outputs).astype(np.int64)
+        self._plan_exploration(before, u)
         first = np.arange(len(u))[:, None, None] * s.capacity  # of each agent's rows
         places = first + (before[..., None] + np.arange(e)) % s.capacity
         after = before + e
@@ -133,6 +133,13 @@ class _Learner:
         self.ready = torch.from_numpy(after >= s.warmup)
         self.anybody, self.everybody = self.ready.any(0).tolist(), self.ready.all(0).tolist()
         self.acted = self.acted + u.shape[1]
+
+    def _plan_exploration(self, before: Ints, u: Floats) -> None:
+        s, e = self.settings, self.settings.copies
+        gone = before / s.explore if s.explore else np.ones(before.shape)
+        epsilon = np.maximum(1.0 + (s.last_epsilon - 1.0) * gone, s.last_epsilon)
+        self.explores = u[..., :e] < epsilon[..., None]
+        self.anything: npt.NDArray[Any] = (u[..., e : 2 * e] * self.net.outputs).astype(np.int64)
 
     def state(self) -> State:
         counts = {"acted": self.acted, "episodes": self.episodes, "running": self.running, "return": self.recent}
@@ -144,16 +151,21 @@ class _Learner:
             **{name: torch.from_numpy(value) for name, value in counts.items()},
         }
 
-    def act(self, step: int, seen: Seen) -> Ints:
+    def act(self, step: int, seen: Seen) -> npt.NDArray[Any]:
         """Epsilon-greedy ``[K, E]``; epsilon falls linearly over ``explore`` environment steps."""
-        greedy = self.net.values(self.views, torch.from_numpy(seen).to(self.params.dtype)).argmax(-1)
+        greedy = self.net.greedy(self.views, torch.from_numpy(seen).to(self.params.dtype))
         return np.where(self.explores[:, step], self.anything[:, step], greedy.numpy())
 
-    def remember(self, step: int, before: Seen, action: Ints, moved: Moved) -> None:
+    def gradient(self, batch: Tensor, body: bool) -> None:
+        """Into :attr:`slope`; of the head alone without ``body``."""
+        td_slope(self.net, self.views, self.target_views, batch, self.settings.discount, self.slope, body)
+
+    def remember(self, step: int, before: Seen, action: npt.NDArray[Any], moved: Moved) -> None:
         """A cut episode could have gone on, so only one that ended by itself has no future."""
         new, o = self.new.numpy(), before.shape[-1]
         new[..., :o], new[..., o : 2 * o] = before, moved.following
-        new[..., -3], new[..., -2], new[..., -1] = moved.reward, ~moved.terminated, action
+        new[..., 2 * o], new[..., 2 * o + 1] = moved.reward, ~moved.terminated
+        new[..., 2 * o + 2 :] = action.reshape(*moved.reward.shape, -1)
         self.rows.index_copy_(0, self.places[step], self.new.view(-1, new.shape[-1]))
         self.running += moved.reward
         over = moved.terminated | moved.truncated
@@ -175,7 +187,7 @@ class _Learner:
         if not self.anybody[step] or not (body or head):
             return
         batch = self.rows.index_select(0, self.batches[step]).view(len(self.params), -1, self.rows.shape[1])
-        td_slope(self.net, self.views, self.target_views, batch, self.settings.discount, self.slope, body)
+        self.gradient(batch, body)
         only = None if self.everybody[step] else self.ready[:, step, None]
         for block, (moves, rate) in enumerate(((body, self.rhythm.body_lr), (head, self.rhythm.lr))):
             if moves:
@@ -214,3 +226,7 @@ def td_slope(
     error = net.head(views, two).gather(-1, action) - goal
     d3 = batch.new_zeros(len(batch), size, net.outputs).scatter_(-1, action, error.div_(size))
     net.slope(views, state, one, two, d3, out, body)
+
+
+LEARNERS: dict[type[Net], type[Learner]] = {Net: Learner}
+"""Who learns with which kind of net."""

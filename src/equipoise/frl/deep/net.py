@@ -26,6 +26,16 @@ class Net:
     embedding: int = 0
 
     @property
+    def action_size(self) -> int:
+        """Numbers of an action in the memory."""
+        return 1
+
+    @property
+    def action_draws(self) -> int:
+        """Uniform numbers that an action uses."""
+        return 2
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """In the order in which parameters lie in the stack: backbone, then head."""
         h = self.width
@@ -84,6 +94,10 @@ class Net:
 
     def head(self, net: Tree, two: Tensor) -> Tensor:
         return torch.baddbmm(net["b3"].unsqueeze(1), two, net["w3"].mT)
+
+    def greedy(self, net: Tree, x: Tensor) -> Tensor:
+        """The best actions ``[K, B]``."""
+        return self.values(net, x).argmax(-1)
 
     def slope(
         self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, flat: Tensor, body: bool = True

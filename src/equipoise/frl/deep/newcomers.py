@@ -34,7 +34,7 @@ def adapt(
     }
     rate = torch.full((count, 1), task.training.lr, dtype=task.dtype)
     rhythm = learner.Rhythm(rate, rate, moves=moves)
-    each = learner.draws_a_step(settings, world)
+    each = learner.draws_a_step(task.net, settings, world)
     taken, found = 0, []
     for number, mark in enumerate((0, *marks)):
         steps = mark // settings.copies - taken

@@ -23,7 +23,7 @@ def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episo
     total, alive = np.zeros(draws.shape[:2]), np.ones(draws.shape[:2], bool)
     dtype = params["w1"].dtype
     for _ in range(world.limit):
-        action = net.values(params, torch.from_numpy(play.seen).to(dtype)).argmax(-1)
+        action = net.greedy(params, torch.from_numpy(play.seen).to(dtype))
         moved = play.step(action.numpy(), draws)
         total += moved.reward * alive
         alive &= ~(moved.terminated | moved.truncated)

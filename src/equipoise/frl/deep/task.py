@@ -89,6 +89,7 @@ class AgentTask(Task):
         training: Training,
         seed: int,
         dtype: torch.dtype = torch.float32,
+        net: Net | None = None,
     ) -> None:
         self.name, self.world, self.config, self.training, self.seed, self.dtype = (
             *(name, world, config),
@@ -96,7 +97,7 @@ class AgentTask(Task):
         )
         embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
         self.clients = config.agents
-        self.net = Net(world.observations, config.width, world.actions, embedding)
+        self.net = net or Net(world.observations, config.width, world.actions, embedding)
         self.blocks = self.net.blocks
 
     def settings(self, batch: int) -> learner.Settings:
@@ -154,7 +155,7 @@ class AgentTask(Task):
         )
         if counts[0] == 0:
             return fit.params, {}, source
-        each = learner.draws_a_step(settings, self.world)
+        each = learner.draws_a_step(self.net, settings, self.world)
         key = random.keys(when.seed, ids.numpy(), when.round, ACTING + 1 + fit.stream)
         u = random.uniform(key, counts[0] * each).reshape(len(ids), counts[0], each)
         flat, after = learner.train(self.world, self.net, settings, rhythm, ids, self.net.pack(fit.params), source, u)
