@@ -67,14 +67,14 @@ POLICIES = {
 
 
 def cells() -> list[tuple[str, str, int, dict[str, Any]]]:
-    """(task, name, seed, options), the most telling first."""
+    """(task, name, seed, options): the main comparison in all seeds first."""
     found = []
     for seed in SEEDS:
         for task, own in TASKS.items():
             groups = (MAIN, NEWCOMERS, POLICIES, ABLATION, ABSENT) if task == "cartpole" else (MAIN,)
             found += [(task, n, seed, {**COMMON, **own, **o, "task": task}) for g in groups for n, o in g.items()]
-    order = [*MAIN, *NEWCOMERS, *POLICIES, *ABLATION, *ABSENT]
-    return sorted(found, key=lambda c: (c[2], c[0] != "cartpole" and c[1] in MAIN, order.index(c[1])))
+    order = [*MAIN, *ABLATION, *ABSENT, *NEWCOMERS, *POLICIES]
+    return sorted(found, key=lambda c: (c[1] not in MAIN, c[2], c[0] != "cartpole", order.index(c[1])))
 
 
 def file_of(task: str, name: str, seed: int) -> Path:

@@ -147,9 +147,10 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="also Stable-Baselines3")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    peers = " --peer" if given.peer else ""
     ways = {"stacked": stacked, "single": singles, **({"stable-baselines3": peer} if given.peer else {})}
     result: dict[str, Any] = {
-        "command": f"python benchmarks/dqn_speed.py --steps {given.steps}{' --peer' if given.peer else ''}",
+        "command": f"python benchmarks/dqn_speed.py --steps {given.steps} --repeats {given.repeats}{peers}",
         "what": f"{AGENTS} agents, batch {BATCH}, two hidden layers of {WIDTH}, one thread, CPU seconds",
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,

@@ -49,7 +49,7 @@ def test_the_td_target_by_hand():
     rows = torch.tensor([[[1.0, 2.0, 0.3, 1.0, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 1.0, 0.0]]])
     # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9
     flat = torch.empty_like(own)
-    td_slope(net, net.views(own), net.views(judge), rows, 0.9, flat)
+    td_slope(net, net.views(own), net.views(judge), rows, 0.9, net.views(flat))
     slope = net.views(flat)
     assert slope["b3"][0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
     assert slope["w3"][0, :, 0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
@@ -69,7 +69,7 @@ def test_the_gradient_is_autograds(net, body):
     q = net.values(views, state).gather(-1, rows[..., -1:].long())
     (0.5 * (q - goal).square()).mean(1).sum().backward()
     slope = torch.empty_like(own)
-    td_slope(net, net.views(own), judge, rows, 0.9, slope, body)
+    td_slope(net, net.views(own), judge, rows, 0.9, net.views(slope), body)
     where = slice(None) if body else net.places["w3"]
     assert largest_difference(slope[:, where], free.grad[:, where]) < 1e-14
 

@@ -111,8 +111,10 @@ class Learner:
         self.target = torch.where((kept["acted"] == 0)[:, None], params, kept["target"])
         self.target_views = net.views(self.target)
         self.m, self.v = (kept["adam"][name].clone() for name in ("m", "v"))
-        self.slope = torch.empty_like(self.params)
+        self.slope = torch.zeros_like(self.params)
+        self.slope_views = net.views(self.slope)
         self.updates: Tensor = kept["updates"].clone()
+        self.alike = rhythm.body_lr is rhythm.lr and bool((self.updates[:, 0] == self.updates[:, 1]).all())
         self.replay: Tensor = kept["replay"].clone()
         self.rows = self.replay.view(-1, self.replay.shape[-1])
         self.new = self.rows.new_zeros(len(params), settings.copies, self.rows.shape[1])
@@ -158,7 +160,7 @@ class Learner:
 
     def gradient(self, batch: Tensor, body: bool) -> None:
         """Into :attr:`slope`; of the head alone without ``body``."""
-        td_slope(self.net, self.views, self.target_views, batch, self.settings.discount, self.slope, body)
+        td_slope(self.net, self.views, self.target_views, batch, self.settings.discount, self.slope_views, body)
 
     def remember(self, step: int, before: Seen, action: npt.NDArray[Any], moved: Moved) -> None:
         """A cut episode could have gone on, so only one that ended by itself has no future."""
@@ -189,21 +191,25 @@ class Learner:
         batch = self.rows.index_select(0, self.batches[step]).view(len(self.params), -1, self.rows.shape[1])
         self.gradient(batch, body)
         only = None if self.everybody[step] else self.ready[:, step, None]
-        for block, (moves, rate) in enumerate(((body, self.rhythm.body_lr), (head, self.rhythm.lr))):
-            if moves:
-                self._move(block, rate, only)
+        border, rates = self.net.border, (self.rhythm.body_lr, self.rhythm.lr)
+        if body and head and self.alike:  # blocks that always moved together are one to Adam
+            self._move(slice(None), 0, rates[0], only)
+        else:
+            self.alike = False
+            for block, where in enumerate((slice(border), slice(border, None))):
+                if (body, head)[block]:
+                    self._move(where, block, rates[block], only)
+        self.updates += torch.tensor([body, head]) * (1 if only is None else only)
         follow = self.settings.target_rate
         self.target.lerp_(self.params, follow if only is None else follow * only.to(self.params.dtype))
 
-    def _move(self, block: int, rate: Tensor, only: Tensor | None) -> None:
-        """Adam's step of one block, of all agents or of ``only`` those that are ready."""
-        where = slice(self.net.border, None) if block else slice(self.net.border)
+    def _move(self, where: slice, block: int, rate: Tensor, only: Tensor | None) -> None:
+        """Adam's step of these parameters, of all agents or of ``only`` those that are ready."""
         old = {"params": self.params[:, where], "m": self.m[:, where], "v": self.v[:, where]}
         count = self.updates[:, block, None] + 1
         params, moments = adam(old["params"], self.slope[:, where], old, count, rate)
         for name, value in {"params": params, **moments}.items():
             old[name].copy_(value if only is None else torch.where(only, value, old[name]))
-        self.updates[:, block] += 1 if only is None else only[:, 0]
 
 
 def _by_step(rows: Ints) -> Tensor:
@@ -212,9 +218,7 @@ def _by_step(rows: Ints) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(0, 1)).reshape(steps, -1))
 
 
-def td_slope(
-    net: Net, views: Tree, target: Tree, batch: Tensor, discount: float, out: Tensor, body: bool = True
-) -> None:
+def td_slope(net: Net, views: Tree, target: Tree, batch: Tensor, discount: float, out: Tree, body: bool = True) -> None:
     """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = r + discount Q'(s', argmax Q(s', .))."""
     o, size = net.inputs, batch.shape[1]
     state, following = batch[..., :o], batch[..., o : 2 * o]

@@ -99,12 +99,9 @@ class Net:
         """The best actions ``[K, B]``."""
         return self.values(net, x).argmax(-1)
 
-    def slope(
-        self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, flat: Tensor, body: bool = True
-    ) -> None:
-        """Into ``flat`` ``[K, P]``: gradient of a loss with derivative ``d3`` by the outputs; of the head alone without
+    def slope(self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, out: Tree, body: bool = True) -> None:
+        """Into ``out``: gradient of a loss with derivative ``d3`` by the outputs; of the head alone without
         ``body``."""
-        out = self.views(flat)
         torch.bmm(d3.mT, two, out=out["w3"])
         torch.sum(d3, 1, out=out["b3"])
         if not body:
