@@ -10,7 +10,13 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(SETUP)
 
-demo: $(SETUP)
+# A first look needs no more than this.
+.venv/.light: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report,plot]"
+	@touch $@
+
+demo: .venv/.light
 	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,equilibrium --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
 
 test: lint

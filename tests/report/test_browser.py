@@ -25,7 +25,7 @@ def visit(browser: Browser, folder: Path, *, dark: bool = False, width: int = 12
     WebDriverWait(browser, PATIENCE).until(lambda b: b.execute_script("return document.body.dataset.ready") == "yes")
 
 
-@pytest.mark.parametrize("kind", ["page_run", "comparison", "tabular_run"])
+@pytest.mark.parametrize("kind", ["page_run", "comparison", "tabular_run", "policy_run"])
 def test_draws_everything_without_errors_or_requests(
     browser: Browser,
     kind: str,
