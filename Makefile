@@ -53,7 +53,7 @@ nginx:
 
 # What does not need Flower is tested by `make test`; this starts real SuperLinks and SuperNodes on 127.0.0.1.
 test-flower: .venv-flower/.installed nginx
-	timeout --kill-after=60 2400 .venv-flower/bin/python -m pytest -rs -m 'slow or not slow' tests/flower/test_wire.py tests/flower_live
+	timeout --kill-after=60 2400 .venv-flower/bin/python -m pytest -rs -m 'slow or not slow' tests/flower/test_wire.py tests/flower/test_commands.py tests/flower_live
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -175,3 +175,19 @@ def test_bad_rows_are_refused_by_file(text: str, says: str, tmp_path: Path) -> N
     (tmp_path / "test.csv").write_text(text)
     with pytest.raises(UsageError, match=says):
         OwnFolder(ApartConfig(str(tmp_path)), 0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"),
+    [(["127.0.0.1", "fl.example.org"], "fl.example.org"), (["127.0.0.1"], "127.0.0.1"), (["a.b", "c.d"], "a.b")],
+)
+def test_the_proxy_checks_the_superlink_by_a_name_that_nginx_can_compare(
+    hosts: list[str], name: str, tmp_path: Path
+) -> None:
+    """nginx never compares a certificate's addresses: only its names or, where it has none, its subject."""
+    pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
+    from equipoise.flower import certs, proxy
+
+    certs.write(tmp_path / "certs", hosts, 0, 30)
+    text = proxy.write(tmp_path / "proxy", "127.0.0.1:9443", "127.0.0.1:8000", tmp_path / "certs").read_text()
+    assert f"proxy_ssl_name {name};" in text
