@@ -85,7 +85,7 @@ class SingleDqn:
 
 def stacked(copies: int, steps: int) -> Callable[[], None]:
     """So many steps of our ten agents, through the task as the rounds use it."""
-    config = AgentConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, warmup=1)
+    config = AgentConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learn_after=1)
     task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}

@@ -18,6 +18,7 @@ from equipoise.config import Settings, read_config
 from equipoise.contract import Task, Tree
 from equipoise.errors import UsageError
 from equipoise.finetuning import finetuned
+from equipoise.frl.deep.task import AgentTask
 from equipoise.newcomers import hold_out, newcomers
 from equipoise.privacy.ledger import Ledger
 from equipoise.runtime import checkpoint, random
@@ -150,6 +151,8 @@ def build_task(settings: Settings) -> Task:
     task.check()
     task.suits(settings.method)
     settings.policy.check(task, settings.training)
+    if settings.run.finetune and isinstance(task, AgentTask):
+        raise UsageError(f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off")
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     if settings.method.needs_everybody and settings.run.participation < 1:

@@ -19,8 +19,16 @@ from helpers import largest_difference, simulate
 
 F64 = torch.float64
 SMALL = {
-    **{"task": "gym", "env_id": "Pendulum-v1", "agents": 2, "parallel": 2, "width": 8, "capacity": 60, "warmup": 20},
-    **{"episodes": 1, "epochs": 15, "batch_size": 8, "seed": 3},
+    **{
+        "task": "gym",
+        "env_id": "Pendulum-v1",
+        "agents": 2,
+        "parallel": 2,
+        "width": 8,
+        "capacity": 60,
+        "learn_after": 20,
+    },
+    **{"learn_after": 20, "episodes": 1, "epochs": 15, "batch_size": 8, "seed": 3},
 }
 needs_mujoco = pytest.mark.skipif(
     importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'"
@@ -119,7 +127,7 @@ def test_a_body_has_its_own_legs(body):
 @needs_mujoco
 @pytest.mark.parametrize("name", ["hopper", "half-cheetah"])
 def test_federated_ddpg_on_mujoco(name):
-    options = {"agents": 2, "parallel": 1, "width": 8, "capacity": 200, "warmup": 30, "episodes": 1, "epochs": 40}
+    options = {"agents": 2, "parallel": 1, "width": 8, "capacity": 200, "learn_after": 30, "episodes": 1, "epochs": 40}
     settings = Settings.of({**options, "task": name, "method": "pfeddqn-rep", "batch_size": 8})
     task = build_task(settings)
     task.world.limit = 50

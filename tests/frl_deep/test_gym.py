@@ -15,8 +15,16 @@ from equipoise.runs import Interrupted, build_task, resume_run, run
 from helpers import largest_difference, simulate
 
 SMALL = {
-    **{"task": "gym", "env_id": "CartPole-v1", "agents": 2, "parallel": 2, "width": 8, "capacity": 60, "warmup": 20},
-    **{"episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3, "return_high": 500.0},
+    **{
+        "task": "gym",
+        "env_id": "CartPole-v1",
+        "agents": 2,
+        "parallel": 2,
+        "width": 8,
+        "capacity": 60,
+        "learn_after": 20,
+    },
+    **{"learn_after": 20, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3, "return_high": 500.0},
 }
 
 

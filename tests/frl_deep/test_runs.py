@@ -17,8 +17,8 @@ from helpers import largest_difference, simulate
 
 METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 TINY = {
-    **{"task": "cartpole", "agents": 3, "parallel": 2, "width": 8, "capacity": 60, "warmup": 20, "explore": 100},
-    **{"episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
+    **{"task": "cartpole", "agents": 3, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20},
+    **{"explore_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
 }
 
 
@@ -190,7 +190,7 @@ def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
 
 @pytest.mark.parametrize("task", ["cartpole", "acrobot"])
 def test_the_command_line(task, tmp_path, capsys):
-    options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --warmup 10 --width 8 --rounds 2 --quiet"
+    options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --quiet"
     out = tmp_path / "run"
     assert main(["run", "--method", "pfeddqn-rep", "--task", task, *options.split(), "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
@@ -231,6 +231,10 @@ def test_wrong_pairs_are_refused(tmp_path, capsys):
         ("--method perdqnavg --task cartpole --model mlp", "needs a net with an embedding"),
         ("--method perdqnavg --task cartpole --head-steps 2", "head_steps must be 0"),
         ("--method fedpolicy --base dqnavg --task cartpole", "has none"),
+        ("--method page --task cartpole --val-episodes 2", "learn by temporal differences"),
+        ("--method joint --task cartpole --val-episodes 2", "learn by temporal differences"),
+        ("--method fedala --task cartpole", "learn by temporal differences"),
+        ("--method dqn --task cartpole --finetune --val-episodes 2", "finetune tunes on rows of data"),
     ):
         assert main(["run", *command.split(), "--out", str(tmp_path / "x"), "--quiet"]) == 2
         err = capsys.readouterr().err
@@ -249,7 +253,7 @@ def test_the_page_shows_every_option_with_its_default(name):
 @pytest.mark.slow
 def test_a_stack_of_agents_learns_to_balance():
     """Two agents, poles of different lengths: random play holds for about 20 steps, and learning does much better."""
-    options = {"agents": 2, "parallel": 4, "width": 32, "capacity": 5000, "warmup": 500, "explore": 3000}
+    options = {"agents": 2, "parallel": 4, "width": 32, "capacity": 5000, "learn_after": 500, "explore_steps": 3000}
     more = {"episodes": 10, "epochs": 250, "batch_size": 32, "lr": 2e-3, "target_rate": 0.02}
     settings, task = built("dqn", torch.float32, **options, **more)
     end = simulate(settings.method, task, 8, seed=3)

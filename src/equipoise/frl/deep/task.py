@@ -37,27 +37,27 @@ class AgentConfig:
     width: int = option(128, "units of each of the two hidden layers")
     discount: float = option(0.99, "discount of a later reward, in [0, 1)")
     capacity: int = option(20000, "transitions that an agent remembers")
-    warmup: int = option(1000, "environment steps of an agent before it learns")
-    explore: int = option(5000, "environment steps of an agent over which exploration falls from 1 to its last value")
+    learn_after: int = option(1000, "environment steps of an agent before it learns")
+    explore_steps: int = option(5000, "environment steps of an agent over which exploration falls to its last value")
     last_epsilon: float = option(0.05, "chance of a random action at last, in [0, 1]")
     target_rate: float = option(0.01, "how far the target net follows in one gradient step, in (0, 1]")
     episodes: int = option(10, "episodes of an evaluation, of each agent")
     val_episodes: int = option(0, "episodes that decisions may be based on, of each agent; 0 for none")
 
     def __post_init__(self) -> None:
-        for name in ("agents", "parallel", "width", "warmup", "episodes"):
+        for name in ("agents", "parallel", "width", "learn_after", "episodes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.explore < 0 or self.val_episodes < 0:
-            raise UsageError("explore and val_episodes must be at least 0")
+        if self.explore_steps < 0 or self.val_episodes < 0:
+            raise UsageError("explore_steps and val_episodes must be at least 0")
         if not 0 <= self.discount < 1:
             raise UsageError(f"discount is {self.discount}: must lie in [0, 1)")
         if not 0 <= self.last_epsilon <= 1:
             raise UsageError(f"last_epsilon is {self.last_epsilon}: must lie in [0, 1]")
         if not 0 < self.target_rate <= 1:
             raise UsageError(f"target_rate is {self.target_rate}: must lie in (0, 1]")
-        if self.capacity < max(self.warmup, self.parallel):
-            raise UsageError(f"capacity is {self.capacity}: must be at least warmup ({self.warmup}) and parallel")
+        if self.capacity < max(self.learn_after, self.parallel):
+            raise UsageError(f"capacity is {self.capacity}: must reach learn_after ({self.learn_after}) and parallel")
 
     @property
     def numbers(self) -> Floats:
@@ -102,7 +102,7 @@ class AgentTask(Task):
 
     def settings(self, batch: int) -> learner.Settings:
         c = self.config
-        how = (c.parallel, c.discount, c.capacity, c.warmup, c.explore, c.last_epsilon, c.target_rate)
+        how = (c.parallel, c.discount, c.capacity, c.learn_after, c.explore_steps, c.last_epsilon, c.target_rate)
         return learner.Settings(*how, batch)
 
     def init_params(self, seed: int) -> Tree:
@@ -115,11 +115,12 @@ class AgentTask(Task):
 
     def suits(self, method: Method) -> None:
         """Agents learn by temporal differences: a method that trains by a loss of its own cannot work."""
-        from equipoise.control.over import Over
+        from equipoise.control.fedpolicy import FedPolicy
         from equipoise.frl.deep.method import DeepQ
 
-        below = method.below if isinstance(method, Over) else method
-        own = any(getattr(type(below), hook) is not getattr(Method, hook) for hook in ("update", "decide"))
+        below = method.below if isinstance(method, FedPolicy) else method
+        hooks = ("update", "decide", "install", "personal")
+        own = any(getattr(type(below), hook) is not getattr(Method, hook) for hook in hooks)
         if own and not isinstance(below, DeepQ):
             raise UsageError(
                 f"{below.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
