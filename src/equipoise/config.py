@@ -124,7 +124,7 @@ class Settings:
             values[item.owner][name] = _checked(item, given.get(name, item.default))
         run = RunConfig(**values["run"])
         if not run.model and task.models:
-            run = dataclasses.replace(run, model=task.models[0])
+            run = dataclasses.replace(run, model=method.model if method.model in task.models else task.models[0])
         if run.model and run.model not in task.models:
             raise UsageError(
                 f"unknown model '{run.model}' for task '{task.name}'{nearest(run.model, task.models)}; "

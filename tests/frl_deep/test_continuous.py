@@ -114,7 +114,8 @@ def test_legs_are_edited_and_nothing_else():
 
 @needs_mujoco
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
-def test_a_body_has_its_own_legs(body):
+def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     thin, own, thick = (mujoco.make(body, u).unwrapped.model for u in (0.1, 0.5, 0.9))
     plain = importlib.import_module("gymnasium").make(body.env_id).unwrapped.model
     np.testing.assert_allclose(own.geom_size, plain.geom_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import tempfile
@@ -55,7 +56,8 @@ def make(body: Body, u: float) -> Any:
     from gymnasium.envs import mujoco as models
 
     xml = edited((Path(models.__file__).parent / "assets" / body.asset).read_text(), body.legs, u)
-    with tempfile.TemporaryDirectory() as folder:
+    # MuJoCo writes what it thinks of a model into the working directory.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         file = Path(folder) / body.asset
         file.write_text(xml)
         return gymnasium.make(body.env_id, xml_file=str(file))
