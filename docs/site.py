@@ -16,7 +16,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
 API = (
-    *("equipoise", "equipoise.contract", "equipoise.config", "equipoise.runs", "equipoise.compare", "equipoise.tune"),
+    *("equipoise", "equipoise.contract", "equipoise.contract.words", "equipoise.contract.client"),
+    *("equipoise.contract.server", "equipoise.contract.task", "equipoise.contract.method"),
+    *("equipoise.config", "equipoise.runs", "equipoise.compare", "equipoise.tune"),
     *("equipoise.export", "equipoise.tasks.own", "equipoise.models", "equipoise.data.partition"),
     *("equipoise.control.ddpg", "equipoise.report.html", "equipoise.report.trackers"),
 )

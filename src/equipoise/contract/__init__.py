@@ -1,0 +1,50 @@
+"""The words of the design, and nothing else.
+
+One federated round is six decisions: who takes part (0), how a client trains (1), what it uploads (2), how the server
+forms the aggregate (3), which part each client gets back and how it installs it (4), which model is the personal one
+(5). A :class:`Method` is a policy at these points; its defaults are FedAvg.
+
+Client code is written for ONE client: executors map it over many. Server code sees stacks ``[K, ...]`` of the clients
+that really replied. State goes in and comes out of every hook; nothing is kept anywhere else.
+"""
+
+from equipoise.contract.client import Client
+from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
+from equipoise.contract.server import Server
+from equipoise.contract.task import Task
+from equipoise.contract.words import (
+    Blocks,
+    Down,
+    Fit,
+    Loss,
+    Pull,
+    State,
+    Train,
+    Training,
+    Tree,
+    Up,
+    When,
+    option,
+)
+
+__all__ = [
+    "Blocks",
+    "Client",
+    "Down",
+    "Fit",
+    "Loss",
+    "Method",
+    "Pull",
+    "Server",
+    "State",
+    "Task",
+    "Train",
+    "Training",
+    "Tree",
+    "Up",
+    "When",
+    "equal_weights",
+    "option",
+    "take_sent",
+    "weighted_mean",
+]

@@ -1,0 +1,97 @@
+"""One client in one round, as a method sees it."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor
+
+from equipoise.contract.words import Down, Loss, Pull, State, Train, Training, Tree
+
+if TYPE_CHECKING:
+    from equipoise.contract.task import Task
+
+
+class Client(ABC):
+    """All that one client knows in one round, and all that it can do with its own data."""
+
+    id: Tensor
+    round: int
+    rounds: int
+    task: Task
+    training: Training
+    down: Down
+    local: Tree
+    """The model it held before the download."""
+    state: State
+    start: Tree
+    """After decision 4: what it trains from."""
+    train: Train
+    """Decision 1 as taken."""
+    trained: Tree
+    """After local training."""
+    notes: Tree
+    """What hooks want to see in the round's log; costs no bytes."""
+
+    @property
+    @abstractmethod
+    def source(self) -> State:
+        """State of its data source or environment, such as visit counts; to read, for only :meth:`fit` moves it."""
+
+    @abstractmethod
+    def fit(
+        self,
+        params: Tree,
+        *,
+        train: Train | None = None,
+        pull: Pull | None = None,
+        linear: Tree | None = None,
+        blocks: tuple[str, ...] | None = None,
+        loss: Loss | None = None,
+        aux: State | None = None,
+        part: tuple[float, float] = (0.0, 1.0),
+        repeat: int = 1,
+        clamp: tuple[float, float] | None = None,
+        stream: int = 0,
+        training: Training | None = None,
+    ) -> Tree:
+        """Local SGD on loss(params) + <linear, params> + pull, moving only ``blocks``; by default on decision 1.
+
+        ``training`` replaces the run's batch size, momentum and weight decay for this call.
+        """
+
+    @abstractmethod
+    def fit_following(self, params: Tree, pull: Pull, **how: Any) -> tuple[Tree, Tree]:
+        """As :meth:`fit`, with an anchor that follows; gives both."""
+
+    @abstractmethod
+    def evaluate(self, params: Tree, split: str = "val") -> Tree:
+        """Scores of a model on the client's own data: ``val`` is the only split that a decision may read."""
+
+    @abstractmethod
+    def uniform(self, *shape: int, stream: int = 0) -> Tensor:
+        """Random numbers in [0, 1) that depend on (seed, client, round, stream) only."""
+
+    @abstractmethod
+    def steps(self, train: Train, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        """The number of batches that ``train`` means for this client, on this share of its rows."""
+
+    @abstractmethod
+    def label_counts(self) -> Tensor:
+        """Training samples of each class, if the task has labels."""
+
+    @abstractmethod
+    def rows(self, split: str) -> Tensor:
+        """Samples that it holds in this split: how far a score on them can be trusted."""
+
+    @abstractmethod
+    def anybody(self, condition: Tensor) -> bool:
+        """Whether it holds for any client computed along with this one: only to skip work that would change nothing."""
+
+    def within(self, key: str) -> Self:
+        """The same client seen by a method that is part of another: its state is the part under ``key``."""
+        inner = copy.copy(self)
+        inner.state = self.state[key]
+        return inner

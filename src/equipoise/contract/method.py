@@ -1,0 +1,136 @@
+"""A method: a policy at the decisions of a round, both halves together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract.client import Client
+from equipoise.contract.server import Server
+from equipoise.contract.task import Task
+from equipoise.contract.words import Down, State, Train, Training, Tree, Up
+from equipoise.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A policy at the decisions of a round; its fields are its options. The defaults are FedAvg.
+
+    Hooks that may change state return it beside their result, so that it cannot be forgotten.
+    """
+
+    name: ClassVar[str]
+    shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
+    """The blocks that travel."""
+    keeps_model: ClassVar[bool] = False
+    """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Options that tuning may change, with their ranges: whole numbers, or numbers on a logarithmic scale."""
+    model: ClassVar[str] = ""
+    """The model that it is made for, where the task offers it and the user asks for no other."""
+    one_start: ClassVar[bool] = False
+    """Whether its memory is sound only if all clients start from one whole model (control variates and their like)."""
+    needs_everybody: ClassVar[bool] = False
+    """Whether every client must take part in every round (a server agent with one input a client)."""
+
+    def check(self, task: Task, training: Training) -> None:
+        """Refuse an unsound combination, with a sentence that says why."""
+        if set(self.shares) not in (set(), {"backbone", "head"}):
+            self.needs_two_blocks(task)
+
+    def needs_two_blocks(self, task: Task) -> None:
+        if not (task.blocks["backbone"] and task.blocks["head"]):
+            raise UsageError(
+                f"{self.name} treats backbone and head differently, but the model of task '{task.name}' is one layer: "
+                "choose a deeper one (--model mlp)"
+            )
+
+    # --- client half: ONE client ------------------------------------------------------------------------------------
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        """State of a client that takes part for the first time."""
+        return {}
+
+    def install(self, c: Client) -> tuple[Tree, State]:
+        """Decision 4b: merge what came down into what is held."""
+        return take_sent(c), c.state
+
+    def decide(self, c: Client) -> tuple[Train, State]:
+        """Decision 1: the server's proposal, else as configured."""
+        return c.train, c.state
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        """Local training under decision 1."""
+        return c.fit(c.start), c.state
+
+    def upload(self, c: Client) -> tuple[Up, State]:
+        """Decision 2."""
+        return Up({name: c.trained[name] for name in self.shared_names(c.task)}), c.state
+
+    def personal(self, c: Client) -> Tree:
+        """Decision 5: the model that the client would use."""
+        return c.trained
+
+    # --- server half: stacks [K, ...] of the clients that replied ---------------------------------------------------
+
+    def server_init(self, task: Task, params: Tree) -> State:
+        return {}
+
+    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+        """Decision 4: what each of these clients is sent."""
+        return Down(s.params, {block: block in self.shares for block in s.task.blocks}), s.state
+
+    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
+        """Decision 3: weights ``[K]``, or per name with the parameter's own shape behind; summing to one over K."""
+        n = s.task.sizes(ids).double()
+        return n / n.sum(), s.state
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        """Decision 3b: the next global model; need not be a weighted mean."""
+        return {**s.params, **weighted_mean(up.params, weights)}, s.state
+
+    def planned_rounds(self, asked: int) -> int:
+        """Rounds of the run; a method whose budget is not counted in rounds works them out."""
+        return asked
+
+    def stop(self, s: Server) -> str | None:
+        """Decision 0: the reason to end the run now, or ``None``."""
+        return None
+
+    # --- shared -----------------------------------------------------------------------------------------------------
+
+    def shared_names(self, task: Task) -> tuple[str, ...]:
+        return tuple(name for block in task.blocks if block in self.shares for name in task.blocks[block])
+
+    def has_global(self, task: Task) -> bool:
+        """Whether the server's model is complete: every block that has parameters travels."""
+        return all(block in self.shares for block in task.blocks if task.blocks[block])
+
+
+def take_sent(c: Client) -> Tree:
+    """Blocks that were sent overwrite, the others stay as the client held them."""
+    start: Tree = {}
+    for block, names in c.task.blocks.items():
+        sent = c.down.sent[block]
+        for name in names:
+            if isinstance(sent, bool):
+                start[name] = c.down.params[name] if sent else c.local[name]
+            else:
+                start[name] = torch.where(sent, c.down.params[name], c.local[name])
+    return start
+
+
+def equal_weights(ids: Tensor) -> Tensor:
+    """One over K for each, for methods whose mean is not by data size."""
+    return torch.full((len(ids),), 1.0 / len(ids), dtype=torch.float64)
+
+
+def weighted_mean(stack: Tree, weights: Tensor | Tree) -> Tree:
+    """Sum over K of weights times models; weights ``[K]``, or per name ``[K, ...]``."""
+    if isinstance(weights, dict):
+        return {name: (weights[name] * value).sum(0) for name, value in stack.items()}
+    return {name: torch.tensordot(weights.to(value.dtype), value, 1) for name, value in stack.items()}

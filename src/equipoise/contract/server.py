@@ -1,0 +1,34 @@
+"""The server in one round, as a method sees it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from equipoise.contract.task import Task
+from equipoise.contract.words import State, Training, Tree
+
+
+@dataclass
+class Server:
+    """All that the server knows in one round."""
+
+    task: Task
+    training: Training
+    params: Tree
+    state: State
+    seed: int
+    round: int
+    rounds: int
+    notes: State = field(default_factory=dict)
+    """What hooks want to see in the round's log."""
+
+    def evaluate(self, stack: Tree, split: str = "public") -> Tree:
+        """Scores ``[K]`` of a stack of models on the server's own data."""
+        return self.task.evaluate_server(stack, split)
+
+    def within(self, key: str) -> Server:
+        """The same server seen by a method that is part of another."""
+        inner = copy.copy(self)
+        inner.state = self.state[key]
+        return inner

@@ -1,0 +1,84 @@
+"""What is learned."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from equipoise.contract.words import Blocks, Fit, State, Training, Tree, When
+
+if TYPE_CHECKING:
+    from equipoise.contract.method import Method
+
+
+class Task(ABC):
+    """What is learned: a model, its blocks, every client's data or environment, and how to train and score it."""
+
+    name: str
+    clients: int
+    blocks: Blocks
+    training: Training
+    """The task's own defaults of local training."""
+    headline: str = "acc"
+    """The score that tables and stopping rules read."""
+    higher_is_better: bool = True
+
+    @abstractmethod
+    def init_params(self, seed: int) -> Tree:
+        """The one initial model of a run."""
+
+    @abstractmethod
+    def sizes(self, ids: Tensor) -> Tensor:
+        """Training samples of each of these clients, as int64."""
+
+    def rows(self, ids: Tensor, split: str) -> Tensor:
+        """Samples of each of these clients in a split; as many as for training where splits are no rows."""
+        return self.sizes(ids)
+
+    @abstractmethod
+    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+        """SGD steps that so many epochs, on this share of the rows, mean for each of these clients."""
+
+    @abstractmethod
+    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        """Train one client; gives parameters, anchor (empty without one) and the source's state."""
+
+    @abstractmethod
+    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        """Train a stack of clients; must mean the same as :meth:`fit` for each."""
+
+    @abstractmethod
+    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        """Scores of one client's model on its own split."""
+
+    @abstractmethod
+    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+        """Scores ``[K]`` of a stack of models, each on its own client's split."""
+
+    @abstractmethod
+    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+        """Scores ``[K]`` of a stack of models on the server's ``public`` or ``test`` set."""
+
+    def source_init(self, ids: Tensor) -> State:
+        """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
+        return {}
+
+    def has(self, split: str) -> bool:
+        """Whether clients hold this split (``val`` may be switched off)."""
+        return True
+
+    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
+        """What decisions compare, from the scores of a model: a number in [0, 1], higher is better, and a loss."""
+        return scores["acc"], scores["loss"]
+
+    def summary(self, params: Tree) -> State:
+        """What the summary of a run holds beyond the named evaluations, from the final global model."""
+        return {}
+
+    def suits(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
+        """Refuse a method that cannot work here, before any work starts."""
+
+    def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
+        """Refuse bad data before any work starts."""
