@@ -11,6 +11,7 @@ from typing import Any
 Cell = dict[str, Any]
 MAIN = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 COLOURS = {"dqn": "#7F7F7F", "dqnavg": "#0072B2", "perdqnavg": "#009E73", "pfeddqn-rep": "#D55E00"}
+TITLES = {"cartpole": "CartPole", "acrobot": "Acrobot", "hopper": "Hopper (DDPG agents)"}
 OFFERED = {
     "dqn": "nothing: DQN from scratch",
     "dqnavg": "the whole net, tuned on",
@@ -24,11 +25,12 @@ def write_page(results: Path, models: Path) -> None:
     if not cells:
         return
     text = [HEAD]
-    for task in ("cartpole", "acrobot"):
+    for task in ("cartpole", "acrobot", "hopper"):
         own = [cell for cell in cells if cell["task"] == task and "curve" in cell]
         if not any(cell["name"] in MAIN for cell in own):
             continue
-        text.append(f"## {task.capitalize()}, ten agents\n\n{_size(own)}\n\n{_table(own, MAIN)}")
+        agents = len(own[0]["agents"])
+        text.append(f"## {TITLES[task]}, {agents} agents\n\n{_size(own)}\n\n{_table(own, MAIN)}")
         if _draw(lambda axes, own=own: _curves(axes, own), results / f"{task}-curves.svg", 2):
             text.append(f"![Return curves]({task}-curves.svg)\n\n{CURVES}")
         if _draw(lambda axes, own=own: _bars(axes, own), results / f"{task}-agents.svg", 1):
@@ -50,12 +52,13 @@ seed alone."""
 CURVES = "Mean over agents with the range of the seeds (left), and the worst agent (right)."
 BARS = "Each agent at the end, mean over seeds; agents by growing length."
 SHARING = "Body or head, in the rhythm of two timescales or all in every step."
-ABSENCE = """30 % of the agents absent in each round (they neither act nor learn then); and as many steps with a
-fifth of the synchronisations, so that everybody works with a mean that is up to five times as old."""
+ABSENCE = """30 % of the agents absent in each round: they neither act nor learn then, so they have taken 30 % fewer steps
+in the end. Late: as many steps with a fifth of the synchronisations, so that everybody works with a mean that is up to
+five times as old."""
 DECIDING = """Over dqnavg; reward = return on three episodes of their own. Always full is dqnavg to the bit; always
 backbone is *body shared, both in every step* to the bit, and with `head_steps=1` it is pfeddqn-rep (tested)."""
 NEW = """Six agents whose poles nobody trained with: what they are given, and the return after so many environment steps
-of their own, explored and learned as in training."""
+of their own, explored and learned as in training, but at a constant rate."""
 REPRESENTATION = """## The learned representation (CartPole, pfeddqn-rep)
 
 ![Representation](representation.png)
@@ -194,7 +197,7 @@ def _bars(axes: Any, cells: list[Cell]) -> bool:
         axis.bar(places, means, 0.18, color=COLOURS[name], label=name)
     axis.set_xlabel("agent")
     axis.set_ylabel("return at the end")
-    axis.set_xticks(range(10))
+    axis.set_xticks(range(len(means)))
     axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return True
 

@@ -63,9 +63,7 @@ def animate(out: Path, *files: Path) -> None:
             tip = (middle + size * np.sin(angle), ground - 8 - size * np.cos(angle))
             pen.line((middle, ground - 8, *tip), 2 + side, 4)
             over = t >= len(path) - 1 and len(path) < 500
-            pen.text(
-                (left + 8, 4), f"{('personal', 'averaged')[side]}  step {min(t, len(path) - 1)}{' fell' * over}", 1
-            )
+            pen.text((left + 8, 4), f"{('personal', 'averaged')[side]}  step {min(t, len(path) - 1)}{' off' * over}", 1)
         frames.append(image)
     frames[0].save(out, save_all=True, append_images=frames[1:], duration=80, loop=0, optimize=True)
 

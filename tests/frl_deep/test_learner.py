@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.control.learning import adam
+from equipoise.control.learning import adam, adam_in_place
 from equipoise.frl.deep import learner
 from equipoise.frl.deep.learner import Rhythm, Settings, td_slope, train
 from equipoise.frl.deep.net import Net
@@ -180,10 +180,13 @@ def test_adam_of_a_stack_is_adam_of_each():
     params, slope = torch.randn(3, 5, dtype=F64), torch.randn(3, 5, dtype=F64)
     moments = {"m": torch.rand(3, 5, dtype=F64), "v": torch.rand(3, 5, dtype=F64)}
     counts = torch.tensor([[1], [7], [100]])
-    together, _ = adam(params, slope, moments, counts, 0.1)
+    together, after = adam(params, slope, moments, counts, 0.1)
     for k in range(3):
         own = {name: value[k] for name, value in moments.items()}
         assert largest_difference(together[k], adam(params[k], slope[k], own, counts[k, 0], 0.1)[0]) < 1e-15
+    in_place = {name: value.clone() for name, value in {"params": params, **moments}.items()}
+    adam_in_place(in_place["params"], slope, in_place, counts, torch.full((3, 1), 0.1, dtype=F64))
+    assert largest_difference(in_place, {"params": together, **after}) < 1e-15
 
 
 def test_epsilon_falls_over_environment_steps():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State, Tree
-from equipoise.control.learning import adam
+from equipoise.control.learning import adam_in_place
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Flags, Floats, Ints
 from equipoise.frl.deep.worlds import Moved, Seen, World
@@ -205,11 +205,11 @@ class Learner:
 
     def _move(self, where: slice, block: int, rate: Tensor, only: Tensor | None) -> None:
         """Adam's step of these parameters, of all agents or of ``only`` those that are ready."""
-        old = {"params": self.params[:, where], "m": self.m[:, where], "v": self.v[:, where]}
-        count = self.updates[:, block, None] + 1
-        params, moments = adam(old["params"], self.slope[:, where], old, count, rate)
-        for name, value in {"params": params, **moments}.items():
-            old[name].copy_(value if only is None else torch.where(only, value, old[name]))
+        moving = {"params": self.params[:, where], "m": self.m[:, where], "v": self.v[:, where]}
+        before = {name: value.clone() for name, value in moving.items()} if only is not None else {}
+        adam_in_place(moving["params"], self.slope[:, where], moving, self.updates[:, block, None] + 1, rate)
+        for name, value in before.items():
+            moving[name].copy_(torch.where(only, moving[name], value))  # type: ignore[arg-type]
 
 
 def _by_step(rows: Ints) -> Tensor:
