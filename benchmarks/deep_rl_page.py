@@ -52,8 +52,8 @@ seed alone."""
 CURVES = "Mean over agents with the range of the seeds (left), and the worst agent (right)."
 BARS = "Each agent at the end, mean over seeds; agents by growing length."
 SHARING = "Body or head, in the rhythm of two timescales or all in every step."
-ABSENCE = """30 % of the agents absent in each round: they neither act nor learn then, so they have taken 30 % fewer steps
-in the end. Late: as many steps with a fifth of the synchronisations, so that everybody works with a mean that is up to
+ABSENCE = """30 % of the agents absent in each round: they neither act nor learn then, so they take 30 % fewer steps in
+all. Late: as many steps with a fifth of the synchronisations, so that everybody works with a mean that is up to
 five times as old."""
 DECIDING = """Over dqnavg; reward = return on three episodes of their own. Always full is dqnavg to the bit; always
 backbone is *body shared, both in every step* to the bit, and with `head_steps=1` it is pfeddqn-rep (tested)."""
