@@ -85,7 +85,7 @@ def cells() -> list[tuple[str, str, int, dict[str, Any]]]:
     def priority(cell: tuple[str, str, int, dict[str, Any]]) -> tuple[int, int, int]:
         task, name, seed, _ = cell
         if task == "hopper":
-            return len(SEEDS), 0, order.index(name)
+            return 1, 1, len(order) + order.index(name)  # after the second seed of Acrobot
         late = SEEDS.index(seed) if name not in MAIN or task == "acrobot" else 0
         return late, rank[task] + 2 * (name not in MAIN), order.index(name)
 
