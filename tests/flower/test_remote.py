@@ -96,7 +96,7 @@ WORLDS: list[tuple[str, dict[str, Any]]] = [
     ("two-state", {}),
     ("planted", {"agents": 3, "model": "v"}),
     ("planted", {"agents": 3, "model": "q"}),
-    ("cartpole", {"agents": 2, "width": 8, "episodes": 1, "capacity": 200, "warmup": 16, "epochs": 3}),
+    ("cartpole", {"agents": 2, "width": 8, "episodes": 1, "capacity": 200, "learn_after": 16, "epochs": 3}),
 ]
 
 
