@@ -50,7 +50,7 @@ evaluations (how fast it was learned), *worst* the worst of the ten agents at th
 Higher is better: CartPole ends at 500, Acrobot at 0 (-500 is never having swung up). `±` is missing where there is one
 seed alone.
 
-**How the settings were chosen**: on seed 11, by these same returns. For CartPole some 20 settings were looked at (rates,
+**How the settings were chosen**: on seed 11, by these same returns. For CartPole some 20 settings were tried (rates,
 discount, target rate, width, copies), nearly all of them with dqn and dqnavg; for Acrobot five, with dqn alone. So seed
 11 flatters, dqnavg above all on CartPole (its `last` with and without that seed can be read from the cells), and
 perdqnavg and pfeddqn-rep run at settings tuned for the others. Two or three seeds do not separate methods whose ranges
