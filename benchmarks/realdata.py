@@ -157,7 +157,7 @@ def shown(values: list[float | None], best: bool) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    text = f"{statistics.fmean(known):.1f} ± {statistics.stdev(known) if len(known) > 1 else 0.0:.1f}"
+    text = f"{statistics.fmean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
     return f"**{text}**" if best else text
 
 
@@ -180,7 +180,7 @@ def table(title: str, columns: list[str]) -> list[str]:
         "",
         f"## {title}",
         "",
-        f"Accuracy in %, global model on the server's test set and personal models on their own, up to {seeds} seeds.",
+        f"Accuracy in %, global model on the server's test set and personal models on their own, seeds: up to {seeds}.",
         "",
         f"| method | {' | '.join(f'{column} {side}' for column, side in sides)} |",
         "|---" * (len(sides) + 1) + "|",
