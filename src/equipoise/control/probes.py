@@ -32,11 +32,15 @@ def look(c: Client, seen: State) -> State:
     sent = torch.stack([torch.as_tensor(c.down.sent[block]) for block in BLOCKS])
     scores, scored, accs = [], [], []
     for number, takes in enumerate(TAKES):
+        tried, old, when = (~takes | sent).all(), seen["scores"][number], seen["scored"][number]
+        if not c.anybody(tried):
+            scores.append(old)
+            scored.append(when)
+            accs.append(seen["acc"][number])
+            continue
         result = c.evaluate(candidate(c, takes & sent))
-        tried = (~takes | sent).all()
         acc, loss = (value.to(DTYPE) for value in c.task.merit(result))
         new = 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
-        old, when = seen["scores"][number], seen["scored"][number]
         kept = torch.where(when > 0, KEPT ** (c.round - when).to(DTYPE), torch.zeros_like(old))
         scores.append(torch.where(tried, kept * old + (1 - kept) * new, old))
         scored.append(torch.where(tried, torch.full_like(when, c.round), when))
