@@ -56,7 +56,7 @@ def test_results_are_those_that_are_committed(site: Path) -> None:
     assert f">{measured}</td>" in (site / "benchmarks" / "results" / "peers.html").read_text()
     for page in results.glob("*/README.md"):
         shown = (site / "benchmarks" / "results" / page.parent.name / "index.html").read_text()
-        figure = re.search(r"^\|.*?(\d+\.\d\d)", page.read_text(), re.MULTILINE)
+        figure = re.search(r"^\|.*?(\d+\.\d+)", page.read_text(), re.MULTILINE)
         assert figure
         assert figure[1] in shown, page
 
