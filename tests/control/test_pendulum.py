@@ -25,9 +25,8 @@ CONFIG = Config(
     noise="gaussian",
     sigma=0.1,
     fade=0,
-    restraint=0.0,
-    normalise=False,
 )
+"""The peer's settings; standardised and restrained as our agents always are: without either the actor saturates here."""
 
 
 def played(choose: Any, episodes: int = 10) -> float:
