@@ -26,7 +26,7 @@ CONFIG = Config(
     sigma=0.1,
     fade=0,
 )
-"""The peer's settings; standardised and restrained as our agents always are: without either the actor saturates here."""
+"""The peer's settings; standardised and restrained as our agents are by default: with neither, nothing was learned."""
 
 
 def played(choose: Any, episodes: int = 10) -> float:
