@@ -174,6 +174,26 @@ def trained() -> list[str]:
     return lines
 
 
+def pendulum() -> list[str]:
+    """Our DDPG beside a peer's (tests/control/test_pendulum.py): mean return of each agent as it learns."""
+    if not (RESULTS / "pendulum.json").exists():
+        return []
+    curves = json.loads((RESULTS / "pendulum.json").read_text())
+    lines = [
+        "",
+        "## DDPG on Pendulum-v1 beside Stable-Baselines3",
+        "",
+        "`python -m pytest -m slow tests/control/test_pendulum.py`: return of three agents each, over ten fixed episodes.",
+        "",
+        f"| steps | {' | '.join(curves)} |",
+        "|---" * (1 + len(curves)) + "|",
+    ]
+    for rows in zip(*curves.values(), strict=True):
+        returns = [" / ".join(f"{value:.0f}" for value in row[1:]) for row in rows]
+        lines.append(f"| {rows[0][0]:.0f} | {' | '.join(returns)} |")
+    return lines
+
+
 def speed() -> list[str]:
     kept = json.loads((RESULTS / "speed.json").read_text())
     return ["```json", json.dumps(kept, indent=1), "```"]
@@ -210,6 +230,7 @@ def page() -> str:
         "",
         *certificates(),
         *trained(),
+        *pendulum(),
         "",
         "## Speed of a PAGE round",
         "",
