@@ -183,7 +183,7 @@ def pendulum() -> list[str]:
         "",
         "## DDPG on Pendulum-v1 beside Stable-Baselines3",
         "",
-        "`python -m pytest -m slow tests/control/test_pendulum.py`: return of three agents each, over ten fixed episodes.",
+        "`python -m pytest -m slow tests/control/test_pendulum.py`: return of three agents, over ten fixed episodes.",
         "",
         f"| steps | {' | '.join(curves)} |",
         "|---" * (1 + len(curves)) + "|",
