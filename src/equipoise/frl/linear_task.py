@@ -7,7 +7,7 @@ float64. Trajectories go on across rounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Task, Training, Tree, When, option
+from equipoise.contract import Fit, Method, State, Training, Tree, When, option
 from equipoise.errors import UsageError
+from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.mdp import DEFAULT_GAMMA, TabularMDP
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class LinearConfig:
     epsilon: float = option(0.5, "chance of a random action, else the best known one")
 
 
-class LinearTask(Task):
+class LinearTask(Agents):
     """Scores: `error` |V - V^i| / |V^i| against the agent's own true values, `subspace` the sine of the largest angle
 
     between the representation and the best one for all agents, with actions also `regret`: what the greedy policy
@@ -68,15 +69,8 @@ class LinearTask(Task):
         """There is no loss: a method that trains, or decides how to train, by one cannot work."""
         from equipoise.frl.methods.linear_rep import LinearRepresentation
 
-        own = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("update", "decide"))
-        if own and not isinstance(method, LinearRepresentation):
+        if replaces(method, "update", "decide") and not isinstance(method, LinearRepresentation):
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep")
-
-    def sizes(self, ids: Tensor) -> Tensor:
-        return torch.ones_like(ids)
-
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-        return epochs
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         from equipoise.frl import linear, tabular
@@ -92,16 +86,6 @@ class LinearTask(Task):
         linear.advance(self.problem, agents, phi, theta, position, keys, fit.epochs, fit.lr, moves)
         return {"phi": phi, "theta": theta}, {}, {"position": position, "taken": source["taken"] + fit.epochs}
 
-    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        stacked = {name: value[None] for name, value in fit.params.items()}
-        one = replace(fit, params=stacked, epochs=fit.epochs[None], lr=fit.lr[None])
-        params, anchor, after = self.fit_stack(ids[None], one, {name: v[None] for name, v in source.items()}, when)
-        return (
-            {name: value[0] for name, value in params.items()},
-            anchor,
-            {name: value[0] for name, value in after.items()},
-        )
-
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         from equipoise.frl import linear
 
@@ -114,10 +98,6 @@ class LinearTask(Task):
             own = {name: stack[ids] for name, stack in self._mdps.items()}
             scores["regret"] = linear.greedy_regret(own, values.reshape(own["R"].shape))
         return scores
-
-    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
-        stacked = {name: value[None] for name, value in params.items()}
-        return {name: value[0] for name, value in self.evaluate_stack(ids[None], stacked, split).items()}
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         """One model for everybody: the mean of its scores over all agents."""

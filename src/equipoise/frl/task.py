@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Task, Training, Tree, When, option
+from equipoise.contract import Fit, Method, State, Training, Tree, When, option
 from equipoise.errors import UsageError
+from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
 from equipoise.frl.policies import behaviour
 from equipoise.frl.theory import coverage
@@ -37,7 +38,7 @@ class TabularConfig:
     random_q0: bool = option(False, "start each agent from its own random table instead of zero")
 
 
-class TabularTask(Task):
+class TabularTask(Agents):
     """Scores are `error`: the mean over simulations of (1 - gamma) max |Q - Q*|.
 
     A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation they are the same.
@@ -90,15 +91,8 @@ class TabularTask(Task):
         """Tables have no loss: a method that trains, or decides how to train, by one cannot work."""
         from equipoise.frl.methods.qlearning import FederatedQ
 
-        own = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("update", "decide"))
-        if own and not isinstance(method, FederatedQ):
+        if replaces(method, "update", "decide") and not isinstance(method, FederatedQ):
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im")
-
-    def sizes(self, ids: Tensor) -> Tensor:
-        return torch.ones_like(ids)
-
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-        return epochs
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         """Trajectories go on from `source`, which also gives back the visits of this call."""
@@ -125,21 +119,9 @@ class TabularTask(Task):
         after = {"position": position, "taken": taken + steps, "visits": visits}
         return {"q": torch.from_numpy(q)}, {}, {name: torch.from_numpy(value) for name, value in after.items()}
 
-    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        one = Fit(
-            {"q": fit.params["q"][None]}, fit.epochs[None], fit.lr[None], fit.pull, fit.linear, fit.aux, loss=fit.loss
-        )
-        params, anchor, after = self.fit_stack(ids[None], one, {name: v[None] for name, v in source.items()}, when)
-        return {"q": params["q"][0]}, anchor, {name: value[0] for name, value in after.items()}
-
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         own = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars
         return self._error(params["q"], own[:, None])
-
-    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
-        return {
-            name: value[0] for name, value in self.evaluate_stack(ids[None], {"q": params["q"][None]}, split).items()
-        }
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         return self._error(stack["q"], torch.from_numpy(self.mdp.q_star))

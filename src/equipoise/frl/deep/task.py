@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Task, Training, Tree, When, option
+from equipoise.contract import Fit, Method, State, Training, Tree, When, option
 from equipoise.errors import UsageError
+from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Floats, Physics
@@ -75,7 +76,7 @@ class AgentConfig:
         return numbers
 
 
-class AgentTask(Task):
+class AgentTask(Agents):
     """Scores are `return`: the mean undiscounted return of the greedy policy over fixed episodes."""
 
     headline = "return"
@@ -119,8 +120,7 @@ class AgentTask(Task):
         from equipoise.frl.deep.method import DeepQ
 
         below = method.below if isinstance(method, FedPolicy) else method
-        hooks = ("update", "decide", "install", "personal")
-        own = any(getattr(type(below), hook) is not getattr(Method, hook) for hook in hooks)
+        own = replaces(below, "update", "decide", "install", "personal")
         if own and not isinstance(below, DeepQ):
             raise UsageError(
                 f"{below.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
@@ -130,14 +130,8 @@ class AgentTask(Task):
     def check(self) -> None:
         self.config.numbers  # noqa: B018 (refuses bad ones)
 
-    def sizes(self, ids: Tensor) -> Tensor:
-        return torch.ones_like(ids)
-
     def rows(self, ids: Tensor, split: str) -> Tensor:
         return torch.full_like(ids, self.config.val_episodes if split == "val" else self.config.episodes)
-
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-        return epochs
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         """``aux`` may hold ``head_steps`` and ``body_lr``: the rhythm of the two blocks."""
@@ -184,27 +178,10 @@ class AgentTask(Task):
             after = pytree.tree_map(lambda old, new, who=who: old.index_copy(0, who, new), after, moved)
         return params, {}, after
 
-    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        from torch.utils import _pytree as pytree
-
-        from equipoise.runtime.trees import row
-
-        def lift(tree: State) -> State:
-            lifted: State = pytree.tree_map(lambda value: value[None], tree)
-            return lifted
-
-        one = replace(fit, params=lift(fit.params), epochs=fit.epochs[None], lr=fit.lr[None], aux=lift(fit.aux))
-        params, anchor, after = self.fit_stack(ids[None], one, lift(source), when)
-        return row(params, 0), anchor, row(after, 0)
-
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         count = self.config.val_episodes if split == "val" else self.config.episodes
         found = rollout.returns(self.world, self.net, ids, params, split, count, self.seed)
         return {"return": torch.from_numpy(found.mean(1))}
-
-    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
-        one = self.evaluate_stack(ids[None], {name: value[None] for name, value in params.items()}, split)
-        return {name: value[0] for name, value in one.items()}
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         """The mean over all agents' environments: each model in each of them."""
