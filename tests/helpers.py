@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from equipoise.config import Settings
 from equipoise.contract import Method, Task, Training
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
+from equipoise.runs import Interrupted, resume_run, run
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.tasks.classify import Classify
 
@@ -43,3 +47,15 @@ def largest_difference(a: Any, b: Any) -> float:
     left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
     assert len(left) == len(right)
     return max((float((x.double() - y.double()).abs().max()) for x, y in zip(left, right, strict=True)), default=0.0)
+
+
+def cut_and_resumed(settings: Settings, folder: Path, at: int) -> dict[str, Any]:
+    """The summary of a run that is interrupted after this round, with a checkpoint every third, and goes on."""
+
+    def stop(log: dict[str, Any]) -> None:
+        if log["round"] == at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(Settings.of({**settings.flat, "checkpoint_every": 3}), folder, watch=stop)
+    return resume_run(folder)

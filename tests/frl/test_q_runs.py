@@ -13,9 +13,9 @@ from equipoise.config import Settings
 from equipoise.errors import UsageError
 from equipoise.frl import tabular
 from equipoise.methods import all_methods, find_method
-from equipoise.runs import Interrupted, build_task, resume_run, run
+from equipoise.runs import build_task, run
 from equipoise.tasks import all_tasks
-from helpers import largest_difference, simulate
+from helpers import cut_and_resumed, largest_difference, simulate
 
 METHODS = ("fedsynq", "fedasynq-eq", "fedasynq-im", "fedasynq-ta")
 SLOW = pytest.param("taxi", marks=pytest.mark.slow)
@@ -109,14 +109,7 @@ def test_the_command_of_the_papers_experiment(tmp_path, capsys):
 def test_resume_after_an_interruption_to_the_bit(tmp_path):
     settings, _ = built("fedasynq-im", steps=200)
     whole = run(settings, tmp_path / "whole")
-
-    def stop(log):
-        if log["round"] == 4:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(Settings.of({**settings.flat, "checkpoint_every": 3}), tmp_path / "cut", watch=stop)
-    resumed = resume_run(tmp_path / "cut")
+    resumed = cut_and_resumed(settings, tmp_path / "cut", 4)
     for name in ("global", "trained", "error", "bytes", "rounds"):
         assert resumed[name] == whole[name]
 

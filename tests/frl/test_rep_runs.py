@@ -15,8 +15,8 @@ from equipoise.errors import UsageError
 from equipoise.frl import linear
 from equipoise.frl.families import planted
 from equipoise.methods import all_methods, find_method
-from equipoise.runs import Interrupted, build_task, resume_run, run
-from helpers import largest_difference, simulate
+from equipoise.runs import build_task, run
+from helpers import cut_and_resumed, largest_difference, simulate
 
 METHODS = {"td": "v", "fedtd": "v", "pfedtd-rep": "v", "q": "q", "fedq": "q", "pfedq-rep": "q"}
 SMALL = {"task": "planted", "agents": 5, "states": 8, "actions": 3, "rank": 2, "planted_rank": 2, "seed": 3}
@@ -201,14 +201,7 @@ def test_compare_and_report(tmp_path):
 def test_resume_after_an_interruption_to_the_bit(tmp_path):
     settings, _ = built("pfedq-rep", rounds=10)
     whole = run(settings, tmp_path / "whole")
-
-    def stop(log):
-        if log["round"] == 5:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(Settings.of({**settings.flat, "checkpoint_every": 3}), tmp_path / "cut", watch=stop)
-    resumed = resume_run(tmp_path / "cut")
+    resumed = cut_and_resumed(settings, tmp_path / "cut", 5)
     for name in ("trained", "received", "bytes", "rounds", "floor"):
         assert resumed[name] == whole[name]
 

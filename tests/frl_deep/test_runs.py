@@ -12,8 +12,8 @@ from equipoise.config import Settings
 from equipoise.contract import Fit, Train, When
 from equipoise.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.runs import Interrupted, build_task, resume_run, run
-from helpers import largest_difference, simulate
+from equipoise.runs import build_task, run
+from helpers import cut_and_resumed, largest_difference, simulate
 
 METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 TINY = {
@@ -174,14 +174,7 @@ def test_the_server_judges_a_model_in_every_environment():
 def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
     settings = Settings.of({**TINY, "method": name, "rounds": 8, "participation": 0.7})
     whole = run(settings, tmp_path / "whole")
-
-    def stop(log):
-        if log["round"] == 5:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        run(Settings.of({**settings.flat, "checkpoint_every": 3}), tmp_path / "cut", watch=stop)
-    resumed = resume_run(tmp_path / "cut")
+    resumed = cut_and_resumed(settings, tmp_path / "cut", 5)
     for key in ("trained", "received", "bytes", "rounds"):
         assert resumed[key] == whole[key]
     files = [(tmp_path / way / "models" / "personal.safetensors").read_bytes() for way in ("whole", "cut")]
