@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from equipoise.report.paired import difference
+
 Cell = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "fedpolicy"
 FIXED = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
@@ -31,7 +33,6 @@ CLAIMANTS = ("learned", "learned-with-none", "joint", "equilibrium")
 PUBLISHED = "3.93 % on average, 8.40 % at most"
 TARGETS = (0.80, 0.90, 0.95)
 LAST = 3  # evaluations whose mean is the final accuracy: one alone is noisy
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # two-sided Student quantiles by number of pairs
 
 
 def cells(scenario: str, variant: str) -> list[Cell]:
@@ -87,11 +88,9 @@ def scenario_table(scenario: str, variants: Iterable[str]) -> list[str]:
 
 def paired(one: list[Cell], other: list[Cell], key: str) -> str:
     mine, theirs = ({cell["seed"]: cell[key] for cell in group} for group in (one, other))
-    values = [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
-    if len(values) not in T_95:
-        return "-"
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.fmean(values):+.1f} ± {half:.1f}"
+    seeds = sorted(mine.keys() & theirs.keys())
+    found = difference([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    return "-" if found is None else f"{found.mean:+.1f} ± {found.high - found.mean:.1f}"
 
 
 def against_fixed(scenarios: Iterable[str]) -> list[str]:

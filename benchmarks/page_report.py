@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from equipoise.report.paired import difference
+
 Cell = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "page"
 PAPER = {
@@ -17,7 +19,6 @@ PAPER = {
     "page-1000-clients": (92.39, 96.43),
 }
 """Global and local accuracy of tables 1 and 4, at 600 to 930 rounds."""
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # two-sided Student quantiles by number of pairs
 
 SECTIONS = {
     "The paper's game and its parts": (
@@ -95,17 +96,16 @@ def accuracies(variants: tuple[str, ...]) -> list[str]:
     return lines if len(lines) > 2 else []
 
 
-def difference(one: str, other: str) -> str:
+def paired(one: str, other: str) -> str:
     """Paired over common seeds: mean and 95 % interval of ``one`` minus ``other``, in points."""
     of_one, of_other = ({cell["seed"]: cell for cell in cells(name)} for name in (one, other))
     seeds = sorted(of_one.keys() & of_other.keys())
-    if len(seeds) not in T_95:
-        return ""
     parts = []
     for side in ("global", "local", "personal"):
-        values = [of_one[seed][side] - of_other[seed][side] for seed in seeds]
-        half = T_95[len(seeds)] * statistics.stdev(values) / len(seeds) ** 0.5
-        parts.append(f"{statistics.fmean(values):+.2f} ± {half:.2f}")
+        found = difference([of_one[seed][side] for seed in seeds], [of_other[seed][side] for seed in seeds])
+        if found is None:
+            return ""
+        parts.append(f"{found.mean:+.2f} ± {found.high - found.mean:.2f}")
     return f"| {one} − {other} | {len(seeds)} | {' | '.join(parts)} |"
 
 
@@ -214,7 +214,7 @@ def page() -> str:
             lines += ["", f"## {title}", "", *table]
             if title.startswith("Energy"):
                 lines += budgets(variants)
-    pairs = [row for pair in PAIRS if (row := difference(*pair))]
+    pairs = [row for pair in PAIRS if (row := paired(*pair))]
     lines += [
         "",
         "## Paired differences, in points, with 95 % intervals",
