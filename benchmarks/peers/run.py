@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +87,15 @@ def main() -> None:
 
 
 def contestants(work: str, epochs: int) -> dict[str, engine.Round]:
-    """Ours and the plain loop, all on one thread."""
+    """Ours and the plain loop, each on one thread; our workers use all cores, as Flower's two do."""
     if work == "w2":
         images = conv.federation()
-        return {"plain loop": conv.plain_round(images), "equipoise, loop": conv.equipoise_round(images, conv.Loop)}
+        workers = partial(conv.Workers, workers=conv.available_cores())
+        return {
+            "equipoise, workers": conv.equipoise_round(images, workers),
+            "equipoise, loop": conv.equipoise_round(images, conv.Loop),
+            "plain loop": conv.plain_round(images),
+        }
     data = engine.data_of(100)
     return {
         "plain loop": engine.plain_round(data, epochs),
