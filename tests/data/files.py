@@ -152,6 +152,12 @@ ACT I. SCENE 1
 AEGEON. Proceed, Solinus, to procure my fall,
   And by the doom of death end woes and all. A heavier task could not have been impos'd
   Than I to speak my griefs unspeakable.
+
+Enter a JAILER
+
+  And so he goes.
+<<THIS ELECTRONIC VERSION IS COPYRIGHT 1990-1993>>
+  This is no speech either.
 DUKE. Merchant of Syracuse, plead no more.
 
 THE END

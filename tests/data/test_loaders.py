@@ -230,6 +230,8 @@ def test_leafs_rules_on_a_small_text():
     spoken = shakespeare.speeches(files.PLAYS)
     assert set(spoken) == {(plays[0][0], "KING"), (plays[1][0], "AEGEON")}  # three lines and 81 characters at least
     assert "death anew. but I must" in spoken[plays[0][0], "KING"]
+    assert "unspeakable. Enter a JAILER And" in spoken[plays[1][0], "AEGEON"]  # any line, in this play alone
+    assert "COPYRIGHT" not in spoken[plays[1][0], "AEGEON"]
 
 
 def test_windows_are_eighty_characters_and_the_next():
@@ -255,6 +257,7 @@ def test_the_real_shakespeare():
     assert sum(len(lines) > 2 for _, roles in plays for lines in roles.values()) == 1145
     spoken = shakespeare.speeches(text)
     assert len(spoken) == 1130
+    assert sum(len(words) - shakespeare.WINDOW for words in spoken.values()) == 4_226_206
     assert not set("".join(spoken.values())) - set(shakespeare.ALPHABET)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
-FORMAT = 1  # raise it when what is cached changes its meaning
+FORMAT = 2  # raise it when what is cached changes its meaning
 
 
 def cache_folder() -> Path:

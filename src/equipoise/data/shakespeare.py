@@ -23,7 +23,7 @@ FILES = ("pg100-1994-01.txt", "raw_data.txt", "100.txt")
 _ROLE = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
 _FURTHER = re.compile(r"^    (.*)")
 _ROLE_IN_ERRORS = re.compile(r"^([a-zA-Z][a-zA-Z ]*)\. (.*)")  # The Comedy of Errors is indented two less
-_FURTHER_IN_ERRORS = re.compile(r"^  (.*)")
+_FURTHER_IN_ERRORS = re.compile(r"^(.*)")  # so LEAF takes any line there, also directions and blank ones
 _AUTHOR = "by William Shakespeare"
 
 Roles = dict[str, list[str]]
