@@ -88,8 +88,9 @@ PLAYS: dict[str, Any] = {
     "role_samples": 700,
     "server_rows": 1000,
     "val_share": 0.1,
-    "epochs": 1,
+    "epochs": 2,
     "lr": 1.0,
+    "batch_size": 16,
 }
 
 
@@ -106,7 +107,7 @@ COLUMNS = {
     "fmnist-sigma0.3": fmnist(PERSONAL, delta=0.5, size_sigma=0.3),
     "fmnist-sigma0.5": fmnist(PERSONAL, delta=0.5, size_sigma=0.5),
     "cifar100": Column(CIFAR, 25, FEW, (1, 2), "loop"),
-    "shakespeare": Column(PLAYS, 10, ("fedavg", "local", "fedper", "ditto", "equilibrium"), (1, 2), "loop"),
+    "shakespeare": Column(PLAYS, 20, ("fedavg", "local", "fedper", "ditto", "equilibrium"), (1, 2), "loop"),
 }
 
 
