@@ -10,8 +10,8 @@ import torch
 from equipoise.config import Settings
 from equipoise.errors import UsageError
 from equipoise.frl.deep import learner, mujoco
+from equipoise.frl.deep.adam import Rhythm
 from equipoise.frl.deep.continuous import ActorCritic, Ddpg
-from equipoise.frl.deep.learner import Rhythm
 from equipoise.frl.deep.learner import Settings as Agent
 from equipoise.frl.deep.mujoco import HALF_CHEETAH, HOPPER, edited
 from equipoise.runs import build_task
@@ -52,7 +52,7 @@ def test_actor_and_critic_by_hand():
     assert list(net.shapes) == names
     #        w1   b1   w2   b2   c1 (of x, of a)  d1   c2   d2   w3   b3   c3    d3
     values = [2.0, 0.0, 1.0, 0.0, 1.0, 3.0, 0.5, 2.0, 1.0, 0.1, 0.2, -1.0, 4.0]
-    views = net.views(torch.tensor([values]))
+    views = net.views(torch.tensor(values))
     x, action = torch.tensor([[[0.5]]]), torch.tensor([[[0.25]]])
     assert float(net.greedy(views, x)) == pytest.approx(math.tanh(0.1 * 1.0 + 0.2))
     hidden = 2.0 * (1.0 * 0.5 + 3.0 * 0.25 + 0.5) + 1.0

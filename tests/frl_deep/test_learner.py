@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.control.learning import adam, adam_in_place
+from equipoise.control.learning import adam
 from equipoise.frl.deep import learner
-from equipoise.frl.deep.learner import Rhythm, Settings, td_slope, train
+from equipoise.frl.deep.adam import TOGETHER, Rhythm, StackedAdam
+from equipoise.frl.deep.learner import Settings, td_slope, train
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.worlds import PhysicsWorld
@@ -36,7 +37,7 @@ def batch(agents: int, rows: int, seed: int = 1) -> torch.Tensor:
 def test_a_net_by_hand():
     """One input, one unit a layer: Q(x) = w3 relu(w2 relu(w1 x + b1) + b2) + b3."""
     net = Net(1, 1, 2)
-    flat = torch.tensor([[2.0, 1.0, 3.0, -1.0, 0.5, -1.0, 0.25, 10.0]])
+    flat = torch.tensor([2.0, 1.0, 3.0, -1.0, 0.5, -1.0, 0.25, 10.0])
     assert list(net.shapes) == ["w1", "b1", "w2", "b2", "w3", "b3"]
     assert net.values(net.views(flat), torch.tensor([[[1.0], [-3.0]]]))[0].tolist() == [[4.25, 2.0], [0.25, 10.0]]
 
@@ -44,8 +45,8 @@ def test_a_net_by_hand():
 def test_the_td_target_by_hand():
     """y = r + 0.9 Q'(s', argmax Q(s', .)), no future after the end."""
     net = Net(1, 1, 2)
-    own = torch.tensor([[1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0]])  # Q(s) = (s, s/2) for s > 0: chooses action 0
-    judge = torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0, 0.0]])  # Q'(s) = (s/2, 2s)
+    own = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0])  # Q(s) = (s, s/2) for s > 0: chooses action 0
+    judge = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0, 0.0])  # Q'(s) = (s/2, 2s)
     rows = torch.tensor([[[1.0, 2.0, 0.3, 1.0, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 1.0, 0.0]]])
     # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9
     flat = torch.empty_like(own)
@@ -70,8 +71,9 @@ def test_the_gradient_is_autograds(net, body):
     (0.5 * (q - goal).square()).mean(1).sum().backward()
     slope = torch.empty_like(own)
     td_slope(net, net.views(own), judge, rows, 0.9, net.views(slope), body)
-    where = slice(None) if body else net.places["w3"]
-    assert largest_difference(slope[:, where], free.grad[:, where]) < 1e-14
+    found, expected = net.views(slope), net.views(free.grad)
+    for name in net.shapes if body else ("w3", "b3"):
+        assert largest_difference(found[name], expected[name]) < 1e-14
 
 
 def test_an_embedding_is_an_input_of_its_own():
@@ -90,7 +92,7 @@ def setup(agents: int = 4, net: Net = NETS[0], steps: int = 30):
     return world, ids, kept, u
 
 
-def rhythm(agents: int, head_steps: int = learner.TOGETHER, moves=(True, True)) -> Rhythm:
+def rhythm(agents: int, head_steps: int = TOGETHER, moves=(True, True)) -> Rhythm:
     rate = torch.full((agents, 1), 0.01, dtype=F64)
     return Rhythm(rate, 0.5 * rate, head_steps, moves)
 
@@ -100,14 +102,15 @@ def test_one_agent_of_the_stack_is_the_agent_alone(net):
     world, ids, kept, u = setup(net=net)
     start = stack(net, 4)
     together, after = train(world, net, SETTINGS, rhythm(4), ids, start, kept, u)
-    pick = torch.utils._pytree.tree_map
+
+    def own(tree, k):
+        return torch.utils._pytree.tree_map(lambda value: value[k : k + 1], tree)
+
     for k in range(4):
-        alone, left = train(
-            world, net, SETTINGS, rhythm(1), ids[k : k + 1], start[k : k + 1],
-            pick(lambda v, k=k: v[k : k + 1], kept), u[k : k + 1],
-        )  # fmt: skip
-        assert largest_difference(together[k : k + 1], alone) < 1e-12
-        assert largest_difference(pick(lambda v, k=k: v[k : k + 1], after), left) < 1e-12
+        params = net.pack(own(net.views(start), k))
+        alone, left = train(world, net, SETTINGS, rhythm(1), ids[k : k + 1], params, own(kept, k), u[k : k + 1])
+        assert largest_difference(own(net.views(together), k), net.views(alone)) < 1e-12
+        assert largest_difference(own(after, k), left) < 1e-12
     assert largest_difference(start, stack(net, 4)) == 0  # what was handed in did not change
     assert float(kept["replay"].abs().max()) == 0
 
@@ -149,11 +152,12 @@ def test_agents_learn_only_after_their_own_warm_up():
     kept["acted"] = torch.tensor([0, 0, 5, 5])  # two were here before
     start = stack(NETS[0], 4)
     params, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, start, kept, u)
-    same = (params == start).all(1).tolist()
-    assert same == [True, True, False, False]
+    first, end = NETS[0].views(start), NETS[0].views(params)
+    assert [torch.equal(end["w2"][k], first["w2"][k]) for k in range(4)] == [True, True, False, False]
     assert after["updates"].tolist() == [[0, 0], [0, 0], [3, 3], [3, 3]]
-    assert float(after["adam"]["m"][:2].abs().max()) == 0
-    assert torch.equal(after["target"][:2], start[:2])
+    for name in NETS[0].shapes:
+        assert float(after["adam"]["m"][name][:2].abs().max()) == 0
+        assert torch.equal(after["target"][name][:2], first[name][:2])
 
 
 def test_the_rhythm_of_two_timescales():
@@ -167,11 +171,12 @@ def test_the_rhythm_of_two_timescales():
     _, after = train(world, net, s, rhythm(4, 2), ids, start, kept, u)
     assert after["updates"].tolist() == [[3, 6]] * 4
     frozen, _ = train(world, net, s, rhythm(4, 2, (False, True)), ids, start, kept, u)
-    assert torch.equal(frozen[:, : net.border], start[:, : net.border])
-    assert not torch.equal(frozen[:, net.border :], start[:, net.border :])
+    border = 4 * net.border
+    assert torch.equal(frozen[:border], start[:border])
+    assert not torch.equal(frozen[border:], start[border:])
     # Adam's first step is the rate times the sign: the body's third step is its first
     one, _ = train(world, net, s, rhythm(4, 2), ids, start, kept, u[:, :3])
-    moved = (one - start)[:, : net.border].abs()
+    moved = (one - start)[:border].abs()
     assert float(moved.max()) == pytest.approx(0.005, rel=1e-4)
 
 
@@ -180,13 +185,38 @@ def test_adam_of_a_stack_is_adam_of_each():
     params, slope = torch.randn(3, 5, dtype=F64), torch.randn(3, 5, dtype=F64)
     moments = {"m": torch.rand(3, 5, dtype=F64), "v": torch.rand(3, 5, dtype=F64)}
     counts = torch.tensor([[1], [7], [100]])
-    together, after = adam(params, slope, moments, counts, 0.1)
+    together, _ = adam(params, slope, moments, counts, 0.1)
     for k in range(3):
         own = {name: value[k] for name, value in moments.items()}
         assert largest_difference(together[k], adam(params[k], slope[k], own, counts[k, 0], 0.1)[0]) < 1e-15
-    in_place = {name: value.clone() for name, value in {"params": params, **moments}.items()}
-    adam_in_place(in_place["params"], slope, in_place, counts, torch.full((3, 1), 0.1, dtype=F64))
-    assert largest_difference(in_place, {"params": together, **after}) < 1e-15
+
+
+@pytest.mark.parametrize("counts", [[3, 3, 3], [0, 7, 100]], ids=["alike", "apart"])
+@pytest.mark.parametrize("only", [None, [True, False, True]], ids=["all", "some"])
+def test_adam_where_the_nets_lie_is_adam_of_each(counts, only):
+    """Body and head have moved equally often, or not; the body's rate is half the head's."""
+    net = NETS[0]
+    params, slope, m = stack(net, 3), stack(net, 3, 1), stack(net, 3, 2)
+    kept = {
+        "adam": {"m": net.views(m), "v": net.views(m.square())},
+        "updates": torch.tensor([[count, count + 2] for count in counts]),
+    }
+    moved = params.clone()
+    one = StackedAdam(net, rhythm(3), moved, slope, kept)
+    one.move((True, False), None if only is None else np.array(only))
+    found, after = net.views(moved), one.state()
+    for name in net.shapes:
+        for k in range(3):
+            whole = {key: net.views(value)[name][k] for key, value in (("p", params), ("g", slope), ("m", m))}
+            if name in net.blocks["head"] or (only and not only[k]):
+                expected, moments = whole["p"], {"m": whole["m"], "v": whole["m"].square()}
+            else:
+                moments = {"m": whole["m"], "v": whole["m"].square()}
+                expected, moments = adam(whole["p"], whole["g"], moments, torch.tensor(counts[k] + 1), 0.005)
+            assert largest_difference(found[name][k], expected) < 1e-15
+            assert largest_difference({key: after["adam"][key][name][k] for key in "mv"}, moments) < 1e-15
+    steps = [1 if only is None or only[k] else 0 for k in range(3)]
+    assert after["updates"].tolist() == [[count + step, count + 2] for count, step in zip(counts, steps, strict=True)]
 
 
 def test_epsilon_falls_over_environment_steps():
@@ -199,14 +229,3 @@ def test_epsilon_falls_over_environment_steps():
     greedy = net.values(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
     chosen = (one.act(0, seen) != greedy).mean(1)  # half of the random actions are the greedy one
     assert chosen.tolist() == pytest.approx([0.5, 0.5 * (1 - 0.9 * 0.4), 0.05], abs=0.05)
-
-
-def test_returns_of_finished_episodes_are_averaged():
-    net = NETS[0]
-    u = np.zeros((1, 1, 12))
-    one = learner.Learner(net, SETTINGS, rhythm(1), stack(net, 1), learner.fresh(net, SETTINGS, 1, F64), u)
-    one.running += [[10.0, 3.0]]
-    one.count(np.array([[True, False]]))
-    assert (float(one.recent[0]), int(one.episodes[0]), one.running.tolist()) == (10.0, 1, [[0.0, 3.0]])
-    one.count(np.array([[False, True]]))
-    assert float(one.recent[0]) == pytest.approx(0.9 * 10 + 0.1 * 3)

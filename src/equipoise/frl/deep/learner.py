@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State, Tree
-from equipoise.control.learning import adam_in_place
+from equipoise.frl.deep.adam import Rhythm, StackedAdam, copies_of
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Flags, Floats, Ints
 from equipoise.frl.deep.worlds import Moved, Seen, World
-
-TOGETHER = -1  # no rhythm: both blocks move in every gradient step
-SMOOTH = 0.9  # of the running mean of returns, at each end of an episode
 
 
 @dataclass(frozen=True)
@@ -39,25 +36,6 @@ class Settings:
     batch: int
 
 
-@dataclass(frozen=True)
-class Rhythm:
-    """Which block moves when, and how fast: K steps of the head under a frozen body, one of the body under it."""
-
-    lr: Tensor
-    """``[K, 1]``: of the head, or of everything."""
-    body_lr: Tensor
-    head_steps: int = TOGETHER
-    moves: tuple[bool, bool] = (True, True)
-    """Whether backbone and head may move at all."""
-
-    def blocks(self, step: int) -> tuple[bool, bool]:
-        """Whether (backbone, head) move in this gradient step of the call."""
-        if self.head_steps == TOGETHER:
-            return self.moves
-        body = step % (self.head_steps + 1) == self.head_steps
-        return self.moves[0] and body, self.moves[1] and not body
-
-
 def columns(net: Net) -> int:
     """Numbers of a transition: what is seen before and after, reward, whether it goes on, action."""
     return 2 * net.inputs + 2 + net.action_size
@@ -67,14 +45,11 @@ def fresh(net: Net, settings: Settings, agents: int, dtype: torch.dtype) -> Stat
     """What K agents that never acted remember."""
     zeros = torch.zeros
     return {
-        "target": zeros(agents, net.size, dtype=dtype),
-        "adam": {"m": zeros(agents, net.size, dtype=dtype), "v": zeros(agents, net.size, dtype=dtype)},
+        "target": net.views(zeros(agents * net.size, dtype=dtype)),
+        "adam": {name: net.views(zeros(agents * net.size, dtype=dtype)) for name in ("m", "v")},
         "updates": zeros(agents, 2, dtype=torch.int64),  # of backbone and head
         "replay": zeros(agents, settings.capacity, columns(net), dtype=dtype),
         "acted": zeros(agents, dtype=torch.int64),  # steps in each copy
-        "episodes": zeros(agents, dtype=torch.int64),
-        "running": zeros(agents, settings.copies, dtype=torch.float64),  # return of the episode under way
-        "return": zeros(agents, dtype=torch.float64),  # running mean of the last episodes' returns
     }
 
 
@@ -86,7 +61,8 @@ def draws_a_step(net: Net, settings: Settings, world: World) -> int:
 def train(
     world: World, net: Net, settings: Settings, rhythm: Rhythm, ids: Tensor, params: Tensor, kept: State, u: Floats
 ) -> tuple[Tensor, State]:
-    """As many steps as ``u`` ``[K, steps, draws_a_step]`` has draws for; ``params`` ``[K, P]`` is not changed."""
+    """As many steps as ``u`` ``[K, steps, draws_a_step]`` has draws for; ``params`` (as :meth:`Net.pack` lays
+    them out) is not changed."""
     agents, steps, _ = u.shape
     e, n = settings.copies, net.action_draws
     starts = u[:, :, n * e : e * (n + world.resets)].reshape(agents, steps, e, world.resets)
@@ -104,21 +80,21 @@ class Learner:
     """Working copies of a call, so that nothing handed in changes, and all that can be said of its steps in advance."""
 
     def __init__(self, net: Net, settings: Settings, rhythm: Rhythm, params: Tensor, kept: State, u: Floats) -> None:
-        self.net, self.settings, self.rhythm = net, settings, rhythm
+        self.net, self.settings, self.rhythm, self.agents = net, settings, rhythm, len(u)
         self.params = params.clone()
         self.views = net.views(self.params)
         # An agent that never learned starts with the net that it received as its target too.
-        self.target = torch.where((kept["acted"] == 0)[:, None], params, kept["target"])
+        new = (kept["acted"] == 0)[net.owners(self.agents)]
+        self.target = torch.where(new, params, net.pack(kept["target"]))
         self.target_views = net.views(self.target)
-        self.m, self.v = (kept["adam"][name].clone() for name in ("m", "v"))
         self.slope = torch.zeros_like(self.params)
+        self.adam = StackedAdam(net, rhythm, self.params, self.slope, kept)
         self.slope_views = net.views(self.slope)
-        self.updates: Tensor = kept["updates"].clone()
-        self.alike = rhythm.body_lr is rhythm.lr and bool((self.updates[:, 0] == self.updates[:, 1]).all())
-        self.replay: Tensor = kept["replay"].clone()
+        self.replay = torch.zeros_like(kept["replay"])
+        filled = min(int(kept["acted"].max()) * settings.copies, settings.capacity)
+        self.replay[:, :filled] = kept["replay"][:, :filled]  # the rest is empty still, and costs nothing
         self.rows = self.replay.view(-1, self.replay.shape[-1])
-        self.new = self.rows.new_zeros(len(params), settings.copies, self.rows.shape[1])
-        self.episodes, self.running, self.recent = (kept[n].numpy().copy() for n in ("episodes", "running", "return"))
+        self.new = self.rows.new_zeros(self.agents, settings.copies, self.rows.shape[1])
         self.acted: Ints = kept["acted"].numpy()
         self._plan(u)
 
@@ -132,8 +108,9 @@ class Learner:
         after = before + e
         batches = first + (u[..., -s.batch :] * np.minimum(after, s.capacity)[..., None]).astype(np.int64)
         self.places, self.batches = (_by_step(rows) for rows in (places, batches))
-        self.ready = torch.from_numpy(after >= s.warmup)
-        self.anybody, self.everybody = self.ready.any(0).tolist(), self.ready.all(0).tolist()
+        self.ready: Flags = after >= s.warmup
+        self.anybody: list[bool] = list(self.ready.any(0))
+        self.everybody: list[bool] = list(self.ready.all(0))
         self.acted = self.acted + u.shape[1]
 
     def _plan_exploration(self, before: Ints, u: Floats) -> None:
@@ -144,13 +121,11 @@ class Learner:
         self.anything: npt.NDArray[Any] = (u[..., e : 2 * e] * self.net.outputs).astype(np.int64)
 
     def state(self) -> State:
-        counts = {"acted": self.acted, "episodes": self.episodes, "running": self.running, "return": self.recent}
         return {
-            "target": self.target,
-            "adam": {"m": self.m, "v": self.v},
-            "updates": self.updates,
+            "target": copies_of(self.target_views),
+            **self.adam.state(),
             "replay": self.replay,
-            **{name: torch.from_numpy(value) for name, value in counts.items()},
+            "acted": torch.from_numpy(self.acted),
         }
 
     def act(self, step: int, seen: Seen) -> npt.NDArray[Any]:
@@ -169,47 +144,18 @@ class Learner:
         new[..., 2 * o], new[..., 2 * o + 1] = moved.reward, ~moved.terminated
         new[..., 2 * o + 2 :] = action.reshape(*moved.reward.shape, -1)
         self.rows.index_copy_(0, self.places[step], self.new.view(-1, new.shape[-1]))
-        self.running += moved.reward
-        over = moved.terminated | moved.truncated
-        if over.any():
-            self.count(over)
-
-    def count(self, over: Flags) -> None:
-        """Returns of the episodes that ended: an agent's first is taken as it is, the others are smoothed in."""
-        ends = over.sum(1)
-        mean = (self.running * over).sum(1) / np.maximum(ends, 1)
-        kept = np.where(ends > 0, np.where(self.episodes > 0, SMOOTH**ends, 0.0), 1.0)
-        self.recent = kept * self.recent + (1 - kept) * mean
-        self.episodes += ends
-        self.running[over] = 0.0
 
     def learn(self, step: int) -> None:
         """One gradient step of every agent whose memory holds ``warmup`` transitions."""
-        body, head = self.rhythm.blocks(step)
-        if not self.anybody[step] or not (body or head):
+        moving = self.rhythm.blocks(step)
+        if not self.anybody[step] or not any(moving):
             return
-        batch = self.rows.index_select(0, self.batches[step]).view(len(self.params), -1, self.rows.shape[1])
-        self.gradient(batch, body)
-        only = None if self.everybody[step] else self.ready[:, step, None]
-        border, rates = self.net.border, (self.rhythm.body_lr, self.rhythm.lr)
-        if body and head and self.alike:  # blocks that always moved together are one to Adam
-            self._move(slice(None), 0, rates[0], only)
-        else:
-            self.alike = False
-            for block, where in enumerate((slice(border), slice(border, None))):
-                if (body, head)[block]:
-                    self._move(where, block, rates[block], only)
-        self.updates += torch.tensor([body, head]) * (1 if only is None else only)
+        batch = self.rows.index_select(0, self.batches[step]).view(self.agents, -1, self.rows.shape[1])
+        self.gradient(batch, moving[0])
+        only = None if self.everybody[step] else self.ready[:, step]
+        self.adam.move(moving, only)
         follow = self.settings.target_rate
-        self.target.lerp_(self.params, follow if only is None else follow * only.to(self.params.dtype))
-
-    def _move(self, where: slice, block: int, rate: Tensor, only: Tensor | None) -> None:
-        """Adam's step of these parameters, of all agents or of ``only`` those that are ready."""
-        moving = {"params": self.params[:, where], "m": self.m[:, where], "v": self.v[:, where]}
-        before = {name: value.clone() for name, value in moving.items()} if only is not None else {}
-        adam_in_place(moving["params"], self.slope[:, where], moving, self.updates[:, block, None] + 1, rate)
-        for name, value in before.items():
-            moving[name].copy_(torch.where(only, moving[name], value))  # type: ignore[arg-type]
+        self.target.lerp_(self.params, follow if only is None else follow * self.adam.of_each(only, self.adam.owners))
 
 
 def _by_step(rows: Ints) -> Tensor:
@@ -223,13 +169,14 @@ def td_slope(net: Net, views: Tree, target: Tree, batch: Tensor, discount: float
     o, size = net.inputs, batch.shape[1]
     state, following = batch[..., :o], batch[..., o : 2 * o]
     reward, goes_on, action = batch[..., -3:-2], batch[..., -2:-1], batch[..., -1:].long()
-    one, two = net.features(views, state)
+    one, two = net.features(views, torch.cat([state, following], 1))  # one call is faster than two
+    values = net.head(views, two)
     # Double DQN: the net chooses the next action, the target net judges it.
-    ahead = net.values(views, following).argmax(-1, keepdim=True)
-    goal = reward + discount * goes_on * net.values(target, following).gather(-1, ahead)
-    error = net.head(views, two).gather(-1, action) - goal
-    d3 = batch.new_zeros(len(batch), size, net.outputs).scatter_(-1, action, error.div_(size))
-    net.slope(views, state, one, two, d3, out, body)
+    ahead = values[:, size:].argmax(-1, keepdim=True)
+    goal = net.values(target, following).gather(-1, ahead).mul_(goes_on).mul_(discount).add_(reward)
+    error = values[:, :size].gather(-1, action).sub_(goal).div_(size)
+    d3 = batch.new_zeros(len(batch), size, net.outputs).scatter_(-1, action, error)
+    net.slope(views, state, one[:, :size], two[:, :size], d3, out, body)
 
 
 LEARNERS: dict[type[Net], type[Learner]] = {Net: Learner}

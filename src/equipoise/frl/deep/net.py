@@ -1,7 +1,8 @@
 """Q-networks of K agents as one computation: two hidden layers (the representation) and a linear head.
 
-A stack's parameters lie in one tensor ``[K, P]``, block after block, so that an update is a few kernels. Gradients are
-written out: with nets of this size autograd costs more than the products.
+A stack's parameters lie in one vector, block after block and in it name after name, each with its K agents together:
+an update is a few kernels, and every product reads and writes memory in one piece. Gradients are written out: with nets
+of this size autograd costs more than the products.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Net:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """In the order in which parameters lie in the stack: backbone, then head."""
+        """In the order in which parameters lie in the vector: backbone, then head."""
         h = self.width
         body = {"w1": (self.inputs, h), "b1": (h,), "w2": (h, h), "b2": (h,)}
         head = {"w3": (self.outputs, h), "b3": (self.outputs,)}  # this way round its narrow products are fast
@@ -73,12 +74,21 @@ class Net:
         return {n: ((2 * u[self.places[n]] - 1) * bound[n]).view(shape) for n, shape in self.shapes.items()}
 
     def pack(self, tree: Tree) -> Tensor:
-        """The stack ``[K, P]`` of a tree of stacks, as a copy."""
-        return torch.cat([tree[name].flatten(1) for name in self.shapes], 1)
+        """The one vector ``[K size]`` of a tree of stacks, as a copy."""
+        return torch.cat([tree[name].reshape(-1) for name in self.shapes])
 
     def views(self, flat: Tensor) -> Tree:
-        """A tree of stacks that shares its memory with ``[K, P]``."""
-        return {name: flat[:, self.places[name]].view(-1, *shape) for name, shape in self.shapes.items()}
+        """A tree of stacks that shares its memory with the vector."""
+        k = len(flat) // self.size
+        return {
+            name: flat[k * place.start : k * place.stop].view(k, *self.shapes[name])
+            for name, place in self.places.items()
+        }
+
+    def owners(self, agents: int) -> Tensor:
+        """Whose each number of the vector is."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        return torch.cat([torch.arange(agents).repeat_interleave(size) for size in sizes])
 
     def features(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both hidden layers at inputs ``[K, B, inputs]``; the second is the representation."""
@@ -118,6 +128,6 @@ class Net:
 
 
 def _through_relu(slope: Tensor, activation: Tensor) -> Tensor:
-    """The slope where the unit is active, else 0: PyTorch's own kernel, much faster than a comparison and a product."""
-    back: Tensor = torch.ops.aten.threshold_backward(slope, activation, 0)
+    """The slope where the unit is active, else 0, in its place: PyTorch's own kernel, much faster than comparing."""
+    back: Tensor = torch.ops.aten.threshold_backward.grad_input(slope, activation, 0, grad_input=slope)
     return back

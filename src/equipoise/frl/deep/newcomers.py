@@ -9,6 +9,7 @@ import torch
 
 from equipoise.contract import Tree
 from equipoise.frl.deep import learner, rollout
+from equipoise.frl.deep.adam import Rhythm
 from equipoise.frl.deep.physics import Floats
 from equipoise.frl.deep.task import ACTING, AgentTask
 from equipoise.frl.deep.worlds import World
@@ -33,7 +34,7 @@ def adapt(
         "env": world.fresh(ids, settings.copies, seed),
     }
     rate = torch.full((count, 1), task.training.lr, dtype=task.dtype)
-    rhythm = learner.Rhythm(rate, rate, moves=moves)
+    rhythm = Rhythm(rate, rate, moves=moves)
     each = learner.draws_a_step(task.net, settings, world)
     taken, found = 0, []
     for number, mark in enumerate((0, *marks)):

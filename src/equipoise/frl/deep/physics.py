@@ -73,18 +73,16 @@ class CartPole(Physics):
         return state.astype(np.float32)
 
     def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
-        x, speed, angle, turn = np.moveaxis(state, -1, 0)
-        force = np.where(action == 1, self.FORCE, -self.FORCE)
+        _, speed, angle, turn = (state[..., i] for i in range(4))
+        force = self.FORCE * (2 * action - 1)
         cos, sin = np.cos(angle), np.sin(angle)
         pole = self.POLE * length
         push = (force + pole * np.square(turn) * sin) / self.TOTAL
         bend = (self.GRAVITY * sin - cos * push) / (length * (4.0 / 3.0 - self.POLE * np.square(cos) / self.TOTAL))
         pull = push - pole * bend * cos / self.TOTAL
-        after = np.empty_like(state)
-        after[..., 0] = x + self.TAU * speed
-        after[..., 1] = speed + self.TAU * pull
-        after[..., 2] = angle + self.TAU * turn
-        after[..., 3] = turn + self.TAU * bend
+        after = np.stack([speed, pull, turn, bend], -1)
+        after *= self.TAU
+        after += state
         over = (np.abs(after[..., 0]) > self.FURTHEST) | (np.abs(after[..., 2]) > self.STEEPEST)
         return after, np.ones(over.shape), over
 

@@ -18,6 +18,7 @@ from equipoise.contract import Fit, Method, State, Training, Tree, When, option
 from equipoise.errors import UsageError
 from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.deep import learner, rollout
+from equipoise.frl.deep.adam import TOGETHER, Rhythm, copies_of
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Floats, Physics
 from equipoise.frl.deep.worlds import PhysicsWorld, World
@@ -142,10 +143,10 @@ class AgentTask(Agents):
             return self._fit_groups(ids, fit, source, when, counts)
         settings = self.settings(when.training.batch_size)
         lr = fit.lr[:, None].to(self.dtype)
-        rhythm = learner.Rhythm(
+        rhythm = Rhythm(
             lr,
             fit.aux["body_lr"][:, None].to(self.dtype) if "body_lr" in fit.aux else lr,
-            int(fit.aux["head_steps"][0]) if "head_steps" in fit.aux else learner.TOGETHER,
+            int(fit.aux["head_steps"][0]) if "head_steps" in fit.aux else TOGETHER,
             (self.blocks["backbone"][0] in fit.names, self.blocks["head"][0] in fit.names),
         )
         if counts[0] == 0:
@@ -154,7 +155,7 @@ class AgentTask(Agents):
         key = random.keys(when.seed, ids.numpy(), when.round, ACTING + 1 + fit.stream)
         u = random.uniform(key, counts[0] * each).reshape(len(ids), counts[0], each)
         flat, after = learner.train(self.world, self.net, settings, rhythm, ids, self.net.pack(fit.params), source, u)
-        return {name: value.contiguous() for name, value in self.net.views(flat).items()}, {}, after
+        return copies_of(self.net.views(flat)), {}, after
 
     def _fit_groups(
         self, ids: Tensor, fit: Fit, source: State, when: When, counts: list[int]
