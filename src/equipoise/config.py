@@ -35,6 +35,7 @@ class RunConfig:
     )
     threads: int = option(1, "threads of one tensor operation, unless auto finds more to be faster")
     workers: int = option(0, "processes of the workers executor; 0 for one a core")
+    device: str = option("auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one")
     holdout_clients: float = option(0.0, "share of the clients kept out of training, to see how newcomers adapt")
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = option(10, "rounds between checkpoints")

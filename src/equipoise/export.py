@@ -32,7 +32,7 @@ def export(path: Path, client: int | None, form: str, out: Path | None) -> tuple
     if not folder.config.is_file():
         raise UsageError(f"'{path}' is not a run folder: it has no config.json")
     params = read_model(folder, client)
-    task = build_task(Settings.of(read_config(folder.config)))
+    task = build_task(Settings.of({**read_config(folder.config), "device": "cpu"}))
     if not isinstance(task, Classify):
         raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
     x = task.prepare(task.data.server("test")[0][:ROWS]).contiguous()

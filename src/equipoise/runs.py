@@ -23,9 +23,11 @@ from equipoise.newcomers import hold_out, newcomers
 from equipoise.privacy.ledger import Ledger
 from equipoise.runtime import checkpoint, random
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
+from equipoise.runtime.device import place
 from equipoise.runtime.round import RoundLog, Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.summary import summarise, validation_score
+from equipoise.tasks.classify import Classify
 from equipoise.tasks.supervised import Supervised
 
 ENTRIES = (
@@ -148,6 +150,7 @@ def build_task(settings: Settings) -> Task:
     task = settings.task_spec.build(settings.task_config, settings.run.model, settings.training, settings.run.seed)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
+    task = place(task, settings.run.device)
     task.check()
     task.suits(settings.method)
     settings.policy.check(task, settings.training)
@@ -262,7 +265,9 @@ class _Running:
         run = self.settings.run
         about = {"method": run.method, "task": run.task, "model": run.model, "seed": run.seed}
         if self.here:
-            about["executor"] = str(self.choice)
+            task = self.task
+            there = f" on {task.device}" if isinstance(task, Classify) and task.device.type != "cpu" else ""
+            about["executor"] = f"{self.choice}{there}"
         summary = summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
         summary |= self.task.summary(self.simulation.params)
         if run.holdout_clients:

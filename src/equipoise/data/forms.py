@@ -33,7 +33,8 @@ class Pixels(Form):
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         values = x.to(dtype)
-        values.sub_(values.new_tensor(self.mean) * 255.0).mul_(1.0 / (values.new_tensor(self.std) * 255.0))
+        mean, std = (torch.tensor(v, dtype=dtype).to(x.device) * 255.0 for v in (self.mean, self.std))
+        values.sub_(mean).mul_(1.0 / std)
         return values.movedim(-1, -3)
 
 

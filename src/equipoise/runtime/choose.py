@@ -49,7 +49,8 @@ def choose(task: Task, training: Training, cohort: int) -> Choice:
         return Choice("stacked", why="dense layers")
     before = torch.get_num_threads()
     try:
-        ways = _measure(task, training, cohort, available_cores())
+        cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own
+        ways = _measure(task, training, cohort, cores)
     finally:
         torch.set_num_threads(before)
     best, plain = min(ways, key=lambda way: ways[way]), Choice("loop")

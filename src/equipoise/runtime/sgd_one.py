@@ -28,7 +28,7 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
     for step in range(int(plan.steps[0])):
         count = when.training.batch_size if plan.counts is None else int(plan.counts[step, 0])
         rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
-        x, y = task.prepare(split.x[rows]), split.y[rows]
+        x, y = task.prepare(split.x[rows]), split.y[rows].to(task.device)
         for _ in range(fit.repeat):
             with torch.enable_grad():
                 leaves = {name: params[name].detach().requires_grad_() for name in fit.names}

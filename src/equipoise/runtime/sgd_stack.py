@@ -38,15 +38,16 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     numbers = plan.rows + split.start[:, None]
     in_order = bool((order[:-1] < order[1:]).all())  # as when all have the same number of steps: nothing to move
     rows = torch.from_numpy(numbers if in_order else numbers[:, order])
-    labels = split.y.index_select(0, rows.reshape(-1)).view(rows.shape)
-    weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task.dtype)
-    sort = torch.from_numpy(order)
+    labels = split.y.index_select(0, rows.reshape(-1)).view(rows.shape).to(task.device)
+    weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task)
+    sort = torch.from_numpy(order).to(task.device)
     params = {name: value[sort] for name, value in fit.params.items()}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
     laned = _laned(task, fit, when, params, split.x)
     advance = _by_product(laned, fit, when, sort) if laned else _by_gradient(task, fit, rule)
     inputs = task.with_lanes(split.x) if laned else split.x
+    rows = rows.to(inputs.device)
 
     still = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
     now, now_aux = params, aux
@@ -64,7 +65,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     params = laned.params() if laned else params
     if in_order:
         return params, rule.anchor
-    unsort = torch.from_numpy(np.argsort(order))
+    unsort = torch.from_numpy(np.argsort(order)).to(task.device)
     return {name: value[unsort] for name, value in params.items()}, {
         name: value[unsort] for name, value in rule.anchor.items()
     }
@@ -167,10 +168,10 @@ def _gradient(task: Classify, fit: Fit) -> Gradient:
     return backward
 
 
-def _sample_weights(counts: Ints, batch_size: int, dtype: torch.dtype) -> Tensor:
+def _sample_weights(counts: Ints, batch_size: int, task: Classify) -> Tensor:
     """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
     safe = np.maximum(counts, 1)[..., None]
-    return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(dtype)
+    return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(task.device, task.dtype)
 
 
 def _each(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:

@@ -14,6 +14,12 @@ def row(tree: State, k: int | slice) -> State:
     return result
 
 
+def moved(tree: State, device: torch.device) -> State:
+    """The same numbers, where they are to be computed with; no copy where they are there."""
+    result: State = pytree.tree_map(lambda value: value.to(device), tree)
+    return result
+
+
 def stack(trees: list[State]) -> State:
     """One tree of stacks from a list of trees."""
     result: State = pytree.tree_map(lambda *values: torch.stack(values), *trees)

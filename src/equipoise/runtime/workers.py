@@ -23,6 +23,7 @@ from equipoise.errors import UsageError
 from equipoise.runtime.arena import Arena, Layout
 from equipoise.runtime.executors import Executor, Loop, Replies, parcel, split_parcel
 from equipoise.runtime.trees import row
+from equipoise.tasks.classify import Classify
 from equipoise.tasks.supervised import Supervised
 
 
@@ -36,6 +37,8 @@ class Workers(Executor):
         super().__init__(method, task, training, seed, rounds)
         if not isinstance(task, Supervised):
             raise UsageError(f"task '{task.name}' is not for worker processes: use --executor stacked")
+        if isinstance(task, Classify) and task.device.type != "cpu":
+            raise UsageError("worker processes compute on the processor: use --device cpu, or another --executor")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError("worker processes need a system that can fork: use --executor loop")
         self.workers = workers or available_cores()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equipoise.contract import Fit, State, Training, Tree, When
+from equipoise.contract import Fit, Pull, State, Training, Tree, When
 from equipoise.data.federation import ClientData, Ints, Subset
 from equipoise.errors import UsageError
 from equipoise.models import blocks_of
@@ -30,6 +31,8 @@ class Classify(Supervised):
 
     newcomers: Classify | None = None
     """Clients that were held out of training."""
+    device = torch.device("cpu")
+    """Where models are trained and scored; all else, and the rows of data, stay in main memory."""
 
     def __init__(
         self,
@@ -54,22 +57,35 @@ class Classify(Supervised):
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
         self.deep = self.convolutional or not self.stackable
         """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
-        self._forward_stack = stacked_forward(self.module) or vmap(self.forward)
+        self._placed = self.module
+        self._map_forward()
+
+    def _map_forward(self) -> None:
+        self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
+
+    def on(self, device: torch.device) -> Classify:
+        """The same task, computed there. ``module`` stays: a seed gives the same initial model on every device."""
+        part = copy.copy(self)
+        part.device, part._laned = device, None
+        part._placed = copy.deepcopy(self.module).to(device)
+        part._map_forward()
+        if self.newcomers is not None:
+            part.newcomers = self.newcomers.on(device)
+        return part
 
     def subset(self, ids: Ints) -> Classify:
         """The same task with these clients only, numbered anew."""
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
         part.clients = part.data.clients
-        part._forward_stack = stacked_forward(part.module) or vmap(part.forward)
-        part._forward_shared = vmap(part.forward, in_dims=(0, None))
+        part._map_forward()
         return part
 
     def check(self) -> None:
         x, _ = self.data.server("test")
         try:
-            logits = self.forward(dict(self.module.named_parameters()), self.prepare(x[:2]))
+            logits = self.forward(dict(self._placed.named_parameters()), self.prepare(x[:2]))
         except RuntimeError as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
         if logits.shape != (len(x[:2]), self.data.classes):
@@ -115,12 +131,12 @@ class Classify(Supervised):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
-        return self.laid_out(self.data.form.prepare(x, self.dtype))
+        return self.laid_out(self.data.form.prepare(x.to(self.device), self.dtype))
 
     def with_lanes(self, x: Tensor) -> Tensor:
         """Training rows as the closed form takes them; made once for rows that stay."""
         if self._laned is None or self._laned[0] is not x:
-            self._laned = x, sgd_linear.with_lanes(x)
+            self._laned = x, sgd_linear.with_lanes(x.to(self.device))
         return self._laned[1]
 
     def laid_out(self, value: Tensor) -> Tensor:
@@ -136,25 +152,37 @@ class Classify(Supervised):
 
     def forward(self, params: Tree, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of one model."""
-        logits: Tensor = functional_call(self.module, params, (x,))
+        logits: Tensor = functional_call(self._placed, params, (x,))
         return logits
 
     def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
         return F.cross_entropy(self.forward(params, x), y, reduction="none")
 
     def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        params, anchor = sgd_one.fit(self, ids, fit, when)
-        return params, anchor, source
+        params, anchor = sgd_one.fit(self, ids, self._there(fit), when)
+        return _home(params), _home(anchor), source
+
+    def _there(self, fit: Fit) -> Fit:
+        """The numbers that training computes with, where it computes; ids and epochs only plan it."""
+        pull, linear = fit.pull, fit.linear
+        if pull is not None:
+            strength, follow = (torch.as_tensor(value).to(self.device) for value in (pull.strength, pull.follow))
+            pull = Pull(trees.moved(pull.anchor, self.device), strength, follow)
+        return replace(
+            fit,
+            params=trees.moved(fit.params, self.device),
+            lr=fit.lr.to(self.device),
+            pull=pull,
+            linear=None if linear is None else trees.moved(linear, self.device),
+            aux=trees.moved(fit.aux, self.device),
+        )
 
     def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
         own = self.data.split(_numpy(ids.reshape(1)), split)
         here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
-        y = own.y[here]
-        logits = self.logits(params, own.x[here])
-        return {
-            "acc": (logits.argmax(-1) == y).double().mean(),
-            "loss": F.cross_entropy(logits, y),
-        }
+        y = own.y[here].to(self.device)
+        logits = self.logits(trees.moved(params, self.device), own.x[here])
+        return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
 
     # --- stacks -----------------------------------------------------------------------------------------------------
 
@@ -169,17 +197,19 @@ class Classify(Supervised):
         return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        params, anchor = (sgd_stack.fit if self.stackable else sgd_one.fit_each)(self, ids, fit, when)
-        return params, anchor, source
+        train = sgd_stack.fit if self.stackable else sgd_one.fit_each
+        params, anchor = train(self, ids, self._there(fit), when)
+        return _home(params), _home(anchor), source
 
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         if self.deep:
             return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
-        return _score(self.forward_stack(params, self.prepare(x)), y, weight)
+        return _score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         x, y = self.data.server(split)
+        stack = trees.moved(stack, self.device)
         models = len(next(iter(stack.values())))
         if models == 1 or self.deep:
             scores = [_score(self.logits(trees.row(stack, k), x)[None], y[None], None) for k in range(models)]
@@ -194,13 +224,18 @@ class Classify(Supervised):
 
 
 def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
-    """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``."""
-    y = y.expand(logits.shape[:-1])
+    """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``, in main memory."""
+    y = y.to(logits.device).expand(logits.shape[:-1])
     hit = logits.max(-1).indices == y
     nll = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
     if weight is None:
-        return {"acc": hit.sum(-1).double() / y.shape[-1], "loss": nll.mean(-1)}
-    return {"acc": (hit * weight).sum(-1), "loss": (nll * weight.to(nll.dtype)).sum(-1)}
+        return _home({"acc": hit.sum(-1).double() / y.shape[-1], "loss": nll.mean(-1)})
+    weight = weight.to(logits.device)
+    return _home({"acc": (hit * weight).sum(-1), "loss": (nll * weight.to(nll.dtype)).sum(-1)})
+
+
+def _home(tree: Tree) -> Tree:
+    return trees.moved(tree, Classify.device)
 
 
 def _refuse_modules(module: nn.Module) -> None:

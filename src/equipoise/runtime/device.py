@@ -1,0 +1,28 @@
+"""Where networks are trained and scored: a CUDA device where there is one. The code is the same everywhere."""
+
+from __future__ import annotations
+
+import torch
+
+from equipoise.contract import Task
+from equipoise.errors import UsageError
+from equipoise.tasks.classify import Classify
+
+
+def place(task: Task, name: str) -> Task:
+    """The task on the device of that name; ``auto`` is CUDA's first, else the processor."""
+    if name not in ("auto", "cpu") and name.partition(":")[0] != "cuda":
+        raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
+    if not isinstance(task, Classify):
+        if name.startswith("cuda"):
+            raise UsageError(f"task '{task.name}' is computed on the processor alone: leave device at auto")
+        return task
+    found = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and not found):
+        return task
+    number = name.partition(":")[2] if name != "auto" else ""
+    if number and not number.isdigit():
+        raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
+    if int(number or 0) >= found:
+        raise UsageError(f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto")
+    return task.on(torch.device("cuda", int(number or 0)))

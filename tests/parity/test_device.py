@@ -1,0 +1,92 @@
+"""Networks on another device, which is pretended: nothing of two devices ever meets, and the numbers are the same."""
+
+import pytest
+import torch
+
+from data.test_tasks import small_task as small_real
+from equipoise.config import Settings
+from equipoise.contract import Training
+from equipoise.errors import UsageError
+from equipoise.methods import all_methods, find_method
+from equipoise.runs import build_task, run
+from equipoise.runtime.choose import choose
+from equipoise.runtime.device import place
+from helpers import largest_difference, simulate, small_task
+from helpers_device import FAR, FarTensor, Pretended
+
+SUPERVISED = [name for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"]
+
+
+def _differs(method, task, executor):
+    """Between main memory and the other device; everything at rest is in main memory."""
+    here = simulate(find_method(method)(), task, 2, executor).state()
+    with Pretended():
+        there = simulate(find_method(method)(), task.on(FAR), 2, executor).state()
+        leaves = torch.utils._pytree.tree_leaves(there)
+    assert not any(isinstance(value, FarTensor) for value in leaves)
+    return largest_difference(here, there)
+
+
+@pytest.mark.parametrize("method", SUPERVISED)
+def test_every_method_is_the_same_there(method):
+    assert _differs(method, small_task("mlp"), "stacked") < 1e-12
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("model", ["linear", "cnn", "lstm"])
+def test_every_kind_of_model_is_the_same_there(model, executor):
+    task = small_task(model) if model == "linear" else small_real(model)
+    assert _differs("fedprox", task, executor) < 1e-9
+
+
+def test_training_and_scoring_are_really_there(monkeypatch):
+    task = small_task("mlp").on(FAR)
+    seen = []
+    forward = task._forward_stack
+    monkeypatch.setattr(task, "_forward_stack", lambda stack, x: seen.append((stack, x)) or forward(stack, x))
+    with Pretended():
+        simulate(find_method("fedavg")(), task, 1)
+    assert seen
+    assert all(isinstance(x, FarTensor) and all(isinstance(p, FarTensor) for p in s.values()) for s, x in seen)
+    with pytest.raises(RuntimeError, match="two devices"):
+        forward({name: value.inner for name, value in seen[0][0].items()}, seen[0][1])
+
+
+def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
+    monkeypatch.setattr("equipoise.runs.place", lambda task, name: task.on(FAR))
+    settings = Settings.of({"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"})
+    with Pretended():
+        found = run(settings, tmp_path / "far")
+    assert build_task(settings).newcomers.device == FAR
+    assert found["executor"].endswith("on meta")
+    monkeypatch.undo()
+    assert run(settings, tmp_path / "here")["newcomers"]["5"] == pytest.approx(found["newcomers"]["5"])
+
+
+def test_the_device_is_chosen_and_named(monkeypatch):
+    task = small_task("mlp")
+    assert place(task, "cpu") is task
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert place(task, "auto") is task
+    for name, words in (("cuda", "finds 0 CUDA devices"), ("gpu", "unknown device 'gpu'"), ("cuda:x", "unknown")):
+        with pytest.raises(UsageError, match=words):
+            place(task, name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(type(task), "on", lambda self, device: device)
+    assert place(task, "auto") == torch.device("cuda", 0)
+    assert place(task, "cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(UsageError, match="finds 2 CUDA devices"):
+        place(task, "cuda:2")
+    agents = build_task(Settings.of({"task": "two-state", "method": "fedasynq-im"}))
+    assert place(agents, "auto") is agents
+    with pytest.raises(UsageError, match="processor alone"):
+        place(agents, "cuda")
+
+
+def test_processes_are_for_the_processor(monkeypatch):
+    task = small_real("cnn").on(FAR)
+    with pytest.raises(UsageError, match="--device cpu"):
+        simulate(find_method("fedavg")(), task, 1, "workers")
+    monkeypatch.setattr("equipoise.runtime.choose.available_cores", lambda: 4)
+    with Pretended():
+        assert choose(task, Training(batch_size=4), 3).executor != "workers"
