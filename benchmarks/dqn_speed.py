@@ -122,21 +122,27 @@ def peer(copies: int, steps: int) -> Callable[[], None]:
     return run
 
 
-def measure(make: Callable[[int, int], Callable[[], None]], copies: int, steps: int, repeats: int) -> dict[str, float]:
-    """The fastest of a few repetitions, after a short one to warm up."""
-    make(copies, 10)()
-    seconds = []
+def measure(
+    ways: dict[str, Callable[[int, int], Callable[[], None]]], copies: int, steps: int, repeats: int
+) -> dict[str, dict[str, float]]:
+    """The fastest of a few repetitions of each way, in turn so that all meet the same machine, after a short one."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for make in ways.values():
+        make(copies, 10)()
     for _ in range(repeats):
-        run = make(copies, steps)
-        started = time.process_time()
-        run()
-        seconds.append(time.process_time() - started)
-    best = min(seconds)
+        for name, make in ways.items():
+            run = make(copies, steps)
+            started = time.process_time()
+            run()
+            seconds[name].append(time.process_time() - started)
     done = AGENTS * steps
     return {
-        "cpu_seconds": best,
-        "environment_steps_a_second": done * copies / best,
-        "gradient_steps_a_second": done / best,
+        name: {
+            "cpu_seconds": min(spent),
+            "environment_steps_a_second": done * copies / min(spent),
+            "gradient_steps_a_second": done / min(spent),
+        }
+        for name, spent in seconds.items()
     }
 
 
@@ -157,7 +163,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
     }
     for copies in (1, 8):
-        found = {name: measure(make, copies, given.steps, given.repeats) for name, make in ways.items()}
+        found = measure(ways, copies, given.steps, given.repeats)
         own = found["stacked"]["cpu_seconds"]
         found["times_as_fast"] = {name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"}
         result[f"{copies} environment steps a gradient step"] = found

@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_two_losses():
     one.target = one.target + 0.1
     one.target_views = net.views(one.target)
     batch = torch.randn(2, 5, 2 * 3 + 2 + 2, dtype=F64)
-    one.gradient(batch, True)
+    one.two_losses(batch)
     state, following, reward, goes_on, action = torch.split(batch, [3, 3, 1, 1, 2], -1)
     goal = reward + 0.9 * goes_on * net.judge(one.target_views, following, net.greedy(one.target_views, following))
     for k in range(2):

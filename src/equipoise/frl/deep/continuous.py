@@ -83,8 +83,11 @@ class Ddpg(Learner):
         noisy = np.clip(mean + self.noise[:, step], -1.0, 1.0)
         return np.where(self.explores[:, step], self.anything[:, step], noisy)
 
-    def gradient(self, batch: Tensor, body: bool) -> None:
+    def gradient(self, step: int, body: bool) -> None:
         """By autograd on the sum of the agents' losses: each has its own parameters, so each gets its own gradient."""
+        self.two_losses(self.draw(step))
+
+    def two_losses(self, batch: Tensor) -> None:
         net, o = self.net, self.net.inputs
         state, following, action = batch[..., :o], batch[..., o : 2 * o], batch[..., 2 * o + 2 :]
         reward, goes_on = batch[..., 2 * o : 2 * o + 1], batch[..., 2 * o + 1 : 2 * o + 2]

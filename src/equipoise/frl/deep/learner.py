@@ -1,8 +1,8 @@
 """Double DQN of K agents as one batched computation: acting, memory, target nets and Adam along one leading axis.
 
-A step: every agent acts in its E copies, remembers E transitions, and takes one gradient step. What differs between
-agents (exploration, how full a memory is, Adam's step count) follows from their own step counts, so that agents that
-were absent go on where they stood. All randomness comes in as uniform draws.
+A step: every agent acts in its E copies, takes one gradient step on what it remembers, and remembers E transitions
+more. What differs between agents (exploration, how full a memory is, Adam's step count) follows from their own step
+counts, so that agents that were absent go on where they stood. All randomness comes in as uniform draws.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def train(
     for step in range(steps):
         before = play.seen
         action = learner.act(step, before)
-        learner.remember(step, before, action, play.step(action, starts[:, step]))
+        moved = play.step(action, starts[:, step])
         learner.learn(step)
+        learner.remember(step, before, action, moved)
     return learner.params, {**learner.state(), "env": play.kept()}
 
 
@@ -90,9 +91,10 @@ class Learner:
         self.slope = torch.zeros_like(self.params)
         self.adam = StackedAdam(net, rhythm, self.params, self.slope, kept)
         self.slope_views = net.views(self.slope)
-        self.replay = torch.zeros_like(kept["replay"])
+        held = kept["replay"].numpy()
         filled = min(int(kept["acted"].max()) * settings.copies, settings.capacity)
-        self.replay[:, :filled] = kept["replay"][:, :filled]  # the rest is empty still, and costs nothing
+        self.replay = torch.from_numpy(np.zeros(held.shape, held.dtype))  # NumPy's zeros cost nothing until touched
+        self.replay.numpy()[:, :filled] = held[:, :filled]
         self.rows = self.replay.view(-1, self.replay.shape[-1])
         self.new = self.rows.new_zeros(self.agents, settings.copies, self.rows.shape[1])
         self.acted: Ints = kept["acted"].numpy()
@@ -105,12 +107,13 @@ class Learner:
         self._plan_exploration(before, u)
         first = np.arange(len(u))[:, None, None] * s.capacity  # of each agent's rows
         places = first + (before[..., None] + np.arange(e)) % s.capacity
-        after = before + e
-        batches = first + (u[..., -s.batch :] * np.minimum(after, s.capacity)[..., None]).astype(np.int64)
+        batches = first + (u[..., -s.batch :] * np.minimum(before, s.capacity)[..., None]).astype(np.int64)
         self.places, self.batches = (_by_step(rows) for rows in (places, batches))
-        self.ready: Flags = after >= s.warmup
-        self.anybody: list[bool] = list(self.ready.any(0))
-        self.everybody: list[bool] = list(self.ready.all(0))
+        self.ready: Flags = before >= s.warmup
+        self.everybody: list[bool] = np.all(self.ready, 0).tolist()
+        self.moving = [
+            self.rhythm.blocks(step) if some else (False, False) for step, some in enumerate(np.any(self.ready, 0))
+        ]
         self.acted = self.acted + u.shape[1]
 
     def _plan_exploration(self, before: Ints, u: Floats) -> None:
@@ -129,13 +132,27 @@ class Learner:
         }
 
     def act(self, step: int, seen: Seen) -> npt.NDArray[Any]:
-        """Epsilon-greedy ``[K, E]``; epsilon falls linearly over ``explore`` environment steps."""
-        greedy = self.net.greedy(self.views, torch.from_numpy(seen).to(self.params.dtype))
-        return np.where(self.explores[:, step], self.anything[:, step], greedy.numpy())
+        """Epsilon-greedy ``[K, E]``; epsilon falls linearly over ``explore`` environment steps.
 
-    def gradient(self, batch: Tensor, body: bool) -> None:
+        The same pass of the net looks at the batch that :meth:`learn` will need: one pass is faster than two.
+        """
+        x, e = torch.from_numpy(seen).to(self.params.dtype), seen.shape[1]
+        if any(self.moving[step]):
+            x = torch.cat([x, both_ends(self.net, self.draw(step))], 1)
+        looked = self.net.look(self.views, x)
+        self.looked = tuple(layer[:, e:] for layer in looked)
+        greedy = looked[-1][:, :e].argmax(-1).numpy()
+        return np.where(self.explores[:, step], self.anything[:, step], greedy)
+
+    def draw(self, step: int) -> Tensor:
+        """The batch of a step, ``[K, batch, columns]``; it stays in :attr:`batch`."""
+        self.batch = self.rows.index_select(0, self.batches[step]).view(self.agents, -1, self.rows.shape[1])
+        return self.batch
+
+    def gradient(self, step: int, body: bool) -> None:
         """Into :attr:`slope`; of the head alone without ``body``."""
-        td_slope(self.net, self.views, self.target_views, batch, self.settings.discount, self.slope_views, body)
+        s, target = self.settings, self.target_views
+        td_slope(self.net, self.views, target, self.batch, s.discount, self.slope_views, body, self.looked)
 
     def remember(self, step: int, before: Seen, action: npt.NDArray[Any], moved: Moved) -> None:
         """A cut episode could have gone on, so only one that ended by itself has no future."""
@@ -147,11 +164,10 @@ class Learner:
 
     def learn(self, step: int) -> None:
         """One gradient step of every agent whose memory holds ``warmup`` transitions."""
-        moving = self.rhythm.blocks(step)
-        if not self.anybody[step] or not any(moving):
+        moving = self.moving[step]
+        if not any(moving):
             return
-        batch = self.rows.index_select(0, self.batches[step]).view(self.agents, -1, self.rows.shape[1])
-        self.gradient(batch, moving[0])
+        self.gradient(step, moving[0])
         only = None if self.everybody[step] else self.ready[:, step]
         self.adam.move(moving, only)
         follow = self.settings.target_rate
@@ -164,13 +180,29 @@ def _by_step(rows: Ints) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(0, 1)).reshape(steps, -1))
 
 
-def td_slope(net: Net, views: Tree, target: Tree, batch: Tensor, discount: float, out: Tree, body: bool = True) -> None:
-    """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = r + discount Q'(s', argmax Q(s', .))."""
+def both_ends(net: Net, batch: Tensor) -> Tensor:
+    """What was seen before all transitions, then after them."""
+    return torch.cat([batch[..., : net.inputs], batch[..., net.inputs : 2 * net.inputs]], 1)
+
+
+def td_slope(
+    net: Net,
+    views: Tree,
+    target: Tree,
+    batch: Tensor,
+    discount: float,
+    out: Tree,
+    body: bool = True,
+    looked: tuple[Tensor, ...] | None = None,
+) -> None:
+    """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = r + discount Q'(s', argmax Q(s', .)).
+
+    ``looked``: both hidden layers and values at :func:`both_ends`, where they are known already.
+    """
     o, size = net.inputs, batch.shape[1]
     state, following = batch[..., :o], batch[..., o : 2 * o]
     reward, goes_on, action = batch[..., -3:-2], batch[..., -2:-1], batch[..., -1:].long()
-    one, two = net.features(views, torch.cat([state, following], 1))  # one call is faster than two
-    values = net.head(views, two)
+    one, two, values = looked or net.look(views, both_ends(net, batch))
     # Double DQN: the net chooses the next action, the target net judges it.
     ahead = values[:, size:].argmax(-1, keepdim=True)
     goal = net.values(target, following).gather(-1, ahead).mul_(goes_on).mul_(discount).add_(reward)

@@ -98,9 +98,14 @@ class Net:
         one = torch.baddbmm(bias, x, net["w1"]).relu_()
         return one, torch.baddbmm(net["b2"].unsqueeze(1), one, net["w2"]).relu_()
 
+    def look(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Both hidden layers, and the values that the head reads from the second."""
+        one, two = self.features(net, x)
+        return one, two, self.head(net, two)
+
     def values(self, net: Tree, x: Tensor) -> Tensor:
         """Q(x, .) ``[K, B, outputs]``."""
-        return self.head(net, self.features(net, x)[1])
+        return self.look(net, x)[2]
 
     def head(self, net: Tree, two: Tensor) -> Tensor:
         return torch.baddbmm(net["b3"].unsqueeze(1), two, net["w3"].mT)
