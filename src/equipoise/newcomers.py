@@ -1,4 +1,4 @@
-"""Clients that were not there: held out of training, they start from what it left and adapt for a few epochs."""
+"""Clients that were not there: held out of training, they start from what it left and adapt for a while."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from equipoise.contract import Down, Task, Train
 from equipoise.errors import UsageError
+from equipoise.frl.deep.newcomers import returns_of_newcomers
+from equipoise.frl.deep.task import AgentTask
 from equipoise.methods.fedavg import FedAvg
 from equipoise.runtime.choose import Choice
 from equipoise.runtime.executors import fresh_clients
@@ -20,7 +22,7 @@ EPOCHS = (0, 1, 5)
 
 def hold_out(task: Task, share: float, seed: int) -> Task:
     """The task without a share of its clients, drawn by the seed; they wait in its ``newcomers``."""
-    if not isinstance(task, Classify):
+    if not isinstance(task, Classify | AgentTask):
         raise UsageError(f"task '{task.name}' cannot hold clients out: leave holdout_clients at 0")
     count = max(1, round(share * task.clients))
     if count >= task.clients:
@@ -32,11 +34,13 @@ def hold_out(task: Task, share: float, seed: int) -> Task:
 
 
 def newcomers(simulation: Simulation, choice: Choice) -> dict[str, Any]:
-    """Scores on the newcomers' own test data after 0, 1 and 5 epochs of local training.
+    """Scores on the newcomers' own test data after 0, 1 and 5 epochs of local training; of agents, after some steps.
 
     They start from the server's model: its shared blocks as trained, blocks that never travel as they were at first.
     """
     task = simulation.task
+    if isinstance(task, AgentTask):
+        return returns_of_newcomers(task, simulation.method, simulation.params, simulation.schedule.seed)
     assert isinstance(task, Classify)
     assert task.newcomers is not None
     there, training, s = task.newcomers, simulation.training, simulation.schedule

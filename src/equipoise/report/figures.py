@@ -237,7 +237,7 @@ def newcomers(groups: Sequence[Group], score: Score) -> Figure | None:
             if (found := summary.get("newcomers"))
         ]
         traces += line(runs, group.label, index, scale=score.scale, mode="lines+markers") if runs else []
-    return figure(traces, "epochs of a newcomer's own training", score.words) if traces else None
+    return figure(traces, "epochs (of agents: steps) of a newcomer's own training", score.words) if traces else None
 
 
 def labels(groups: Sequence[Group], score: Score) -> Figure | None:

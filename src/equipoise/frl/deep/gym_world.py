@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.contract import State
 from equipoise.errors import UsageError
-from equipoise.frl.deep.physics import Flags, Floats
+from equipoise.frl.deep.physics import Flags, Floats, Ints
 from equipoise.frl.deep.worlds import Moved, Play, Seen, World
 
 LONGEST = 1000  # steps of an episode that Gymnasium itself never cuts
@@ -80,6 +80,9 @@ class GymWorld(World):
             self.actions = int(acts.n)
         self.limit = one.spec.max_episode_steps or LONGEST
         self._made: dict[tuple[int, int], Any] = {}
+
+    def subset(self, ids: Ints) -> World:
+        return GymWorld([self.make[agent] for agent in ids], self.lowest, self.highest)
 
     def envs(self, ids: Tensor, copies: int) -> list[Any]:
         """Vector environments of these agents; made once, for they hold nothing between calls."""

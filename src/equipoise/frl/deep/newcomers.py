@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from equipoise.contract import Tree
+from equipoise.contract import Method, Task, Tree
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import Rhythm
 from equipoise.frl.deep.physics import Floats
@@ -16,6 +17,27 @@ from equipoise.frl.deep.worlds import World
 from equipoise.runtime import random
 
 NEWCOMERS = 10**6  # their ids among the random streams begin here
+MARKS = (1000, 5000, 20000)  # environment steps of a newcomer after which it is judged
+WARMUP = 200  # environment steps of a newcomer before it learns
+
+
+def returns_of_newcomers(task: AgentTask, method: Method, params: Tree, seed: int) -> dict[str, Any]:
+    """Mean return and spread of the agents that were held out of ``task``, before and after steps of their own."""
+    there = task.newcomers
+    assert there is not None
+    start = {name: value.expand(there.clients, *value.shape) for name, value in params.items()}
+    found = adapt(there, there.world, start, MARKS, what_learns(method, task), WARMUP, seed).mean(2)
+    result: dict[str, Any] = {"clients": there.clients}
+    for mark, each in zip((0, *MARKS), found, strict=True):
+        result[str(mark)] = {task.headline: float(each.mean()), "std": float(each.std())}
+    return result
+
+
+def what_learns(method: Method, task: Task) -> tuple[bool, bool]:
+    """Whether a newcomer's (backbone, head) learn: beside a shared block that is frozen the personal one, else both."""
+    shared = set(method.shared_names(task))
+    backbone, head = (bool(shared & set(task.blocks[block])) for block in ("backbone", "head"))
+    return (True, True) if backbone == head else (not backbone, not head)
 
 
 def adapt(

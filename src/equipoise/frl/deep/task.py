@@ -20,7 +20,7 @@ from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import TOGETHER, Rhythm, copies_of
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Floats, Physics
+from equipoise.frl.deep.physics import Floats, Ints, Physics
 from equipoise.frl.deep.worlds import PhysicsWorld, World
 from equipoise.runtime import random
 
@@ -81,6 +81,8 @@ class AgentTask(Agents):
     """Scores are `return`: the mean undiscounted return of the greedy policy over fixed episodes."""
 
     headline = "return"
+    newcomers: AgentTask | None = None
+    """Agents held out of training."""
 
     def __init__(
         self,
@@ -101,6 +103,13 @@ class AgentTask(Agents):
         self.clients = config.agents
         self.net = net or Net(world.observations, config.width, world.actions, embedding)
         self.blocks = self.net.blocks
+
+    def subset(self, ids: Ints) -> AgentTask:
+        """The task with these agents alone; nets are of the same size."""
+        numbers = ",".join(str(number) for number in self.config.numbers[ids])
+        config = replace(self.config, agents=len(ids), u=numbers)
+        world = self.world.subset(ids)
+        return AgentTask(self.name, world, config, "", self.training, self.seed, self.dtype, self.net)
 
     def settings(self, batch: int) -> learner.Settings:
         c = self.config

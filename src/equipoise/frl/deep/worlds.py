@@ -56,6 +56,10 @@ class World(ABC):
     highest: float
 
     @abstractmethod
+    def subset(self, ids: Ints) -> World:
+        """The environments of these agents alone."""
+
+    @abstractmethod
     def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
         """What agents that never acted go on from."""
 
@@ -74,9 +78,12 @@ class PhysicsWorld(World):
     resets = 4
 
     def __init__(self, physics: Physics, u: Floats) -> None:
-        self.physics, self.lengths = physics, physics.length(u)[:, None]
+        self.physics, self.u, self.lengths = physics, u, physics.length(u)[:, None]
         self.observations, self.actions, self.limit = physics.observations, physics.actions, physics.limit
         self.lowest, self.highest = physics.lowest, physics.highest
+
+    def subset(self, ids: Ints) -> World:
+        return PhysicsWorld(self.physics, self.u[ids])
 
     def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
         draws = random.uniform(random.keys(seed, ids.numpy(), 0, FIRST_STATES), copies * self.resets)

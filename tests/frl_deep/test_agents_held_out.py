@@ -1,0 +1,117 @@
+"""Agents held out of training: who they are, what they start from, what they learn, and where it is reported."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.cli import main
+from equipoise.config import Settings
+from equipoise.frl.deep import newcomers
+from equipoise.frl.deep.newcomers import what_learns
+from equipoise.methods import find_method
+from equipoise.newcomers import hold_out
+from equipoise.runs import build_task, run
+from helpers import cut_and_resumed
+
+TINY = {
+    **{"task": "cartpole", "agents": 5, "parallel": 2, "width": 8, "capacity": 400, "learn_after": 20, "lr": 0.01},
+    **{"episodes": 2, "epochs": 15, "batch_size": 8, "rounds": 3, "holdout_clients": 0.4, "seed": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr(newcomers, "MARKS", (100, 400))
+
+
+@pytest.mark.parametrize("task", ["cartpole", "gym"])
+def test_members_and_newcomers_part_the_agents(task):
+    kwargs = json.dumps([{"sutton_barto_reward": k % 2 == 0} for k in range(5)])
+    own = {"task": "gym", "env_id": "CartPole-v1", "env_kwargs": kwargs} if task == "gym" else {}
+    whole = build_task(Settings.of({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"}))
+    members = hold_out(whole, 0.4, 3)
+    assert (members.clients, members.newcomers.clients) == (3, 2)
+    if task == "cartpole":
+        lengths = np.concatenate([members.world.lengths, members.newcomers.world.lengths])[:, 0]
+        assert sorted(lengths) == sorted(whole.world.lengths[:, 0])
+        assert members.config.numbers == pytest.approx((members.world.lengths[:, 0] - 0.1) / 0.8)
+    else:
+        there = [
+            make.keywords["sutton_barto_reward"] for part in (members, members.newcomers) for make in part.world.make
+        ]
+        assert sorted(there) == [False, False, True, True, True]
+    assert members.net == members.newcomers.net == whole.net
+
+
+@pytest.mark.parametrize(
+    ("name", "learns"),
+    [
+        ("dqn", (True, True)),
+        ("dqnavg", (True, True)),
+        ("pfeddqn-rep", (False, True)),
+        ("perdqnavg", (False, True)),
+        ("lgfedavg", (True, False)),
+    ],
+)
+def test_beside_a_shared_block_only_the_personal_one_learns(name, learns):
+    task = build_task(Settings.of({**TINY, "method": name}))
+    assert what_learns(find_method(name)(), task) == learns
+
+
+def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
+    settings = Settings.of({**TINY, "method": "dqnavg"})
+    new = run(settings, tmp_path / "out")["newcomers"]
+    assert set(new) == {"clients", "0", "100", "400"}
+    from safetensors.torch import load_file
+
+    params = load_file(tmp_path / "out" / "models" / "global.safetensors")
+    there = build_task(settings).newcomers
+    stack = {name: value.expand(2, *value.shape) for name, value in params.items()}
+    each = there.evaluate_stack(torch.arange(2), stack, "test")["return"]
+    assert new["0"] == {
+        "return": pytest.approx(float(each.mean())),
+        "std": pytest.approx(float(each.std(correction=0))),
+    }
+    assert new["400"] != new["0"]
+
+
+def test_the_frozen_body_is_the_servers(monkeypatch):
+    task = build_task(Settings.of({**TINY, "method": "pfeddqn-rep"}))
+    steps, train = [], newcomers.learner.train
+
+    def watched(*given):
+        params, kept = train(*given)
+        steps.append((given[5], params))
+        return params, kept
+
+    monkeypatch.setattr(newcomers.learner, "train", watched)
+    newcomers.returns_of_newcomers(task, find_method("pfeddqn-rep")(), task.init_params(1), 3)
+    before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
+    for name in task.blocks["backbone"]:
+        assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["w3"], after["w3"])
+
+
+def test_a_resumed_run_has_the_same_newcomers(tmp_path):
+    settings = Settings.of({**TINY, "method": "pfeddqn-rep", "rounds": 6})
+    whole = run(settings, tmp_path / "whole")
+    assert cut_and_resumed(settings, tmp_path / "cut", 3)["newcomers"] == whole["newcomers"]
+
+
+def test_compare_shows_them(tmp_path, capsys):
+    options = "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2"
+    command = f"compare --task acrobot --methods dqnavg,perdqnavg --seeds 1 --holdout-clients 0.34 {options} --out {tmp_path / 'c'}"
+    assert main(command.split()) == 0
+    assert "k=400" in capsys.readouterr().out
+    for file in (tmp_path / "c").rglob("summary.json"):
+        new = json.loads(file.read_text())["newcomers"]
+        assert new["clients"] == 1
+        assert -500 <= new["400"]["return"] <= 0
+
+
+def test_tasks_without_environments_to_spare_are_refused(tmp_path, capsys):
+    command = f"run --task windy-cliff --method td --holdout-clients 0.2 --quiet --out {tmp_path / 'x'}"
+    assert main(command.split()) == 2
+    assert "cannot hold clients out" in capsys.readouterr().err
