@@ -2,6 +2,7 @@
 
 import csv
 import runpy
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,21 @@ def test_parquet_and_one_file_with_a_client_column(tmp_path):
     assert own(tmp_path / "all.parquet", client_column="who").clients == 2
 
 
+def test_categories_decimals_and_capital_suffixes_are_read(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "client": ["x", "y"] * 20,
+        "colour": pyarrow.array(["red", "blue"] * 20).dictionary_encode(),
+        "price": pyarrow.array([Decimal("1.25"), Decimal("2.5")] * 20),
+        "label": pyarrow.array(["no", "yes"] * 20).dictionary_encode(),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "ALL.PARQUET")
+    rows, _, kinds = tables.read(tmp_path / "ALL.PARQUET", "label", "client", ())
+    assert kinds == [("colour", ["blue", "red"]), ("price", None)]
+    assert rows.x[:2].tolist() == [[0, 1, 1.25], [1, 0, 2.5]]
+    assert rows.y[:2].tolist() == [0, 1]
+
+
 def test_the_server_may_have_a_file_of_its_own(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a", "b", "server"):
@@ -80,6 +96,9 @@ def test_the_server_may_have_a_file_of_its_own(tmp_path):
     data = own(tmp_path).data
     assert data.clients == 2
     assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 40
+    write_csv(tmp_path / "server.csv", HEADER, [*clinic(rng, 3), [50.0, "green", 0, "old"]])
+    with pytest.raises(UsageError, match="'colour' holds a text that no client has in row 3 of the server's file"):
+        own(tmp_path)
     (tmp_path / "server.csv").unlink()
     data = own(tmp_path).data
     assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 8  # a tenth of each client's rows
@@ -122,7 +141,16 @@ def test_bad_folders_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"b.csv' has other columns than .*label, result"):
         own(tmp_path)
     write_csv(tmp_path / "b.csv", HEADER, clinic(rng, 5))
-    with pytest.raises(UsageError, match="client 1 has 5 rows"):
+    with pytest.raises(UsageError, match=r"client 1 \('b'\) has 5 rows"):
+        own(tmp_path)
+    rows = clinic(rng)
+    for column, words in ((0, "column 'age'"), (1, "column 'colour'"), (3, "label column 'label'")):
+        gap = [["" if (i, k) == (7, column) else value for k, value in enumerate(row)] for i, row in enumerate(rows)]
+        write_csv(tmp_path / "b.csv", HEADER, gap)
+        with pytest.raises(UsageError, match=f"{words} has no value in row 7 of file 'b'"):
+            own(tmp_path)
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00no table\x00\n\x01")
+    with pytest.raises(UsageError, match=r"cannot be read: .*codec"):
         own(tmp_path)
     write_csv(tmp_path / "b.csv", HEADER, [[1.0, f"text {i}", 0, "old"] for i in range(60)])
     with pytest.raises(UsageError, match="column 'colour' holds 62 different texts"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ class OwnRows:
     owner: Ints
     server: tuple[NDArray[Any], Ints] | None
     classes: int
+    names: Sequence[str] = ()
+    """What the clients are called, if they have names."""
 
     def federate(
         self, config: OwnShares, form: Form, rng: np.random.Generator, standardise: bool = False
@@ -45,7 +48,8 @@ class OwnRows:
         sizes = np.bincount(self.owner)
         if (sizes < config.min_rows).any():
             client = int(np.argmin(sizes))
-            raise UsageError(f"client {client} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
+            called = f" ('{self.names[client]}')" if self.names else ""
+            raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
         mixed = rng.permutation(len(self.owner))
         parts = Parts(mixed[np.argsort(self.owner[mixed], kind="stable")], sizes)
         x, server = self.x, self.server

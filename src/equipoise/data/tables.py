@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ MOST_TEXTS = 50  # different texts in a column that is taken for a category
 MOST_CLASSES = 1000
 Columns = list[tuple[str, Any]]
 """Feature names, and for a category its values (``None`` for numbers)."""
+Where = Callable[[int], str]
+"""The words for a row, counted from 0 behind the line of names."""
 
 
 def read(path: Path, label: str, client: str, ignore: tuple[str, ...]) -> tuple[OwnRows, list[str], Columns]:
@@ -37,19 +40,25 @@ def read(path: Path, label: str, client: str, ignore: tuple[str, ...]) -> tuple[
     features = [name for name in table.column_names if name != label and name not in ignore]
     if not features:
         raise UsageError(f"'{path}' has no feature columns beside '{label}'")
-    kinds: Columns = [(name, _kind(table[name], name)) for name in features]
-    values = _classes(table[label], label)
-    rows = _features(table, kinds, str(path)), _codes(table[label], values, label)
+    row: Where = _row_of_a_folder(owner, names) if path.is_dir() else "row {}".format
+    kinds: Columns = [(name, _kind(table[name], name, row)) for name in features]
+    values = _classes(table[label], label, row)
+    rows = _features(table, kinds, row), _codes(table[label], values, label)
     served = None
     if server is not None:
-        served = _features(server, kinds, "the server's file"), _codes(server[label], values, label)
-    return OwnRows(*rows, owner, served, len(values)), names, kinds
+        served = _features(server, kinds, "row {} of the server's file".format), _codes(server[label], values, label)
+    return OwnRows(*rows, owner, served, len(values), names), names, kinds
+
+
+def _row_of_a_folder(owner: Ints, names: list[str]) -> Where:
+    first = np.searchsorted(owner, np.arange(len(names)))
+    return lambda row: f"row {row - first[owner[row]]} of file '{names[owner[row]]}'"
 
 
 def _folder(path: Path) -> tuple[Any, Ints, list[str], Any]:
     """One file a client; a file named ``server`` holds the server's rows."""
     pyarrow = needs("pyarrow", "reading tables")
-    paths = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    paths = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     clients = [file for file in paths if file.stem != "server"]
     if not clients:
         raise UsageError(f"'{path}' holds no CSV or Parquet files")
@@ -86,23 +95,37 @@ def _one_file(path: Path, client: str) -> tuple[Any, Ints, list[str]]:
 def _table(path: Path) -> Any:
     pyarrow = needs("pyarrow", "reading tables")
     try:
-        if path.suffix == ".csv":
-            return needs("pyarrow.csv", "reading CSV").read_csv(path)
-        if path.suffix == ".parquet":
-            return needs("pyarrow.parquet", "reading Parquet").read_table(path)
+        if path.suffix.lower() == ".csv":
+            csv = needs("pyarrow.csv", "reading CSV")
+            missing = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
+            return _plain(csv.read_csv(path, convert_options=missing))
+        if path.suffix.lower() == ".parquet":
+            return _plain(needs("pyarrow.parquet", "reading Parquet").read_table(path))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"'{path}' cannot be read: {reason}") from error
     raise UsageError(f"'{path}' is neither .csv nor .parquet")
 
 
-def _kind(column: Any, name: str) -> Any:
+def _plain(table: Any) -> Any:
+    """Categories (as pandas writes them) as their values, decimal numbers as floats."""
+    types, pyarrow = needs("pyarrow.types", "reading tables"), needs("pyarrow", "reading tables")
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if types.is_dictionary(column.type):
+            table = table.set_column(place, name, column.cast(column.type.value_type))
+        elif types.is_decimal(column.type):
+            table = table.set_column(place, name, column.cast(pyarrow.float64()))
+    return table
+
+
+def _kind(column: Any, name: str, row: Where) -> Any:
     """``None`` for numbers; for texts, their different values in order."""
     types = needs("pyarrow.types", "reading tables")
     if column.null_count:
-        row = next(i for i, value in enumerate(column) if not value.is_valid)
         raise UsageError(
-            f"column '{name}' has no value in row {row}: fill it, or leave the column out (--ignore-columns)"
+            f"column '{name}' has no value in {row(_missing(column))}: fill it, or leave the column out "
+            "(--ignore-columns)"
         )
     if types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
         return None
@@ -116,7 +139,11 @@ def _kind(column: Any, name: str) -> Any:
     return values
 
 
-def _features(table: Any, kinds: Columns, where: str) -> NDArray[np.float32]:
+def _missing(column: Any) -> int:
+    return next(i for i, value in enumerate(column) if not value.is_valid)
+
+
+def _features(table: Any, kinds: Columns, row: Where) -> NDArray[np.float32]:
     """Numbers as they are, a category as one column a value."""
     parts = []
     for name, values in kinds:
@@ -124,16 +151,20 @@ def _features(table: Any, kinds: Columns, where: str) -> NDArray[np.float32]:
             part = table[name].to_numpy().astype(np.float32)[:, None]
         else:
             part = (np.array(table[name].to_pylist())[:, None] == np.array(values)).astype(np.float32)
+            if not part.any(1).all():  # only the server's file can hold what the clients do not
+                raise UsageError(
+                    f"column '{name}' holds a text that no client has in {row(int(np.argmin(part.any(1))))}"
+                )
         if not np.isfinite(part).all():
-            row = int(np.argmin(np.isfinite(part).all(1)))
-            raise UsageError(f"column '{name}' of {where} holds NaN or infinity in row {row}: clean the data first")
+            bad = int(np.argmin(np.isfinite(part).all(1)))
+            raise UsageError(f"column '{name}' holds NaN or infinity in {row(bad)}: clean the data first")
         parts.append(part)
     return np.concatenate(parts, 1)
 
 
-def _classes(column: Any, label: str) -> list[Any]:
+def _classes(column: Any, label: str, row: Where) -> list[Any]:
     if column.null_count:
-        raise UsageError(f"label column '{label}' has rows without a value: fill or remove them")
+        raise UsageError(f"label column '{label}' has no value in {row(_missing(column))}: fill or remove such rows")
     values = sorted(column.unique().to_pylist())
     fractions = any(isinstance(value, float) and not value.is_integer() for value in values)
     if fractions or len(values) > MOST_CLASSES:
