@@ -160,6 +160,8 @@ def test_bad_options_are_one_sentence(tmp_path):
         ({"min_rows": 2}, "min_rows"),
         ({"train_rows": -1}, "train_rows"),
         ({"delta": 0.0}, "delta"),
+        ({"partition": "classes", "size_sigma": 0.5}, "no effect on partition 'classes'"),
+        ({"scenario": "M3", "size_sigma": 0.5}, "no effect on scenario M3"),
     ):
         with pytest.raises(UsageError, match=words):
             build_task(_settings("fmnist", tmp_path, **options))

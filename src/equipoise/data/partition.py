@@ -13,6 +13,7 @@ from equipoise.errors import UsageError
 
 Floats = NDArray[np.float64]
 FITTING_STEPS = 200  # of iterative proportional fitting
+WIDEST = 10.0  # of log-normal sizes: beyond, one client has all rows but the others' minimum
 TINY = 1e-12  # a share that is never exactly zero, so that the fitting has a solution
 
 
@@ -47,8 +48,8 @@ def dirichlet(
 
     Ratios and sizes are fitted to the rows that there are (iterative proportional fitting), so every row is used once.
     """
-    if not delta > 0:
-        raise UsageError(f"delta is {delta}: must be above 0")
+    if not 0 < delta < np.inf:
+        raise UsageError(f"delta is {delta}: must be a number above 0")
     _refuse_too_few(len(labels), clients, min_rows)
     classes, there = np.unique(labels, return_counts=True)
     gamma = rng.standard_gamma(delta, (clients, len(classes)))
@@ -103,8 +104,8 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {"dirichlet": dirichlet, "iid": ii
 
 
 def _sizes(rows: int, clients: int, sigma: float, rng: np.random.Generator) -> Floats:
-    if not 0 <= sigma < np.inf:
-        raise UsageError(f"size_sigma is {sigma}: must be a number of at least 0")
+    if not 0 <= sigma <= WIDEST:
+        raise UsageError(f"size_sigma is {sigma}: must lie in 0..{WIDEST:g}")
     scale = np.exp(sigma * rng.standard_normal(clients))
     return np.asarray(scale / scale.sum() * rows)
 

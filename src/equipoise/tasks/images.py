@@ -47,6 +47,9 @@ class ImageConfig(SplitConfig):
             )
         if self.scenario and self.clients < len(SCENARIOS[self.scenario]):
             raise UsageError(f"scenario {self.scenario} needs {len(SCENARIOS[self.scenario])} clients or more")
+        if self.size_sigma and (self.scenario or self.partition == "classes"):
+            other = f"scenario {self.scenario}" if self.scenario else f"partition '{self.partition}'"
+            raise UsageError(f"size_sigma has no effect on {other}: leave it at 0, or use --partition dirichlet or iid")
         for name in ("train_rows", "server_rows"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: must be at least 0")
