@@ -139,6 +139,7 @@ def test_the_fastest_way_is_taken_and_said(monkeypatch, measured, expected):
     choice = choose.choose(small_images("cnn"), Training(), 6)
     assert choice.executor == expected
     assert "measured" in str(choice)
+    assert all(f"{way.name} {1000 * seconds:.1f}" in str(choice) for way, seconds in measured.items())
     if (Choice("loop", threads=2)) in measured:
         assert choice.threads == 2
 

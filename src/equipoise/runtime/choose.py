@@ -36,6 +36,10 @@ class Choice:
     def make(self) -> MakeExecutor:
         return partial(Workers, workers=self.workers) if self.executor == "workers" else EXECUTORS[self.executor]
 
+    @property
+    def name(self) -> str:
+        return f"{self.executor} with {self.threads} threads" if self.threads > 1 else self.executor
+
     def __str__(self) -> str:
         size = f"{self.workers} processes" if self.executor == "workers" else f"{self.threads} thread"
         return f"{self.executor}, {size}{'s' if self.executor != 'workers' and self.threads > 1 else ''} ({self.why})"
@@ -56,8 +60,8 @@ def choose(task: Task, training: Training, cohort: int) -> Choice:
     best, plain = min(ways, key=lambda way: ways[way]), Choice("loop")
     if ways[best] > CLEARLY * ways[plain]:
         best = plain
-    milliseconds = f"{1000 * ways[best]:.1f} ms a step of one client, {1000 * ways[plain]:.1f} in a loop on one thread"
-    return replace(best, why=f"measured: {milliseconds}")
+    found = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
+    return replace(best, why=f"measured, ms a step of one client: {found}")
 
 
 def automatic(method: Method, task: Task, training: Training, seed: int, rounds: int) -> Executor:
