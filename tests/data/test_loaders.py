@@ -248,6 +248,11 @@ def test_a_text_without_plays_is_refused(tmp_path):
     _fails(shakespeare.SOURCE, tmp_path, "no play marked as LEAF expects", "January 1994")
 
 
+def test_a_text_that_ends_too_early_is_refused(tmp_path):
+    (tmp_path / "100.txt").write_text(files.PLAYS[: files.PLAYS.rindex("THE END")])
+    _fails(shakespeare.SOURCE, tmp_path, "100.txt' is truncated")
+
+
 def test_the_real_shakespeare():
     """Counts of plays, roles and clients as LEAF's rules give them."""
     text = (files.shared("shakespeare") / "pg100-1994-01.txt").read_bytes().decode("latin1")

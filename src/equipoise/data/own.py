@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equipoise.contract import option
 from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form, Pixels, Tokens
-from equipoise.data.partition import Parts
+from equipoise.data.partition import Parts, natural
 from equipoise.data.split import Shares, federate, split_rows
 from equipoise.errors import UsageError
 
@@ -51,7 +51,7 @@ class OwnRows:
             called = f" ('{self.names[client]}')" if self.names else ""
             raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
         mixed = rng.permutation(len(self.owner))
-        parts = Parts(mixed[np.argsort(self.owner[mixed], kind="stable")], sizes)
+        parts = Parts(mixed[natural(self.owner[mixed]).rows], sizes)
         x, server = self.x, self.server
         lent = np.zeros(0, np.int64)
         if server is None:

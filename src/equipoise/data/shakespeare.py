@@ -87,11 +87,14 @@ def find(folder: Path) -> Found | None:
 
 
 def _read(path: Path) -> Arrays:
-    spoken = speeches(path.read_bytes().decode("latin1"))
+    text = path.read_bytes().decode("latin1")
+    spoken = speeches(text)
     if not spoken:
         raise UsageError(
             f"'{path}' holds no play marked as LEAF expects: it must be etext 100 of January 1994, not a later edition"
         )
+    if "THE END" not in text[text.rindex(_AUTHOR) :]:
+        raise UsageError(f"'{path}' is truncated: its last work has no 'THE END'; download it again")
     return {
         "codes": encode("".join(spoken.values())),
         "sizes": np.array([len(words) for words in spoken.values()], np.int64),

@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.contract import Task, Training, option
 from equipoise.data.federation import Ints
 from equipoise.data.forms import Tokens
-from equipoise.data.partition import Parts
+from equipoise.data.partition import natural
 from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW, windows
 from equipoise.data.source import load
 from equipoise.data.split import SplitConfig, federate
@@ -63,7 +63,7 @@ def build(config: ShakespeareConfig, model: str, training: Training, seed: int) 
         left.append(start[role] + np.arange(n, len(nexts)))
     at = np.sort(rng.permutation(np.concatenate(left))[: config.server_rows])
     server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
-    parts = Parts(np.arange(len(y)), np.full(len(roles), n, np.int64))
+    parts = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
     data = federate((x, y), parts, server, config, len(ALPHABET), Tokens(), rng)
     return Classify("shakespeare", MODELS[model](data.shape, data.classes), data, training)
 
