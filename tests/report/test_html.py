@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from equipoise.cli import main
+from equipoise.config import Settings, read_config
 from equipoise.errors import UsageError
 from equipoise.report import drawing, figures, folders, heat, html, pareto, shares, text
+from equipoise.runs import build_task
+from equipoise.tasks.classify import Classify
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
 
@@ -38,6 +42,22 @@ def test_run_writes_a_page_with_everything_it_knows(page_run: Path) -> None:
     assert "--holdout-clients 0.2" in page  # the command repeats the run
     assert "--participation" not in page.split("<details><summary>Configuration")[0]  # defaults are left out
     assert len(plots) == len(titles(page))
+
+
+def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
+    options = ["--clients", "5", "--samples", "60", "--classes", "4", "--size-sigma", "0.6"]
+    assert main(["run", *options, "--rounds", "1", "--out", str(tmp_path / "r"), "--quiet"]) == 0
+    page, plots = drawn(tmp_path / "r")
+    by_title = dict(zip(titles(page), plots.values(), strict=True))
+    task = build_task(Settings.of(read_config(tmp_path / "r" / "config.json")))
+    assert isinstance(task, Classify)
+    counts = task.label_counts(torch.arange(5)).double()
+    share = (counts / counts.sum(1, keepdim=True)).tolist()
+    shown = by_title["Partition"]["data"][0]["z"]
+    assert sorted(shown) == [pytest.approx(row, abs=1e-3) for row in sorted(share)]
+    assert by_title["Sizes"]["data"][0]["y"] == sorted(counts.sum(1).tolist(), reverse=True)
+    assert main(["run", *options[:-1], "0", "--rounds", "1", "--out", str(tmp_path / "alike"), "--quiet"]) == 0
+    assert "Sizes" not in titles(drawn(tmp_path / "alike")[0])
 
 
 def test_utilities_have_an_axis_of_their_own(page_run: Path) -> None:

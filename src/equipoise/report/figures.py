@@ -261,6 +261,15 @@ def labels(groups: Sequence[Group], score: Score) -> Figure | None:
     return figure([trace], "class", "clients, by their largest class", yaxis={"showticklabels": False})
 
 
+def sizes(groups: Sequence[Group], score: Score) -> Figure | None:
+    """How much everybody has: training samples of each client, from the most to the fewest; where they differ."""
+    held = next((own for group in groups for run in group.runs if (own := run.clients.get("samples"))), [])
+    if not held or min(held) == max(held):
+        return None
+    bars = {"type": "bar", "y": numbers(sorted(_quantiles(held, EACH), reverse=True)), "marker": {"color": colour(0)}}
+    return figure([bars], "clients, by their size", "training samples", xaxis={"showticklabels": False}, bargap=0)
+
+
 def theory(groups: Sequence[Group], score: Score) -> Figure | None:
     """Error of the server's table against steps, beside the slope of the theory, hung on the last point."""
     if score.headline != "error":

@@ -168,6 +168,7 @@ def _clients(page: Page, groups: Sequence[Group], score: Score, several: bool) -
         page.plot("Personal models, client by client", figures.spread(groups, score), "All seeds; a dot a client."),
         page.plot("Before and after", figures.before_after(groups, score), gained),
         page.plot("Partition", figures.labels(groups, score), "Share of each class in a client's training data."),
+        page.plot("Sizes", figures.sizes(groups, score), "Training samples of each client that took part."),
         page.plot("Newcomers", figures.newcomers(groups, score), "Clients that training never saw."),
     )
     table = "" if several else text.clients(groups[0].first, score)
