@@ -16,6 +16,7 @@ from equipoise.methods import find_method
 from equipoise.privacy.options import Privacy
 from equipoise.privacy.private import private
 from equipoise.runtime.choose import EXECUTORS
+from equipoise.runtime.late import delayed
 from equipoise.tasks import TaskSpec, find_task
 
 
@@ -36,6 +37,8 @@ class RunConfig:
     threads: int = option(1, "threads of one tensor operation, unless auto finds more to be faster")
     workers: int = option(0, "processes of the workers executor; 0 for one a core")
     device: str = option("auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one")
+    delay: int = option(0, "rounds after which the uploads of late clients reach the aggregate; 0 for at once")
+    late: float = option(1.0, "share of the clients that are late, if there is a delay, in (0, 1]")
     holdout_clients: float = option(0.0, "share of the clients kept out of training, to see how newcomers adapt")
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = option(10, "rounds between checkpoints")
@@ -47,8 +50,10 @@ class RunConfig:
         for name in ("rounds", "threads", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.seed < 0 or self.patience < 0 or self.workers < 0:
-            raise UsageError("seed, patience and workers must be at least 0")
+        if self.seed < 0 or self.patience < 0 or self.workers < 0 or self.delay < 0:
+            raise UsageError("seed, patience, workers and delay must be at least 0")
+        if not 0 < self.late <= 1:
+            raise UsageError(f"late is {self.late}: must lie in (0, 1]")
         if not 0 <= self.holdout_clients < 1:
             raise UsageError(f"holdout_clients is {self.holdout_clients}: must lie in [0, 1)")
         if not 0 < self.participation <= 1:
@@ -136,12 +141,14 @@ class Settings:
         policy = method(**values["method"])
         run = dataclasses.replace(run, rounds=policy.planned_rounds(run.rounds))
         privacy = Privacy(**values["privacy"])
+        if run.delay and privacy.on:
+            raise UsageError("delay is not offered with dp_clip: epsilon is counted for means of one round's uploads")
         return cls(run, training, privacy, task, task.config(**values["task"]), policy)
 
     @property
     def policy(self) -> Method:
-        """The method as it is run: under differential privacy, if that is asked for."""
-        return private(self.method, self.privacy)
+        """The method as it is run: under differential privacy or with late clients, if that is asked for."""
+        return delayed(private(self.method, self.privacy), self.run.delay, self.run.late)
 
     @property
     def flat(self) -> dict[str, Any]:

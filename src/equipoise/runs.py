@@ -172,6 +172,8 @@ class _Running:
         self.here = make_executor is None
         if run.holdout_clients and not self.here:
             raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
+        if run.delay and not self.here:
+            raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
         self.choice = self._choice() if self.here else Choice("stacked", run.threads)
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal

@@ -101,8 +101,10 @@ def test_a_resumed_run_has_the_same_newcomers(tmp_path):
 
 
 def test_compare_shows_them(tmp_path, capsys):
-    options = "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2"
-    command = f"compare --task acrobot --methods dqnavg,perdqnavg --seeds 1 --holdout-clients 0.34 {options} --out {tmp_path / 'c'}"
+    options = (
+        "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --holdout-clients 0.34"
+    )
+    command = f"compare --task acrobot --methods dqnavg,perdqnavg --seeds 1 --out {tmp_path / 'c'} {options}"
     assert main(command.split()) == 0
     assert "k=400" in capsys.readouterr().out
     for file in (tmp_path / "c").rglob("summary.json"):
