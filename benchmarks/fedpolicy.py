@@ -62,6 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned-plain": {"method": "fedpolicy", "policy": "learned", "sync": "off"},
     "dqn": {"method": "fedpolicy", "policy": "dqn"},
     "learned-copies": {"method": "fedpolicy", "policy": "learned", "copies": 4},
+    "learned-finetune": {"method": "fedpolicy", "policy": "learned", "base": "finetune"},
     "dqn-sync": {"method": "fedpolicy", "policy": "dqn", "sync": "on"},
     "bandit-sync": {"method": "fedpolicy", "policy": "bandit", "sync": "on"},
     "random-sync": {"method": "fedpolicy", "policy": "random", "sync": "on"},

@@ -1,7 +1,7 @@
 """The policy's share of a round: time of probes, reports, choices and learning, and bytes, on Fashion-MNIST with a CNN.
 
-20 clients with 600 images 28x28 each, two epochs a round, one thread; CPU time inside the policy's own functions over
-that of the whole rounds, without evaluation for the log. Writes results/fedpolicy/cost.json.
+20 clients with 600 images 28x28 each, two epochs a round, one thread, a whole run of 60 rounds; CPU time inside the
+policy's own functions over that of the rounds, without evaluation for the log. Writes results/fedpolicy/cost.json.
 
     python benchmarks/fedpolicy_cost.py --data FOLDER
 """
@@ -36,10 +36,9 @@ SETTING: dict[str, Any] = {
     "rounds": 60,
     "seed": 1,
 }
-WARM, ROUNDS = 8, 12
 POLICY = {
     probes: ("look", "worth"),
-    record: ("report", "note_parts", "note_reports", "note_models", "features"),
+    record: ("merits", "entropy", "note_parts", "note_reports", "note_models", "features"),
     parts: ("block_weights", "keep_stale", "freshness"),
     Learned: ("offer", "learn"),
 }
@@ -77,19 +76,19 @@ def main() -> None:
     task = build_task(settings)
     schedule = Schedule(settings.run.rounds, 1, 1.0, "loop", 10**9, False)
     simulation = Simulation(settings.method, task, settings.training, schedule)
-    logs = [simulation.round() for _ in range(WARM)]
-    clock.spent, started = 0.0, time.process_time()
-    logs = [simulation.round() for _ in range(ROUNDS)]
+    rounds, started = settings.run.rounds, time.process_time()
+    logs = [simulation.round() for _ in range(rounds)]
     whole = time.process_time() - started
     model = sum(value.numel() * value.element_size() for value in simulation.params.values())
-    full = 2 * model * task.clients * ROUNDS
+    full = 2 * model * task.clients * rounds
     moved = sum(log["bytes"]["down"] + log["bytes"]["up"] for log in logs)
     uploads = sum(log["bytes"]["up"] for log in logs) - full // 2
     result = {
-        "rounds": ROUNDS,
-        "seconds_a_round": round(whole / ROUNDS, 4),
-        "policy_seconds_a_round": round(clock.spent / ROUNDS, 4),
+        "rounds": rounds,
+        "seconds_a_round": round(whole / rounds, 4),
+        "policy_seconds_a_round": round(clock.spent / rounds, 4),
         "policy_share_of_time": round(clock.spent / whole, 4),
+        "probes_a_client": sum(log["notes"]["probes"] for log in logs) / task.clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
         "torch": torch.__version__,

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.control import fedpolicy, parts, probes, record
+from equipoise.contract import Server
+from equipoise.control import fedpolicy, foresight, parts, probes, record
 from equipoise.control.fedpolicy import FedPolicy
 from equipoise.control.joint import Joint
 from equipoise.control.policies import FULL_ROUNDS
@@ -48,7 +49,8 @@ def test_only_what_is_sent_is_billed() -> None:
 def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> None:
     task = small_task()
     log = simulate(FedPolicy(policy="probe"), task, FULL_ROUNDS + 3).logs[-1]
-    assert log["bytes"]["down"] == 6 * (sum(sizes(task)) + 2)  # its part and whether it may choose
+    words = 3 + 2 * 4 * 4  # its part, whether it probes and chooses, and how much it trusts and leans
+    assert log["bytes"]["down"] == 6 * (sum(sizes(task)) + words)
     assert log["bytes"]["up"] == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
 
 
@@ -168,15 +170,25 @@ def test_rewards_by_hand() -> None:
     known = record.init(3) | record.init_reports(3)
     ids, zero = torch.arange(3), torch.zeros(3, dtype=torch.float64)
     first = torch.tensor([[1.0, 0.5, 0, 0, 0]] * 3, dtype=torch.float64)
-    known = record.note_parts(known, ids, torch.zeros(3, dtype=torch.int64), 1)
-    known = record.note_reports(known, ids, first, zero)
+    known = record.note_reports(known, ids, first, zero, 1)
     assert known["reward"].tolist() == [0, 0, 0]  # nothing to compare with
-    known = record.note_parts(known, ids, torch.zeros(3, dtype=torch.int64), 2)
     second = torch.tensor([[0.5, 0.7, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9.0, 0.5, 0, 0, 0]], dtype=torch.float64)
-    known = record.note_reports(known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64))
+    known = record.note_reports(known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64), 2)
     plain = torch.tensor([0.2 + 0.05 - 0.01, 0.0, -0.1], dtype=torch.float64)  # the loss's change is bounded by 1
     assert known["reward"].tolist() == pytest.approx((plain - plain.mean()).tolist())
     assert known["gain"][0].tolist() == pytest.approx([0.5, 0.2])
+
+
+def test_a_rare_report_tells_of_gains_a_round_beside_the_others_latest() -> None:
+    known = record.init_reports(2)
+    nothing = torch.zeros(2, dtype=torch.float64)
+    for round, acc in ((1, 0.5), (2, 0.6)):
+        report = torch.tensor([[0, acc, 0, 0, 0]] * 2, dtype=torch.float64)
+        known = record.note_reports(known, torch.arange(2), report, nothing, round)
+    late = torch.tensor([[0, 0.8, 0, 0, 0]], dtype=torch.float64)
+    known = record.note_reports(known, torch.tensor([1]), late, nothing[:1], 6)
+    assert known["gain"][:, 1].tolist() == pytest.approx([0.1, 0.05])  # 0.2 in four rounds
+    assert known["reward"].tolist() == pytest.approx([0.0, 0.05 - 0.075])
 
 
 def test_divergence_and_cosine_by_hand() -> None:
@@ -192,8 +204,9 @@ def test_divergence_and_cosine_by_hand() -> None:
 
 
 def test_worth_by_hand() -> None:
-    value = probes.worth(torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64), torch.tensor(45), 0.01)
-    assert value.tolist() == pytest.approx([0.02 - 0.3, 0.01 - 0.225, 0.01 - 0.15, -0.075])
+    scores, trust = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.5, 0.5, 0.5, 1.0])
+    value = probes.worth(scores, trust, torch.tensor([0.02, 0.01, 0.01, 0.0]))
+    assert value.tolist() == pytest.approx([0.02 - 0.15, 0.01 - 0.1, 0.01 - 0.05, 0.0])
 
 
 def test_the_probe_scores_what_would_be_held_before_training() -> None:
@@ -210,32 +223,59 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
         assert largest_difference(seen["scores"][:, number], 0.7 * old[:, number] + 0.3 * score) < 1e-12
 
 
-def test_parts_that_were_not_sent_keep_their_score_and_are_not_billed() -> None:
+def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
     task, spared = small_task(), 0
     method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
     sim = Simulation(method, task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
     for round in range(1, 21):
+        old = sim.store.tree("state")["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
         log = sim.round()
-        seen, memory = sim.store.tree("state")["probe"], sim.server_state["policy"]
-        sent, scored = memory["sent"], seen["scored"]
-        assert torch.equal(scored, memory["scored"])
+        seen, memory, known = sim.store.tree("state")["probe"], sim.server_state["policy"], sim.server_state["known"]
+        asked = memory["asked"]
+        assert torch.equal(seen["round"] == round, asked)
+        assert torch.equal(seen["round"], memory["probed"])
         assert largest_difference(seen["scores"], memory["scores"]) == 0
-        assert bool((scored[:, 3] == round).all())  # what one has can be tried at any time
-        assert torch.equal(scored[:, 0] == round, sent.all(1))
-        words = 2 + 4 * 4  # the part, whether to choose, and the residuals
+        assert torch.equal(seen["scores"][~asked], old[~asked].double())
+        sent = parts.TAKES[known["offered"]] | asked[:, None]
+        words = 3 + 2 * 4 * 4
         assert log["bytes"]["down"] == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
+        assert log["notes"]["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
         spared += int((~sent).sum())
     assert spared > 0
 
 
-def test_pauses_between_probes_grow_while_they_confirm() -> None:
-    method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0, probe_every=4)
-    sim = simulate(method, small_task(), 1)
-    pauses = [sim.server_state["policy"]["pause"].tolist()]
-    for _ in range(3):
+def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them() -> None:
+    method = FedPolicy(policy="learned", probe_every=4)
+    rounds = Schedule(60, 0, 1.0, "stacked", 60, True)
+    task = small_task()
+    sim = Simulation(method, task, task.training, rounds)
+    before = torch.ones(6, dtype=torch.int64)
+    grew = shrank = 0
+    for _ in range(30):
         sim.round()
-        pauses.append(sim.server_state["policy"]["pause"].tolist())
-    assert pauses == [[2] * 6, [4] * 6, [4] * 6, [4] * 6]  # the full rounds are whole probes, and confirm
+        memory, known = sim.server_state["policy"], sim.server_state["known"]
+        confirmed = memory["chose"] & (known["part"] == known["offered"])
+        due = torch.where(confirmed, (2 * before).clamp(max=4), 1)
+        assert torch.equal(memory["pause"], torch.where(memory["asked"], due, before))
+        grew, shrank = grew + int((memory["pause"] > before).sum()), shrank + int((memory["pause"] < before).sum())
+        before = memory["pause"]
+    assert grew > 0
+    assert shrank > 0
+
+
+def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "NOISE", 0.4)
+    task = small_task(clients=2, size_sigma=0.0)
+    rows = int(task.rows(torch.arange(2), "val")[0])
+    method = FedPolicy(policy="learned", probe_bonus=0.01, price=0.0)
+    memory = method.agent.init(2)
+    memory["probed"] = torch.ones(2, dtype=torch.int64)
+    apart = (2 * 0.4 / rows) ** 0.5  # for the head the clients' variance is twice the noise's, for the others it is 0
+    memory["scores"] = torch.tensor([[0.5, 0.5, 0.4 + apart, 0.4], [0.5, 0.5, 0.4 - apart, 0.4]], dtype=torch.float64)
+    server = Server(task, task.training, task.init_params(0), {}, 0, 7, 60)
+    trust, lean = method.agent.pooled(server, memory, torch.arange(2))  # type: ignore[attr-defined]
+    assert trust[0].tolist() == pytest.approx([0, 0, 0.5, 0])
+    assert lean[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
 
 
 # --- copies: the global side ----------------------------------------------------------------------------------------

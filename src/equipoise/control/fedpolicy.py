@@ -13,9 +13,8 @@ from equipoise.contract import Client, Down, Method, Server, State, Task, Train,
 from equipoise.control import parts, policies, probes, record
 from equipoise.control.foresight import Learned
 from equipoise.control.over import Over
-from equipoise.control.parts import BLOCKS, PARTS, TAKES
+from equipoise.control.parts import PARTS, TAKES
 from equipoise.errors import UsageError, nearest
-from equipoise.runtime import cost
 
 POLICIES: dict[str, type[policies.Policy]] = {
     "random": policies.Random,
@@ -48,7 +47,7 @@ class FedPolicy(Over):
 
     @cached_property
     def agent(self) -> policies.Policy:
-        rules = policies.Rules(self.choices, self.policy_gamma, self.probe_bonus, self.probe_every)
+        rules = policies.Rules(self.choices, self.policy_gamma, self.probe_bonus, self.probe_every, self.price)
         return policies.Always(rules, self.policy) if self.policy in PARTS else POLICIES[self.policy](rules)
 
     @cached_property
@@ -98,7 +97,7 @@ class FedPolicy(Over):
 
     @property
     def looks(self) -> bool:
-        """Whether clients score what they could hold; they must then be told their part, since more may be sent."""
+        """Whether clients may be asked to probe; they are told their part then, since more is sent."""
         return self.agent.probes or self.copies > 0
 
     def client_init(self, task: Task, params: Tree) -> State:
@@ -109,15 +108,13 @@ class FedPolicy(Over):
         """Decision 4b: what was sent, or what the server says of it, or what scores best of it."""
         inner, state = c.within("base"), dict(c.state)
         if self.looks:
-            state["probe"] = probes.look(c, c.state["probe"])
-            part = c.down.each["part"].long()
+            words = c.down.each
+            state["probe"], part = probes.look(c, c.state["probe"], words["look"]), words["part"].long()
             if self.agent.probes:
-                value = probes.worth(state["probe"]["scores"], c.rows("val"), self.probe_bonus)
-                if "lean" in c.down.each:
-                    value = value + c.down.each["lean"]
+                value = probes.worth(state["probe"]["scores"], words["trust"], words["lean"])
                 best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
-                part = torch.where(c.down.each["choose"], best, part)
-            state["probe"]["part"] = part
+                part = torch.where(words["choose"], best, part)
+            state["probe"] = state["probe"] | {"part": part}
             inner.down = replace(c.down, sent=parts.sent_blocks(parts.takes(part)))
         start, state["base"] = self.below.install(inner)
         return start, state
@@ -133,7 +130,8 @@ class FedPolicy(Over):
         if self.agent.probes:
             metrics |= {"part": state["probe"]["part"].to(torch.uint8), "scores": state["probe"]["scores"]}
         if self.agent.learns:
-            metrics["report"] = record.report(c)
+            merits = probes.report(state["probe"]) if self.agent.probes else record.merits(c)
+            metrics["report"] = torch.cat([merits, record.entropy(c)])
         return Up(up.params, up.extra, metrics), state
 
     def copying(self, round: int) -> bool:
@@ -167,15 +165,15 @@ class FedPolicy(Over):
         down, state = super().give(s, ids)
         whole = self.copying(s.round)
         offer, memory = self.agent.offer(s, state["known"], state["policy"], ids, whole)
-        each = dict(down.each)
+        each, look = dict(down.each), offer.look | whole
         if self.looks:
-            each["part"] = offer.part.to(torch.uint8)
+            each |= {"part": offer.part.to(torch.uint8), "look": look}
         if self.agent.probes:
-            each["choose"] = offer.choose
-        if offer.lean is not None:
-            each["lean"] = offer.lean
+            assert offer.trust is not None
+            assert offer.lean is not None
+            each |= {"choose": offer.choose, "trust": offer.trust.float(), "lean": offer.lean.float()}
         known = {**state["known"], "offered": state["known"]["offered"].index_copy(0, ids, offer.part)}
-        down = replace(down, sent=parts.sent_blocks(offer.takes | whole), each=each)
+        down = replace(down, sent=parts.sent_blocks(TAKES[offer.part] | look[:, None]), each=each)
         return down, {**state, "known": known, "policy": memory}
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
@@ -196,9 +194,9 @@ class FedPolicy(Over):
             params = parts.keep_stale(s.task, s.params, params, self._fresh(s, state, ids, up))
         known = state["known"]
         if self.agent.learns:
-            known = record.note_reports(
-                known, ids, up.metrics["report"], self.price * self._cost(s, known["part"][ids])
-            )
+            told, part = self.agent.told(known, state["policy"], ids)
+            price = self.price * parts.cost(s.task, s.params)[part]
+            known = record.note_reports(known, ids[told], up.metrics["report"][told], price[told], s.round)
             known = record.note_models(known, ids, s.task, s.params, up.params, params)
         memory = self.agent.learn(s, known, state["policy"], ids, up.metrics)
         return params, {**state, "known": known, "policy": memory}
@@ -208,8 +206,3 @@ class FedPolicy(Over):
         if "copied" in up.metrics:
             age = age.masked_fill(up.metrics["copied"][:, None], 0)
         return parts.freshness(age, self.rho)
-
-    def _cost(self, s: Server, part: Tensor) -> Tensor:
-        """Bytes of each part, as a share of the whole model's."""
-        sizes = [cost.tree_bytes({name: s.params[name] for name in s.task.blocks[block]}) for block in BLOCKS]
-        return TAKES[part].double() @ torch.tensor(sizes, dtype=torch.float64) / sum(sizes)

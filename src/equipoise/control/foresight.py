@@ -1,4 +1,4 @@
-"""The policy ``learned``: probes where they cost nothing, their prediction in between, and a small residual."""
+"""The policy ``learned``: sparse probes, predicted in between, evidence pooled over clients, and a small residual."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from equipoise.contract import Server, State, Tree
 from equipoise.control import dqn, probes, record
-from equipoise.control.learning import DTYPE
-from equipoise.control.parts import PARTS, TAKES
+from equipoise.control.learning import DTYPE, remember
+from equipoise.control.parts import PARTS, cost
+from equipoise.control.player import server_uniform
 from equipoise.control.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
 
 RESIDUAL = 10.0  # the residual pays this for its square: one round's reward is nearly all noise
@@ -18,16 +19,16 @@ EPSILON, CALM = 0.1, 0.15  # exploration of the runner-up, none in this last sha
 CLOSE = 0.03  # a runner-up further behind is not explored: installing the wrong part destroys what a client has learned
 RIDGE, FORGET = 20.0, 0.98  # of the prediction: penalty, and what is kept of its evidence each round
 MOST = 0.2  # a score is never predicted to have changed by more
+NOISE = 0.1  # variance of the difference of two scores on one row: how often two models disagree on it
 SEEN = 1 + record.FEATURES + 1 + len(PARTS)
 
 
 class Learned(Dqn):
-    """Value of a part = worth of its predicted score + residual. A client that is sent everything chooses itself.
+    """Value of a part = how much better it scores than what the client has, shrunk to all clients' mean, + a residual.
 
-    All that was sent is probed. Blocks beyond the choice are sent for a probe alone, less and less often (1, 2, 4, ..
-    up to ``probe_every`` rounds apart) while probes confirm the choice. In between, the scores of parts that were not
-    tried are predicted: their change since they were, by ridge regression on features that cost nothing. If another
-    part is foreseen to be better, the client is sent everything and looks before it changes.
+    A client is sent everything and probes when its last probe is too long ago (1, 2, 4, .. up to ``probe_every`` rounds
+    while probes confirm its choice), or when another part is foreseen to be better: it looks before it changes. In
+    between, scores are predicted: their change since the last probe, by ridge regression on features that cost nothing.
     """
 
     probes = True
@@ -37,79 +38,128 @@ class Learned(Dqn):
         return dqn.Config(record.FEATURES, len(PARTS), gamma=0.0, residual=RESIDUAL, steps=4)
 
     def init(self, clients: int) -> State:
+        def zeros(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
+            return torch.zeros(clients, *shape, dtype=dtype)
+
         return super().init(clients) | {
-            "scores": torch.zeros(clients, len(PARTS), dtype=DTYPE),
-            "scored": torch.zeros(clients, len(PARTS), dtype=torch.int64),
-            "sent": torch.zeros(clients, 2, dtype=torch.bool),
-            "probed": torch.zeros(clients, dtype=torch.int64),
+            "action": zeros(dtype=torch.int64),
+            "asked": zeros(dtype=torch.bool),
+            "chose": zeros(dtype=torch.bool),
+            "probed": zeros(dtype=torch.int64),
             "pause": torch.ones(clients, dtype=torch.int64),
-            "seen": torch.zeros(clients, SEEN, dtype=DTYPE),
-            "foreseen": torch.zeros(clients, len(PARTS), dtype=DTYPE),
-            "stale": torch.zeros(clients, len(PARTS), dtype=torch.bool),
+            "scores": zeros(len(PARTS)),
+            "foreseen": zeros(len(PARTS)),
+            "seen": zeros(SEEN),
+            "now": zeros(record.FEATURES),
+            "worth": zeros(len(PARTS)),
             "gram": torch.zeros(SEEN, SEEN, dtype=DTYPE),
             "cross": torch.zeros(SEEN, len(PARTS), dtype=DTYPE),
         }
 
     def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
-        memory = self.experience(s, known, memory, ids)
-        seen = self.visible(s, memory, ids)
-        stale = memory["scored"][ids] < known["round"][ids][:, None]
-        foreseen = self.predicted(memory, ids, seen, stale)
-        value = probes.worth(foreseen, s.task.rows(ids, "val"), self.rules.bonus)
-        residual = dqn.values(self.config, memory["agent"], memory["state"][ids])
-        total = (value + residual).masked_fill(~self.rules.mask, -math.inf)
-        ranked = total.sort(dim=1, descending=True, stable=True)
-        left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
-        exploring = draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left
-        exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
-        part = torch.where(exploring, ranked.indices[:, 1], ranked.indices[:, 0])
-        late = s.round - memory["probed"][ids] >= memory["pause"][ids]
-        due = (late | (part != known["part"][ids])) & ~exploring  # a change is foreseen: look before it is made
+        now = record.features(known, ids, s)
+        memory = {**memory, "agent": self.studied(s, memory["agent"], now[known["round"][ids] > 0])}
+        seen = self.visible(s, memory, ids, now)
+        foreseen = self.predicted(known, memory, ids, seen)
+        trust, lean = self.pooled(s, memory, ids)
+        lean = lean + dqn.values(self.config, memory["agent"], now)
+        value = probes.worth(foreseen, trust, lean).masked_fill(~self.rules.mask, -math.inf)
+        ranked = value.sort(dim=1, descending=True, stable=True)
         starting = (known["round"][ids] == 0) | (s.round <= FULL_ROUNDS)
-        part = torch.where(starting, FULL, part)
-        takes = TAKES[part] | due[:, None] | whole
-        choose = takes.all(1) & ~starting & ~exploring
-        s.notes["probes"] = int((takes & ~TAKES[part]).any(1).sum())
+        best = torch.where(starting, FULL, ranked.indices[:, 0])
+        late = s.round - memory["probed"][ids] >= memory["pause"][ids]
+        look = (late | (best != known["part"][ids]) | whole) & (s.round >= FULL_ROUNDS)
+        left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
+        exploring = look & ~starting & (draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left)
+        exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
+        part = torch.where(exploring, ranked.indices[:, 1], best)
+        choose = look & ~starting & ~exploring
+        s.notes["probes"] = int(look.sum())
         base = value - value[:, self.rules.mask].mean(1, keepdim=True)
-        new = {"seen": seen, "foreseen": foreseen, "stale": stale, "base": base, "sent": takes}
+        new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
         memory = {**memory, **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()}}
-        return Offer(part, takes, choose, residual.float()), memory
+        return Offer(part, look, choose, trust, lean), memory
 
-    def visible(self, s: Server, memory: State, ids: Tensor) -> Tensor:
-        """``[K, SEEN]``: one, the features, the time since the last whole probe, and the scores held."""
-        scores = memory["scores"][ids]
-        since = (s.round - memory["probed"][ids]).to(DTYPE) / self.rules.probe_every
-        features = dqn.standardise(memory["agent"], memory["state"][ids]).clamp(-3, 3)
-        return torch.cat([torch.ones_like(since)[:, None], features, since[:, None], scores], 1)
+    def studied(self, s: Server, agent: State, states: Tensor) -> State:
+        config = self.config
+        if s.round == 1:
+            agent = dqn.init(config, server_uniform(s, dqn.init_draws(config), DRAWS))
+        u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
+        return dqn.learn(config, dqn.watch(agent, states), self.rules.mask, s.round, u)
 
-    def predicted(self, memory: State, ids: Tensor, seen: Tensor, stale: Tensor) -> Tensor:
+    def pooled(self, s: Server, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Empirical Bayes: few validation rows say little of one client, but those of all tell what clients are like.
+
+        A difference of scores is a draw from N(mu, tau^2) over clients, seen with the noise of the client's own rows.
+        """
+        plain = self.rules.lean - self.rules.price * cost(s.task, s.params)
+        noise = NOISE / s.task.rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
+        probed = (memory["probed"] > 0).nonzero()[:, 0]
+        better = memory["scores"][probed] - memory["scores"][probed][:, probes.NONE, None]
+        if not len(probed):
+            return torch.ones(len(ids), len(PARTS), dtype=DTYPE), plain.expand(len(ids), -1)
+        mean = better.mean(0)
+        doubt = NOISE * (1 / s.task.rows(probed, "val").to(DTYPE).clamp(min=1)).mean()
+        spread = ((better - mean).square().mean(0) - doubt).clamp(min=0)
+        trust = spread / (spread + noise)
+        return trust, plain - (1 - trust) * mean
+
+    def visible(self, s: Server, memory: State, ids: Tensor, now: Tensor) -> Tensor:
+        """``[K, SEEN]``: one, the features, the time since the last probe, and the scores held."""
+        since = (s.round - memory["probed"][ids]).to(DTYPE)[:, None] / self.rules.probe_every
+        features = dqn.standardise(memory["agent"], now).clamp(-3, 3)
+        return torch.cat([torch.ones_like(since), features, since, memory["scores"][ids]], 1)
+
+    def predicted(self, known: State, memory: State, ids: Tensor, seen: Tensor) -> Tensor:
         ridge = RIDGE * torch.eye(SEEN, dtype=DTYPE)
         change = (seen @ torch.linalg.solve(memory["gram"] + ridge, memory["cross"])).clamp(-MOST, MOST)
+        stale = memory["probed"][ids] < known["round"][ids]
         scores: Tensor = memory["scores"][ids]
-        return scores + torch.where(stale, change, torch.zeros_like(change))
+        return scores + torch.where(stale[:, None], change, 0.0)
+
+    def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return memory["asked"][ids], memory["action"][ids]
 
     def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
-        memory = super().learn(s, known, memory, ids, metrics)
-        sent, held, told = memory["sent"][ids], memory["scores"][ids], metrics["scores"]
-        tried = (~TAKES[None] | sent[:, None]).all(2)
-        whole, before = sent.all(1), memory["probed"][ids] > 0
-        seen = memory["seen"][ids][whole & before]
-        stale = memory["stale"][ids] & (whole & before)[:, None]
-        if bool(stale.any()):  # what the prediction is worth: its error beside that of the last probe
-            s.notes["error_of_last"] = (told - held)[stale].abs().mean()
-            s.notes["error_of_foreseen"] = (told - memory["foreseen"][ids])[stale].abs().mean()
-        now = torch.full_like(ids, s.round)
-        confirmed = known["part"][ids] == known["offered"][ids]
+        asked = memory["asked"][ids]
+        memory = self.remembered(known, memory, ids[asked])
+        chose, scores = memory["chose"][ids], metrics["scores"]
+        again = asked & (memory["probed"][ids] > 0)
+        seen, held = memory["seen"][ids][again], memory["scores"][ids][again]
+        if len(held):  # what the prediction is worth: its error beside that of the last probe
+            s.notes["error_of_last"] = (scores[again] - held).abs().mean()
+            s.notes["error_of_foreseen"] = (scores[again] - memory["foreseen"][ids][again]).abs().mean()
+        confirmed = chose & (known["part"][ids] == known["offered"][ids])
         longer = torch.where(confirmed, (2 * memory["pause"][ids]).clamp(max=self.rules.probe_every), 1)
         new = {
-            "scores": torch.where(tried, told, held),
-            "scored": torch.where(tried, now[:, None], memory["scored"][ids]),
-            "probed": torch.where(whole, now, memory["probed"][ids]),
-            "pause": torch.where(whole, longer, memory["pause"][ids]),
+            "scores": scores,
+            "probed": torch.full_like(ids, s.round),
+            "pause": longer,
+            "state": memory["now"][ids],
+            "base": memory["worth"][ids],
+            "action": known["part"][ids],
+            "open": torch.ones_like(asked),
         }
         return {
             **memory,
-            **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()},
+            **{name: memory[name].index_copy(0, ids[asked], rows[asked]) for name, rows in new.items()},
             "gram": FORGET * memory["gram"] + seen.T @ seen,
-            "cross": FORGET * memory["cross"] + seen.T @ (told - held)[whole & before],
+            "cross": FORGET * memory["cross"] + seen.T @ (scores[again] - held),
         }
+
+    def remembered(self, known: State, memory: State, ids: Tensor) -> State:
+        """A probe tells what came of the choice at the one before."""
+        who = ids[memory["open"][ids]]
+        if not len(who):
+            return memory
+        part, state = memory["action"][who], memory["state"][who]
+        rows = {
+            "state": state,
+            "action": part,
+            "reward": known["reward"][who],
+            "base": memory["base"][who, part],
+            "next": state,
+            "discount": torch.zeros(len(who), dtype=DTYPE),
+            "round": memory["probed"][who],
+        }
+        return {**memory, "agent": remember(memory["agent"], rows)}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Task, Tree
+from equipoise.runtime.cost import tree_bytes
 
 BLOCKS = ("backbone", "head")
 PARTS = ("full", "backbone", "head", "none")
@@ -22,6 +23,12 @@ def sent_blocks(takes: Tensor) -> dict[str, Tensor]:
 def takes(part: Tensor) -> Tensor:
     """``TAKES[part]`` for one client's number: indexing by it cannot be mapped over clients."""
     return torch.stack([part < 2, part % 2 == 0])
+
+
+def cost(task: Task, params: Tree) -> Tensor:
+    """``[parts]``: bytes of each part, as a share of the whole model's."""
+    sizes = torch.tensor([tree_bytes({name: params[name] for name in task.blocks[block]}) for block in BLOCKS])
+    return TAKES.double() @ sizes.double() / sizes.sum()
 
 
 def freshness(age: Tensor, rho: float) -> Tensor:

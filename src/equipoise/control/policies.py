@@ -20,6 +20,7 @@ from equipoise.runtime import random
 FULL = PARTS.index("full")
 DRAWS = STREAM + 100  # the first of the policies' random streams
 FULL_ROUNDS, STRATIFIED_ROUNDS = 5, 3
+DOUBT = 15.0  # validation rows at which a probe counts half
 EPSILON, LAST_EPSILON, FADE = 0.5, 0.05, 0.3  # exploration of the DQN, over this share of the rounds
 
 
@@ -31,6 +32,12 @@ class Rules:
     gamma: float
     bonus: float
     probe_every: int
+    price: float
+
+    @property
+    def lean(self) -> Tensor:
+        """``[parts]``: sharing is worth a bonus a block."""
+        return self.bonus * TAKES.sum(1).to(DTYPE)
 
     @property
     def mask(self) -> Tensor:
@@ -39,24 +46,27 @@ class Rules:
 
 @dataclass
 class Offer:
-    """To each of K clients: a part, the blocks that are sent, and whether the client itself chooses among them."""
+    """To each of K clients: a part, whether the client probes all parts, and whether it chooses by what it finds."""
 
     part: Tensor
-    takes: Tensor
+    look: Tensor
     choose: Tensor
+    trust: Tensor | None = None
+    """``[K, parts]``: how much of what a probe finds a choosing client believes."""
     lean: Tensor | None = None
-    """``[K, parts]``: what a choosing client adds to its own values."""
+    """``[K, parts]``: the value of each part as far as the probe is not believed."""
 
     @classmethod
     def of(cls, part: Tensor) -> Offer:
-        return cls(part, TAKES[part], torch.zeros(len(part), dtype=torch.bool))
+        nobody = torch.zeros(len(part), dtype=torch.bool)
+        return cls(part, nobody, nobody)
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
     rules: Rules
     probes: ClassVar[bool] = False
-    """Whether clients score what they could hold, and may choose."""
+    """Whether clients score what they could hold when they are asked to, and may choose."""
     learns: ClassVar[bool] = False
     """Whether clients report how they fare."""
 
@@ -69,6 +79,10 @@ class Policy(ABC):
 
         ``whole``: everything is sent in this round, whatever the policy offers.
         """
+
+    def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these clients' reports are new, and of what parts they tell."""
+        return torch.ones_like(ids, dtype=torch.bool), known["part"][ids]
 
     def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
         return memory
@@ -97,9 +111,11 @@ class Probe(Policy):
     probes = True
 
     def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
-        offer = Offer.of(torch.full_like(ids, FULL))
-        offer.choose = torch.full_like(ids, s.round > FULL_ROUNDS, dtype=torch.bool)
-        return offer, memory
+        rows = s.task.rows(ids, "val").to(DTYPE)
+        trust = (rows / (rows + DOUBT))[:, None].expand(-1, len(PARTS))
+        look = torch.ones_like(ids, dtype=torch.bool)
+        lean = self.rules.lean.expand_as(trust)
+        return Offer(torch.full_like(ids, FULL), look, look & (s.round > FULL_ROUNDS), trust, lean), memory
 
 
 class Dqn(Policy):
@@ -162,8 +178,8 @@ class Dqn(Policy):
         }
 
     def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
-        """A client's first reply has no gain, so it opens no transition."""
-        return {**memory, "open": memory["open"].index_copy(0, ids, known["replies"][ids] > 1)}
+        """A client's first report has no gain, so it opens no transition."""
+        return {**memory, "open": memory["open"].index_copy(0, ids, known["reports"][ids] > 1)}
 
 
 class Bandit(Dqn):

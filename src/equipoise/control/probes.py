@@ -1,7 +1,7 @@
 """A probe: the client scores what it would hold after each choice, on its validation rows, before it trains.
 
-Before training a score measures how well the parts fit; after it the differences are noise. Whatever was sent can be
-probed, so a probe costs bytes only for blocks that would not have been sent otherwise.
+Before training a score measures how well the parts fit; after it the differences are noise. A client probes when it is
+asked to, and is then sent the whole model.
 """
 
 from __future__ import annotations
@@ -14,43 +14,31 @@ from equipoise.control.learning import DTYPE
 from equipoise.control.parts import BLOCKS, PARTS, TAKES
 
 KEPT = 0.7  # of a smoothed score, each round
-DOUBT = 15.0  # validation rows at which a score counts half
-LOSS_PART, LOSS_MOST = 0.1, 3.0  # accuracy decides; the loss, bounded, breaks ties
+LOSS_PART, LOSS_MOST = 0.02, 3.0  # accuracy decides; the loss, bounded, breaks ties
+FULL, NONE = PARTS.index("full"), PARTS.index("none")
 
 
 def client_init() -> State:
     return {
         "scores": torch.zeros(len(PARTS), dtype=DTYPE),
-        "scored": torch.zeros(len(PARTS), dtype=torch.int64),
         "acc": torch.zeros(len(PARTS), dtype=DTYPE),
+        "loss": torch.zeros(len(PARTS), dtype=DTYPE),
+        "round": torch.zeros((), dtype=torch.int64),
         "part": torch.zeros((), dtype=torch.int64),
     }
 
 
-def look(c: Client, seen: State) -> State:
-    """Smoothed scores of all parts that what was sent allows to try; lower is better."""
-    sent = torch.stack([torch.as_tensor(c.down.sent[block]) for block in BLOCKS])
-    scores, scored, accs = [], [], []
-    for number, takes in enumerate(TAKES):
-        tried, old, when = (~takes | sent).all(), seen["scores"][number], seen["scored"][number]
-        if not c.anybody(tried):
-            scores.append(old)
-            scored.append(when)
-            accs.append(seen["acc"][number])
-            continue
-        result = c.evaluate(candidate(c, takes & sent))
-        acc, loss = (value.to(DTYPE) for value in c.task.merit(result))
-        new = 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
-        kept = torch.where(when > 0, KEPT ** (c.round - when).to(DTYPE), torch.zeros_like(old))
-        scores.append(torch.where(tried, kept * old + (1 - kept) * new, old))
-        scored.append(torch.where(tried, torch.full_like(when, c.round), when))
-        accs.append(torch.where(tried, acc, seen["acc"][number]))
-    return {
-        "scores": torch.stack(scores),
-        "scored": torch.stack(scored),
-        "acc": torch.stack(accs),
-        "part": seen["part"],
-    }
+def look(c: Client, seen: State, asked: Tensor) -> State:
+    """Accuracy, loss and smoothed score (lower is better) of every part, new where it was asked for."""
+    if not c.anybody(asked):
+        return seen
+    merits = [c.task.merit(c.evaluate(candidate(c, takes))) for takes in TAKES]
+    acc, loss = (torch.stack([merit[k].to(DTYPE) for merit in merits]) for k in (0, 1))
+    score = 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
+    kept = torch.where(seen["round"] > 0, KEPT ** (c.round - seen["round"]).to(DTYPE), 0.0)
+    now = torch.full_like(seen["round"], c.round)
+    new = {"scores": kept * seen["scores"] + (1 - kept) * score, "acc": acc, "loss": loss, "round": now}
+    return seen | {name: torch.where(asked, value, seen[name]) for name, value in new.items()}
 
 
 def candidate(c: Client, takes: Tensor) -> Tree:
@@ -62,7 +50,14 @@ def candidate(c: Client, takes: Tensor) -> Tree:
     }
 
 
-def worth(scores: Tensor, rows: Tensor, bonus: float) -> Tensor:
-    """The value of each part ``[..., parts]``: few validation rows say little, and sharing is worth a bonus a block."""
-    trust = rows.to(DTYPE) / (rows.to(DTYPE) + DOUBT)
-    return bonus * TAKES.sum(1).to(DTYPE) - trust[..., None] * scores
+def report(seen: State) -> Tensor:
+    """Loss and accuracy of what the client had, and of what it installed instead: they come with the probe."""
+    part = torch.nn.functional.one_hot(seen["part"], len(PARTS)).to(DTYPE)
+    had = [seen[name][NONE] for name in ("loss", "acc")]
+    took = [(part * seen[name]).sum() for name in ("loss", "acc")]
+    return torch.stack([*had, *took])
+
+
+def worth(scores: Tensor, trust: Tensor, lean: Tensor) -> Tensor:
+    """The value of each part ``[..., parts]``: how much better than what one has, as far as that is trusted."""
+    return lean - trust * (scores - scores[..., NONE, None])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -27,7 +25,6 @@ def init(clients: int) -> State:
         "full": zeros(dtype=torch.int64),
         "part": zeros(dtype=torch.int64),
         "offered": zeros(dtype=torch.int64),
-        "replies": zeros(dtype=torch.int64),
     }
 
 
@@ -35,9 +32,12 @@ def init_reports(clients: int) -> State:
     """What a learning policy needs to know beyond it."""
     zeros = torch.zeros
     return {
+        "reports": zeros(clients, dtype=torch.int64),
+        "told": zeros(clients, dtype=torch.int64),  # the round of its last report
         "report": zeros(clients, 5, dtype=DTYPE),
         "gain": zeros(clients, 2, dtype=DTYPE),
         "near": zeros(clients, 4, dtype=DTYPE),
+        "plain": zeros(clients, dtype=DTYPE),
         "reward": zeros(clients, dtype=DTYPE),
     }
 
@@ -53,39 +53,53 @@ def note_parts(record: State, ids: Tensor, parts: Tensor, round: int) -> State:
     now = torch.full_like(ids, round)
     installed = torch.where(TAKES[parts], now[:, None], record["installed"][ids])
     full = torch.where(parts == PARTS.index("full"), now, record["full"][ids])
-    new = {"round": now, "installed": installed, "full": full, "part": parts, "replies": record["replies"][ids] + 1}
+    new = {"round": now, "installed": installed, "full": full, "part": parts}
     return {**record, **{name: record[name].index_copy(0, ids, value) for name, value in new.items()}}
 
 
-def report(c: Client) -> Tensor:
-    """What a client tells: validation loss and accuracy after and before training, and the entropy of its labels."""
+def merits(c: Client) -> Tensor:
+    """Loss and accuracy on the validation rows, after training and before it."""
     (acc, loss), (acc_before, loss_before) = (c.task.merit(c.evaluate(model)) for model in (c.trained, c.start))
-    entropy = torch.zeros_like(acc)
-    if isinstance(c.task, Supervised):
-        share = c.label_counts().to(DTYPE)
-        share = share / share.sum()
-        entropy = -(share * share.clamp(min=LEAST).log()).sum()
-    values = (loss, acc, loss_before, acc_before, entropy)
-    return torch.stack([value.to(DTYPE) for value in values])
+    return torch.stack([value.to(DTYPE) for value in (loss, acc, loss_before, acc_before)])
 
 
-def note_reports(record: State, ids: Tensor, reports: Tensor, price: Tensor) -> State:
-    """Gains since each client's last reply, and rewards: gains less the price of the bytes, less the round's mean."""
+def entropy(c: Client) -> Tensor:
+    """Of the client's labels; 0 where the task has none."""
+    if not isinstance(c.task, Supervised):
+        return torch.zeros(1, dtype=DTYPE)
+    share = c.label_counts().to(DTYPE)
+    share = share / share.sum()
+    return -(share * share.clamp(min=LEAST).log()).sum()[None]
+
+
+def note_reports(record: State, ids: Tensor, reports: Tensor, price: Tensor, round: int) -> State:
+    """Gains a round since each client's last report, and rewards: gains less the price of the bytes, less their mean.
+
+    The mean is that of everybody's latest, since only a few clients may have reported in this round.
+    """
+    gap = (round - record["told"][ids]).clamp(min=1).to(DTYPE)
     loss, acc = record["report"][ids, 0] - reports[:, 0], reports[:, 1] - record["report"][ids, 1]
-    known = record["replies"][ids] > 1
-    gain = torch.where(known[:, None], torch.stack([loss, acc], 1), torch.zeros(len(ids), 2, dtype=DTYPE))
-    reward = gain[:, 1] + LOSS_PART * gain[:, 0].clamp(-LOSS_MOST, LOSS_MOST) - price
-    mean = reward[known].mean() if bool(known.any()) else reward.new_zeros(())
-    new = {"report": reports, "gain": gain, "reward": torch.where(known, reward - mean, torch.zeros_like(reward))}
-    return {**record, **{name: record[name].index_copy(0, ids, value) for name, value in new.items()}}
+    known = record["reports"][ids] > 0
+    gain = torch.where(known[:, None], torch.stack([loss, acc], 1) / gap[:, None], 0.0)
+    plain = gain[:, 1] + LOSS_PART * gain[:, 0].clamp(-LOSS_MOST, LOSS_MOST) - price
+    new = {
+        "reports": record["reports"][ids] + 1,
+        "told": torch.full_like(ids, round),
+        "report": reports,
+        "gain": gain,
+        "plain": torch.where(known, plain, 0.0),
+    }
+    record = {**record, **{name: record[name].index_copy(0, ids, value) for name, value in new.items()}}
+    rated = record["reports"] > 1
+    mean = record["plain"][rated].mean() if bool(rated.any()) else plain.new_zeros(())
+    return {**record, "reward": record["reward"].index_copy(0, ids, torch.where(known, plain - mean, 0.0))}
 
 
 def note_models(record: State, ids: Tensor, task: Task, before: Tree, stack: Tree, after: Tree) -> State:
     """Per block: |w_i - W| / |W| of the upload and the new aggregate, and the cosine of w_i - W_old with its mean."""
-    columns: list[Tensor] = []
-    for measure in (_divergence, _cosine):
-        columns += [measure(task.blocks[block], before, stack, after) for block in BLOCKS]
-    return {**record, "near": record["near"].index_copy(0, ids, torch.stack(columns, 1))}
+    columns = [_near(task.blocks[block], before, stack, after) for block in BLOCKS]
+    near = torch.stack([*(divergence for divergence, _ in columns), *(cosine for _, cosine in columns)], 1)
+    return {**record, "near": record["near"].index_copy(0, ids, near)}
 
 
 def features(record: State, ids: Tensor, s: Server) -> Tensor:
@@ -101,20 +115,14 @@ def features(record: State, ids: Tensor, s: Server) -> Tensor:
     return torch.stack([*scores, since_full, now, *took.T, record["reward"][ids]], 1)
 
 
-def _divergence(names: tuple[str, ...], before: Tree, stack: Tree, after: Tree) -> Tensor:
-    apart = _sum((stack[name] - after[name]).square() for name in names)
-    whole = _sum(after[name].square()[None] for name in names)
-    return (apart / whole.clamp(min=LEAST)).sqrt()
-
-
-def _cosine(names: tuple[str, ...], before: Tree, stack: Tree, after: Tree) -> Tensor:
-    moves = {name: stack[name] - before[name] for name in names}
-    means = {name: move.mean(0, keepdim=True) for name, move in moves.items()}
-    dot = _sum(moves[name] * means[name] for name in names)
-    length = _sum(moves[name].square() for name in names) * _sum(means[name].square() for name in names)
-    return dot / length.sqrt().clamp(min=LEAST)
-
-
-def _sum(terms: Iterable[Tensor]) -> Tensor:
-    """Over everything but the leading axis, in float64."""
-    return torch.stack([term.double().flatten(1).sum(1) for term in terms]).sum(0)
+def _near(names: tuple[str, ...], before: Tree, stack: Tree, after: Tree) -> tuple[Tensor, Tensor]:
+    """By two products of the moves: the models of all clients are large, and passes over them cost time."""
+    moves = torch.cat([(stack[name] - before[name]).flatten(1) for name in names], 1)
+    old, new = (torch.cat([tree[name].flatten() for name in names]) for tree in (before, after))
+    step = new - old
+    mean = moves.mean(0)
+    length = torch.linalg.vector_norm(moves, dim=1).double()
+    along, beside = (moves @ torch.stack([step, mean], 1)).double().T
+    apart = (length.square() - 2 * along + step.double().square().sum()).clamp(min=0)
+    cosine = beside / (length * torch.linalg.vector_norm(mean).double()).clamp(min=LEAST)
+    return apart.sqrt() / torch.linalg.vector_norm(new).double().clamp(min=LEAST), cosine
