@@ -180,6 +180,14 @@ def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
     assert results[0] == results[1] == results[2]
 
 
+def test_tensors_as_they_come(tmp_path):
+    pairs = [(torch.from_numpy(x).bfloat16().requires_grad_(), torch.from_numpy(y).int()) for x, y in _clients()]
+    equipoise.add_task("mine", iter(pairs), "linear")
+    assert build_task(Settings.of({"task": "mine"})).clients == 3
+    with pytest.raises(UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"):
+        equipoise.add_task("other", pairs, "linear", server=(np.zeros((4, 5)), np.zeros(4, int)))
+
+
 def test_a_module_a_builder_or_a_name(tmp_path):
     for name, model in (
         ("module", nn.Linear(6, 3)),
@@ -213,6 +221,14 @@ def test_bytes_become_images_and_whole_numbers_tokens():
         (_clients(), nn.Linear(6, 4), "3 classes"),
         (_clients(), nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), "batch normalisation"),
         (_clients(), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)), "dropout"),
+        (_clients(), nn.Linear(6, 3).requires_grad_(False), "'weight' is frozen"),
+        (_clients(), nn.Sequential(nn.Unflatten(1, (2, 3)), nn.LSTM(3, 3, batch_first=True)), "gives a tuple"),
+        (_clients(), "mpl", "did you mean 'mlp'"),
+        ([TensorDataset(torch.zeros(0, 6), torch.zeros(0))], nn.Linear(6, 3), "0 samples and 0 labels"),
+        ([(np.full((20, 6), "a"), np.zeros(20, int))], nn.Linear(6, 3), "must be numbers"),
+        ([(None, None)], nn.Linear(6, 3), "client 0 has samples of type object"),
+        ([(x for x in range(3))], nn.Linear(6, 3), "neither a pair"),
+        ([[{"x": 1, "y": 0}] * 20], nn.Linear(6, 3), "neither a pair"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(clients, model, words):

@@ -88,6 +88,8 @@ class Classify(Supervised):
             logits = self.forward(dict(self._placed.named_parameters()), self.prepare(x[:2]))
         except RuntimeError as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
+        if not isinstance(logits, Tensor):
+            raise UsageError(f"the model gives a {type(logits).__name__}: it must give logits alone, one a class")
         if logits.shape != (len(x[:2]), self.data.classes):
             raise UsageError(
                 f"the model gives outputs of shape {tuple(logits.shape[1:])}, "
@@ -244,6 +246,9 @@ def _refuse_modules(module: nn.Module) -> None:
             raise UsageError(f"layer '{name}' is batch normalisation, whose statistics do not federate: use GroupNorm")
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise UsageError(f"layer '{name}' is dropout, which is not repeatable across executors: remove it")
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise UsageError(f"parameter '{name}' is frozen, but all are trained and shared: make it a buffer")
 
 
 def _numpy(ids: Tensor) -> Ints:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.contract import Task, Training, option
 from equipoise.data import tables
 from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, OwnShares, form_of
-from equipoise.errors import UsageError
+from equipoise.errors import UsageError, nearest
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, add
 from equipoise.tasks.classify import Classify
@@ -54,7 +55,7 @@ SPEC = TaskSpec(
 
 def add_task(
     name: str,
-    clients: Sequence[Any],
+    clients: Iterable[Any],
     model: Model,
     *,
     server: Any = None,
@@ -68,15 +69,19 @@ def add_task(
     likewise (without it, a share of every client's rows is used). ``model``: a module, a function ``(shape, classes) ->
     module``, or the name of one that ships. Images may be bytes ``[H, W, C]``; whole numbers are taken for tokens.
     """
-    if not len(clients):
-        raise UsageError(f"task '{name}' has no clients: give at least one")
     parts = [_arrays(client, f"client {k}") for k, client in enumerate(clients)]
+    if not parts:
+        raise UsageError(f"task '{name}' has no clients: give at least one")
+    if isinstance(model, str) and model not in MODELS:
+        raise UsageError(f"unknown model '{model}'{nearest(model, MODELS)}: choose {', '.join(MODELS)}")
     shapes = {part[0].shape[1:] for part in parts}
     if len(shapes) > 1:
         raise UsageError(f"clients of task '{name}' have samples of different shapes: {sorted(shapes)}")
     x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     owner = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
     served = None if server is None else _arrays(server, "the server")
+    if served is not None and served[0].shape[1:] != x.shape[1:]:
+        raise UsageError(f"the server has samples of shape {served[0].shape[1:]}, clients of {x.shape[1:]}")
     found = int(max(y.max(), -1 if served is None else served[1].max())) + 1
     rows = OwnRows(x, y, owner, served, classes or found)
 
@@ -96,10 +101,17 @@ def _module(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
 def _arrays(part: Any, where: str) -> tuple[Any, Any]:
     """Arrays of a pair, or of a torch data set that is read to its end."""
     if not (isinstance(part, tuple | list) and len(part) == 2):
-        pairs = [part[i] for i in range(len(part))]
-        part = [np.stack([np.asarray(pair[i]) for pair in pairs]) if pairs else np.zeros(0) for i in (0, 1)]
-    x, y = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in part)
-    if len(x) != len(y) or not len(y):
+        try:
+            pairs = [part[i] for i in range(len(part))]
+            part = [np.stack([_array(pair[i]) for pair in pairs]) if pairs else np.zeros(0) for i in (0, 1)]
+        except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
+            raise UsageError(
+                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: {error}"
+            ) from error
+    x, y = (_array(value) for value in part)
+    if not x.ndim or x.dtype.kind not in "fiub":
+        raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
+    if y.ndim == 1 and (len(x) != len(y) or not len(y)):
         raise UsageError(f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, and some")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UsageError(
@@ -108,6 +120,13 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
     if np.issubdtype(x.dtype, np.floating):
         x = x.astype(np.float32)
     return x, y.astype(np.int64)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    return np.asarray(value)
 
 
 def _generator(seed: int) -> np.random.Generator:
