@@ -204,6 +204,8 @@ def test_incomplete_folders_are_named(tmp_path):
     _fails(tinyimagenet.SOURCE, tmp_path, "line 1", "n00000000")
     annotations.write_text("".join(lines.splitlines(True)[:3]))
     _fails(tinyimagenet.SOURCE, tmp_path, "holds 4 images, but 3 are annotated")
+    annotations.write_bytes(b"\xff\xfe\x00")
+    _fails(tinyimagenet.SOURCE, tmp_path, "line 1", "not there")
     annotations.write_text(lines)
     victim = next((folder / "train" / wnids[1] / "images").iterdir())
     content = victim.read_bytes()
@@ -287,6 +289,8 @@ def test_a_damaged_cache_is_made_anew(tmp_path):
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.write_bytes(path.read_bytes()[:40])
     assert len(load(fmnist.SOURCE, str(tmp_path))["x"]) == 60
+    next((tmp_path / "cache").rglob("test_y.npy")).unlink()  # as sweepers of old files do
+    assert len(load(fmnist.SOURCE, str(tmp_path))["test_y"]) == 20
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
+NAMES = "arrays.json"  # which arrays belong together
 FORMAT = 2  # raise it when what is cached changes its meaning
 
 
@@ -44,11 +46,12 @@ def _fingerprint(files: Sequence[Path]) -> str:
 
 
 def _open(folder: Path) -> Arrays | None:
-    """Arrays mapped copy-on-write (torch wants writable memory); ``None`` if absent or damaged."""
+    """Arrays mapped copy-on-write (torch wants writable memory); ``None`` if absent, damaged or half swept away."""
     if not folder.is_dir():
         return None
     try:
-        return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
+        names = json.loads((folder / NAMES).read_text())
+        return {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names}
     except (OSError, ValueError):
         shutil.rmtree(folder, ignore_errors=True)
         return None
@@ -61,6 +64,7 @@ def _write(folder: Path, arrays: Arrays) -> None:
     try:
         for name, array in arrays.items():
             np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+        (temporary / NAMES).write_text(json.dumps(sorted(arrays)))
         try:
             os.rename(temporary, folder)
         except OSError:

@@ -20,7 +20,7 @@ SIZE = 64
 def find(folder: Path) -> Found | None:
     if not (folder / "wnids.txt").is_file():
         return None
-    wnids = (folder / "wnids.txt").read_text().split()
+    wnids = (folder / "wnids.txt").read_text(errors="replace").split()
     folders = [folder / "train" / wnid / "images" for wnid in wnids]
     annotations = folder / "val" / "val_annotations.txt"
     for path in (*folders, annotations):
@@ -45,7 +45,7 @@ def _read(folder: Path, wnids: list[str]) -> Arrays:
 def _validation(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
     """The labelled validation images; the original test images have no labels."""
     known = []
-    for number, line in enumerate((folder / "val_annotations.txt").read_text().splitlines(), 1):
+    for number, line in enumerate((folder / "val_annotations.txt").read_text(errors="replace").splitlines(), 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         path = folder / "images" / name

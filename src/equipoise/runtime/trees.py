@@ -16,8 +16,7 @@ def row(tree: State, k: int | slice) -> State:
 
 def moved(tree: State, device: torch.device) -> State:
     """The same numbers, where they are to be computed with; no copy where they are there."""
-    result: State = pytree.tree_map(lambda value: value.to(device), tree)
-    return result
+    return {name: moved(v, device) if isinstance(v, dict) else v.to(device) for name, v in tree.items()}
 
 
 def stack(trees: list[State]) -> State:
