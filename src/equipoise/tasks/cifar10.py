@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from equipoise.contract import Training, option
+from equipoise.contract import Training
 from equipoise.data.cifar import CIFAR10, SOURCE_10
 from equipoise.data.forms import Pixels
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.images import ImageConfig, build_images
-
-
-@dataclass(frozen=True)
-class Cifar10Config(ImageConfig):
-    clients: int = option(20, "number of clients")
-
+from equipoise.tasks.images import TwentyClients, build_images
 
 SPEC = TaskSpec(
     name="cifar10",
     help="CIFAR-10, 32x32 colour, 10 classes, label skew by Dirichlet",
-    config=Cifar10Config,
+    config=TwentyClients,
     training=Training(epochs=1, lr=0.05, batch_size=32, weight_decay=1e-4),
     models=("cnn", "resnet18", "mlp", "linear"),
     build=build_images(

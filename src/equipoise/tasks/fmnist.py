@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from equipoise.contract import Training, option
+from equipoise.contract import Training
 from equipoise.data.fmnist import CLASSES, SOURCE
 from equipoise.data.forms import Pixels
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.images import ImageConfig, build_images
-
-
-@dataclass(frozen=True)
-class FmnistConfig(ImageConfig):
-    clients: int = option(20, "number of clients")
-
+from equipoise.tasks.images import TwentyClients, build_images
 
 SPEC = TaskSpec(
     name="fmnist",
     help="Fashion-MNIST, 28x28 grey, 10 classes, label skew by Dirichlet",
-    config=FmnistConfig,
+    config=TwentyClients,
     training=Training(epochs=1, lr=0.05, batch_size=32, weight_decay=1e-4),
     models=("cnn", "mlp", "linear"),
     build=build_images("fmnist", SOURCE, CLASSES, Pixels((0.2860,), (0.3530,))),

@@ -55,6 +55,13 @@ class ImageConfig(SplitConfig):
                 raise UsageError(f"{name} is {getattr(self, name)}: must be at least 0")
 
 
+@dataclass(frozen=True)
+class TwentyClients(ImageConfig):
+    """FedPolicy's populations; PAGE's have a hundred."""
+
+    clients: int = option(20, "number of clients")
+
+
 def build_images(
     name: str, source: Source, classes: int, form: Pixels
 ) -> Callable[[ImageConfig, str, Training, int], Task]:
