@@ -89,15 +89,15 @@ def test_the_plain_methods_are_the_same_to_the_bit(ours, plain):
     assert largest_difference(done(ours, slow_after=0).state(), done(plain).state()) == 0
 
 
-def test_without_a_rhythm_pfeddqn_rep_is_fedper():
-    assert largest_difference(done("pfeddqn-rep", head_steps=0, slow_after=0).state(), done("fedper").state()) == 0
+def test_at_one_rate_pfeddqn_rep_is_fedper():
+    assert largest_difference(done("pfeddqn-rep", slow_after=0).state(), done("fedper").state()) == 0
+    assert largest_difference(done("pfeddqn-rep", slow_after=0, body_rate=0.5).state(), done("fedper").state()) > 0
 
 
 def test_with_one_agent_everything_is_one():
-    alone = [done(name, agents=1).store.tree("local") for name in ("dqn", "dqnavg")]
-    assert largest_difference(*alone) == 0
-    shared = done("pfeddqn-rep", agents=1, head_steps=0).store.tree("local")
-    assert largest_difference(alone[0], shared) == 0
+    names = ("dqn", "dqnavg", "pfeddqn-rep")
+    alone = [done(name, agents=1, slow_after=0).store.tree("local") for name in names]
+    assert largest_difference(alone[0], alone[1]) == largest_difference(alone[0], alone[2]) == 0
 
 
 def test_bodies_are_averaged_and_heads_stay():
@@ -112,12 +112,12 @@ def test_bodies_are_averaged_and_heads_stay():
 
 @pytest.mark.parametrize(
     ("policy", "name", "options"),
-    [("full", "dqnavg", ""), ("backbone", "pfeddqn-rep", "head_steps=1"), ("none", "dqn", "")],
+    [("full", "dqnavg", ""), ("backbone", "pfeddqn-rep", "head_steps=2"), ("none", "dqn", "")],
 )
 def test_fedpolicy_with_one_part_always_is_that_method_to_the_bit(policy, name, options):
     parts = {"parts": "full,backbone,none"} if policy == "none" else {}
     driven = done("fedpolicy", policy=policy, base="dqnavg", base_options=options, **parts)
-    plain = done(name)
+    plain = done(name, **({"head_steps": 2} if options else {}))
     assert largest_difference(driven.store.tree("local"), plain.store.tree("local")) == 0
     assert largest_difference(driven.store.tree("source"), plain.store.tree("source")) == 0
     assert driven.logs[-1]["trained"] == plain.logs[-1]["trained"]

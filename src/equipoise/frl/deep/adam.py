@@ -49,7 +49,7 @@ class StackedAdam:
         agents, counts = len(self.updates), self.updates
         self.owners, border = net.owners(agents), agents * net.border
         self.agents_alike = bool((counts == counts[:1]).all()) and all((rate == rate[0]).all() for rate in self.rates)
-        self.blocks_alike = rhythm.body_lr is rhythm.lr and bool((counts[:, 0] == counts[:, 1]).all())
+        self.blocks_alike = torch.equal(rhythm.body_lr, rhythm.lr) and bool((counts[:, 0] == counts[:, 1]).all())
         size = torch.empty_like(params)
         self.parts = [
             tuple(stack[where] for stack in (params, slope, self.m, self.v, size, self.owners))

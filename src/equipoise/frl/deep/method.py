@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -16,9 +17,11 @@ class DeepQ(Method):
     """``head_steps`` gradient steps of the head under a frozen body, then one of the body under the frozen head.
 
     In round t the head learns at alpha_t = lr / (1 + t/t0)^(2/3), the body at beta_t = body_rate lr / (1 + t/t0), with
-    t0 = ``slow_after``: beta_t / alpha_t -> 0. With ``head_steps`` 0 both move in every step, at alpha_t.
+    t0 = ``slow_after``: beta_t / alpha_t -> 0. With ``head_steps`` 0 both move in every step; then methods that know no
+    ``two_rates`` move both at alpha_t.
     """
 
+    two_rates: ClassVar[bool] = False
     head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step")
     body_rate: float = option(1.0, "rate of the body as a share of the head's, at first")
     slow_after: int = option(10, "rounds t0 over which the rates fall, the body's faster; 0 keeps them")
@@ -37,8 +40,7 @@ class DeepQ(Method):
         alpha = c.train.lr / time ** (2 / 3)
         aux: State = {}
         if self.head_steps:
-            aux = {
-                "head_steps": torch.full_like(c.id, self.head_steps),
-                "body_lr": self.body_rate * c.train.lr / time,
-            }
+            aux["head_steps"] = torch.full_like(c.id, self.head_steps)
+        if self.head_steps or self.two_rates:
+            aux["body_lr"] = self.body_rate * c.train.lr / time
         return c.fit(c.start, train=Train(c.train.epochs, alpha), aux=aux), c.state

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, Training
 from equipoise.errors import UsageError
 from equipoise.frl.deep.method import DeepQ
 from equipoise.frl.deep.task import AgentTask
@@ -14,16 +14,17 @@ from equipoise.frl.deep.task import AgentTask
 
 @dataclass(frozen=True)
 class PFedDqnRep(DeepQ):
-    """Q_i(s, .) = theta_i Phi(s): K steps on theta_i with Phi frozen (rate alpha_t), one on Phi (rate beta_t), and
+    """Q_i(s, .) = theta_i Phi(s): theta_i learns at the rate alpha_t, Phi at the slower beta_t; Phi <- sum_i Phi_i / N.
 
-    Phi <- sum_i Phi_i / N at the end of the round. Decision 4 is the backbone, always.
+    Both move in every step, or K steps of theta_i under a frozen Phi are followed by one of Phi. Decision 4 is the
+    backbone, always.
     """
 
     name: ClassVar[str] = "pfeddqn-rep"
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_steps": (1, 8), "body_rate": (0.1, 1.0)}
-    head_steps: int = option(1, "K: steps of the head for each of the body; 0 for both in every step")
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_steps": (0, 8), "body_rate": (0.1, 1.0)}
+    two_rates: ClassVar[bool] = True
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
