@@ -1,6 +1,7 @@
-"""Federated deep Q-learning: every method on CartPole and Acrobot, newcomers, absent agents, who gets what.
+"""Federated deep Q-learning: every method on CartPole and Acrobot, newcomers, absent and late agents, who gets what.
 
-    python benchmarks/deep_rl.py            # all cells that are missing, then the page
+    python benchmarks/deep_rl.py --tune     # every method's settings, on seeds of their own (tuning.jsonl)
+    python benchmarks/deep_rl.py            # all cells that are missing, at the settings found, then the page
     python benchmarks/deep_rl.py --page     # the page alone, from the cells that there are
 
 A cell is one run (one method, one seed) and one small JSON in results/deep_rl/; a killed run loses its own cell alone.
@@ -20,76 +21,82 @@ import numpy as np
 import torch
 
 from deep_rl_page import write_page
+from deep_rl_tuning import chosen, tune
 from equipoise.config import Settings
 from equipoise.contract import Tree
-from equipoise.frl.deep.newcomers import adapt
+from equipoise.frl.deep.newcomers import MARKS, WARMUP, adapt, what_learns
 from equipoise.frl.deep.task import AgentTask
 from equipoise.frl.deep.worlds import PhysicsWorld
 from equipoise.runs import build_task
 from equipoise.runtime.round import Schedule, Simulation
 
 RESULTS = Path(__file__).parent / "results" / "deep_rl"
-MODELS = Path(tempfile.gettempdir()) / "equipoise-deep-rl"  # for pictures; too large to keep
-SEEDS = (11, 12, 13)
+MODELS = Path(tempfile.gettempdir()) / "equipoise-deep-rl"  # for pictures and newcomers; too large to keep
+SEEDS = (21, 22, 23)
 COMMON = {"episodes": 5, "epochs": 50, "rounds": 60}
+MUJOCO = {"agents": 4, "parallel": 1, "epochs": 250, "width": 64, "slow_after": 0, "episodes": 3}
 TASKS = {
     "cartpole": {},
     "acrobot": {"rounds": 80, "explore_steps": 12000, "target_rate": 0.1, "slow_after": 0},
-    "hopper": {"agents": 4, "parallel": 1, "epochs": 250, "rounds": 40, "width": 64, "slow_after": 0, "episodes": 3},
+    "hopper": {**MUJOCO, "rounds": 24},
+    "half-cheetah": {**MUJOCO, "rounds": 12},
 }
 EVALUATIONS = 10
 UNSEEN = (0.03, 0.22, 0.43, 0.62, 0.84, 0.97)  # of newcomers; the agents' own are 0.05, 0.15 .. 0.95
-MARKS = (1000, 5000, 20000)
-WARMUP = 200  # steps of a newcomer before it learns
 
-MAIN = {
-    "dqn": {"method": "dqn"},
-    "dqnavg": {"method": "dqnavg"},
-    "perdqnavg": {"method": "perdqnavg"},
-    "pfeddqn-rep": {"method": "pfeddqn-rep"},
-}
+METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
+MAIN = {name: {"method": name} for name in METHODS}
 NEWCOMERS = {f"newcomers of {name}": options for name, options in MAIN.items()}
 ABLATION = {
     "body shared, both in every step": {"method": "pfeddqn-rep", "head_steps": 0},
+    "body shared, K = 1": {"method": "pfeddqn-rep", "head_steps": 1},
     "body shared, K = 4": {"method": "pfeddqn-rep", "head_steps": 4},
-    "head shared": {"method": "lgfedavg"},
-    "all shared, rhythm K = 1": {"method": "dqnavg", "head_steps": 1},
-    "none shared, rhythm K = 1": {"method": "dqn", "head_steps": 1},
+    "head shared": {"method": "fedpolicy", "base": "dqnavg", "policy": "head"},
+    "all shared, K = 1": {"method": "dqnavg", "head_steps": 1},
+    "none shared, K = 1": {"method": "dqn", "head_steps": 1},
 }
 ABSENT = {
     f"{name}, {what}": {"method": name, **options}
     for name in ("dqnavg", "pfeddqn-rep")
     for what, options in (
         ("30 % absent", {"participation": 0.7}),
-        ("a mean 5 times as late", {"epochs": 250, "rounds": 12}),
+        ("half of them 5 rounds late", {"delay": 5, "late": 0.5}),
+        ("all of them 3 rounds late", {"delay": 3}),
     )
 }
 POLICIES = {
     f"fedpolicy {policy}": {"method": "fedpolicy", "base": "dqnavg", "policy": policy, "val_episodes": 3}
     for policy in ("learned", "dqn", "random")
 }
+GROUPS = {
+    "cartpole": (MAIN, NEWCOMERS, ABSENT, POLICIES, ABLATION),
+    "acrobot": (MAIN, NEWCOMERS),
+    "hopper": ({name: options for name, options in MAIN.items() if name != "perdqnavg"},),  # no embedding there
+    "half-cheetah": ({name: options for name, options in MAIN.items() if name != "perdqnavg"},),
+}
+ONCE = ("half-cheetah",)  # tasks of one seed
 
 
 def cells() -> list[tuple[str, str, int, dict[str, Any]]]:
-    """(task, name, seed, options): CartPole's main comparison in all seeds first."""
+    """(task, name, seed, options), main comparisons first; every method at the settings that tuning found for it."""
+    order = [*MAIN, *NEWCOMERS, *ABSENT, *POLICIES, *ABLATION]
     found = []
-    for seed in SEEDS:
-        for task, own in TASKS.items():
-            groups = [MAIN, NEWCOMERS, POLICIES, ABLATION, ABSENT] if task == "cartpole" else [MAIN]
-            if task == "hopper":  # no embedding there, and one seed is what the budget allows
-                groups = [{n: o for n, o in MAIN.items() if n != "perdqnavg"}] if seed == SEEDS[0] else []
-            found += [(task, n, seed, {**COMMON, **own, **o, "task": task}) for g in groups for n, o in g.items()]
-    order = [*MAIN, *ABSENT, *POLICIES, *NEWCOMERS, *ABLATION]
-    rank = {"cartpole": 0, "acrobot": 1}
+    for place, (task, groups) in enumerate(GROUPS.items()):
+        for seed in SEEDS[: 1 if task in ONCE else len(SEEDS)]:
+            for group in groups:
+                for name, own in group.items():
+                    rank = (name not in {**MAIN, **NEWCOMERS}, SEEDS.index(seed), place, order.index(name))
+                    found.append((rank, (task, name, seed, options_of(task, own))))
+    return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
 
-    def priority(cell: tuple[str, str, int, dict[str, Any]]) -> tuple[int, int, int]:
-        task, name, seed, _ = cell
-        if task == "hopper":
-            return 1, 1, len(order) + order.index(name)  # after the second seed of Acrobot
-        late = SEEDS.index(seed) if name not in MAIN or task == "acrobot" else 0
-        return late, rank[task] + 2 * (name not in MAIN), order.index(name)
 
-    return sorted(found, key=priority)
+def options_of(task: str, own: dict[str, Any]) -> dict[str, Any]:
+    """A cell's options: the task's, those found for its method, its own. FedPolicy is at dqnavg's settings."""
+    base, tuned = {**COMMON, **TASKS[task]}, chosen(RESULTS).get((task, own.get("base", own["method"])), {})
+    options = {**base, **tuned, **own, "task": task}
+    if own["method"] == "fedpolicy" and "slow_after" in options:
+        options["base_options"] = f"slow_after={options.pop('slow_after')}"
+    return options
 
 
 def file_of(task: str, name: str, seed: int) -> Path:
@@ -103,7 +110,7 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
     assert isinstance(task, AgentTask)
     every = max(1, run.rounds // EVALUATIONS)
     schedule = Schedule(run.rounds, seed, run.participation, "stacked", every, True)
-    simulation = Simulation(settings.method, task, settings.training, schedule)
+    simulation = Simulation(settings.policy, task, settings.training, schedule)
     started, curve, logs = time.process_time(), [], []
     for _ in range(run.rounds):
         log = simulation.round()
@@ -127,7 +134,7 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
     if name.startswith("fedpolicy"):
         parts = [part for log in logs for part in log["notes"]["part"]]
         cell["parts"] = {part: parts.count(k) / len(parts) for k, part in enumerate(("full", "backbone", "head"))}
-    if name in MAIN:
+    if name in MAIN and seed in SEEDS:
         MODELS.mkdir(exist_ok=True)
         keep(MODELS / f"{task_name}-{name}-server-seed{seed}.npz", simulation.params)
         if seed == SEEDS[0]:
@@ -140,45 +147,45 @@ def keep(file: Path, models: Tree) -> None:
     np.savez(file, **{key: value.numpy() for key, value in models.items()})
 
 
-def run_newcomers(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any] | None:
+def run_newcomers(task_name: str, name: str, seed: int, options: dict[str, Any]) -> dict[str, Any] | None:
     """What each method offers a newcomer: the body alone, a whole net to tune, a net with an embedding, or nothing."""
-    task, trained = build_task(Settings.of({**options, "seed": seed})), name.removeprefix("newcomers of ")
-    file = MODELS / f"cartpole-{trained}-server-seed{seed}.npz"
+    settings, trained = Settings.of({**options, "seed": seed}), name.removeprefix("newcomers of ")
+    task, file = build_task(settings), MODELS / f"{task_name}-{trained}-server-seed{seed}.npz"
     if not file.exists():
         print(f"{file} is gone: remove the cell of {trained}, seed {seed}, to train it again")
         return None
     assert isinstance(task, AgentTask)
+    assert isinstance(task.world, PhysicsWorld)
     started = time.process_time()
     params = {key: torch.from_numpy(value) for key, value in np.load(file).items()}
-    found = newcomers(task, trained, params, seed)
-    about = {"task": "cartpole", "name": name, "seed": seed, "options": options}
-    return {**about, "newcomers": found, "cpu_seconds": round(time.process_time() - started, 1)}
-
-
-def newcomers(task: AgentTask, name: str, params: Tree, seed: int) -> dict[str, Any]:
-    assert isinstance(task.world, PhysicsWorld)
-    world = PhysicsWorld(task.world.physics, np.array(UNSEEN))
-    fresh = task.init_params(seed + 1000)
-    start = fresh if name == "dqn" else params
-    frozen = name in ("pfeddqn-rep", "perdqnavg")
+    start = params if settings.method.shares else task.init_params(seed + 1000)
     stack = {key: value.expand(len(UNSEEN), *value.shape) for key, value in start.items()}
-    found = adapt(task, world, stack, MARKS, (not frozen, True), WARMUP, seed).mean(2)
-    return {str(mark): [round(float(v), 1) for v in row] for mark, row in zip((0, *MARKS), found, strict=True)}
+    world = PhysicsWorld(task.world.physics, np.array(UNSEEN))
+    learns = what_learns(settings.method, task)
+    each = adapt(task, world, stack, MARKS, learns, WARMUP, seed).mean(2)
+    found = {str(mark): [round(float(v), 1) for v in row] for mark, row in zip((0, *MARKS), each, strict=True)}
+    about = {"task": task_name, "name": name, "seed": seed, "options": options}
+    return {**about, "newcomers": found, "cpu_seconds": round(time.process_time() - started, 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--tune", action="store_true", help="only tune, on seeds that are not reported")
+    parser.add_argument("--only", default="", help="only cells of this task")
     parser.add_argument("--minutes", type=float, default=45.0, help="start no cell after so many minutes")
     given = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    started = time.time()
-    for task, name, seed, options in [] if given.page else cells():
+    ends = time.time() + 60 * given.minutes
+    if given.tune:
+        tune(RESULTS, run_cell, lambda task, own: {**COMMON, **TASKS[task], **own, "task": task}, given.only, ends)
+    for task, name, seed, options in [] if given.page or given.tune else cells():
         file = file_of(task, name, seed)
-        if file.exists() or time.time() - started > 60 * given.minutes:
+        if file.exists() or time.time() > ends or given.only not in ("", task):
             continue
-        cell = run_newcomers(name, seed, options) if name in NEWCOMERS else run_cell(task, name, seed, options)
+        run = run_newcomers if name in NEWCOMERS else run_cell
+        cell = run(task, name, seed, options)
         if cell is None:
             continue
         waiting = file.with_suffix(".part")
