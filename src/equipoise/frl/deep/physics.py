@@ -118,12 +118,12 @@ class Acrobot(Physics):
 
     def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
         """One step of Runge and Kutta's fourth order."""
-        y, torque, dt = np.moveaxis(state, -1, 0), action.astype(np.float64) - 1.0, self.STEP
+        y, torque, dt = np.ascontiguousarray(np.moveaxis(state, -1, 0)), action - 1.0, self.STEP
         k1 = self._slope(y, torque, length)
         k2 = self._slope(y + dt / 2.0 * k1, torque, length)
         k3 = self._slope(y + dt / 2.0 * k2, torque, length)
         k4 = self._slope(y + dt * k3, torque, length)
-        after = np.stack(list(y + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)), -1)
+        after = np.stack(list(y + dt / 6.0 * (k1 + 2 * (k2 + k3) + k4)), -1)
         angles = after[..., :2]
         while (far := np.abs(angles) > math.pi).any():
             angles[far] -= np.copysign(2 * math.pi, angles[far])
@@ -131,17 +131,22 @@ class Acrobot(Physics):
         over = -np.cos(angles[..., 0]) - np.cos(angles[..., 1] + angles[..., 0]) > 1.0
         return after, np.where(over, 0.0, -1.0), over
 
-    def _slope(self, y: Floats, torque: Floats, l1: Floats) -> Floats:
-        """Masses are 1, so they do not appear."""
+    def _slope(self, y: Floats, torque: Floats, length: Floats) -> Floats:
+        """Gymnasium's formulas with masses and moments of inertia 1, centres halfway, and what is common taken out."""
         t1, t2, w1, w2 = y
-        lc, g, inertia = 0.5 * l1, self.GRAVITY, self.INERTIA
-        cos, sin = np.cos(t2), np.sin(t2)
-        d1 = lc**2 + (l1**2 + lc**2 + 2 * l1 * lc * cos) + inertia + inertia
-        d2 = (lc**2 + l1 * lc * cos) + inertia
-        phi2 = lc * g * np.cos(t1 + t2 - math.pi / 2.0)
-        phi1 = -l1 * lc * w2**2 * sin - 2 * l1 * lc * w2 * w1 * sin + (lc + l1) * g * np.cos(t1 - math.pi / 2) + phi2
-        dw2 = (torque + d2 / d1 * phi1 - l1 * lc * w1**2 * sin - phi2) / (lc**2 + inertia - d2**2 / d1)
-        return np.stack([w1, w2, -(d2 * dw2 + phi1) / d1, dw2])
+        square, weight = 0.5 * length * length, 0.5 * length * self.GRAVITY  # l lc, lc g
+        cos, sin = square * np.cos(t2), square * np.sin(t2)
+        second = 0.5 * square + self.INERTIA
+        d1 = 2.0 * (cos + second) + 2.0 * square
+        d2 = cos + second
+        phi2 = weight * np.sin(t1 + t2)
+        phi1 = phi2 + 3.0 * weight * np.sin(t1) - sin * w2 * (w2 + 2.0 * w1)
+        share = d2 / d1
+        slope = np.empty_like(y)
+        slope[:2] = y[2:]
+        dw2 = slope[3] = (torque + share * phi1 - sin * w1 * w1 - phi2) / (second - share * d2)
+        slope[2] = -share * dw2 - phi1 / d1
+        return slope
 
     def twin(self, length: float) -> Any:
         import gymnasium
