@@ -62,11 +62,12 @@ at 500, Acrobot at 0 (-500 is never having swung up). `±` is missing where ther
 separate methods whose ranges overlap."""
 TUNING = """## How the settings were chosen
 
-`python benchmarks/deep_rl.py --tune`: five settings of each method on seeds 1 and 2, which are not reported, at the
-full length of a run; the best mean return over the second half of the evaluations was taken (bold). Where nothing is
-named the task's own setting holds (CartPole: lr 0.001, target rate 0.01, rates that fall with t0 = 10; Acrobot: lr
-0.001, target rate 0.1, constant rates). Those had been chosen earlier on other seeds with dqn and dqnavg; width,
-discount, copies, batch and exploration too, and they were not tuned again. MuJoCo's tasks were not tuned at all."""
+`python benchmarks/deep_rl.py --tune`: five settings of each method (Acrobot: four) on seeds 1 and 2, which are not
+reported, at the full length of a run; the best mean return over the second half of the evaluations was taken (bold).
+Where nothing is named the task's own setting holds (CartPole: lr 0.001, target rate 0.01, rates that fall with t0 = 10;
+Acrobot: lr 0.001, target rate 0.1, constant rates). Those had been chosen earlier on other seeds with dqn and dqnavg;
+width, discount, copies, batch and exploration too, and they were not tuned again. MuJoCo's tasks were not tuned at
+all."""
 CURVES = "Mean over agents with the range of the seeds (left), and the worst agent (right)."
 BARS = "Each agent at the end, mean over seeds; agents by growing length."
 SHARING = "Body or head, in the rhythm of two timescales or all in every step."

@@ -15,14 +15,17 @@ METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 RATES: tuple[Options, ...] = ({}, {"lr": 5e-4}, {"lr": 2e-3})  # the task's own settings come first
 ELSE: Mapping[str, tuple[Options, ...]] = {
     "cartpole": ({"target_rate": 0.05}, {"slow_after": 0}),
-    "acrobot": ({"target_rate": 0.03}, {"slow_after": 20}),
+    "acrobot": ({"target_rate": 0.03},),
 }
-RHYTHMS: tuple[Options, ...] = ({"body_rate": 0.3}, {"head_steps": 1})  # what pfeddqn-rep has and the others have not
+RHYTHMS: Mapping[str, tuple[Options, ...]] = {  # what pfeddqn-rep has and the others have not
+    "cartpole": ({"body_rate": 0.3}, {"head_steps": 1}),
+    "acrobot": ({"body_rate": 0.3},),
+}
 
 
 def settings_of(task: str, method: str) -> tuple[Options, ...]:
-    """Five for every method: three rates, and two of what matters most to it beside."""
-    return (*RATES, *(RHYTHMS if method == "pfeddqn-rep" else ELSE[task]))
+    """As many for every method: three rates, and one or two of what matters most to it beside."""
+    return (*RATES, *(RHYTHMS if method == "pfeddqn-rep" else ELSE)[task])
 
 
 def score(curve: list[dict[str, float]]) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.contract import State, Tree
 from equipoise.control.learning import BETAS, EPSILON
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Flags, Floats, Ints
+from equipoise.frl.deep.physics import Flags, Ints
 
 BOTH = 2  # backbone (0) and head (1) as one
 TOGETHER = -1  # no rhythm: both blocks move in every gradient step
@@ -42,62 +42,56 @@ class StackedAdam:
 
     def __init__(self, net: Net, rhythm: Rhythm, params: Tensor, slope: Tensor, kept: State) -> None:
         """``slope``: where the gradient of ``params`` will lie."""
-        self.net, self.dtype = net, params.dtype
+        self.net = net
         self.m, self.v = (net.pack(kept["adam"][name]) for name in ("m", "v"))
+        self.stacks = (params, slope, self.m, self.v)
         self.updates: Ints = kept["updates"].numpy().copy()  # of backbone and head, [K, 2]
-        self.rates = [rate[:, 0].double().numpy() for rate in (rhythm.body_lr, rhythm.lr)]
-        agents, counts = len(self.updates), self.updates
-        self.owners, border = net.owners(agents), agents * net.border
-        self.agents_alike = bool((counts == counts[:1]).all()) and all((rate == rate[0]).all() for rate in self.rates)
-        self.blocks_alike = torch.equal(rhythm.body_lr, rhythm.lr) and bool((counts[:, 0] == counts[:, 1]).all())
-        size = torch.empty_like(params)
+        self.rates = torch.cat([rhythm.body_lr, rhythm.lr], 1).double().numpy()
+        counts, rates = self.updates, self.rates
+        self.agents_alike = bool((counts == counts[:1]).all() and (rates == rates[:1]).all())
+        self.blocks_alike = bool((counts[:, 0] == counts[:, 1]).all() and (rates[:, 0] == rates[:, 1]).all())
+        border = len(counts) * net.border
         self.parts = [
-            tuple(stack[where] for stack in (params, slope, self.m, self.v, size, self.owners))
-            for where in (slice(border), slice(border, None), slice(None))
+            [[stack[where]] for stack in self.stacks] for where in (slice(border), slice(border, None), slice(None))
+        ]
+
+    @cached_property
+    def own_parts(self) -> list[list[list[list[Tensor]]]]:
+        """Of each agent alone: (backbone, head), each as parameters, slopes and moments."""
+        trees = [self.net.views(stack) for stack in self.stacks]
+        blocks = [self.net.blocks[block] for block in ("backbone", "head")]
+        return [
+            [[[tree[name][k] for name in names] for tree in trees] for names in blocks]
+            for k in range(len(self.updates))
         ]
 
     def state(self) -> State:
         moments = {"m": copies_of(self.net.views(self.m)), "v": copies_of(self.net.views(self.v))}
         return {"adam": moments, "updates": torch.from_numpy(self.updates)}
 
-    def of_each(self, values: Floats | Flags, owners: Tensor) -> Tensor:
-        """One value an agent, at each of its numbers."""
-        return torch.from_numpy(values).to(self.dtype)[owners]
-
     def move(self, moving: tuple[bool, bool], only: Flags | None) -> None:
         """A step of (backbone, head), of all agents or of ``only`` some."""
         self.agents_alike = self.agents_alike and only is None
         self.blocks_alike = self.blocks_alike and all(moving)
-        for block in (0, 1):
-            if moving[block]:
-                self.updates[:, block] += 1 if only is None else only
-                if not self.blocks_alike:
-                    self._move(block, block, only)
-        if self.blocks_alike:  # blocks that always moved together are one
-            self._move(0, BOTH, only)
+        blocks = [block for block in (0, 1) if moving[block]]
+        for block in blocks:
+            self.updates[:, block] += 1 if only is None else only
+        if self.agents_alike:  # what always moved together is one
+            for block in (blocks[0],) if self.blocks_alike else blocks:
+                part = self.parts[BOTH if self.blocks_alike else block]
+                _adam(part, self.updates[0, block], self.rates[0, block])
+            return
+        for block in blocks:
+            for k in range(len(self.updates)) if only is None else np.flatnonzero(only):
+                _adam(self.own_parts[k][block], self.updates[k, block], self.rates[k, block])
 
-    def _move(self, block: int, part: int, only: Flags | None) -> None:
-        """p -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps sqrt(1 - b2^t)): corrections by number, not by net."""
-        first, second = BETAS
-        params, slope, m, v, size, owners = self.parts[part]
-        before = [stack.clone() for stack in (params, m, v)] if only is not None else []
-        m.lerp_(slope, 1 - first)
-        v.mul_(second).addcmul_(slope, slope, value=1 - second)
-        np.sqrt(v.numpy(), out=size.numpy())  # where units are dead v has zeros, and PyTorch's own is slow at them
-        if self.agents_alike:
-            steps = int(self.updates[0, block])
-            root = math.sqrt(1 - second**steps)
-            rate = float(self.rates[block][0]) * root / (1 - first**steps)
-            params.addcdiv_(m, size.add_(EPSILON * root), value=-rate)
-        else:
-            counts = np.maximum(self.updates[:, block], 1)
-            roots = np.sqrt(1 - second**counts)
-            rates = self.rates[block] * roots / (1 - first**counts)
-            params.addcdiv_(m * self.of_each(-rates, owners), size.add_(self.of_each(EPSILON * roots, owners)))
-        if only is not None:
-            moved = torch.from_numpy(only)[owners]
-            for stack, old in zip((params, m, v), before, strict=True):
-                stack.copy_(torch.where(moved, stack, old))
+
+def _adam(part: list[list[Tensor]], step: int, rate: float) -> None:
+    """The kernel of ``torch.optim.Adam(fused=True)``: one pass over memory takes a third of the time of seven."""
+    params, slopes, m, v = part
+    steps = [torch.tensor(float(step))] * len(params)
+    options = {"lr": float(rate), "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "weight_decay": 0.0}
+    torch.ops.aten._fused_adam_(params, slopes, m, v, [], steps, **options, amsgrad=False, maximize=False)
 
 
 def copies_of(views: Tree) -> Tree:

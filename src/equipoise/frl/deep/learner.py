@@ -85,8 +85,8 @@ class Learner:
         self.params = params.clone()
         self.views = net.views(self.params)
         # An agent that never learned starts with the net that it received as its target too.
-        new = (kept["acted"] == 0)[net.owners(self.agents)]
-        self.target = torch.where(new, params, net.pack(kept["target"]))
+        self.owners = net.owners(self.agents)
+        self.target = torch.where((kept["acted"] == 0)[self.owners], params, net.pack(kept["target"]))
         self.target_views = net.views(self.target)
         self.slope = torch.zeros_like(self.params)
         self.adam = StackedAdam(net, rhythm, self.params, self.slope, kept)
@@ -138,7 +138,7 @@ class Learner:
         """
         x, e = torch.from_numpy(seen).to(self.params.dtype), seen.shape[1]
         if any(self.moving[step]):
-            x = torch.cat([x, both_ends(self.net, self.draw(step))], 1)
+            x = torch.cat([x, *both_ends(self.net, self.draw(step))], 1)
         looked = self.net.look(self.views, x)
         self.looked = tuple(layer[:, e:] for layer in looked)
         greedy = looked[-1][:, :e].argmax(-1).numpy()
@@ -171,7 +171,10 @@ class Learner:
         only = None if self.everybody[step] else self.ready[:, step]
         self.adam.move(moving, only)
         follow = self.settings.target_rate
-        self.target.lerp_(self.params, follow if only is None else follow * self.adam.of_each(only, self.adam.owners))
+        if only is None:
+            self.target.lerp_(self.params, follow)
+        else:
+            self.target.lerp_(self.params, follow * torch.from_numpy(only)[self.owners].to(self.params.dtype))
 
 
 def _by_step(rows: Ints) -> Tensor:
@@ -180,9 +183,9 @@ def _by_step(rows: Ints) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(0, 1)).reshape(steps, -1))
 
 
-def both_ends(net: Net, batch: Tensor) -> Tensor:
-    """What was seen before all transitions, then after them."""
-    return torch.cat([batch[..., : net.inputs], batch[..., net.inputs : 2 * net.inputs]], 1)
+def both_ends(net: Net, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """What was seen before the transitions, and after them."""
+    return batch[..., : net.inputs], batch[..., net.inputs : 2 * net.inputs]
 
 
 def td_slope(
@@ -197,12 +200,11 @@ def td_slope(
 ) -> None:
     """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = r + discount Q'(s', argmax Q(s', .)).
 
-    ``looked``: both hidden layers and values at :func:`both_ends`, where they are known already.
+    ``looked``: both hidden layers and values at s and then s', where they are known already.
     """
-    o, size = net.inputs, batch.shape[1]
-    state, following = batch[..., :o], batch[..., o : 2 * o]
+    size, (state, following) = batch.shape[1], both_ends(net, batch)
     reward, goes_on, action = batch[..., -3:-2], batch[..., -2:-1], batch[..., -1:].long()
-    one, two, values = looked or net.look(views, both_ends(net, batch))
+    one, two, values = looked or net.look(views, torch.cat([state, following], 1))
     # Double DQN: the net chooses the next action, the target net judges it.
     ahead = values[:, size:].argmax(-1, keepdim=True)
     goal = net.values(target, following).gather(-1, ahead).mul_(goes_on).mul_(discount).add_(reward)

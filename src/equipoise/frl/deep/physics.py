@@ -118,7 +118,7 @@ class Acrobot(Physics):
 
     def step(self, state: Floats, action: Ints, length: Floats) -> tuple[Floats, Floats, Flags]:
         """One step of Runge and Kutta's fourth order."""
-        y, torque, dt = np.ascontiguousarray(np.moveaxis(state, -1, 0)), action - 1.0, self.STEP
+        y, torque, dt = np.ascontiguousarray(np.moveaxis(state, -1, 0)), action.astype(np.float64) - 1.0, self.STEP
         k1 = self._slope(y, torque, length)
         k2 = self._slope(y + dt / 2.0 * k1, torque, length)
         k3 = self._slope(y + dt / 2.0 * k2, torque, length)
