@@ -38,7 +38,7 @@ SETTING: dict[str, Any] = {
 }
 POLICY = {
     probes: ("look", "worth"),
-    record: ("merits", "entropy", "note_parts", "note_reports", "note_models", "features"),
+    record: ("report", "note_parts", "note_reports", "note_models", "features"),
     parts: ("block_weights", "keep_stale", "freshness"),
     Learned: ("offer", "learn"),
 }

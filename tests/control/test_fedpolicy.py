@@ -219,7 +219,7 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
     for number, (backbone, head) in enumerate([(shared, shared), (shared, own), (own, shared), (own, own)]):
         model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
         result = task.evaluate_stack(ids, model, "val")
-        score = 1 - result["acc"] + 0.1 * result["loss"].clamp(max=3)
+        score = 1 - result["acc"] + 0.02 * result["loss"].clamp(max=3)
         assert largest_difference(seen["scores"][:, number], 0.7 * old[:, number] + 0.3 * score) < 1e-12
 
 
@@ -249,13 +249,13 @@ def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them(
     rounds = Schedule(60, 0, 1.0, "stacked", 60, True)
     task = small_task()
     sim = Simulation(method, task, task.training, rounds)
-    before = torch.ones(6, dtype=torch.int64)
+    before = torch.full((6,), 2)
     grew = shrank = 0
     for _ in range(30):
         sim.round()
         memory, known = sim.server_state["policy"], sim.server_state["known"]
         confirmed = memory["chose"] & (known["part"] == known["offered"])
-        due = torch.where(confirmed, (2 * before).clamp(max=4), 1)
+        due = torch.where(confirmed, (2 * before).clamp(max=4), 2)
         assert torch.equal(memory["pause"], torch.where(memory["asked"], due, before))
         grew, shrank = grew + int((memory["pause"] > before).sum()), shrank + int((memory["pause"] < before).sum())
         before = memory["pause"]
@@ -276,6 +276,27 @@ def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     trust, lean = method.agent.pooled(server, memory, torch.arange(2))  # type: ignore[attr-defined]
     assert trust[0].tolist() == pytest.approx([0, 0, 0.5, 0])
     assert lean[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
+
+
+def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "SHARERS", 0.5)
+    agent = FedPolicy(policy="learned").agent
+    full, backbone, head = 0, 1, 2
+    own = torch.tensor([[0.3, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0.2, 0, 0.1, 0]])
+    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
+    assert agent.sharers(own, torch.tensor([head, full, head, backbone])).sum() == 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(foresight, "SHARERS", 1.0)  # but nobody against its own evidence
+    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
+
+
+def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
+    task = small_task()
+    sim = Simulation(FedPolicy(policy="learned"), task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
+    logs = [sim.round() for _ in range(20)]
+    last = [log["notes"] for log in logs[16:]]  # the last 15 %, and the round before
+    assert all(note["part"] == last[0]["part"] for note in last)
+    assert not any(note["probes"] for note in last[1:])
+    assert any(log["notes"]["probes"] for log in logs)
 
 
 # --- copies: the global side ----------------------------------------------------------------------------------------

@@ -71,6 +71,10 @@ class Client(ABC):
         """Scores of a model on the client's own data: ``val`` is the only split that a decision may read."""
 
     @abstractmethod
+    def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
+        """Scores ``[H]`` of a model with each of these heads (a leading axis ``[H]``) in the place of its own."""
+
+    @abstractmethod
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
         """Random numbers in [0, 1) that depend on (seed, client, round, stream) only."""
 

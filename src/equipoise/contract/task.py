@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from equipoise.contract.words import Blocks, Fit, State, Training, Tree, When
@@ -56,6 +57,20 @@ class Task(ABC):
     @abstractmethod
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         """Scores ``[K]`` of a stack of models, each on its own client's split."""
+
+    def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+        """Scores ``[H]`` of one client's model with each of these heads; a task may compute the rest of it once."""
+        count = len(next(iter(heads.values())))
+        models = [params | {name: w[k] for name, w in heads.items()} for k in range(count)]
+        scores = [self.evaluate(ids, model, split) for model in models]
+        return {name: torch.stack([score[name] for score in scores]) for name in scores[0]}
+
+    def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+        """Scores ``[K, H]``: :meth:`evaluate_heads` of a stack of clients; heads are ``[K, H, ...]``."""
+        count = next(iter(heads.values())).shape[1]
+        models = [params | {name: w[:, k] for name, w in heads.items()} for k in range(count)]
+        scores = [self.evaluate_stack(ids, model, split) for model in models]
+        return {name: torch.stack([score[name] for score in scores], 1) for name in scores[0]}
 
     @abstractmethod
     def evaluate_server(self, stack: Tree, split: str) -> Tree:

@@ -130,8 +130,7 @@ class FedPolicy(Over):
         if self.agent.probes:
             metrics |= {"part": state["probe"]["part"].to(torch.uint8), "scores": state["probe"]["scores"]}
         if self.agent.learns:
-            merits = probes.report(state["probe"]) if self.agent.probes else record.merits(c)
-            metrics["report"] = torch.cat([merits, record.entropy(c)])
+            metrics["report"] = probes.report(state["probe"]) if self.agent.probes else record.report(c)
         return Up(up.params, up.extra, metrics), state
 
     def copying(self, round: int) -> bool:
@@ -144,7 +143,7 @@ class FedPolicy(Over):
         gradients = c.notes.get("gradients", c.steps(c.train)) * (1 + useful.long())
         if c.anybody(useful):
             inner = c.within("base")
-            inner.start = probes.candidate(c, TAKES[policies.FULL])
+            inner.start = c.down.params
             inner.trained, inner.state = self.below.update(inner)
             copied, _ = self.below.upload(inner)
             up = replace(

@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.contract import Server, State, Tree
 from equipoise.control import dqn, probes, record
 from equipoise.control.learning import DTYPE, remember
-from equipoise.control.parts import PARTS, cost
+from equipoise.control.parts import PARTS, TAKES, cost
 from equipoise.control.player import server_uniform
 from equipoise.control.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
 
@@ -20,13 +20,15 @@ CLOSE = 0.03  # a runner-up further behind is not explored: installing the wrong
 RIDGE, FORGET = 20.0, 0.98  # of the prediction: penalty, and what is kept of its evidence each round
 MOST = 0.2  # a score is never predicted to have changed by more
 NOISE = 0.1  # variance of the difference of two scores on one row: how often two models disagree on it
+FIRST_PAUSE = 2  # rounds between probes at first, and after a probe that did not confirm the choice
+SHARERS = 0.1  # of the clients, at least, share the backbone until the calm
 SEEN = 1 + record.FEATURES + 1 + len(PARTS)
 
 
 class Learned(Dqn):
     """Value of a part = how much better it scores than what the client has, shrunk to all clients' mean, + a residual.
 
-    A client is sent everything and probes when its last probe is too long ago (1, 2, 4, .. up to ``probe_every`` rounds
+    A client is sent everything and probes when its last probe is too long ago (2, 4, 8, .. up to ``probe_every`` rounds
     while probes confirm its choice), or when another part is foreseen to be better: it looks before it changes. In
     between, scores are predicted: their change since the last probe, by ridge regression on features that cost nothing.
     """
@@ -46,7 +48,7 @@ class Learned(Dqn):
             "asked": zeros(dtype=torch.bool),
             "chose": zeros(dtype=torch.bool),
             "probed": zeros(dtype=torch.int64),
-            "pause": torch.ones(clients, dtype=torch.int64),
+            "pause": torch.full((clients,), FIRST_PAUSE, dtype=torch.int64),
             "scores": zeros(len(PARTS)),
             "foreseen": zeros(len(PARTS)),
             "seen": zeros(SEEN),
@@ -66,14 +68,19 @@ class Learned(Dqn):
         value = probes.worth(foreseen, trust, lean).masked_fill(~self.rules.mask, -math.inf)
         ranked = value.sort(dim=1, descending=True, stable=True)
         starting = (known["round"][ids] == 0) | (s.round <= FULL_ROUNDS)
-        best = torch.where(starting, FULL, ranked.indices[:, 0])
-        late = s.round - memory["probed"][ids] >= memory["pause"][ids]
-        look = (late | (best != known["part"][ids]) | whole) & (s.round >= FULL_ROUNDS)
         left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
-        exploring = look & ~starting & (draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left)
+        best = torch.where(starting, FULL, ranked.indices[:, 0] if left else known["part"][ids])
+        own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s)).masked_fill(~self.rules.mask, -math.inf)
+        sharing = self.sharers(own, best) & bool(left)
+        best = torch.where(sharing, own.argmax(1), best)
+        late = s.round - memory["probed"][ids] >= memory["pause"][ids]
+        surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
+        look = ((late | surprise) & bool(left) | whole) & (s.round >= FULL_ROUNDS)
+        free = look & ~starting & ~sharing
+        exploring = free & (draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left)
         exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
         part = torch.where(exploring, ranked.indices[:, 1], best)
-        choose = look & ~starting & ~exploring
+        choose = free & ~exploring
         s.notes["probes"] = int(look.sum())
         base = value - value[:, self.rules.mask].mean(1, keepdim=True)
         new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
@@ -92,17 +99,31 @@ class Learned(Dqn):
 
         A difference of scores is a draw from N(mu, tau^2) over clients, seen with the noise of the client's own rows.
         """
-        plain = self.rules.lean - self.rules.price * cost(s.task, s.params)
-        noise = NOISE / s.task.rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
-        probed = (memory["probed"] > 0).nonzero()[:, 0]
-        better = memory["scores"][probed] - memory["scores"][probed][:, probes.NONE, None]
+        plain, probed = self.plain(s), (memory["probed"] > 0).nonzero()[:, 0]
         if not len(probed):
             return torch.ones(len(ids), len(PARTS), dtype=DTYPE), plain.expand(len(ids), -1)
-        mean = better.mean(0)
-        doubt = NOISE * (1 / s.task.rows(probed, "val").to(DTYPE).clamp(min=1)).mean()
-        spread = ((better - mean).square().mean(0) - doubt).clamp(min=0)
+        better = memory["scores"][probed] - memory["scores"][probed][:, probes.NONE, None]
+        mean, noise = better.mean(0), self.noise(s, ids)
+        spread = ((better - mean).square().mean(0) - self.noise(s, probed).mean()).clamp(min=0)
         trust = spread / (spread + noise)
         return trust, plain - (1 - trust) * mean
+
+    def sharers(self, own: Tensor, best: Tensor) -> Tensor:
+        """A backbone that nobody installs serves nobody and never will: let some share it whose evidence is for it."""
+        alone = ~TAKES[best, 0]
+        lack = max(0, math.ceil(SHARERS * len(best)) - int((~alone).sum()))
+        for_it = own[:, TAKES[:, 0]].max(1).values - own[:, ~TAKES[:, 0]].max(1).values
+        chosen = torch.zeros_like(alone)
+        chosen[for_it.masked_fill(~alone, -math.inf).argsort(descending=True, stable=True)[:lack]] = True
+        return chosen & (for_it > 0)
+
+    def plain(self, s: Server) -> Tensor:
+        """``[parts]``: the value of parts that score alike."""
+        return self.rules.lean - self.rules.price * cost(s.task, s.params)
+
+    def noise(self, s: Server, ids: Tensor) -> Tensor:
+        """``[K, 1]``: variance of a difference of two scores on a client's validation rows."""
+        return NOISE / s.task.rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
 
     def visible(self, s: Server, memory: State, ids: Tensor, now: Tensor) -> Tensor:
         """``[K, SEEN]``: one, the features, the time since the last probe, and the scores held."""
@@ -130,7 +151,7 @@ class Learned(Dqn):
             s.notes["error_of_last"] = (scores[again] - held).abs().mean()
             s.notes["error_of_foreseen"] = (scores[again] - memory["foreseen"][ids][again]).abs().mean()
         confirmed = chose & (known["part"][ids] == known["offered"][ids])
-        longer = torch.where(confirmed, (2 * memory["pause"][ids]).clamp(max=self.rules.probe_every), 1)
+        longer = torch.where(confirmed, (2 * memory["pause"][ids]).clamp(max=self.rules.probe_every), FIRST_PAUSE)
         new = {
             "scores": scores,
             "probed": torch.full_like(ids, s.round),

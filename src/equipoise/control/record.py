@@ -57,10 +57,11 @@ def note_parts(record: State, ids: Tensor, parts: Tensor, round: int) -> State:
     return {**record, **{name: record[name].index_copy(0, ids, value) for name, value in new.items()}}
 
 
-def merits(c: Client) -> Tensor:
-    """Loss and accuracy on the validation rows, after training and before it."""
+def report(c: Client) -> Tensor:
+    """What a client tells: validation loss and accuracy after and before training, and the entropy of its labels."""
     (acc, loss), (acc_before, loss_before) = (c.task.merit(c.evaluate(model)) for model in (c.trained, c.start))
-    return torch.stack([value.to(DTYPE) for value in (loss, acc, loss_before, acc_before)])
+    merits = torch.stack([value.to(DTYPE) for value in (loss, acc, loss_before, acc_before)])
+    return torch.cat([merits, entropy(c)])
 
 
 def entropy(c: Client) -> Tensor:
@@ -116,13 +117,15 @@ def features(record: State, ids: Tensor, s: Server) -> Tensor:
 
 
 def _near(names: tuple[str, ...], before: Tree, stack: Tree, after: Tree) -> tuple[Tensor, Tensor]:
-    """By two products of the moves: the models of all clients are large, and passes over them cost time."""
-    moves = torch.cat([(stack[name] - before[name]).flatten(1) for name in names], 1)
-    old, new = (torch.cat([tree[name].flatten() for name in names]) for tree in (before, after))
-    step = new - old
-    mean = moves.mean(0)
-    length = torch.linalg.vector_norm(moves, dim=1).double()
-    along, beside = (moves @ torch.stack([step, mean], 1)).double().T
-    apart = (length.square() - 2 * along + step.double().square().sum()).clamp(min=0)
-    cosine = beside / (length * torch.linalg.vector_norm(mean).double()).clamp(min=LEAST)
-    return apart.sqrt() / torch.linalg.vector_norm(new).double().clamp(min=LEAST), cosine
+    """In few passes over the models of all clients: |w_i - W|^2 = |move_i|^2 - 2 move_i . step + |step|^2."""
+    terms = []
+    for name in names:
+        moves, step = (stack[name] - before[name]).flatten(1), (after[name] - before[name]).flatten()
+        mean = moves.mean(0)
+        along, beside = (moves @ torch.stack([step, mean], 1)).T
+        fixed = torch.stack([vector.double().square().sum() for vector in (step, mean, after[name].flatten())])
+        own = torch.stack([torch.linalg.vector_norm(moves, dim=1).square(), along, beside]).double()
+        terms.append(torch.cat([own, fixed[:, None].expand(-1, len(moves))]))
+    length, along, beside, step, mean, whole = torch.stack(terms).sum(0)
+    apart = (length - 2 * along + step).clamp(min=0)
+    return (apart / whole.clamp(min=LEAST)).sqrt(), beside / (length * mean).sqrt().clamp(min=LEAST)

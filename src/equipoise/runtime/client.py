@@ -107,6 +107,14 @@ class RunningClient(Client):
             {"id": self.id, "params": params},
         )
 
+    def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
+        task = self.task
+        return primitives.call(
+            lambda t: task.evaluate_heads(t["id"], t["params"], t["heads"], split),
+            lambda t: task.evaluate_heads_stack(t["id"], t["params"], t["heads"], split),
+            {"id": self.id, "params": params, "heads": heads},
+        )
+
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
         when, count = self._when, int(torch.Size(shape).numel())
 

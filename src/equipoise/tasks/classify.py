@@ -186,6 +186,16 @@ class Classify(Supervised):
         logits = self.logits(trees.moved(params, self.device), own.x[here])
         return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
 
+    def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+        if not (self.deep and self.stackable):
+            return super().evaluate_heads(ids, params, heads, split)
+        own = self.data.split(_numpy(ids.reshape(1)), split)
+        here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
+        body, heads = (trees.moved(tree, self.device) for tree in (params, heads))
+        # What does not depend on the heads is not mapped over them, but computed once.
+        mapped = vmap(lambda head: self.logits(body | head, own.x[here]))
+        return _score(mapped(heads), own.y[None, here], None)
+
     # --- stacks -----------------------------------------------------------------------------------------------------
 
     def forward_stack(self, stack: Tree, x: Tensor) -> Tensor:
@@ -208,6 +218,14 @@ class Classify(Supervised):
             return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
         return _score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
+
+    def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+        if not self.deep:
+            return super().evaluate_heads_stack(ids, params, heads, split)
+        each = range(len(ids))
+        return trees.stack(
+            [self.evaluate_heads(ids[k], trees.row(params, k), trees.row(heads, k), split) for k in each]
+        )
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         x, y = self.data.server(split)
