@@ -49,6 +49,21 @@ def test_executors_agree_on_every_model(model):
     assert largest_difference(runs[0].state(), runs[1].state()) < 1e-9
 
 
+@pytest.mark.parametrize("model", ["cnn", "mlp", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
+def test_several_heads_on_one_body_score_as_whole_models(model):
+    task, ids = small_task(model), torch.arange(3)
+    models = [{name: w.expand(3, *w.shape) for name, w in task.init_params(seed).items()} for seed in (0, 1)]
+    heads = {name: torch.stack([tree[name] for tree in models], 1) for name in task.blocks["head"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = task.evaluate_heads_stack(ids, models[0], heads, "val")
+    for k, tree in enumerate(models):
+        whole = models[0] | {name: tree[name] for name in task.blocks["head"]}
+        expected = task.evaluate_stack(ids, whole, "val")
+        for name in ("acc", "loss"):
+            assert largest_difference(found[name][:, k], expected[name]) < 1e-12
+
+
 @pytest.mark.parametrize("name", ["fedrep", "ditto", "fedala", "scaffold", "pfedme", "page"])
 def test_methods_run_on_a_recurrent_model_in_a_stack(name):
     task = small_task("lstm")
