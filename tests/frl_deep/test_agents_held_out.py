@@ -77,8 +77,9 @@ def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
     assert new["400"] != new["0"]
 
 
-def test_the_frozen_body_is_the_servers(monkeypatch):
-    task = build_task(Settings.of({**TINY, "method": "pfeddqn-rep"}))
+@pytest.mark.parametrize("name", ["pfeddqn-rep", "perdqnavg"])
+def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
+    task = build_task(Settings.of({**TINY, "method": name}))
     steps, train = [], newcomers.learner.train
 
     def watched(*given):
@@ -87,11 +88,12 @@ def test_the_frozen_body_is_the_servers(monkeypatch):
         return params, kept
 
     monkeypatch.setattr(newcomers.learner, "train", watched)
-    newcomers.returns_of_newcomers(task, find_method("pfeddqn-rep")(), task.init_params(1), 3)
+    newcomers.returns_of_newcomers(task, find_method(name)(), task.init_params(1), 3)
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
-    for name in task.blocks["backbone"]:
-        assert torch.equal(before[name], after[name])
-    assert not torch.equal(before["w3"], after["w3"])
+    for part in task.blocks["backbone"]:
+        assert torch.equal(before[part], after[part])
+    for part in task.blocks["head"]:
+        assert not torch.equal(before[part], after[part])
 
 
 def test_a_resumed_run_has_the_same_newcomers(tmp_path):

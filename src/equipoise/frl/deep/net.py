@@ -115,11 +115,13 @@ class Net:
         return self.values(net, x).argmax(-1)
 
     def slope(self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, out: Tree, body: bool = True) -> None:
-        """Into ``out``: gradient of a loss with derivative ``d3`` by the outputs; of the head alone without
-        ``body``."""
+        """Into ``out``: gradient of a loss with derivative ``d3`` by the outputs; of the head alone without ``body``.
+
+        The way to an embedding, which is the head of such a net, leads through the body.
+        """
         torch.bmm(d3.mT, two, out=out["w3"])
         torch.sum(d3, 1, out=out["b3"])
-        if not body:
+        if not body and not self.embedding:
             return
         d2 = _through_relu(torch.bmm(d3, net["w3"]), two)
         torch.bmm(one.mT, d2, out=out["w2"])
