@@ -70,7 +70,7 @@ POLICIES = {
 }
 GROUPS = {
     "cartpole": (MAIN, NEWCOMERS, ABSENT, POLICIES, ABLATION),
-    "acrobot": (MAIN, NEWCOMERS),
+    "acrobot": (MAIN, NEWCOMERS, {name: own for name, own in ABLATION.items() if name.endswith("K = 1")}),
     "hopper": ({name: options for name, options in MAIN.items() if name != "perdqnavg"},),  # no embedding there
     "half-cheetah": ({name: options for name, options in MAIN.items() if name != "perdqnavg"},),
 }

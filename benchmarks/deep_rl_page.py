@@ -42,6 +42,10 @@ def write_page(results: Path, models: Path) -> None:
             text.append(f"![Return curves]({task}-curves.svg)\n\n{CURVES}")
         if _draw(lambda axes, own=own: _bars(axes, own), results / f"{task}-agents.svg", 1):
             text.append(f"![Per agent]({task}-agents.svg)\n\n{BARS}")
+    for task in ("cartpole", "acrobot"):
+        own = [cell for cell in cells if cell["task"] == task and "curve" in cell]
+        if shared := sorted({cell["name"] for cell in own if "shared" in cell["name"]}):
+            text.append(f"## What to share ({TITLES[task]})\n\n{SHARING}\n\n{_table(own, [*MAIN, *shared])}")
     text += _sections([cell for cell in cells if cell["task"] == "cartpole"])
     text += [
         _newcomers(TITLES[task], own)
@@ -67,10 +71,11 @@ reported, at the full length of a run; the best mean return over the second half
 Where nothing is named the task's own setting holds (CartPole: lr 0.001, target rate 0.01, rates that fall with t0 = 10;
 Acrobot: lr 0.001, target rate 0.1, constant rates). Those had been chosen earlier on other seeds with dqn and dqnavg;
 width, discount, copies, batch and exploration too, and they were not tuned again. MuJoCo's tasks were not tuned at
-all."""
+all. The order of operations in Adam was changed while tuning ran: a repeated row may differ."""
 CURVES = "Mean over agents with the range of the seeds (left), and the worst agent (right)."
 BARS = "Each agent at the end, mean over seeds; agents by growing length."
-SHARING = "Body or head, in the rhythm of two timescales or all in every step."
+SHARING = """Body or head, both in every step or in the rhythm of K steps of the head and one of the body; each at the
+settings of dqn, dqnavg or pfeddqn-rep, whichever it varies."""
 ABSENCE = """30 % of the agents absent in each round: they neither act nor learn then, so they take 30 % fewer steps in
 all. Late (`--delay`, `--late`): everybody acts and learns in time, but the nets of late agents reach the mean so many
 rounds after they were sent; who is late stays so."""
@@ -101,12 +106,6 @@ def _sections(cart: list[Cell]) -> list[str]:
         if chosen:
             text.append(f"## {title}\n\n{words}\n\n{_table(cart, [*beside, *chosen])}")
 
-    some(
-        "What to share (CartPole)",
-        SHARING,
-        [name for name in names if "shared" in name],
-        MAIN,
-    )
     some(
         "Absent agents and late means (CartPole)",
         ABSENCE,
