@@ -36,7 +36,9 @@ class FedPolicy(Over):
     sync: str = option("auto", "weights that know who installed what: on, off, or auto (on for the policy learned)")
     rho: float = option(0.5, "what an upload still counts for each round since its client installed the block")
     copies: int = option(0, "rounds between those in which clients also train a copy of the global model; 0 for never")
-    price: float = option(0.01, "accuracy that a download of the whole model costs in a reward, and in the choices of learned")
+    price: float = option(
+        0.01, "accuracy that a download of the whole model costs in a reward, and in the choices of learned"
+    )
     probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares")
     probe_every: int = option(16, "rounds between probes at most, for the policy learned")
     policy_gamma: float = option(0.5, "discount of the next round in the policy dqn")
