@@ -23,8 +23,8 @@ NOISE = 0.1  # variance of the difference of two scores on one row: how often tw
 START = 2  # rounds in which everybody gets all: more of them spoil models of clients that had better not share
 FIRST_PAUSE = 2  # rounds between probes at first, and after a probe that did not confirm the choice
 SHARERS, SURE, TRIED = 0.1, 0.5, 0.5
-"""A tenth of the clients at least share the backbone if their own evidence is for it by half a standard deviation, until
-half of the time before the calm is left."""
+"""A tenth of the clients at least share the backbone if their own evidence is for it by half a standard deviation,
+until half of the time before the calm is left."""
 SEEN = 1 + record.FEATURES + 1 + len(PARTS)
 
 
