@@ -59,7 +59,7 @@ def speed(axes: Axes) -> None:
     bars = axes.barh(order, times, color=[OURS if "equipoise" in name else OTHERS for name in order])
     axes.bar_label(bars, [f"{t:,.0f} ms" for t in times], padding=3, fontsize=8)
     axes.set(xscale="log", xlabel="one round of 100 clients, one epoch each (logarithmic)", xlim=(5, 3 * max(times)))
-    axes.set_title("Speed on one thread", fontsize=9)
+    axes.set_title("Speed on one thread (Flower: two workers)", fontsize=9)
 
 
 def main() -> None:
