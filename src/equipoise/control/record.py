@@ -122,9 +122,8 @@ def _near(names: tuple[str, ...], before: Tree, stack: Tree, after: Tree) -> tup
     for name in names:
         moves, step = (stack[name] - before[name]).flatten(1), (after[name] - before[name]).flatten()
         mean = moves.mean(0)
-        along, beside = (moves @ torch.stack([step, mean], 1)).T
         fixed = torch.stack([vector.double().square().sum() for vector in (step, mean, after[name].flatten())])
-        own = torch.stack([torch.linalg.vector_norm(moves, dim=1).square(), along, beside]).double()
+        own = torch.stack([torch.linalg.vector_norm(moves, dim=1).square(), moves @ step, moves @ mean]).double()
         terms.append(torch.cat([own, fixed[:, None].expand(-1, len(moves))]))
     length, along, beside, step, mean, whole = torch.stack(terms).sum(0)
     apart = (length - 2 * along + step).clamp(min=0)
