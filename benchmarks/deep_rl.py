@@ -77,7 +77,8 @@ ONCE = ("half-cheetah",)  # tasks of one seed
 
 def cells() -> list[tuple[str, str, int, dict[str, Any]]]:
     """(task, name, seed, options), main comparisons first; every method at the settings that tuning found for it."""
-    order, first = [*MAIN, *NEWCOMERS, *ABSENT, *ABLATION, *POLICIES], {**MAIN, **NEWCOMERS}
+    first, rhythms = {**MAIN, **NEWCOMERS}, [name for name in ABLATION if "K =" in name]
+    order = [*first, *ABSENT, *[name for name in ABLATION if name not in rhythms], *POLICIES, *rhythms]
     found = []
     for task, groups in GROUPS.items():
         for name, own in [pair for group in groups for pair in group.items()]:
