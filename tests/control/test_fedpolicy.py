@@ -239,7 +239,7 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
         sent = parts.TAKES[known["offered"]] | asked[:, None]
         words = 3 + 2 * 4 * 4
         assert log["bytes"]["down"] == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
-        assert log["notes"]["probes"] == int(asked.sum()) >= (round == foresight.START) * 6
+        assert log["notes"]["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
         spared += int((~sent).sum())
     assert spared > 0
 

@@ -12,7 +12,7 @@ from equipoise.control import dqn, probes, record
 from equipoise.control.learning import DTYPE, remember
 from equipoise.control.parts import PARTS, TAKES, cost
 from equipoise.control.player import server_uniform
-from equipoise.control.policies import DRAWS, FULL, Dqn, Offer, draws
+from equipoise.control.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
 
 RESIDUAL = 10.0  # the residual pays this for its square: one round's reward is nearly all noise
 EPSILON, CALM = 0.1, 0.15  # exploration of the runner-up, none in this last share of the rounds
@@ -20,7 +20,6 @@ CLOSE = 0.03  # a runner-up further behind is not explored: installing the wrong
 RIDGE, FORGET = 20.0, 0.98  # of the prediction: penalty, and what is kept of its evidence each round
 MOST = 0.2  # a score is never predicted to have changed by more
 NOISE = 0.1  # variance of the difference of two scores on one row: how often two models disagree on it
-START = 2  # rounds in which everybody gets all: more of them spoil models of clients that had better not share
 FIRST_PAUSE = 2  # rounds between probes at first, and after a probe that did not confirm the choice
 SHARERS, SURE, TRIED = 0.1, 0.5, 0.5
 """A tenth of the clients at least share the backbone if their own evidence is for it by half a standard deviation,
@@ -70,7 +69,7 @@ class Learned(Dqn):
         lean = lean + dqn.values(self.config, memory["agent"], now)
         value = probes.worth(foreseen, trust, lean).masked_fill(~self.rules.mask, -math.inf)
         ranked = value.sort(dim=1, descending=True, stable=True)
-        starting = (known["round"][ids] == 0) | (s.round <= START)
+        starting = (known["round"][ids] == 0) | (s.round <= FULL_ROUNDS)
         left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
         best = torch.where(starting, FULL, ranked.indices[:, 0] if left else known["part"][ids])
         own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s)).masked_fill(~self.rules.mask, -math.inf)
@@ -78,7 +77,7 @@ class Learned(Dqn):
         best = torch.where(sharing, own.argmax(1), best)
         late = s.round - memory["probed"][ids] >= memory["pause"][ids]
         surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
-        look = ((late | surprise) & bool(left) | whole) & (s.round >= START)
+        look = ((late | surprise) & bool(left) | whole) & (s.round >= FULL_ROUNDS)
         free = look & ~starting & ~sharing
         exploring = free & (draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left)
         exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
