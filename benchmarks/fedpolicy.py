@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="", help="folder with the data sets; else $EQUIPOISE_DATA")
     parser.add_argument(
-        "--only", default="", help="cells whose name (scenario-variant-seed) contains one of these, with commas"
+        "--only", default="", help="cells whose ^scenario-variant-seed$ contains one of these, with commas"
     )
     parser.add_argument("--minutes", type=float, default=1e9, help="start no cell after so long")
     parser.add_argument("--table", action="store_true", help="write the tables alone")
@@ -158,7 +158,7 @@ def main() -> None:
     ]
     for scenario, seed, variant in grid:
         path = RESULTS / f"{scenario}-{variant}-seed{seed}.json"
-        wanted = any(part in path.stem for part in arguments.only.split(","))
+        wanted = any(part in f"^{path.stem}$" for part in arguments.only.split(","))
         if arguments.table or not wanted or path.exists() or time.perf_counter() > end:
             continue
         cell = run(scenario, VARIANTS[variant], seed, arguments.data)
