@@ -282,12 +282,11 @@ def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(monkeypatch:
     monkeypatch.setattr(foresight, "SHARERS", 0.5)
     agent = FedPolicy(policy="learned").agent
     full, backbone, head = 0, 1, 2
-    sure = torch.full((4,), 0.05)
     own = torch.tensor([[0.3, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0.2, 0, 0.12, 0]])
-    assert agent.sharers(own, torch.full((4,), head), sure).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
-    assert agent.sharers(own, torch.tensor([head, full, head, backbone]), sure).sum() == 0  # type: ignore[attr-defined]
+    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
+    assert agent.sharers(own, torch.tensor([head, full, head, backbone])).sum() == 0  # type: ignore[attr-defined]
     monkeypatch.setattr(foresight, "SHARERS", 1.0)  # but nobody against its own evidence
-    assert agent.sharers(own, torch.full((4,), head), sure).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
+    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
 
 
 def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:

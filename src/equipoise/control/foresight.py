@@ -21,9 +21,7 @@ RIDGE, FORGET = 20.0, 0.98  # of the prediction: penalty, and what is kept of it
 MOST = 0.2  # a score is never predicted to have changed by more
 NOISE = 0.1  # variance of the difference of two scores on one row: how often two models disagree on it
 FIRST_PAUSE = 2  # rounds between probes at first, and after a probe that did not confirm the choice
-SHARERS, SURE, TRIED = 0.1, 0.5, 0.5
-"""A tenth of the clients at least share the backbone if their own evidence is for it by half a standard deviation,
-until half of the time before the calm is left."""
+SHARERS = 0.1  # of the clients, at least, share the backbone until the calm, if their own evidence is for it
 SEEN = 1 + record.FEATURES + 1 + len(PARTS)
 
 
@@ -73,7 +71,7 @@ class Learned(Dqn):
         left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
         best = torch.where(starting, FULL, ranked.indices[:, 0] if left else known["part"][ids])
         own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s)).masked_fill(~self.rules.mask, -math.inf)
-        sharing = self.sharers(own, best, SURE * self.noise(s, ids)[:, 0].sqrt()) & (left > TRIED)
+        sharing = self.sharers(own, best) & bool(left)
         best = torch.where(sharing, own.argmax(1), best)
         late = s.round - memory["probed"][ids] >= memory["pause"][ids]
         surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
@@ -110,14 +108,14 @@ class Learned(Dqn):
         trust = spread / (spread + noise)
         return trust, plain - (1 - trust) * mean
 
-    def sharers(self, own: Tensor, best: Tensor, sure: Tensor) -> Tensor:
+    def sharers(self, own: Tensor, best: Tensor) -> Tensor:
         """A backbone that nobody installs serves nobody and never will: let some share it whose evidence is for it."""
         alone = ~TAKES[best, 0]
         lack = max(0, math.ceil(SHARERS * len(best)) - int((~alone).sum()))
         for_it = own[:, TAKES[:, 0]].max(1).values - own[:, ~TAKES[:, 0]].max(1).values
         chosen = torch.zeros_like(alone)
         chosen[for_it.masked_fill(~alone, -math.inf).argsort(descending=True, stable=True)[:lack]] = True
-        return chosen & (for_it > sure)
+        return chosen & (for_it > 0)
 
     def plain(self, s: Server) -> Tensor:
         """``[parts]``: the value of parts that score alike."""
