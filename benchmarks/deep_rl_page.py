@@ -71,7 +71,9 @@ reported, at the full length of a run; the best mean return over the second half
 Where nothing is named the task's own setting holds (CartPole: lr 0.001, target rate 0.01, rates that fall with t0 = 10;
 Acrobot: lr 0.001, target rate 0.1, constant rates). Those had been chosen earlier on other seeds with dqn and dqnavg;
 width, discount, copies, batch and exploration too, and they were not tuned again. MuJoCo's tasks were not tuned at
-all. The order of operations in Adam was changed while tuning ran: a repeated row may differ."""
+all. The order of operations in Adam was changed while tuning ran: a repeated row may differ. Before it, trials on
+Acrobot with the same two seeds (three of pfeddqn-rep, one each of dqnavg and dqn) had led to the default of moving body
+and head in every step: so much more than its share was spent on pfeddqn-rep."""
 CURVES = "Mean over agents with the range of the seeds (left), and the worst agent (right)."
 BARS = "Each agent at the end, mean over seeds; agents by growing length."
 SHARING = """Body or head, both in every step or in the rhythm of K steps of the head and one of the body; each at the
