@@ -3,8 +3,9 @@
 Fashion-MNIST at 14x14, MLP, 20 clients with 300 rows each (30 % test; a fifth of the rest is validation), 60 rounds of
 two epochs; `cnn-` is the same with a CNN for 30 rounds, `cifar10-` and `cifar100-` that CNN on 16x16 colour images.
 The constants of the policies were chosen on seeds 1 to 9. Seeds 11 to 13 had been seen with earlier versions, so the
-main comparison is repeated on seeds 21 to 23. Every cell (a variant, a scenario, a seed) is a small JSON file under
-results/fedpolicy, so that the work can stop and go on.
+main comparison is repeated on seeds 21 to 23. The cells of dqn and bandit were made before a change of rounding in
+their features. Every cell (a variant, a scenario, a seed) is a small JSON file under results/fedpolicy, so that the
+work can stop and go on.
 
     python benchmarks/fedpolicy.py --data FOLDER              # run what is missing, in order, then write README.md
     python benchmarks/fedpolicy.py --data FOLDER --only M3    # the cells whose name contains it
