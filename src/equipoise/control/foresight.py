@@ -11,7 +11,6 @@ from equipoise.contract import Server, State, Tree
 from equipoise.control import dqn, probes, record
 from equipoise.control.learning import DTYPE, remember
 from equipoise.control.parts import PARTS, TAKES, cost
-from equipoise.control.player import server_uniform
 from equipoise.control.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
 
 RESIDUAL = 10.0  # the residual pays this for its square: one round's reward is nearly all noise
@@ -60,7 +59,7 @@ class Learned(Dqn):
 
     def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
         now = record.features(known, ids, s)
-        memory = {**memory, "agent": self.studied(s, memory["agent"], now[known["round"][ids] > 0])}
+        memory = {**memory, "agent": self.studied(s, self.watched(s, known, memory["agent"], ids, now))}
         seen = self.visible(s, memory, ids, now)
         foreseen = self.predicted(known, memory, ids, seen)
         trust, lean = self.pooled(s, memory, ids)
@@ -86,13 +85,6 @@ class Learned(Dqn):
         new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
         memory = {**memory, **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()}}
         return Offer(part, look, choose, trust, lean), memory
-
-    def studied(self, s: Server, agent: State, states: Tensor) -> State:
-        config = self.config
-        if s.round == 1:
-            agent = dqn.init(config, server_uniform(s, dqn.init_draws(config), DRAWS))
-        u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
-        return dqn.learn(config, dqn.watch(agent, states), self.rules.mask, s.round, u)
 
     def pooled(self, s: Server, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Empirical Bayes: few validation rows say little of one client, but those of all tell what clients are like.

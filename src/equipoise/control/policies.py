@@ -149,11 +149,8 @@ class Dqn(Policy):
 
     def experience(self, s: Server, known: State, memory: State, ids: Tensor) -> State:
         """Close the transitions of these clients with what is seen of them now, and learn."""
-        config, agent = self.config, memory["agent"]
-        if s.round == 1:
-            agent = dqn.init(config, server_uniform(s, dqn.init_draws(config), DRAWS))
-        now = record.features(known, ids, s)
-        agent = dqn.watch(agent, now[known["round"][ids] > 0])
+        config, now = self.config, record.features(known, ids, s)
+        agent = self.watched(s, known, memory["agent"], ids, now)
         closed = memory["open"][ids]
         if bool(closed.any()):
             who = ids[closed]
@@ -168,14 +165,24 @@ class Dqn(Policy):
                 "round": known["round"][who],
             }
             agent = remember(agent, rows)
-        u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
-        agent = dqn.learn(config, agent, self.rules.mask, s.round, u)
         return {
             **memory,
-            "agent": agent,
+            "agent": self.studied(s, agent),
             "state": memory["state"].index_copy(0, ids, now),
             "open": memory["open"].index_fill(0, ids, False),
         }
+
+    def watched(self, s: Server, known: State, agent: State, ids: Tensor, now: Tensor) -> State:
+        """The agent, made in the first round, having seen these features of clients that have replied."""
+        if s.round == 1:
+            agent = dqn.init(self.config, server_uniform(s, dqn.init_draws(self.config), DRAWS))
+        return dqn.watch(agent, now[known["round"][ids] > 0])
+
+    def studied(self, s: Server, agent: State) -> State:
+        """The round's updates on what is remembered."""
+        config = self.config
+        u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
+        return dqn.learn(config, agent, self.rules.mask, s.round, u)
 
     def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
         """A client's first report has no gain, so it opens no transition."""

@@ -16,7 +16,7 @@ from equipoise.control.parts import PARTS
 
 KEPT = 0.7  # of a smoothed score, each round
 LOSS_PART, LOSS_MOST = 0.02, 3.0  # accuracy decides; the loss, bounded, breaks ties
-FULL, NONE = PARTS.index("full"), PARTS.index("none")
+NONE = PARTS.index("none")
 
 
 def client_init() -> State:

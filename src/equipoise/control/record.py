@@ -78,7 +78,7 @@ def note_reports(record: State, ids: Tensor, reports: Tensor, price: Tensor, rou
 
     The mean is that of everybody's latest, since only a few clients may have reported in this round.
     """
-    gap = (round - record["told"][ids]).clamp(min=1).to(DTYPE)
+    gap = (round - record["told"][ids]).to(DTYPE)
     loss, acc = record["report"][ids, 0] - reports[:, 0], reports[:, 1] - record["report"][ids, 1]
     known = record["reports"][ids] > 0
     gain = torch.where(known[:, None], torch.stack([loss, acc], 1) / gap[:, None], 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from equipoise.contract import Task
@@ -11,7 +13,7 @@ from equipoise.tasks.classify import Classify
 
 def place(task: Task, name: str) -> Task:
     """The task on the device of that name; ``auto`` is CUDA's first, else the processor."""
-    if name not in ("auto", "cpu") and name.partition(":")[0] != "cuda":
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
     if not isinstance(task, Classify):
         if name.startswith("cuda"):
@@ -20,9 +22,7 @@ def place(task: Task, name: str) -> Task:
     found = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not found):
         return task
-    number = name.partition(":")[2] if name != "auto" else ""
-    if number and not number.isdigit():
-        raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
-    if int(number or 0) >= found:
+    number = int(name.partition(":")[2] or 0)
+    if number >= found:
         raise UsageError(f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto")
-    return task.on(torch.device("cuda", int(number or 0)))
+    return task.on(torch.device("cuda", number))

@@ -180,21 +180,24 @@ class Classify(Supervised):
         )
 
     def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
-        own = self.data.split(_numpy(ids.reshape(1)), split)
-        here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
-        y = own.y[here].to(self.device)
-        logits = self.logits(trees.moved(params, self.device), own.x[here])
+        x, y = self._rows_of_one(ids, split)
+        logits, y = self.logits(trees.moved(params, self.device), x), y.to(self.device)
         return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
 
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not (self.deep and self.stackable):
             return super().evaluate_heads(ids, params, heads, split)
-        own = self.data.split(_numpy(ids.reshape(1)), split)
-        here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
+        x, y = self._rows_of_one(ids, split)
         body, heads = (trees.moved(tree, self.device) for tree in (params, heads))
         # What does not depend on the heads is not mapped over them, but computed once.
-        mapped = vmap(lambda head: self.logits(body | head, own.x[here]))
-        return _score(mapped(heads), own.y[None, here], None)
+        mapped = vmap(lambda head: self.logits(body | head, x))
+        return _score(mapped(heads), y[None], None)
+
+    def _rows_of_one(self, ids: Tensor, split: str) -> tuple[Tensor, Tensor]:
+        """One client's stored rows and labels."""
+        own = self.data.split(_numpy(ids.reshape(1)), split)
+        here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
+        return own.x[here], own.y[here]
 
     # --- stacks -----------------------------------------------------------------------------------------------------
 
