@@ -22,13 +22,13 @@ import torch
 
 from deep_rl_page import write_page
 from deep_rl_tuning import chosen, tune
-from equipoise.config import Settings
 from equipoise.contract import Tree
 from equipoise.frl.deep.newcomers import MARKS, WARMUP, adapt, what_learns
 from equipoise.frl.deep.task import AgentTask
 from equipoise.frl.deep.worlds import PhysicsWorld
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 
 RESULTS = Path(__file__).parent / "results" / "deep_rl"
 MODELS = Path(tempfile.gettempdir()) / "equipoise-deep-rl"  # for pictures and newcomers; too large to keep

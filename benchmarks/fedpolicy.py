@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-from equipoise.config import Settings
 from equipoise.contract import Task, Tree
-from equipoise.finetuning import finetuned
-from equipoise.runs import build_task
+from equipoise.runs.finetuning import finetuned
+from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from fedpolicy_report import FRESH, RESULTS, SEEDS, page, picture
 
 EVERY = 3

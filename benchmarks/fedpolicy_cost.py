@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from equipoise.config import Settings
-from equipoise.control import parts, probes, record
-from equipoise.control.foresight import Learned
-from equipoise.runs import build_task
+from equipoise.methods.fedpolicy import parts, probes, record
+from equipoise.methods.fedpolicy.foresight import Learned
+from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from fedpolicy_report import RESULTS
 
 SETTING: dict[str, Any] = {

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from equipoise.flower import project
-from equipoise.runs import Folder
+from equipoise.runs.running import Folder
 from flower_live.harness import fleet, wait_until
 
 RESULT = Path(__file__).parent / "results" / "flower_cost.json"

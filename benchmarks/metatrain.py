@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.config import Settings
 from equipoise.contract import Client, Server, State, Task, Train, Tree, Up, weighted_mean
-from equipoise.control.equilibrium import LEAST_ERROR, LOSS_AT_FULL_RATE, Equilibrium
-from equipoise.control.shared import epochs_around, rate_around
+from equipoise.methods.equilibrium import LEAST_ERROR, LOSS_AT_FULL_RATE, Equilibrium
+from equipoise.methods.page.shared import epochs_around, rate_around
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from page_report import RESULTS
 
 FILE = RESULTS / "metatrain.json"

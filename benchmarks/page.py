@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from equipoise.config import Settings
-from equipoise.control.certificate import certify
+from equipoise.runs.certificate import certify
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from page_report import RESULTS, page
 
 EVERY = 10

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.config import Settings
-from equipoise.control import player
+from equipoise.methods.page import player
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 
 RESULT = Path(__file__).parent / "results" / "page" / "speed.json"
 WARMUP = 3

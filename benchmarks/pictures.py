@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from equipoise.report.pareto import front
+from equipoise.report.page.pareto import front
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "pictures"

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from equipoise.config import Settings
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 
 RESULTS = Path(__file__).parent / "results" / "realdata"
 METHODS: dict[str, dict[str, Any]] = {

@@ -18,9 +18,9 @@ RESULTS = "benchmarks/results"
 API = (
     *("equipoise", "equipoise.contract", "equipoise.contract.words", "equipoise.contract.client"),
     *("equipoise.contract.server", "equipoise.contract.task", "equipoise.contract.method"),
-    *("equipoise.config", "equipoise.runs", "equipoise.compare", "equipoise.tune"),
-    *("equipoise.export", "equipoise.tasks.own", "equipoise.models", "equipoise.data.partition"),
-    *("equipoise.control.ddpg", "equipoise.report.html", "equipoise.report.trackers"),
+    *("equipoise.settings.config", "equipoise.runs.running", "equipoise.runs.compare", "equipoise.runs.tune"),
+    *("equipoise.runs.export", "equipoise.tasks.own", "equipoise.models", "equipoise.data.partition"),
+    *("equipoise.learners.ddpg", "equipoise.report.page.html", "equipoise.report.trackers.tracking"),
 )
 SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import equipoise
-from equipoise.report import html
+from equipoise.report.page import html
 
 METHODS = {"fedavg": {}, "scaffold": {}, "ditto": {"lam": 0.1}, "local": {}}
 SEEDS = 2

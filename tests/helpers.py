@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.config import Settings
 from equipoise.contract import Method, Task, Training
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
-from equipoise.runs import Interrupted, resume_run, run
+from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from equipoise.tasks.classify import Classify
 
 SMALL = {"clients": 6, "features": 5, "classes": 4, "samples": 60, "size_sigma": 0.4, "val_share": 0.2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 __all__ = ["UsageError", "add_task", "run"]
 __version__ = "0.1.0"
@@ -19,11 +19,11 @@ def run(
     Gives the summary that is also in ``out/summary.json``; with the extra ``report``, ``out/report.html`` shows it.
     ``log`` names trackers that are told of every round: ``"tensorboard,mlflow"``.
     """
-    from equipoise.config import Settings
-    from equipoise.report import html
-    from equipoise.report.trackers import Tracking
-    from equipoise.runs import Folder
-    from equipoise.runs import run as run_settings
+    from equipoise.report.page import html
+    from equipoise.report.trackers.tracking import Tracking
+    from equipoise.runs.running import Folder
+    from equipoise.runs.running import run as run_settings
+    from equipoise.settings.config import Settings
 
     settings, done = Settings.of(options), len(Folder(Path(out)).logs()) if resume else 0
     with Tracking(log, Path(out), done) as tracking:

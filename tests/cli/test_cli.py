@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import equipoise
 from equipoise.cli import main
-from equipoise.config import Settings, options
 from equipoise.methods import all_methods, find_method
+from equipoise.settings.config import Settings, options
 from equipoise.tasks import all_tasks
 
 SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
@@ -22,7 +22,11 @@ SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
 
 def equipoise_cli(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "equipoise.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "equipoise.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 

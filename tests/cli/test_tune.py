@@ -5,9 +5,9 @@ import json
 import pytest
 
 from equipoise.cli import main
-from equipoise.config import Settings
 from equipoise.methods import all_methods
-from equipoise.tune import search_space
+from equipoise.runs.tune import search_space
+from equipoise.settings.config import Settings
 
 pytest.importorskip("optuna")
 SMALL = "--clients 5 --samples 50 --rounds 3 --batch-size 10".split()

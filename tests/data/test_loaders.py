@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from data import files
+from equipoise.core.errors import UsageError
 from equipoise.data import cifar, fmnist, shakespeare, tinyimagenet
 from equipoise.data.source import load
-from equipoise.errors import UsageError
 
 
 def _fails(source, folder, *words):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from equipoise.config import Settings
 from equipoise.contract import Fit, When
-from equipoise.errors import UsageError
-from equipoise.newcomers import hold_out
-from equipoise.runs import build_task, resume_run, run
+from equipoise.core.errors import UsageError
+from equipoise.runs.newcomers import hold_out
+from equipoise.runs.running import build_task, resume_run, run
+from equipoise.settings.config import Settings
 from helpers import small_task
 
 OPTIONS = {"task": "synthetic", "clients": 10, "samples": 60, "rounds": 3, "epochs": 2, "holdout_clients": 0.2}
@@ -76,7 +76,7 @@ def test_bad_shares_are_refused():
 
 def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     """What auto measured is kept in the folder, so that a resumed run goes on in the same way."""
-    from equipoise import runs
+    from equipoise.runs import running as runs
     from equipoise.runtime.choose import Choice
 
     monkeypatch.setattr(runs, "choose", lambda *_: Choice("loop", why="measured"))

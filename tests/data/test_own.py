@@ -13,10 +13,10 @@ from torch.utils.data import TensorDataset
 
 import equipoise
 from equipoise import tasks
-from equipoise.config import Settings
+from equipoise.core.errors import UsageError
 from equipoise.data import tables
-from equipoise.errors import UsageError
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
 
 ROOT = Path(__file__).parents[2]
 

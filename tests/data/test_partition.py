@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.core.errors import UsageError
 from equipoise.data import partition
 from equipoise.data.partition import Parts
 from equipoise.data.split import SplitConfig, client_splits
-from equipoise.errors import UsageError
 
 LABELS = np.repeat(np.arange(10), 600)
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from data import files
-from equipoise.config import Settings
+from equipoise.core.errors import UsageError
 from equipoise.data import scenarios
 from equipoise.data.forms import Pixels
 from equipoise.data.split import SplitConfig
-from equipoise.errors import UsageError
-from equipoise.runs import build_task, run
+from equipoise.runs.running import build_task, run
+from equipoise.settings.config import Settings
 
 CLIENTS = 9
 SPLITS = ("train", "val", "test")

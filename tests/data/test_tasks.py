@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from data import files
-from equipoise.config import Settings
 from equipoise.contract import Training
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import Federation
 from equipoise.data.forms import Pixels, Tokens
-from equipoise.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
 from equipoise.tasks.classify import Classify
 from helpers import largest_difference, simulate
 
@@ -145,7 +145,7 @@ def test_fmnist_rows_are_shared_out_as_in_the_paper(tmp_path):
     ],
 )
 def test_fmnist_learns_through_every_partition(tmp_path, options):
-    from equipoise.runs import run
+    from equipoise.runs.running import run
 
     files.write_fmnist(tmp_path / "data", train=300, test=50)
     summary = run(_settings("fmnist", tmp_path / "data", lr=0.02, **options), tmp_path / "out")

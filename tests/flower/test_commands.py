@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.flower import command, options, register
 from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig

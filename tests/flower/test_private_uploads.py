@@ -10,7 +10,7 @@ import torch
 from equipoise.flower import codec
 from equipoise.privacy.ledger import gaussian_epsilon
 from equipoise.privacy.options import Privacy
-from equipoise.privacy.private import private, secret
+from equipoise.wrappers.private import private, secret
 from flower.test_remote import ROUNDS, SUPERVISED, Here, federate
 from helpers import largest_difference, simulate, small_task
 

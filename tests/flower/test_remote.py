@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.config import Settings
 from equipoise.contract import Method, Task
-from equipoise.errors import UsageError
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
 from equipoise.flower import codec
 from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig
@@ -24,10 +24,10 @@ from equipoise.flower.remote import Remote
 from equipoise.flower.state import ClientDisk
 from equipoise.methods import all_methods
 from equipoise.privacy.options import Privacy
-from equipoise.privacy.private import Draw, seeded
-from equipoise.runs import build_task
-from equipoise.runtime import checkpoint
+from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
+from equipoise.wrappers.private import Draw, seeded
 from helpers import largest_difference, simulate, small_task
 
 SUPERVISED = {name: method for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"}

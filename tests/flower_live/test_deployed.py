@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
 
-from equipoise import runs
+from equipoise.core import files as checkpoint
 from equipoise.flower import options, project
-from equipoise.runtime import checkpoint
+from equipoise.runs import running as runs
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
 

@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl import mdp as mdps
 from equipoise.frl import qkernel, tabular
 from equipoise.frl.policies import behaviour, preferred_action

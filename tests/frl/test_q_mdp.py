@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl import mdp as mdps
 from equipoise.frl.policies import behaviour, preferred_action, regions
 from equipoise.frl.theory import occupancy

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.config import Settings
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl import tabular
 from equipoise.methods import all_methods, find_method
-from equipoise.runs import build_task, run
+from equipoise.runs.running import build_task, run
+from equipoise.settings.config import Settings
 from equipoise.tasks import all_tasks
 from helpers import cut_and_resumed, largest_difference, simulate
 

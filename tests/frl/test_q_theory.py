@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl import mdp as mdps
 from equipoise.frl import tabular, theory
 from equipoise.frl.policies import preferred_action

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.errors import UsageError
+from equipoise.core import random
+from equipoise.core.errors import UsageError
 from equipoise.frl import linear
 from equipoise.frl.families import planted, planted_weights, soft_greedy, spread, under_policy, windy_cliff
 from equipoise.frl.mdp import garnet, make_mdp, toy_text
 from equipoise.frl.theory import occupancy
-from equipoise.runtime import random
 
 
 def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0):

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.config import Settings
 from equipoise.contract import Fit, When
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl import linear
 from equipoise.frl.families import planted
 from equipoise.methods import all_methods, find_method
-from equipoise.runs import build_task, run
+from equipoise.runs.running import build_task, run
+from equipoise.settings.config import Settings
 from helpers import cut_and_resumed, largest_difference, simulate
 
 METHODS = {"td": "v", "fedtd": "v", "pfedtd-rep": "v", "q": "q", "fedq": "q", "pfedq-rep": "q"}

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.config import Settings
 from equipoise.frl.deep import newcomers
 from equipoise.frl.deep.newcomers import what_learns
 from equipoise.methods import find_method
-from equipoise.newcomers import hold_out
-from equipoise.runs import build_task, run
+from equipoise.runs.newcomers import hold_out
+from equipoise.runs.running import build_task, run
+from equipoise.settings.config import Settings
 from helpers import cut_and_resumed
 
 TINY = {

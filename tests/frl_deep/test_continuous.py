@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.config import Settings
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.deep import learner, mujoco
 from equipoise.frl.deep.adam import Rhythm
 from equipoise.frl.deep.continuous import ActorCritic, Ddpg
 from equipoise.frl.deep.learner import Settings as Agent
 from equipoise.frl.deep.mujoco import HALF_CHEETAH, HOPPER, edited
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate
 
 F64 = torch.float64

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.config import Settings
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.deep.gym_world import GymWorld
 from equipoise.frl.deep.physics import CartPole
-from equipoise.runs import Interrupted, build_task, resume_run, run
+from equipoise.runs.running import Interrupted, build_task, resume_run, run
+from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate
 
 SMALL = {

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.control.learning import adam
 from equipoise.frl.deep import learner
 from equipoise.frl.deep.adam import TOGETHER, Rhythm, StackedAdam
 from equipoise.frl.deep.learner import Settings, td_slope, train
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.worlds import PhysicsWorld
+from equipoise.learners.learning import adam
 from helpers import largest_difference
 
 SETTINGS = Settings(2, 0.9, 40, 10, 50, 0.1, 0.1, 8)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.config import Settings
 from equipoise.contract import Fit, Train, When
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.runs import build_task, run
+from equipoise.runs.running import build_task, run
+from equipoise.settings.config import Settings
 from helpers import cut_and_resumed, largest_difference, simulate
 
 METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import UsageError
 from equipoise.data import synthetic
 from equipoise.data.federation import Federation
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
-from equipoise.errors import UsageError
 
 
 def test_the_defaults_are_the_papers_numbers():

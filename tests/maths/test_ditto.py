@@ -1,7 +1,7 @@
 import pytest
 
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core import random
+from equipoise.core.errors import UsageError
 from equipoise.methods import fedala
 from equipoise.methods.fedala import FedAla
 from equipoise.methods.fedavg import FedAvg
-from equipoise.runtime import random
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import train
 from helpers_quadratic import heterogeneous

@@ -1,7 +1,7 @@
 import pytest
 
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedavgm import FedAvgM
 from helpers import largest_difference, simulate, small_task

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedbabu import FedBabu
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train

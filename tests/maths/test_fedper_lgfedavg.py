@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise.contract import Method
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.methods.local import Local

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedprox import FedProx
 from helpers import largest_difference, simulate, small_task

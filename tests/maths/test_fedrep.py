@@ -1,6 +1,6 @@
 import pytest
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedrep import FedRep
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from equipoise.contract import Training
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import Federation
-from equipoise.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedrod import FedRod
 from equipoise.tasks.classify import Classify

@@ -5,9 +5,9 @@ import torch
 
 from equipoise.cli import main
 from equipoise.contract import Fit, When
-from equipoise.finetuning import EPOCHS, SHARES_OF_RATE, _first_best, finetuned
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
+from equipoise.runs.finetuning import EPOCHS, SHARES_OF_RATE, _first_best, finetuned
 from helpers import simulate, small_task
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from equipoise.config import Settings
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.runs import _Running, build_task, run
-from equipoise.runtime.late import delayed, late_clients
+from equipoise.runs.running import _Running, build_task, run
+from equipoise.settings.config import Settings
+from equipoise.wrappers.late import delayed, late_clients
 from helpers import cut_and_resumed, largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic
 

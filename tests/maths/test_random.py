@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.runtime import random
+from equipoise.core import random
 
 
 def test_known_words_never_change():

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from equipoise.contract import Method, weighted_mean
+from equipoise.core import random
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.finetune import Finetune
 from equipoise.methods.local import Local
-from equipoise.runtime import random
 from helpers import largest_difference, simulate, small_task
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise.contract import Client, State, Train, Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.scaffold import Scaffold
 from helpers import largest_difference, simulate, small_task

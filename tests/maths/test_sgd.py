@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from equipoise.contract import Fit, Pull, Training, When
-from equipoise.runtime import batches, random
+from equipoise.core import random
+from equipoise.learners import batches
 from helpers import largest_difference, small_task
 
 HOW = Training(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01, momentum=0.6)

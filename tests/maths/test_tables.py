@@ -2,10 +2,10 @@
 
 import pytest
 
+from equipoise.records.summary import convergence_round, summarise
 from equipoise.report import tables
+from equipoise.report.page.pareto import draw, front
 from equipoise.report.paired import against_best, difference
-from equipoise.report.pareto import draw, front
-from equipoise.summary import convergence_round, summarise
 
 COLUMN = tables.Column("personal %", lambda s: s["acc"], 100.0)
 

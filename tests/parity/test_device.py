@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from data.test_tasks import small_task as small_real
-from equipoise.config import Settings
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods, find_method
-from equipoise.runs import build_task, run
+from equipoise.runs.running import build_task, run
 from equipoise.runtime.choose import choose
 from equipoise.runtime.device import place
+from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
 
@@ -53,7 +53,7 @@ def test_training_and_scoring_are_really_there(monkeypatch):
 
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("equipoise.runs.place", lambda task, name: task.on(FAR))
+    monkeypatch.setattr("equipoise.runs.running.place", lambda task, name: task.on(FAR))
     settings = Settings.of({"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"})
     with Pretended():
         found = run(settings, tmp_path / "far")

@@ -11,7 +11,7 @@ import torch
 
 from data.test_tasks import small_task as small_images
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.methods.fedavg import FedAvg
 from equipoise.runtime import choose

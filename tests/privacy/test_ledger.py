@@ -17,8 +17,8 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.privacy.budget import Budget
 from equipoise.privacy.ledger import Ledger, gaussian_epsilon
 from equipoise.privacy.options import Privacy
-from equipoise.privacy.private import private
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.wrappers.private import private
 from helpers import small_task
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from equipoise.contract import Down, equal_weights, weighted_mean
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.local import Local
 from equipoise.privacy.options import Privacy
-from equipoise.privacy.private import private, secret
+from equipoise.wrappers.private import private, secret
 from helpers import largest_difference, simulate, small_task
 
 SOUND = ("dapfl", "ditto", "fedala", "fedavg", "fedavgm", "fedbabu", "fedper", "fedprox", "fedrecon", "fedrep")

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 import equipoise
-from equipoise import export as exporting
 from equipoise.cli import main
-from equipoise.config import Settings, read_config
-from equipoise.runs import Folder, build_task
+from equipoise.runs import export as exporting
+from equipoise.runs.running import Folder, build_task
+from equipoise.settings.config import Settings, read_config
 from equipoise.tasks import all_tasks
 from equipoise.tasks.classify import Classify
 

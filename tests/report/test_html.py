@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.config import Settings, read_config
-from equipoise.errors import UsageError
-from equipoise.report import drawing, figures, folders, heat, html, pareto, shares, text
-from equipoise.runs import build_task
+from equipoise.core.errors import UsageError
+from equipoise.report import folders
+from equipoise.report.page import drawing, figures, heat, html, pareto, shares, text
+from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings, read_config
 from equipoise.tasks.classify import Classify
 
 pytest.importorskip("plotly", reason="the extra report is not installed")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from equipoise.cli import main
-from equipoise.report import live
+from equipoise.report.terminal import live
 
 
 def shown(tails: list[live.Tail]) -> str:

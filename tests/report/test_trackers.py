@@ -9,7 +9,7 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
-from equipoise.report import trackers
+from equipoise.report.trackers import tracking as trackers
 
 SMALL = "--clients 4 --samples 40 --epochs 1 --rounds 4 --executor stacked --quiet".split()
 Series = dict[str, dict[int, float]]
@@ -164,8 +164,8 @@ def stopped_run(out: Path, log: str) -> None:
                 raise Stop
 
     options = {"clients": 4, "samples": 40, "epochs": 1, "rounds": 6, "checkpoint_every": 2, "executor": "stacked"}
-    from equipoise.config import Settings
-    from equipoise.runs import run
+    from equipoise.runs.running import run
+    from equipoise.settings.config import Settings
 
     with pytest.raises(Stop), Stopping(log, out) as tracking:
         run(Settings.of(options), out, watch=tracking)

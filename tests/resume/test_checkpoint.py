@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.errors import UsageError
-from equipoise.runtime import checkpoint
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
 
 
 def test_round_trip_of_a_nested_tree(tmp_path):

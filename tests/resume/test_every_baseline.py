@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.core import files as checkpoint
 from equipoise.methods import all_methods
-from equipoise.runtime import checkpoint
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
 

@@ -12,20 +12,9 @@ from equipoise.contract.client import Client
 from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
 from equipoise.contract.server import Server
 from equipoise.contract.task import Task
-from equipoise.contract.words import (
-    Blocks,
-    Down,
-    Fit,
-    Loss,
-    Pull,
-    State,
-    Train,
-    Training,
-    Tree,
-    Up,
-    When,
-    option,
-)
+from equipoise.contract.words import Blocks, Down, Fit, Loss, Pull, Train, Training, Up, When
+from equipoise.core.options import option
+from equipoise.core.trees import State, Tree
 
 __all__ = [
     "Blocks",

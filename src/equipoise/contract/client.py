@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from equipoise.contract.words import Down, Loss, Pull, State, Train, Training, Tree
+from equipoise.contract.words import Down, Loss, Pull, Train, Training
+from equipoise.core.trees import State, Tree
 
 if TYPE_CHECKING:
     from equipoise.contract.task import Task

@@ -12,8 +12,9 @@ from torch import Tensor
 from equipoise.contract.client import Client
 from equipoise.contract.server import Server
 from equipoise.contract.task import Task
-from equipoise.contract.words import Down, State, Train, Training, Tree, Up
-from equipoise.errors import UsageError
+from equipoise.contract.words import Down, Train, Training, Up
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import State, Tree
 
 
 @dataclass(frozen=True)

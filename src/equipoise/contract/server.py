@@ -6,7 +6,8 @@ import copy
 from dataclasses import dataclass, field
 
 from equipoise.contract.task import Task
-from equipoise.contract.words import State, Training, Tree
+from equipoise.contract.words import Training
+from equipoise.core.trees import State, Tree
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise.contract.words import Blocks, Fit, State, Training, Tree, When
+from equipoise.contract.words import Blocks, Fit, Training, When
+from equipoise.core.trees import State, Tree
 
 if TYPE_CHECKING:
     from equipoise.contract.method import Method

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-Tree = dict[str, Tensor]
-"""A model: parameter names to tensors. One client has plain shapes, a stack has one leading axis more."""
-
-State = dict[str, Any]
-"""What a client or the server keeps between rounds: nested dictionaries of tensors."""
+from equipoise.core.options import option
+from equipoise.core.trees import State, Tree
 
 Blocks = Mapping[str, tuple[str, ...]]
 """Which parameters belong to the ``backbone`` and which to the ``head``; declared by the model."""
 
 Loss = Callable[[Tree, Tensor, Tensor, State], Tensor]
 """A training loss for one client: ``(params, x, y, aux) -> losses [B]``, one entry a sample."""
-
-
-def option(default: Any, help: str) -> Any:
-    """A field of a typed config: its default, and the sentence that the command line shows for it."""
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.errors import UsageError
 from equipoise.data.cache import Arrays
 from equipoise.data.pictures import check_labels, images_of, labels_of, read_parquet
 from equipoise.data.source import Found, Source
-from equipoise.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.core.errors import UsageError
 from equipoise.data.forms import Form
-from equipoise.errors import UsageError
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "val", "test")

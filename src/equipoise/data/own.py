@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.contract import option
+from equipoise.core.errors import UsageError
+from equipoise.core.options import option
 from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form, Pixels, Tokens
 from equipoise.data.partition import Parts, natural
 from equipoise.data.split import Shares, federate, split_rows
-from equipoise.errors import UsageError
 
 
 @dataclass(frozen=True)

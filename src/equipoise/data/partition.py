@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
-from equipoise.errors import UsageError
 
 Floats = NDArray[np.float64]
 FITTING_STEPS = 200  # of iterative proportional fitting

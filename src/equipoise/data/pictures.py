@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.errors import UsageError
 from equipoise.data.source import needs
-from equipoise.errors import UsageError
 
 Pixels = NDArray[np.uint8]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from equipoise.core.errors import UsageError
 from equipoise.data.cache import Arrays, cached
-from equipoise.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.contract import option
+from equipoise.core.errors import UsageError
+from equipoise.core.options import option
 from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form
 from equipoise.data.partition import Parts
-from equipoise.errors import UsageError
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
 FEWEST = 4  # rows that a client needs for its three splits

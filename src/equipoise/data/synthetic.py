@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.contract import option
+from equipoise.core.errors import UsageError
+from equipoise.core.options import option
 from equipoise.data.federation import ClientData, Federation, Ints, Split
-from equipoise.errors import UsageError
 
 IN_MEMORY = 20_000  # populations up to this size are made once; larger ones by cohort
 CACHED = 20_000  # clients of a larger population whose rows are kept

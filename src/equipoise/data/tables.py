@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.errors import UsageError, nearest
 from equipoise.data.federation import Ints
 from equipoise.data.own import OwnRows
 from equipoise.data.source import needs
-from equipoise.errors import UsageError, nearest
 
 SUFFIXES = (".csv", ".parquet")
 MOST_TEXTS = 50  # different texts in a column that is taken for a category

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State
-from equipoise.runtime.checkpoint import number_leaves, restore_leaves, unshared
+from equipoise.core.files import number_leaves, restore_leaves, unshared
 
 About = dict[str, Any]
 """Plain JSON values."""

@@ -7,11 +7,11 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from equipoise.arguments import Parser, add_options, early_options, given_options
-from equipoise.config import Option, options
-from equipoise.errors import UsageError, nearest
+from equipoise.cli.arguments import Parser, add_options, early_options, given_options
+from equipoise.core.errors import UsageError, nearest
 from equipoise.flower.options import Deployment
 from equipoise.methods import find_method
+from equipoise.settings.config import Option, options
 from equipoise.tasks import find_task
 
 

@@ -12,10 +12,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.flower import options
 from equipoise.flower.address import host_port
-from equipoise.runs import Folder
+from equipoise.runs.running import Folder
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 LOOK = 10.0  # seconds between questions about the run's status

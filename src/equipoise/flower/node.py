@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from equipoise import __version__
-from equipoise.config import Settings
 from equipoise.contract import State, Task, Tree
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import row
 from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.state import ClientDisk
 from equipoise.privacy.budget import Budget
-from equipoise.privacy.private import Draw, private, secret, withheld
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
 from equipoise.runtime.executors import Loop, fresh_clients
-from equipoise.runtime.trees import row
+from equipoise.settings.config import Settings
+from equipoise.wrappers.private import Draw, private, secret, withheld
 
 LOG = logging.getLogger("equipoise")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import Settings
 from equipoise.contract import option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
+from equipoise.settings.config import Settings
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.flower import options
 
 PYPROJECT = """\

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.flower.address import host_port, is_port
 
 NGINX = """\

@@ -6,9 +6,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from equipoise.errors import UsageError
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
 from equipoise.flower.launch import Link
-from equipoise.runtime import checkpoint
 
 
 def read(file: Path) -> dict[int, int]:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Method, State, Task, Training, Tree
+from equipoise.core.trees import row, stack, tree_bytes
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
-from equipoise.privacy.private import withheld
-from equipoise.runtime.cost import tree_bytes
 from equipoise.runtime.executors import Executor, Replies, fresh_clients, parcel, split_parcel
-from equipoise.runtime.trees import row, stack
 from equipoise.tasks.apart import Apart
+from equipoise.wrappers.private import withheld
 
 LOG = logging.getLogger("equipoise")
 ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes

@@ -11,13 +11,13 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise import runs
+from equipoise.core import files as checkpoint
 from equipoise.flower import options, register
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
 from equipoise.privacy.ledger import in_words
-from equipoise.runtime import checkpoint
+from equipoise.runs import running as runs
 from equipoise.runtime.round import RoundLog
 
 LOG = logging.getLogger("equipoise")

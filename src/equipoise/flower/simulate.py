@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.flower import launch, options
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
 from equipoise.runtime.workers import available_cores
 
 QUIET = {**launch.QUIET, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

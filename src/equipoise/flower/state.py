@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.contract import State, Tree
-from equipoise.errors import UsageError
-from equipoise.runtime import checkpoint
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
 
 
 class ClientDisk:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Fit, Method, State, Task, Training, Tree, When
-from equipoise.runtime.trees import row
+from equipoise.core.trees import row
 
 
 class Agents(Task):

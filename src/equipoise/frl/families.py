@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP, garnet, make_mdp
 
 ROWS, COLUMNS = 4, 12

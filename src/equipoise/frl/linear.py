@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
 from equipoise.frl.tabular import STREAM_ACTION, STREAM_NEXT, Ints, Problem, qkernel, start_positions
 

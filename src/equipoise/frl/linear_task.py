@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Fit, Method, State, Training, Tree, When, option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.mdp import DEFAULT_GAMMA, TabularMDP
 
@@ -67,7 +67,7 @@ class LinearTask(Agents):
 
     def suits(self, method: Method) -> None:
         """There is no loss: a method that trains, or decides how to train, by one cannot work."""
-        from equipoise.frl.methods.linear_rep import LinearRepresentation
+        from equipoise.methods.rl.linear_rep import LinearRepresentation
 
         if replaces(method, "update", "decide") and not isinstance(method, LinearRepresentation):
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 DEFAULT_GAMMA = 0.9

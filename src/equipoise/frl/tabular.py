@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import UsageError
+from equipoise.core import random
+from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
-from equipoise.runtime import random
 
 try:
     import numba

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Fit, Method, State, Training, Tree, When, option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
 from equipoise.frl.policies import behaviour
@@ -89,7 +89,7 @@ class TabularTask(Agents):
 
     def suits(self, method: Method) -> None:
         """Tables have no loss: a method that trains, or decides how to train, by one cannot work."""
-        from equipoise.frl.methods.qlearning import FederatedQ
+        from equipoise.methods.rl.qlearning import FederatedQ
 
         if replaces(method, "update", "decide") and not isinstance(method, FederatedQ):
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
 
 METHODS = ("fedsynq", "fedasynq-eq", "fedasynq-im")

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from equipoise.contract import Method
-from equipoise.errors import UsageError, nearest
+from equipoise.core.errors import UsageError, nearest
 
-PACKAGES = ("equipoise.methods", "equipoise.control", "equipoise.frl.methods")
+PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
 
 
 def all_methods() -> dict[str, type[Method]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from equipoise.contract import Method, Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 
 def refuse_below(method: Method, least: float, *options: str) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Loss, Method, State, Task, Train, Training, Tree, option, take_sent
-from equipoise.errors import UsageError
+from equipoise.contract.supervised import Supervised, supervised
+from equipoise.core.errors import UsageError
 from equipoise.methods.checks import refuse_not_above
-from equipoise.tasks.supervised import Supervised, supervised
 
 WINDOW, SETTLED, MOST_PASSES = 10, 0.1, 50  # of the first learning of A: until std(last 10 losses) < 0.1, capped
 NEW, TRAINED, LEARNED = 0, 1, 2  # a client's phase: never took part; has a model of its own; has learned A once

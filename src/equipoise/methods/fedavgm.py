@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Method, Server, State, Task, Training, Tree, Up, option, weighted_mean
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 
 @dataclass(frozen=True)

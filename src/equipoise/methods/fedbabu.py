@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from equipoise.contract import Client, Method, State, Task, Training, Tree, option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.checks import refuse_below
 
 

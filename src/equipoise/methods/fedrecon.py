@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option, weighted_mean
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.checks import refuse_below, refuse_not_above
 
 

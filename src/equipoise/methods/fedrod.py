@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.contract import Client, Loss, Method, State, Task, Training, Tree
-from equipoise.errors import UsageError
-from equipoise.tasks.supervised import Supervised, supervised
+from equipoise.contract.supervised import Supervised, supervised
+from equipoise.core.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from equipoise.contract import Client, Method, Train, Training, Tree, option
 from equipoise.contract import Task as Task
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 
 @dataclass(frozen=True)

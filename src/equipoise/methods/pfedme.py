@@ -22,7 +22,7 @@ from equipoise.contract import (
     option,
     weighted_mean,
 )
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.methods.checks import refuse_below, refuse_not_above, refuse_unstable_pull
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from equipoise.contract import Blocks
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 
 def with_head(module: nn.Module, head: str) -> nn.Module:

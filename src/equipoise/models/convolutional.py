@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.models.blocks import with_head
 
 GROUPS = 32  # as in the paper that proposes GroupNorm (Wu, He 2018)

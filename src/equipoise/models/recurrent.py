@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.models.blocks import with_head
 
 EMBEDDED, HIDDEN, LAYERS = 8, 100, 2  # appendix C of PAGE

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from equipoise.errors import UsageError
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
 from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
 from equipoise.privacy.options import Privacy
-from equipoise.runtime import checkpoint
 
 
 class Budget:

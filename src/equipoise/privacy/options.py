@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from equipoise.contract import option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from equipoise.config import read_config
-from equipoise.errors import UsageError
-from equipoise.runs import Folder
+from equipoise.core.errors import UsageError
+from equipoise.runs.running import Folder
 from equipoise.runtime.round import RoundLog
+from equipoise.settings.config import read_config
 
 MOST_RUNS = 300  # of one page
 

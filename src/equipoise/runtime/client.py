@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Fit, Loss, Method, Pull, State, Task, Train, Training, Tree, When
-from equipoise.runtime import primitives, random
-from equipoise.tasks.supervised import Supervised
+from equipoise.contract.supervised import Supervised
+from equipoise.core import random
+from equipoise.runtime import primitives
 
 
 class RunningClient(Client):

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from equipoise.contract import Blocks, Down, State, Tree
-
-
-def tree_bytes(tree: State | Tree, stacked: bool = False) -> int:
-    """Bytes of one client's tree; of a stack, those of one row."""
-    return sum(
-        value.element_size() * (value[0].numel() if stacked else value.numel()) for value in pytree.tree_leaves(tree)
-    )
+from equipoise.contract import Blocks, Down
+from equipoise.core.trees import tree_bytes
 
 
 def down_bytes(down: Down, blocks: Blocks, clients: int) -> Tensor:

@@ -7,7 +7,7 @@ import re
 import torch
 
 from equipoise.contract import Task
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.tasks.classify import Classify
 
 

@@ -12,8 +12,8 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Method, State, Task, Train, Training, Tree, When
+from equipoise.core.trees import row, stack
 from equipoise.runtime.client import RunningClient, client_round
-from equipoise.runtime.trees import row, stack
 
 
 @dataclass

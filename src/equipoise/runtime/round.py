@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Method, Server, State, Task, Training, Tree, Up
+from equipoise.core import random
+from equipoise.core.trees import tree_bytes
 from equipoise.data.federation import Ints
 from equipoise.privacy.ledger import Ledger
-from equipoise.runtime import cost, random
+from equipoise.runtime import cost
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
 from equipoise.runtime.store import ClientStore
@@ -166,7 +168,7 @@ class Simulation:
         sent = cost.down_bytes(down, self.task.blocks, len(ids))
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in ids])
-        size = cost.tree_bytes(replies.out["up"], stacked=True) if replies.out else 0
+        size = tree_bytes(replies.out["up"], stacked=True) if replies.out else 0
         spent = {"rounds": replied, "up": size * replied, "down": sent}
         counts = self.store.gather(ids, ("counts",))["counts"]
         counts = {name: value + spent[name] for name, value in counts.items()}

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Method, State, Task, Training
-from equipoise.errors import UsageError
+from equipoise.contract.supervised import Supervised
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import row
 from equipoise.runtime.arena import Arena, Layout
 from equipoise.runtime.executors import Executor, Loop, Replies, parcel, split_parcel
-from equipoise.runtime.trees import row
 from equipoise.tasks.classify import Classify
-from equipoise.tasks.supervised import Supervised
 
 
 class Workers(Executor):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.contract import Task, Training
-from equipoise.errors import UsageError, nearest
+from equipoise.core.errors import UsageError, nearest
 
 
 @dataclass(frozen=True)

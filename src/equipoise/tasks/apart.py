@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Task, Training, option
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Split
-from equipoise.errors import UsageError
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.classify import Classify

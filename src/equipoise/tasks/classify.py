@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.contract import Fit, Pull, State, Training, Tree, When
+from equipoise.contract.supervised import Supervised
+from equipoise.core import trees
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
-from equipoise.errors import UsageError
+from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
-from equipoise.runtime import batches, sgd_linear, sgd_one, sgd_stack, trees
-from equipoise.tasks.supervised import Supervised
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
 NUMBERS_AT_ONCE = 2**19  # of the inputs that a deep model scores at once: bounds the memory of its activations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.gym_world import GymWorld, keyword_arguments, makers
 from equipoise.frl.deep.task import MODELS, AgentConfig, AgentTask

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from equipoise.contract import Task, Training, option
+from equipoise.core.errors import UsageError, nearest
 from equipoise.data import partition
 from equipoise.data.cache import Arrays
 from equipoise.data.forms import Pixels
 from equipoise.data.scenarios import SCENARIOS, populate
 from equipoise.data.source import Source, load
 from equipoise.data.split import SplitConfig, federate
-from equipoise.errors import UsageError, nearest
 from equipoise.models import MODELS
 from equipoise.tasks.classify import Classify
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import from_file
 from equipoise.frl.task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.contract import Task, Training, option
+from equipoise.core.errors import UsageError, nearest
 from equipoise.data import tables
 from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, OwnShares, form_of
-from equipoise.errors import UsageError, nearest
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, add
 from equipoise.tasks.classify import Classify

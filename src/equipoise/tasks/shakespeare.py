@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.contract import Task, Training, option
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
 from equipoise.data.forms import Tokens
 from equipoise.data.partition import natural
 from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW, windows
 from equipoise.data.source import load
 from equipoise.data.split import SplitConfig, federate
-from equipoise.errors import UsageError
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.classify import Classify

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State, Tree
-from equipoise.control.learning import BETAS, EPSILON
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Flags, Ints
+from equipoise.learners.learning import BETAS, EPSILON
 
 BOTH = 2  # backbone (0) and head (1) as one
 TOGETHER = -1  # no rhythm: both blocks move in every gradient step

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from equipoise.contract import State
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.deep.physics import Flags, Floats, Ints
 from equipoise.frl.deep.worlds import Moved, Play, Seen, World
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.contract import Training
-from equipoise.errors import UsageError
+from equipoise.core.errors import UsageError
 from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.gym_world import GymWorld
 from equipoise.frl.deep.task import AgentConfig, AgentTask

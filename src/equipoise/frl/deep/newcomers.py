@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from equipoise.contract import Method, Task, Tree
+from equipoise.core import random
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import Rhythm
 from equipoise.frl.deep.physics import Floats
 from equipoise.frl.deep.task import ACTING, AgentTask
 from equipoise.frl.deep.worlds import World
-from equipoise.runtime import random
 
 NEWCOMERS = 10**6  # their ids among the random streams begin here
 MARKS = (1000, 5000, 20000)  # environment steps of a newcomer after which it is judged

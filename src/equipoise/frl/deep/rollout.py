@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Tree
+from equipoise.core import random
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Floats
 from equipoise.frl.deep.worlds import World
-from equipoise.runtime import random
 
 STARTS = {"test": 2001, "val": 2002, "public": 2003}  # random streams of the first states of each split
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Fit, Method, State, Training, Tree, When, option
-from equipoise.errors import UsageError
+from equipoise.core import random
+from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents, replaces
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import TOGETHER, Rhythm, copies_of
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Floats, Ints, Physics
 from equipoise.frl.deep.worlds import PhysicsWorld, World
-from equipoise.runtime import random
 
 ACTING = 2010  # the first random stream of acting and learning
 MODELS = ("mlp", "embedded")
@@ -126,8 +126,8 @@ class AgentTask(Agents):
 
     def suits(self, method: Method) -> None:
         """Agents learn by temporal differences: a method that trains by a loss of its own cannot work."""
-        from equipoise.control.fedpolicy import FedPolicy
-        from equipoise.frl.deep.method import DeepQ
+        from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
+        from equipoise.methods.rl.deep import DeepQ
 
         below = method.below if isinstance(method, FedPolicy) else method
         own = replaces(below, "update", "decide", "install", "personal")

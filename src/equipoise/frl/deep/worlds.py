@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State
+from equipoise.core import random
 from equipoise.frl.deep.physics import Flags, Floats, Ints, Physics
-from equipoise.runtime import random
 
 Seen = npt.NDArray[np.float32]
 FIRST_STATES = 2000  # the random stream of the states in which agents begin

@@ -1,0 +1,8 @@
+"""``python -m equipoise.cli``: the same as the command ``equipoise``."""
+
+import sys
+
+from equipoise.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Decisions taken by agents: the learner, the methods that use it, and what is measured about them."""

@@ -1,0 +1,1 @@
+"""What everything else stands on: errors for people, random numbers by counter, trees of tensors, files."""

@@ -1,1 +1,0 @@
-"""Methods whose clients are agents; found like those of `equipoise.methods`."""

@@ -1,0 +1,76 @@
+"""Local SGD of one client, written to be obvious: the oracle of the stacked engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Fit, Pull, Tree, When
+from equipoise.core import random, trees
+from equipoise.learners import batches
+
+if TYPE_CHECKING:
+    from equipoise.tasks.classify import Classify
+
+
+def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+    """v <- momentum v + (gradient + decay p + linear + strength (p - anchor)); p <- p - lr v, for every step."""
+    ids = client.reshape(1).numpy()
+    split = task.data.split(ids, "train").part(*fit.part)
+    key = random.keys(when.seed, ids, when.round, fit.stream)
+    plan = batches.plan(key, split.size, fit.epochs.reshape(1).numpy(), when.training.batch_size)
+    losses, training = fit.loss or task.losses, when.training
+    params = {name: task.laid_out(value) for name, value in fit.params.items()}
+    anchor = dict(fit.pull.anchor) if fit.pull else {}
+    velocity = {name: torch.zeros_like(params[name]) for name in fit.names}
+    for step in range(int(plan.steps[0])):
+        count = when.training.batch_size if plan.counts is None else int(plan.counts[step, 0])
+        rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
+        x, y = task.prepare(split.x[rows]), split.y[rows].to(task.device)
+        for _ in range(fit.repeat):
+            with torch.enable_grad():
+                leaves = {name: params[name].detach().requires_grad_() for name in fit.names}
+                loss = losses({**params, **leaves}, x, y, fit.aux).mean()
+                gradients = torch.autograd.grad(loss, list(leaves.values()))
+            for name, gradient in zip(fit.names, gradients, strict=True):
+                p, g = params[name], gradient
+                if training.weight_decay:
+                    g = g.add(p, alpha=training.weight_decay)
+                if fit.linear is not None:
+                    g = g + fit.linear[name]
+                if fit.pull is not None:
+                    g = g + fit.pull.strength * (p - anchor[name])
+                if training.momentum:
+                    g = velocity[name] = training.momentum * velocity[name] + g
+                params[name] = torch.addcmul(p, g, -fit.lr)
+                if fit.clamp is not None:
+                    params[name] = params[name].clamp(*fit.clamp)
+        if fit.pull is not None:
+            for name in fit.names:
+                anchor[name] = anchor[name] + fit.pull.follow * (params[name] - anchor[name])
+    return {name: value.contiguous() for name, value in params.items()}, anchor
+
+
+def fit_each(task: Classify, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:
+    """A stack of clients, one after another: for models that no batched computation serves."""
+    out = []
+    for k in range(len(ids)):
+        pull, linear = fit_all.pull, fit_all.linear
+        if pull is not None:
+            strength, follow = torch.as_tensor(pull.strength), torch.as_tensor(pull.follow)
+            pull = Pull(trees.row(pull.anchor, k), strength.expand(len(ids))[k], follow.expand(len(ids))[k])
+        one = replace(
+            fit_all,
+            params=trees.row(fit_all.params, k),
+            epochs=fit_all.epochs[k],
+            lr=fit_all.lr[k],
+            pull=pull,
+            linear=None if linear is None else trees.row(linear, k),
+            aux=trees.row(fit_all.aux, k),
+        )
+        out.append(fit(task, ids[k], one, when))
+    params, anchor = (trees.stack([pair[i] for pair in out]) for i in (0, 1))
+    return params, anchor

@@ -1,0 +1,188 @@
+"""Local SGD of K clients at once: one batched computation a step, on the clients that still have steps to take.
+
+Clients are sorted by their number of steps, so the active ones are a prefix of the stack: a view, no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equipoise.contract import Fit, Loss, State, Tree, When
+from equipoise.core import random
+from equipoise.data.federation import Ints
+from equipoise.learners import batches, sgd_linear
+
+if TYPE_CHECKING:
+    from equipoise.tasks.classify import Classify
+
+Advance = Callable[[Tree, State, Tensor, Tensor, Tensor | float], None]
+"""(stacked parameters, aux, x, y, weights of the samples): one step, in place."""
+Gradient = Callable[[Tree, State, Tensor, Tensor, Tensor | float], Tree]
+"""The same arguments to the gradients of the parameters that move."""
+
+
+def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+    """As :func:`equipoise.learners.sgd_one.fit`, for every client of the stack."""
+    clients, training = ids.numpy(), when.training
+    split = task.data.split(clients, "train").part(*fit.part)
+    key = random.keys(when.seed, clients, when.round, fit.stream)
+    plan = batches.plan(key, split.size, fit.epochs.numpy(), training.batch_size)
+
+    order = np.argsort(-plan.steps, kind="stable")
+    steps = plan.steps[order]
+    numbers = plan.rows + split.start[:, None]
+    in_order = bool((order[:-1] < order[1:]).all())  # as when all have the same number of steps: nothing to move
+    rows = torch.from_numpy(numbers if in_order else numbers[:, order])
+    labels = split.y.index_select(0, rows.reshape(-1)).view(rows.shape).to(task.device)
+    weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task)
+    sort = torch.from_numpy(order).to(task.device)
+    params = {name: value[sort] for name, value in fit.params.items()}
+    aux = _rows(fit.aux, sort)
+    rule = _Rule(fit, when, sort)
+    laned = _laned(task, fit, when, params, split.x)
+    advance = _by_product(laned, fit, when, sort) if laned else _by_gradient(task, fit, rule)
+    inputs = task.with_lanes(split.x) if laned else split.x
+    rows = rows.to(inputs.device)
+
+    still = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
+    now, now_aux = params, aux
+    for step, active in enumerate(still):
+        here, y = rows[step, :active], labels[step, :active]
+        x = inputs.index_select(0, here.reshape(-1)).view(*here.shape, *inputs.shape[1:])
+        x = x if laned else task.prepare(x)
+        weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
+        if active < len(next(iter(now.values()))):
+            now, now_aux = {name: value[:active] for name, value in params.items()}, _rows(aux, slice(active))
+        for _ in range(fit.repeat):
+            advance(now, now_aux, x, y, weight)
+        rule.follow(now, active)
+
+    params = laned.params() if laned else params
+    if in_order:
+        return params, rule.anchor
+    unsort = torch.from_numpy(np.argsort(order)).to(task.device)
+    return {name: value[unsort] for name, value in params.items()}, {
+        name: value[unsort] for name, value in rule.anchor.items()
+    }
+
+
+class _Rule:
+    """The SGD rule on a prefix of the stack, with its corrections folded into as few kernels as it takes."""
+
+    def __init__(self, fit: Fit, when: When, sort: Tensor) -> None:
+        self.clamp, self.names = fit.clamp, fit.names
+        self.momentum, self.decay = when.training.momentum, when.training.weight_decay
+        like = {name: fit.params[name] for name in fit.names}
+        self.minus_lr = {name: -_wide(fit.lr[sort], value) for name, value in like.items()}
+        self.linear = None if fit.linear is None else {name: fit.linear[name][sort] for name in fit.names}
+        self.velocity: Tree = {}
+        if self.momentum:
+            self.velocity = {name: torch.zeros_like(value) for name, value in like.items()}
+        self.anchor: Tree = {}
+        self.follows = False
+        if fit.pull is not None:
+            strength, follow = torch.as_tensor(fit.pull.strength), torch.as_tensor(fit.pull.follow)
+            self.follows = bool((follow != 0).any())
+            self.anchor = {name: value[sort] for name, value in fit.pull.anchor.items()}
+            self.strength = {name: _each(strength, sort, value) for name, value in like.items()}
+            self.rate = {name: _each(follow, sort, value) for name, value in like.items()}
+
+    def step(self, params: Tree, gradients: Tree, active: int) -> None:
+        for name in self.names:
+            p, g = params[name], gradients[name]
+            if self.decay:
+                g = g.add(p, alpha=self.decay)
+            if self.linear is not None:
+                g = g + self.linear[name][:active]
+            if self.anchor:
+                g = g.addcmul(p - self.anchor[name][:active], self.strength[name][:active])
+            if self.momentum:
+                g = self.velocity[name][:active].mul_(self.momentum).add_(g)
+            p.addcmul_(g, self.minus_lr[name][:active])
+            if self.clamp is not None:
+                p.clamp_(*self.clamp)
+
+    def follow(self, params: Tree, active: int) -> None:
+        if self.follows:
+            for name in self.names:
+                anchor = self.anchor[name][:active]
+                anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
+
+
+def _laned(task: Classify, fit: Fit, when: When, params: Tree, rows: Tensor) -> sgd_linear.Laned | None:
+    """A linear model with a bias, on plain numbers, under SGD with nothing but weight decay; else ``None``."""
+    names = task.linear
+    if names is None or names[1] is None or set(fit.names) != set(names) or rows.dim() != 2 or rows.dtype != task.dtype:
+        return None
+    corrected = fit.loss or fit.pull or fit.linear or fit.clamp or when.training.momentum
+    return None if corrected else sgd_linear.Laned(names, params)
+
+
+def _by_product(laned: sgd_linear.Laned, fit: Fit, when: When, sort: Tensor) -> Advance:
+    lr, decay = fit.lr[sort].to(laned.table.dtype), when.training.weight_decay
+    one_rate = float(lr[0]) if bool((lr == lr[0]).all()) else None
+
+    def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+        each = lr[: len(x), None, None] if one_rate is None else one_rate
+        rate = each * (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight)
+        laned.step(x, y, rate, 1.0 - decay * each)
+
+    return advance
+
+
+def _by_gradient(task: Classify, fit: Fit, rule: _Rule) -> Advance:
+    gradient = _gradient(task, fit)
+
+    def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+        rule.step(params, gradient(params, aux, x, y, weight), len(x))
+
+    return advance
+
+
+def _gradient(task: Classify, fit: Fit) -> Gradient:
+    """The closed form where there is one; else one backward pass through the mapped losses."""
+    names = fit.names
+    if fit.loss is None and task.linear is not None:
+        linear = task.linear
+
+        def closed(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+            wide = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
+            return sgd_linear.gradients(linear, task.forward_stack(params, x), x, y, wide)
+
+        return closed
+    own: Loss | None = vmap(fit.loss) if fit.loss else None
+
+    def backward(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+        with torch.enable_grad():
+            leaves = {name: params[name].detach().requires_grad_() for name in names}
+            now = {**params, **leaves}
+            losses = own(now, x, y, aux) if own else task.losses_stack(now, x, y)
+            total = (losses * weight).sum()
+            return dict(zip(names, torch.autograd.grad(total, list(leaves.values())), strict=True))
+
+    return backward
+
+
+def _sample_weights(counts: Ints, batch_size: int, task: Classify) -> Tensor:
+    """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
+    safe = np.maximum(counts, 1)[..., None]
+    return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(task.device, task.dtype)
+
+
+def _each(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:
+    """One number a client (or one for all) as a stack that broadcasts against ``like``."""
+    return _wide((value if value.dim() else value.expand(len(sort)))[sort].to(like.dtype), like)
+
+
+def _wide(value: Tensor, like: Tensor) -> Tensor:
+    return value.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _rows(tree: State, which: Tensor | slice) -> State:
+    return {key: _rows(v, which) if isinstance(v, dict) else v[which] for key, v in tree.items()}

@@ -1,0 +1,73 @@
+"""Dap-FL (Chen et al., 2023): a DDPG agent at each client chooses epochs and rate; the server averages by data size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Method, State, Task, Train, Training, Tree, Up, option
+from equipoise.core.errors import UsageError
+from equipoise.learners.ddpg import Config
+from equipoise.methods.page import player
+from equipoise.methods.page.actions import epochs_of, rate_of
+
+
+@dataclass(frozen=True)
+class DapFL(Method):
+    """State: loss and accuracy of the received model. Reward: what training improves of both, added up."""
+
+    name: ClassVar[str] = "dapfl"
+    epochs_most: int = option(20, "largest number of epochs that an agent may choose")
+    lr_low: float = option(1e-4, "smallest rate that an agent may choose")
+    lr_high: float = option(1e-2, "largest rate that an agent may choose")
+    agent_rate: float = option(0.01, "rate of the critics, ten times that of the actors")
+    warmup: int = option(35, "rounds of random actions before the agents decide")
+    explore: int = option(500, "rounds over which the agents' noise fades after the warm-up")
+    replay: int = option(1000, "transitions that an agent remembers; it sees one a round")
+
+    def check(self, task: Task, training: Training) -> None:
+        if min(self.epochs_most, self.replay) < 1 or min(self.warmup, self.explore) < 0 or self.agent_rate <= 0:
+            raise UsageError(
+                "dapfl needs epochs_most and replay of at least 1, warmup and explore of at least 0, agent_rate above 0"
+            )
+        if not 0 < self.lr_low < self.lr_high:
+            raise UsageError(f"lr_low is {self.lr_low} and lr_high {self.lr_high}: must be 0 < lr_low < lr_high")
+        if not task.has("val"):
+            raise UsageError(
+                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: set val_share"
+            )
+
+    @property
+    def agent(self) -> Config:
+        rate = self.agent_rate
+        return Config(
+            critic_lr=rate,
+            actor_lr=rate / 10,
+            target_rate=rate,
+            capacity=self.replay,
+            warmup=self.warmup,
+            fade=self.explore,
+        )
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        return {"player": player.empty(self.agent, 2, 2)}
+
+    def decide(self, c: Client) -> tuple[Train, State]:
+        action, playing = player.client_turn(c, self.agent, c.state["player"], _seen(c.evaluate(c.start)))
+        # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
+        return Train(epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)), {
+            "player": playing
+        }
+
+    def upload(self, c: Client) -> tuple[Up, State]:
+        up, state = super().upload(c)
+        before, after = state["player"]["state"], _seen(c.evaluate(c.trained))
+        gain = (before[0] - after[0]) + (after[1] - before[1])
+        return up, {"player": {**state["player"], "reward": gain}}
+
+
+def _seen(scores: Tree) -> Tensor:
+    return torch.stack([scores["loss"], scores["acc"]]).double()

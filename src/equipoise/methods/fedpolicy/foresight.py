@@ -1,0 +1,179 @@
+"""The policy ``learned``: sparse probes, predicted in between, evidence pooled over clients, and a small residual."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Server, State, Tree
+from equipoise.learners import dqn
+from equipoise.learners.learning import DTYPE, remember
+from equipoise.methods.fedpolicy import probes, record
+from equipoise.methods.fedpolicy.parts import PARTS, TAKES, cost
+from equipoise.methods.fedpolicy.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
+
+RESIDUAL = 10.0  # the residual pays this for its square: one round's reward is nearly all noise
+EPSILON, CALM = 0.1, 0.15  # exploration of the runner-up, none in this last share of the rounds
+CLOSE = 0.03  # a runner-up further behind is not explored: installing the wrong part destroys what a client has learned
+RIDGE, FORGET = 20.0, 0.98  # of the prediction: penalty, and what is kept of its evidence each round
+MOST = 0.2  # a score is never predicted to have changed by more
+NOISE = 0.1  # variance of the difference of two scores on one row: how often two models disagree on it
+FIRST_PAUSE = 2  # rounds between probes at first, and after a probe that did not confirm the choice
+SHARERS = 0.1  # of the clients, at least, share the backbone until the calm, if their own evidence is for it
+SEEN = 1 + record.FEATURES + 1 + len(PARTS)
+
+
+class Learned(Dqn):
+    """Value of a part = how much better it scores than what the client has, shrunk to all clients' mean, + a residual.
+
+    A client is sent everything and probes when its last probe is too long ago (2, 4, 8, .. up to ``probe_every`` rounds
+    while probes confirm its choice), or when another part is foreseen to be better: it looks before it changes. In
+    between, scores are predicted: their change since the last probe, by ridge regression on features that cost nothing.
+    """
+
+    probes = True
+
+    @property
+    def config(self) -> dqn.Config:
+        return dqn.Config(record.FEATURES, len(PARTS), gamma=0.0, residual=RESIDUAL, steps=4)
+
+    def init(self, clients: int) -> State:
+        def zeros(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
+            return torch.zeros(clients, *shape, dtype=dtype)
+
+        return super().init(clients) | {
+            "action": zeros(dtype=torch.int64),
+            "asked": zeros(dtype=torch.bool),
+            "chose": zeros(dtype=torch.bool),
+            "probed": zeros(dtype=torch.int64),
+            "pause": torch.full((clients,), FIRST_PAUSE, dtype=torch.int64),
+            "scores": zeros(len(PARTS)),
+            "foreseen": zeros(len(PARTS)),
+            "seen": zeros(SEEN),
+            "now": zeros(record.FEATURES),
+            "worth": zeros(len(PARTS)),
+            "gram": torch.zeros(SEEN, SEEN, dtype=DTYPE),
+            "cross": torch.zeros(SEEN, len(PARTS), dtype=DTYPE),
+        }
+
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+        now = record.features(known, ids, s)
+        memory = {**memory, "agent": self.studied(s, self.watched(s, known, memory["agent"], ids, now))}
+        seen = self.visible(s, memory, ids, now)
+        foreseen = self.predicted(known, memory, ids, seen)
+        trust, lean = self.pooled(s, memory, ids)
+        lean = lean + dqn.values(self.config, memory["agent"], now)
+        value = probes.worth(foreseen, trust, lean).masked_fill(~self.rules.mask, -math.inf)
+        ranked = value.sort(dim=1, descending=True, stable=True)
+        starting = (known["round"][ids] == 0) | (s.round <= FULL_ROUNDS)
+        left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
+        best = torch.where(starting, FULL, ranked.indices[:, 0] if left else known["part"][ids])
+        own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s)).masked_fill(~self.rules.mask, -math.inf)
+        sharing = self.sharers(own, best) & bool(left)
+        best = torch.where(sharing, own.argmax(1), best)
+        late = s.round - memory["probed"][ids] >= memory["pause"][ids]
+        surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
+        look = ((late | surprise) & bool(left) | whole) & (s.round >= FULL_ROUNDS)
+        free = look & ~starting & ~sharing
+        exploring = free & (draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left)
+        exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
+        part = torch.where(exploring, ranked.indices[:, 1], best)
+        choose = free & ~exploring
+        s.notes["probes"] = int(look.sum())
+        base = value - value[:, self.rules.mask].mean(1, keepdim=True)
+        new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
+        memory = {**memory, **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()}}
+        return Offer(part, look, choose, trust, lean), memory
+
+    def pooled(self, s: Server, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Empirical Bayes: few validation rows say little of one client, but those of all tell what clients are like.
+
+        A difference of scores is a draw from N(mu, tau^2) over clients, seen with the noise of the client's own rows.
+        """
+        plain, probed = self.plain(s), (memory["probed"] > 0).nonzero()[:, 0]
+        if not len(probed):
+            return torch.ones(len(ids), len(PARTS), dtype=DTYPE), plain.expand(len(ids), -1)
+        better = memory["scores"][probed] - memory["scores"][probed][:, probes.NONE, None]
+        mean, noise = better.mean(0), self.noise(s, ids)
+        spread = ((better - mean).square().mean(0) - self.noise(s, probed).mean()).clamp(min=0)
+        trust = spread / (spread + noise)
+        return trust, plain - (1 - trust) * mean
+
+    def sharers(self, own: Tensor, best: Tensor) -> Tensor:
+        """A backbone that nobody installs serves nobody and never will: let some share it whose evidence is for it."""
+        alone = ~TAKES[best, 0]
+        lack = max(0, math.ceil(SHARERS * len(best)) - int((~alone).sum()))
+        for_it = own[:, TAKES[:, 0]].max(1).values - own[:, ~TAKES[:, 0]].max(1).values
+        chosen = torch.zeros_like(alone)
+        chosen[for_it.masked_fill(~alone, -math.inf).argsort(descending=True, stable=True)[:lack]] = True
+        return chosen & (for_it > 0)
+
+    def plain(self, s: Server) -> Tensor:
+        """``[parts]``: the value of parts that score alike."""
+        return self.rules.lean - self.rules.price * cost(s.task, s.params)
+
+    def noise(self, s: Server, ids: Tensor) -> Tensor:
+        """``[K, 1]``: variance of a difference of two scores on a client's validation rows."""
+        return NOISE / s.task.rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
+
+    def visible(self, s: Server, memory: State, ids: Tensor, now: Tensor) -> Tensor:
+        """``[K, SEEN]``: one, the features, the time since the last probe, and the scores held."""
+        since = (s.round - memory["probed"][ids]).to(DTYPE)[:, None] / self.rules.probe_every
+        features = dqn.standardise(memory["agent"], now).clamp(-3, 3)
+        return torch.cat([torch.ones_like(since), features, since, memory["scores"][ids]], 1)
+
+    def predicted(self, known: State, memory: State, ids: Tensor, seen: Tensor) -> Tensor:
+        ridge = RIDGE * torch.eye(SEEN, dtype=DTYPE)
+        change = (seen @ torch.linalg.solve(memory["gram"] + ridge, memory["cross"])).clamp(-MOST, MOST)
+        stale = memory["probed"][ids] < known["round"][ids]
+        scores: Tensor = memory["scores"][ids]
+        return scores + torch.where(stale[:, None], change, 0.0)
+
+    def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return memory["asked"][ids], memory["action"][ids]
+
+    def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
+        asked = memory["asked"][ids]
+        memory = self.remembered(known, memory, ids[asked])
+        chose, scores = memory["chose"][ids], metrics["scores"]
+        again = asked & (memory["probed"][ids] > 0)
+        seen, held = memory["seen"][ids][again], memory["scores"][ids][again]
+        if len(held):  # what the prediction is worth: its error beside that of the last probe
+            s.notes["error_of_last"] = (scores[again] - held).abs().mean()
+            s.notes["error_of_foreseen"] = (scores[again] - memory["foreseen"][ids][again]).abs().mean()
+        confirmed = chose & (known["part"][ids] == known["offered"][ids])
+        longer = torch.where(confirmed, (2 * memory["pause"][ids]).clamp(max=self.rules.probe_every), FIRST_PAUSE)
+        new = {
+            "scores": scores,
+            "probed": torch.full_like(ids, s.round),
+            "pause": longer,
+            "state": memory["now"][ids],
+            "base": memory["worth"][ids],
+            "action": known["part"][ids],
+            "open": torch.ones_like(asked),
+        }
+        return {
+            **memory,
+            **{name: memory[name].index_copy(0, ids[asked], rows[asked]) for name, rows in new.items()},
+            "gram": FORGET * memory["gram"] + seen.T @ seen,
+            "cross": FORGET * memory["cross"] + seen.T @ (scores[again] - held),
+        }
+
+    def remembered(self, known: State, memory: State, ids: Tensor) -> State:
+        """A probe tells what came of the choice at the one before."""
+        who = ids[memory["open"][ids]]
+        if not len(who):
+            return memory
+        part, state = memory["action"][who], memory["state"][who]
+        rows = {
+            "state": state,
+            "action": part,
+            "reward": known["reward"][who],
+            "base": memory["base"][who, part],
+            "next": state,
+            "discount": torch.zeros(len(who), dtype=DTYPE),
+            "round": memory["probed"][who],
+        }
+        return {**memory, "agent": remember(memory["agent"], rows)}

@@ -1,0 +1,26 @@
+"""Joint control: a controller of training and aggregation (decisions 1 and 3) and FedPolicy at decision 4, at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import Method, Task, Training, option
+from equipoise.core.errors import UsageError
+from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
+
+
+@dataclass(frozen=True)
+class Joint(FedPolicy):
+    """Both sides of a round are decided: how clients train and are weighed, and what each gets back."""
+
+    name: ClassVar[str] = "joint"
+    base: str = option("equilibrium", "controller of training and aggregation: equilibrium or page")
+
+    def check(self, task: Task, training: Training) -> None:
+        if type(self.below).decide is Method.decide:
+            raise UsageError(
+                f"joint needs a base that decides how clients train, and '{self.base}' leaves it as configured: "
+                "choose equilibrium or page, or the method fedpolicy"
+            )
+        super().check(task, training)

@@ -1,0 +1,210 @@
+"""Who gets which part: every policy in one place. A policy offers before the download and learns from the replies."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Server, State, Tree
+from equipoise.core import random
+from equipoise.learners import dqn
+from equipoise.learners.learning import DTYPE, remember
+from equipoise.methods.fedpolicy import record
+from equipoise.methods.fedpolicy.parts import PARTS, TAKES
+from equipoise.methods.page.player import STREAM, server_uniform
+
+FULL = PARTS.index("full")
+DRAWS = STREAM + 100  # the first of the policies' random streams
+FULL_ROUNDS, STRATIFIED_ROUNDS = 5, 3
+DOUBT = 15.0  # validation rows at which a probe counts half
+EPSILON, LAST_EPSILON, FADE = 0.5, 0.05, 0.3  # exploration of the DQN, over this share of the rounds
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user decides about a policy."""
+
+    allowed: tuple[str, ...]
+    gamma: float
+    bonus: float
+    probe_every: int
+    price: float
+
+    @property
+    def lean(self) -> Tensor:
+        """``[parts]``: sharing is worth a bonus a block."""
+        return self.bonus * TAKES.sum(1).to(DTYPE)
+
+    @property
+    def mask(self) -> Tensor:
+        return torch.tensor([part in self.allowed for part in PARTS])
+
+
+@dataclass
+class Offer:
+    """To each of K clients: a part, whether the client probes all parts, and whether it chooses by what it finds."""
+
+    part: Tensor
+    look: Tensor
+    choose: Tensor
+    trust: Tensor | None = None
+    """``[K, parts]``: how much of what a probe finds a choosing client believes."""
+    lean: Tensor | None = None
+    """``[K, parts]``: the value of each part as far as the probe is not believed."""
+
+    @classmethod
+    def of(cls, part: Tensor) -> Offer:
+        nobody = torch.zeros(len(part), dtype=torch.bool)
+        return cls(part, nobody, nobody)
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    rules: Rules
+    probes: ClassVar[bool] = False
+    """Whether clients score what they could hold when they are asked to, and may choose."""
+    learns: ClassVar[bool] = False
+    """Whether clients report how they fare."""
+
+    def init(self, clients: int) -> State:
+        return {}
+
+    @abstractmethod
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+        """``known``: the server's record of its clients; ``memory``: the policy's own.
+
+        ``whole``: everything is sent in this round, whatever the policy offers.
+        """
+
+    def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these clients' reports are new, and of what parts they tell."""
+        return torch.ones_like(ids, dtype=torch.bool), known["part"][ids]
+
+    def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
+        return memory
+
+
+@dataclass(frozen=True)
+class Always(Policy):
+    """The same part for everybody, always."""
+
+    part: str = "full"
+
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+        return Offer.of(torch.full_like(ids, PARTS.index(self.part))), memory
+
+
+class Random(Policy):
+    """Any of the allowed parts."""
+
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+        return Offer.of(anything(s, self.rules, ids)), memory
+
+
+class Probe(Policy):
+    """Everything is sent; after the first, full rounds each client installs what scores best."""
+
+    probes = True
+
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+        rows = s.task.rows(ids, "val").to(DTYPE)
+        trust = (rows / (rows + DOUBT))[:, None].expand(-1, len(PARTS))
+        look = torch.ones_like(ids, dtype=torch.bool)
+        lean = self.rules.lean.expand_as(trust)
+        return Offer(torch.full_like(ids, FULL), look, look & (s.round > FULL_ROUNDS), trust, lean), memory
+
+
+class Dqn(Policy):
+    """A double DQN that all clients share: full rounds first, then stratified random ones, then epsilon-greedy."""
+
+    learns = True
+
+    @property
+    def config(self) -> dqn.Config:
+        return dqn.Config(record.FEATURES, len(PARTS), gamma=self.rules.gamma)
+
+    def init(self, clients: int) -> State:
+        return {
+            "agent": dqn.init(self.config, torch.zeros(dqn.init_draws(self.config), dtype=DTYPE)),
+            "state": torch.zeros(clients, record.FEATURES, dtype=DTYPE),
+            "base": torch.zeros(clients, len(PARTS), dtype=DTYPE),
+            "open": torch.zeros(clients, dtype=torch.bool),
+        }
+
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+        memory = self.experience(s, known, memory, ids)
+        best = dqn.values(self.config, memory["agent"], memory["state"][ids]).masked_fill(~self.rules.mask, -math.inf)
+        part = best.argmax(1)
+        t = s.round - FULL_ROUNDS - STRATIFIED_ROUNDS
+        if t <= 0:
+            part = anything(s, self.rules, ids) if t > -STRATIFIED_ROUNDS else torch.full_like(ids, FULL)
+        else:
+            fading = EPSILON + (LAST_EPSILON - EPSILON) * min(1.0, t / (FADE * s.rounds))
+            part = torch.where(draws(s, ids, 1, DRAWS)[:, 0] < fading, anything(s, self.rules, ids), part)
+        return Offer.of(torch.where(known["round"][ids] > 0, part, FULL)), memory
+
+    def experience(self, s: Server, known: State, memory: State, ids: Tensor) -> State:
+        """Close the transitions of these clients with what is seen of them now, and learn."""
+        config, now = self.config, record.features(known, ids, s)
+        agent = self.watched(s, known, memory["agent"], ids, now)
+        closed = memory["open"][ids]
+        if bool(closed.any()):
+            who = ids[closed]
+            part, gap = known["part"][who], s.round - known["round"][who]
+            rows = {
+                "state": memory["state"][who],
+                "action": part,
+                "reward": known["reward"][who],
+                "base": memory["base"][who, part],
+                "next": now[closed],
+                "discount": config.gamma ** gap.to(DTYPE) if config.gamma else torch.zeros(len(who), dtype=DTYPE),
+                "round": known["round"][who],
+            }
+            agent = remember(agent, rows)
+        return {
+            **memory,
+            "agent": self.studied(s, agent),
+            "state": memory["state"].index_copy(0, ids, now),
+            "open": memory["open"].index_fill(0, ids, False),
+        }
+
+    def watched(self, s: Server, known: State, agent: State, ids: Tensor, now: Tensor) -> State:
+        """The agent, made in the first round, having seen these features of clients that have replied."""
+        if s.round == 1:
+            agent = dqn.init(self.config, server_uniform(s, dqn.init_draws(self.config), DRAWS))
+        return dqn.watch(agent, now[known["round"][ids] > 0])
+
+    def studied(self, s: Server, agent: State) -> State:
+        """The round's updates on what is remembered."""
+        config = self.config
+        u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
+        return dqn.learn(config, agent, self.rules.mask, s.round, u)
+
+    def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
+        """A client's first report has no gain, so it opens no transition."""
+        return {**memory, "open": memory["open"].index_copy(0, ids, known["reports"][ids] > 1)}
+
+
+class Bandit(Dqn):
+    """The DQN without foresight."""
+
+    @property
+    def config(self) -> dqn.Config:
+        return dqn.Config(record.FEATURES, len(PARTS), gamma=0.0)
+
+
+def draws(s: Server, ids: Tensor, count: int, stream: int) -> Tensor:
+    """Random numbers ``[K, count]`` of the server about these clients."""
+    return torch.from_numpy(random.uniform(random.keys(s.seed, ids.numpy(), s.round, stream), count))
+
+
+def anything(s: Server, rules: Rules, ids: Tensor) -> Tensor:
+    """Random parts, stratified: in a round each allowed part goes to as many clients as any other."""
+    allowed = rules.mask.nonzero()[:, 0]
+    order = draws(s, ids, 1, DRAWS + 2)[:, 0].argsort().argsort()
+    return allowed[order % len(allowed)]

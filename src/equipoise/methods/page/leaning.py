@@ -1,0 +1,53 @@
+"""Bias of PAGE's game to one side (table 4), in powers of ten: above zero to the server's, below to the clients'.
+
+The paper scales rewards, which a learner that standardises them cannot see. Here the named side gets what serves it:
+weights that lean to where the global model errs, or a last touch of the personal models.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Method, Train, Tree
+from equipoise.core.errors import UsageError
+from equipoise.methods.page.game import Game
+
+POLISH = 5  # epochs of a client's last touch at a tenth of its rate, for each power of ten of bias to its side
+LEAST_ERROR = 0.02  # a client without errors still counts in a biased mean
+
+
+def lean(bias: str) -> float:
+    server, _, clients = bias.partition(":")
+    return math.log10(float(server) / float(clients))
+
+
+def check(game: Game, bias: str, scales_rewards: bool) -> None:
+    """Refuse what is no ratio, and a side that has nothing to lean with; scaled rewards lean with nothing else."""
+    try:
+        power = lean(bias)
+    except (ValueError, ZeroDivisionError):
+        power = math.inf
+    if not abs(power) <= 2:
+        raise UsageError(f"bias is '{bias}': must be a ratio like 10:1, from 1:100 to 100:1")
+    if power > 0 and "p" not in game.factors and not scales_rewards:
+        raise UsageError(f"bias {bias} acts through the weights: let the server decide them (--adapt ...,p)")
+    if power < 0 and type(game.below).personal is not Method.personal and not scales_rewards:
+        raise UsageError(
+            f"bias {bias} gives clients a last touch of their models, but '{game.base}' makes personal models "
+            "itself: choose another --base"
+        )
+
+
+def tilt(p: Tensor, error: Tensor, power: float) -> Tensor:
+    """Weights that lean to the clients on which the received model errs."""
+    p = p * (error + LEAST_ERROR) ** power
+    return p / p.sum()
+
+
+def last_touch(c: Client, power: float) -> Tree:
+    """A few epochs more at a tenth of the rate, which the upload does not contain."""
+    epochs = torch.full_like(c.train.epochs, math.ceil(-power * POLISH))
+    return c.fit(c.trained, train=Train(epochs, c.train.lr / 10), stream=1)

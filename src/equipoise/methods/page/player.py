@@ -1,0 +1,85 @@
+"""A player of the repeated game: one DDPG agent that moves once a round and sees one transition a round.
+
+A transition closes a round later: (state, action, reward) of round t wait until round t+1 shows the next state.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import Client, Server, State
+from equipoise.core import random
+from equipoise.learners import ddpg
+from equipoise.learners.ddpg import Config
+from equipoise.learners.learning import DTYPE
+
+STREAM = 1000  # the first of the agents' random streams; local training has those below
+NETS = ("actor", "critic", "actor_target", "critic_target")
+
+
+def empty(config: Config, state_dim: int, action_dim: int) -> State:
+    """A player before its first round, when nobody knows yet who it is: its nets are drawn in :func:`seat`."""
+    return {
+        "agent": ddpg.init(config, state_dim, action_dim, torch.zeros(ddpg.init_draws(config, state_dim, action_dim))),
+        "state": torch.zeros(state_dim, dtype=DTYPE),
+        "action": torch.zeros(action_dim, dtype=DTYPE),
+        "reward": torch.zeros((), dtype=DTYPE),
+        "turns": torch.zeros((), dtype=torch.int64),
+    }
+
+
+def seat(c: Client, config: Config, player: State) -> State:
+    """Draw the nets of a client that plays for the first time."""
+    new = player["turns"] == 0
+    if not c.anybody(new):
+        return player
+    sizes = player["state"].shape[-1], player["action"].shape[-1]
+    drawn = ddpg.init(config, *sizes, c.uniform(ddpg.init_draws(config, *sizes), stream=STREAM))
+    nets = pytree.tree_map(
+        lambda fresh, held: torch.where(new, fresh, held),
+        {name: drawn[name] for name in NETS},
+        {name: player["agent"][name] for name in NETS},
+    )
+    return {**player, "agent": {**player["agent"], **nets}}
+
+
+def client_turn(c: Client, config: Config, player: State, observed: Tensor) -> tuple[Tensor, State]:
+    """The client's next action, after learning from its last one."""
+    player = seat(c, config, player)
+    u = c.uniform(_draws(config, player), stream=STREAM + 1)
+    return _turn(config, player, observed, u, c.round > config.warmup)
+
+
+def server_turn(s: Server, config: Config, player: State, observed: Tensor) -> tuple[Tensor, State]:
+    """The same for the server's one player."""
+    if int(player["turns"]) == 0:
+        sizes = len(player["state"]), len(player["action"])
+        drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), STREAM))
+        player = {**player, "agent": {**player["agent"], **{name: drawn[name] for name in NETS}}}
+    u = server_uniform(s, _draws(config, player), STREAM + 1)
+    return _turn(config, player, observed, u, s.round > config.warmup)
+
+
+def server_uniform(s: Server, count: int, stream: int) -> Tensor:
+    """Random numbers of the server: those of a client that does not exist."""
+    key = random.keys(s.seed, np.array([-1]), s.round, stream)
+    return torch.from_numpy(random.uniform(key, count)[0])
+
+
+def _turn(config: Config, player: State, observed: Tensor, u: Tensor, learning: bool) -> tuple[Tensor, State]:
+    observed = observed.to(DTYPE)
+    agent = ddpg.store(
+        player["agent"], player["state"], player["action"], player["reward"], observed, player["turns"] > 0
+    )
+    width = player["action"].shape[-1]
+    if learning:
+        agent = ddpg.learn(config, agent, u[width:].reshape(config.steps, config.batch))
+    action, agent = ddpg.act(config, agent, observed, u[:width])
+    return action, {**player, "agent": agent, "state": observed, "action": action, "turns": player["turns"] + 1}
+
+
+def _draws(config: Config, player: State) -> int:
+    return int(player["action"].shape[-1]) + config.steps * config.batch

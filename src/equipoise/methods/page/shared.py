@@ -1,0 +1,160 @@
+"""One agent for all clients: the server trains it on everybody's transitions, each client asks it for its own moves.
+
+The actor travels down with the model, transitions travel up; all of it is billed. Who uses the agent says what an
+action means, what a client is paid and how widely it explores; a newcomer asks the same actor as everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Server, State, Tree
+from equipoise.learners import ddpg
+from equipoise.learners.ddpg import Config
+from equipoise.learners.learning import DTYPE, remember
+from equipoise.methods.page.player import NETS, STREAM, server_uniform
+
+FEATURES = 5  # of a client's state, besides its last action
+LEAST = 1e-3
+
+Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A reward from log losses: what the last training gained, the received model's change since, the trained model's."""
+
+# --- a bounded residual around a rule: 0 is the rule itself, 1 and -1 are three times and a third of its rate, --------
+# --- twice and half of its epochs -----------------------------------------------------------------------------------
+
+CONFIG = Config(
+    critic_lr=1e-3,
+    actor_lr=1e-4,
+    gamma=0.9,
+    batch=64,
+    steps=16,
+    capacity=10_000,
+    warmup=1000,
+    noise="none",
+)
+ACTIONS = 2
+NOISE = 0.3  # spread of exploration in the first round; it vanishes with the rounds
+SPAN_RATE, SPAN_EPOCHS = 3.0, 2.0
+
+
+def epochs_around(rule: Tensor, action: Tensor) -> Tensor:
+    return (rule * SPAN_EPOCHS**action).round().clamp(min=1).long()
+
+
+def rate_around(rule: Tensor, action: Tensor) -> Tensor:
+    return rule * SPAN_RATE**action
+
+
+# --- client ---------------------------------------------------------------------------------------------------------
+
+
+def client_init(actions: int) -> State:
+    state, action = torch.zeros(FEATURES + actions, dtype=DTYPE), torch.zeros(actions, dtype=DTYPE)
+    zero = torch.zeros((), dtype=DTYPE)
+    return {
+        "state": state,
+        "action": action,
+        "trained": zero,
+        "received": zero,
+        "turns": torch.zeros((), dtype=torch.int64),
+        "transition": {
+            "state": state,
+            "action": action,
+            "reward": zero,
+            "next": state,
+            "closed": torch.zeros((), dtype=torch.bool),
+        },
+    }
+
+
+def anything(c: Client, actions: int) -> Tensor:
+    """A random action."""
+    return 2.0 * _draws(c, actions) - 1.0
+
+
+def move(
+    c: Client,
+    config: Config,
+    player: State,
+    view: Tensor,
+    loss: Tensor,
+    spread: float,
+    pay: Pay,
+    ready: Tensor | None = None,
+) -> tuple[Tensor, State]:
+    """The next action; and the last one's transition, which this round's received model closes.
+
+    ``view``: what the method shows the agent first; ``loss``: of the received model, on validation data; ``ready``:
+    whether the agent decides already, or chance does.
+    """
+    actions = player["action"].shape[-1]
+    received = log_loss(loss)
+    known = player["turns"] > 0
+    change = torch.where(known, received - player["received"], torch.zeros_like(received))
+    gained = torch.where(known, player["received"] - player["trained"], torch.zeros_like(received))
+    left = torch.full_like(received, 1 - c.round / c.rounds)
+    state = torch.stack([view, received, change, gained, left, *player["action"]])
+    noise = spread * torch.special.ndtri(_draws(c, actions).clamp(1e-12, 1 - 1e-12))
+    action = (ddpg.apply(config, c.down.extra["policy"], state, actions) + noise).clamp(-1, 1)
+    if ready is not None:
+        action = torch.where(ready, action, anything(c, actions))
+    transition = {
+        "state": player["state"],
+        "action": player["action"],
+        "reward": pay(gained, change, player["trained"]),
+        "next": state,
+        "closed": known,
+    }
+    return action, {**player, "state": state, "action": action, "received": received, "transition": transition}
+
+
+def report(player: State) -> Tree:
+    """What travels up: the transition that closed this round."""
+    return {f"agent_{name}": value for name, value in player["transition"].items()}
+
+
+def close(player: State, loss: Tensor) -> State:
+    """``loss``: of the trained model, on validation data."""
+    return {**player, "trained": log_loss(loss), "turns": player["turns"] + 1}
+
+
+def log_loss(loss: Tensor) -> Tensor:
+    return loss.to(DTYPE).clamp(min=LEAST).log()
+
+
+def _draws(c: Client, actions: int) -> Tensor:
+    return c.uniform(actions, stream=STREAM + 2)
+
+
+# --- server ---------------------------------------------------------------------------------------------------------
+
+
+def server_init(config: Config, features: int, actions: int) -> State:
+    return ddpg.init(config, features, actions, torch.zeros(ddpg.init_draws(config, features, actions)))
+
+
+def seat(s: Server, config: Config, agent: State, stream: int = STREAM) -> State:
+    """Draw the nets in the first round, when the seed is known."""
+    if s.round > 1:
+        return agent
+    sizes = agent["replay"]["state"].shape[-1], agent["replay"]["action"].shape[-1]
+    drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), stream))
+    return {**agent, **{name: drawn[name] for name in NETS}}
+
+
+def closed(metrics: Tree) -> Tree:
+    """The transitions among what came up."""
+    return {name: metrics[f"agent_{name}"][metrics["agent_closed"]] for name in ("state", "action", "reward", "next")}
+
+
+def learn(s: Server, config: Config, agent: State, rows: Tree, stream: int = STREAM, learning: bool = True) -> State:
+    """Remember these transitions; and learn, unless it is too early."""
+    agent = remember(agent, rows)
+    if not learning:
+        return agent
+    u = server_uniform(s, config.steps * config.batch, stream + 1)
+    return ddpg.learn(config, agent, u.reshape(config.steps, config.batch))

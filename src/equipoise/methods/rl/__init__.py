@@ -1,0 +1,1 @@
+"""Methods whose clients are agents in environments of their own."""

@@ -1,0 +1,18 @@
+"""FedAsynQ-EqAvg (Woo, Joshi, Chi, 2023): each agent on its own trajectory, tables averaged with equal weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equipoise.contract import option
+from equipoise.methods.rl.qlearning import FederatedQ
+
+
+@dataclass(frozen=True)
+class FedAsynQEq(FederatedQ):
+    """Only the visited entry moves: Q(s,a) <- (1 - eta) Q(s,a) + eta (r + gamma max Q(s')); Q <- mean_k Q^k."""
+
+    name: ClassVar[str] = "fedasynq-eq"
+    rule: ClassVar[str] = "equal"
+    eta: float = option(0.2, "learning rate of Q-learning, in (0, 1)")

@@ -1,0 +1,23 @@
+"""FedSynQ (Woo, Joshi, Chi, 2023): each step samples every state-action pair from a model; equal averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from equipoise.contract import Client, State, Tree, option
+from equipoise.methods.rl.qlearning import FederatedQ
+
+
+@dataclass(frozen=True)
+class FedSynQ(FederatedQ):
+    """Q_t(s,a) = (1 - eta) Q_{t-1}(s,a) + eta (r(s,a) + gamma max_a' Q_{t-1}(s',a')) for all (s,a); mean every tau."""
+
+    name: ClassVar[str] = "fedsynq"
+    rule: ClassVar[str] = "equal"
+    tau: int = option(5, "local steps between synchronisations")
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        return c.fit(c.start, aux={"synchronous": torch.ones_like(c.id)}), c.state

@@ -1,0 +1,74 @@
+"""What the methods with linear representations share (arXiv 2411.15014): two timescales, one normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from equipoise.contract import Client, Method, State, Task, Train, Training, Tree, option, take_sent
+from equipoise.core.errors import UsageError
+from equipoise.frl.linear_task import LinearTask
+from equipoise.methods.checks import refuse_below, refuse_not_above
+
+
+@dataclass(frozen=True)
+class LinearRepresentation(Method):
+    """Round t: `local_steps` TD steps on theta_i at alpha_t with Phi frozen, then one on Phi at beta_t with theta_i.
+
+    delta = r + gamma max_a' Phi(s',a') theta - Phi(s,a) theta;  theta += alpha_t delta Phi(s,a);  Phi(s,a) += beta_t
+    delta theta;  alpha_t = alpha0 / (1 + t/t0)^(2/3), beta_t = beta0 / (1 + t/t0), so that beta_t / alpha_t -> 0.
+    """
+
+    learns: ClassVar[str]
+    """The task's model: v, values of states, or q, values of states and actions."""
+    keeps_model: ClassVar[bool] = True
+    local_steps: int = option(10, "TD steps on an agent's own weights in a round, before the one on the representation")
+    alpha0: float = option(0.05, "first rate of the weights; fades as (1 + t/t0)^(-2/3)")
+    beta0: float = option(0.3, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it")
+    t0: float = option(3000.0, "rounds after which the rates begin to fade; inf for constant rates")
+
+    def check(self, task: Task, training: Training) -> None:
+        if not isinstance(task, LinearTask):
+            raise UsageError(
+                f"{self.name} learns values with linear features, and task '{task.name}' has none: try --task planted"
+            )
+        if task.model != self.learns:
+            raise UsageError(f"{self.name} learns {self.learns}-values: give --model {self.learns}")
+        refuse_below(self, 1, "local_steps")
+        refuse_not_above(self, 0, "alpha0")
+        refuse_below(self, 0, "beta0")
+        if not self.t0 > 0:
+            raise UsageError(f"{self.name} needs t0 above 0, not {self.t0:g}")
+
+    def install(self, c: Client) -> tuple[Tree, State]:
+        """Phi <- sqrt(S/d) Q of its thin QR; theta as keeps the values that its owner had with the old Phi best."""
+        from equipoise.frl.linear import orthonormal, refit
+
+        phi = orthonormal(take_sent(c)["phi"])
+        owner = c.down.params if "head" in self.shares else c.local
+        return {"phi": phi, "theta": refit(phi, owner["phi"] @ owner["theta"])}, c.state
+
+    def decide(self, c: Client) -> tuple[Train, State]:
+        return _train(c, self.local_steps, self.alpha0 / self._fade(c.round) ** (2 / 3)), c.state
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        weights = c.fit(c.start, blocks=("head",))
+        return c.fit(weights, train=_train(c, 1, self.beta0 / self._fade(c.round)), blocks=("backbone",)), c.state
+
+    def _fade(self, round: int) -> float:
+        return 1.0 + (round - 1) / self.t0
+
+
+@dataclass(frozen=True)
+class LinearControl(LinearRepresentation):
+    """The same for Q-learning, slower: values overshoot at first, and with them the steps on Phi."""
+
+    learns: ClassVar[str] = "q"
+    beta0: float = option(0.1, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it")
+    t0: float = option(10_000.0, "rounds after which the rates begin to fade; inf for constant rates")
+
+
+def _train(c: Client, steps: int, rate: float) -> Train:
+    return Train(torch.full_like(c.id, steps), torch.full_like(c.id, rate, dtype=torch.float64))

@@ -1,0 +1,62 @@
+"""What the federated Q-learning methods share (arXiv 2305.10697): a round is one synchronisation period."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option, take_sent
+from equipoise.core.errors import UsageError
+from equipoise.frl.task import TabularTask
+
+
+@dataclass(frozen=True)
+class FederatedQ(Method):
+    """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
+
+    rule: ClassVar[str]
+    eta: float = option(0.05, "learning rate of Q-learning, in (0, 1)")
+    tau: int = option(50, "local steps between synchronisations")
+    steps: int = option(
+        0, "local steps of an agent in the whole run, a multiple of tau; 0 for as many as --rounds give"
+    )
+
+    def check(self, task: Task, training: Training) -> None:
+        from equipoise.frl.tabular import check_rates
+
+        if not isinstance(task, TabularTask):
+            raise UsageError(
+                f"{self.name} learns tables of an MDP, and task '{task.name}' has none: try --task two-state"
+            )
+        check_rates(self.eta, self.tau)
+
+    def planned_rounds(self, asked: int) -> int:
+        if self.steps < 0 or self.tau < 1 or self.steps % self.tau:
+            raise UsageError(
+                f"steps is {self.steps} and tau {self.tau}: steps must be a multiple of tau, both positive"
+            )
+        return self.steps // self.tau or asked
+
+    def install(self, c: Client) -> tuple[Tree, State]:
+        """The received table; in the first round, where the task asks for it, an own random one."""
+        start, task = take_sent(c), c.task
+        if c.round == 1 and isinstance(task, TabularTask) and task.config.random_q0:
+            from equipoise.frl.tabular import first_table
+
+            start = {"q": first_table(c.uniform(*start["q"].shape), task.mdp.gamma)}
+        return start, c.state
+
+    def decide(self, c: Client) -> tuple[Train, State]:
+        return Train(torch.full_like(c.id, self.tau), torch.full_like(c.id, self.eta, dtype=torch.float64)), c.state
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        """Decision 3, entry by entry, by the rule; agents that report no visits are weighted alike."""
+        from equipoise.frl.tabular import combine
+
+        tables = up.params["q"].contiguous().numpy()
+        visits = up.extra["visits"].contiguous().numpy() if up.extra else tables
+        table = combine(self.rule, tables, visits, s.params["q"].contiguous().numpy(), self.eta)
+        return {"q": torch.from_numpy(table)}, s.state

@@ -1,0 +1,1 @@
+"""What a run writes down, as types: rounds, scores, summary."""

@@ -1,0 +1,108 @@
+"""Decisions as heat maps over clients and rounds: lists are streamed from disk and averaged into a bounded grid."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.report.folders import Run, rounds
+from equipoise.report.page.drawing import Figure, number
+
+MOST_CLIENTS, MOST_ROUNDS = 200, 300  # cells of a picture; more are averaged
+BUSY = 2_000_000  # entries of one list, from which every so many rounds are looked at
+TITLES = {
+    "epochs": "Epochs that each client chose",
+    "lr": "Learning rate that each client chose",
+    "p": "Weight of each client's update in the aggregate",
+    "backbone": "Who was given the backbone (share of rounds)",
+    "head": "Who was given the head (share of rounds)",
+    "gradients": "Gradient steps of each client",
+    "joules": "Energy that each client spent, J",
+    "excess": "Energy above the budget, as a part of it",
+    "multiplier": "Price of energy (multiplier of the budget)",
+}
+LOGARITHMIC = ("lr",)
+RESOURCES = ("gradients", "joules", "excess", "multiplier")  # what is spent rather than decided
+
+Floats = npt.NDArray[np.float64]
+
+
+class Grid:
+    """Sums and counts of one quantity in cells of some clients by some rounds."""
+
+    def __init__(self, clients: int, last: int) -> None:
+        self.clients, self.last = clients, last
+        shape = (min(clients, MOST_CLIENTS), min(last, MOST_ROUNDS))
+        self.total, self.count = np.zeros(shape), np.zeros(shape)
+
+    def add(self, t: int, ids: npt.NDArray[np.int64], values: Floats) -> None:
+        row = ids * self.total.shape[0] // self.clients
+        column = np.full_like(row, (t - 1) * self.total.shape[1] // self.last)
+        known = np.isfinite(values)
+        np.add.at(self.total, (row[known], column[known]), values[known])
+        np.add.at(self.count, (row[known], column[known]), 1)
+
+    def mean(self) -> Floats:
+        unknown = self.count == 0
+        return np.where(unknown, np.nan, self.total / np.where(unknown, 1, self.count))
+
+
+def grids(run: Run) -> dict[str, Grid]:
+    """Every per-client list of the rounds: epochs, rates, and what the method noted."""
+    last = run.logs[-1]["round"]
+    known = run.clients.get("client", [])
+    clients = int(max(known)) + 1 if known else max(log["clients"] for log in run.logs)
+    stride = max(1, math.ceil(clients * last / BUSY))
+    found: dict[str, Grid] = {}
+    for log in rounds(run.path):
+        t = log["round"]
+        if t % stride and t != last:
+            continue
+        ids = np.asarray(log.get("ids", range(log["clients"])))
+        for name, values in _lists(log).items():
+            here = ids if len(values) == len(ids) else ids[~np.isin(ids, log["dropped"])]
+            if len(here) == len(values) and here.max() < clients:
+                found.setdefault(name, Grid(clients, last)).add(t, here, values)
+    return found
+
+
+def _lists(log: dict[str, Any]) -> dict[str, Floats]:
+    everything = {**log.get("decisions", {}), **log.get("notes", {})}
+    lists = {name: np.asarray(v, np.float64) for name, v in everything.items() if isinstance(v, list) and v}
+    if "part" in lists:  # full, backbone, head, none: the two blocks can be averaged, numbers of parts cannot
+        part = lists.pop("part")
+        lists |= {"backbone": (part < 2).astype(np.float64), "head": (part % 2 == 0).astype(np.float64)}
+    return lists
+
+
+def heat_map(name: str, grid: Grid) -> tuple[str, Figure, str] | None:
+    """Title, figure and caption; nothing where all entries are alike."""
+    mean = grid.mean()
+    if not np.isfinite(mean).any() or np.nanmin(mean) == np.nanmax(mean):
+        return None
+    rows, columns = mean.shape
+    shown = np.log10(mean, where=mean > 0, out=np.full_like(mean, np.nan)) if name in LOGARITHMIC else mean
+    x = [1 + (i * grid.last) // columns for i in range(columns)]
+    y = [(i * grid.clients) // rows for i in range(rows)]
+    low, high = np.nanquantile(shown, [0.01, 0.99]).tolist()  # a few extremes must not flatten all colours
+    ends = {"zmin": number(low), "zmax": number(high)} if low < high else {}
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        **ends,
+        "x": x,
+        "y": y,
+        "z": [[number(value) for value in row] for row in shown.tolist()],
+        "colorscale": "Cividis",
+        "colorbar": {"thickness": 12, "title": {"text": "log₁₀" if name in LOGARITHMIC else ""}},
+        "hovertemplate": "round %{x}, client %{y}: %{z:.4g}<extra></extra>",
+    }
+    title = TITLES.get(name, f"'{name}', noted by the method")
+    caption = "Colours end at the lowest and the highest hundredth."
+    if rows < grid.clients or columns < grid.last:
+        many = f"{math.ceil(grid.clients / rows)} clients and {math.ceil(grid.last / columns)} rounds"
+        caption = f"Each cell is a mean over up to {many}. {caption}"
+    layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": {"title": {"text": "client"}}}
+    return title, {"data": [trace], "layout": layout}, caption

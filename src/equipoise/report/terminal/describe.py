@@ -1,0 +1,77 @@
+"""What a task's data look like: how many rows everybody has, and a picture of who holds which classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.contract import Task
+from equipoise.core.errors import UsageError
+from equipoise.tasks.classify import Classify
+
+SHADES = " ░▒▓█"
+PICTURED_CLIENTS, PICTURED_CLASSES = 40, 60
+
+
+def describe(task: Task) -> dict[str, Any]:
+    """Counts of a task with labelled samples, ready for JSON."""
+    if not isinstance(task, Classify):
+        raise UsageError(f"task '{task.name}' has environments, not data: there is nothing to describe")
+    data, ids = task.data, np.arange(task.clients)
+    held = {name: data.split(ids, name).size for name in ("train", "val", "test") if data.has(name)}
+    counts = task.label_counts(torch.from_numpy(ids)).numpy()
+    share = counts / counts.sum(1, keepdims=True)
+    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / np.log(data.classes)
+    return {
+        "task": task.name,
+        "clients": task.clients,
+        "classes": data.classes,
+        "shape": list(data.shape),
+        "parameters": sum(p.numel() for p in task.module.parameters()),
+        "rows": {name: _spread(sizes) for name, sizes in held.items()},
+        "server": {name: len(data.server(name)[1]) for name in ("public", "test")},
+        "classes_per_client": _spread((counts > 0).sum(1)),
+        "label_entropy": {"mean": float(entropy.mean()), "min": float(entropy.min()), "max": float(entropy.max())},
+        "label_counts": counts.tolist(),
+    }
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The same for people, with the picture."""
+    shape = " x ".join(map(str, found["shape"]))
+    lines = [
+        f"{found['task']}: {found['clients']} clients, samples of {shape}, {found['classes']} classes, "
+        f"model with {found['parameters']:,} parameters",
+        *(
+            f"{name:>6}: {rows['total']:,} rows; a client has {rows['min']} to {rows['max']}, median {rows['median']:g}"
+            for name, rows in found["rows"].items()
+        ),
+        f"server: {found['server']['public']:,} public rows, {found['server']['test']:,} test rows",
+        f"a client trains on {found['classes_per_client']['median']:g} classes (median); "
+        f"evenness of its labels {found['label_entropy']['mean']:.2f} on average (1 is even, 0 is one class)",
+        *_picture(np.array(found["label_counts"])),
+    ]
+    return "\n".join(lines)
+
+
+def _picture(counts: np.ndarray[Any, Any]) -> list[str]:
+    """A line a client, a column a class; darker is a larger share of the client's training rows."""
+    clients, classes = min(len(counts), PICTURED_CLIENTS), min(counts.shape[1], PICTURED_CLASSES)
+    share = counts[:clients, :classes] / counts[:clients].sum(1, keepdims=True)
+    level = np.ceil(np.sqrt(share) * (len(SHADES) - 1)).astype(int)  # the root shows small shares too
+    width = len(str(clients - 1))
+    shown = [f"client {k:>{width}} |{''.join(SHADES[i] * 2 for i in row)}|" for k, row in enumerate(level)]
+    hidden = [f"{len(counts) - clients} clients"] * (len(counts) > clients)
+    hidden += [f"{counts.shape[1] - classes} classes"] * (counts.shape[1] > classes)
+    return ["", *shown, *([f"({' and '.join(hidden)} more)"] if hidden else [])]
+
+
+def _spread(values: Any) -> dict[str, float]:
+    return {
+        "total": int(values.sum()),
+        "min": int(values.min()),
+        "median": float(np.median(values)),
+        "max": int(values.max()),
+    }

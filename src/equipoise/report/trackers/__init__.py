@@ -1,0 +1,1 @@
+"""Trackers that are told of every round."""

@@ -1,0 +1,1 @@
+"""Running, resuming, comparing, tuning, certifying and exporting: a run is a folder."""

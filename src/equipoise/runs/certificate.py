@@ -1,0 +1,117 @@
+"""How far a run's last strategies are from an equilibrium: what would a player gain by deviating alone?
+
+Definition 4 of PAGE: in equilibrium nobody gains. Here every client tries sampled epochs and rates from the same
+received model, in one batched call, and the server tries sampled weights; everything else stays. The largest relative
+gain of utility over all players is an epsilon for which the strategies are an epsilon-equilibrium, as far as sampled.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import Client, Down, Method, Server, State, Train, Up
+from equipoise.core.errors import UsageError
+from equipoise.methods.page.actions import epochs_of, rate_of, simplex
+from equipoise.runtime.executors import Stacked
+from equipoise.runtime.round import Simulation
+
+LEAST = 0.01  # losses below count as this, as in PAGE's rewards
+
+
+def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> dict[str, Any]:
+    """Play one more round without keeping it, then every player's deviations from it."""
+    task, method, schedule = simulation.task, simulation.method, simulation.schedule
+    if samples < 1:
+        raise UsageError(f"samples is {samples}: must be at least 1")
+    if not task.has("val"):
+        raise UsageError(f"utilities are measured on validation data, and task '{task.name}' has none: set val_share")
+    ids = torch.from_numpy(simulation.store.ids).sort().values
+    t = simulation.done + 1
+    server = Server(task, simulation.training, simulation.params, simulation.server_state, schedule.seed, t, t)
+    make = (task, simulation.training, schedule.seed, t)
+    with torch.no_grad():
+        down, server.state = method.give(server, ids)
+        held = simulation.store.gather(ids.numpy(), Stacked.holds)
+        played = Stacked(method, *make).run(t, ids, down, held, ("val",)).out
+        chosen = Train(played["train"]["epochs"], played["train"]["lr"])
+        u = torch.rand(samples, len(ids), 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        other = _alternatives(method, 2 * u - 1, chosen)
+        many = Stacked(_obedient(method), *make).run(
+            t, ids.repeat(samples), _repeated(down, samples, other), _repeat(held, samples), ("val",)
+        )
+        mine, theirs = _utility(played["scores"]), _utility(many.out["scores"]).view(samples, -1)
+        gains = (theirs.max(0).values / mine - 1).clamp(min=0.0)
+        result: dict[str, Any] = {
+            "round": t,
+            "samples": samples,
+            "clients": {
+                "largest": float(gains.max()),
+                "mean": float(gains.mean()),
+                "gaining": float((gains > 0).double().mean()),
+            },
+        }
+        result |= _server(simulation, server, ids, Up(**played["up"]), played["scores"], samples, seed)
+    result["epsilon"] = max(result["clients"]["largest"], result.get("server", {}).get("gain", 0.0))
+    return result
+
+
+def _server(
+    simulation: Simulation, s: Server, ids: Tensor, up: Up, scores: State, samples: int, seed: int
+) -> dict[str, Any]:
+    """Gains of other weights: in the paper's utility 1 / sum p_i f_i, and in that of the aggregate on public data."""
+    method = simulation.method
+    p, s.state = method.weigh(s, ids, up)
+    if not isinstance(p, Tensor) or not method.has_global(simulation.task):
+        return {}
+    u = torch.rand(samples, len(ids), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    tried = torch.cat([p.double().unsqueeze(0), simplex(2 * u - 1)])
+    f = scores["val"]["trained"]["loss"].double()
+    paper = 1 / (tried @ f).clamp(min=LEAST)
+    models = [method.aggregate(s, ids, up, weights)[0] for weights in tried]
+    stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}
+    real = 1 / s.evaluate(stack)["loss"].double().clamp(min=LEAST)
+    return {"server": {"gain": _gain(paper), "gain_of_the_aggregate": _gain(real)}}
+
+
+def _gain(utilities: Tensor) -> float:
+    """The best of the others over the first."""
+    return max(0.0, float(utilities[1:].max() / utilities[0] - 1))
+
+
+def _utility(scores: State) -> Tensor:
+    loss: Tensor = scores["val"]["trained"]["loss"].double()
+    return 1 / loss.clamp(min=LEAST)
+
+
+def _alternatives(method: Method, actions: Tensor, chosen: Train) -> Train:
+    """Epochs and rates anywhere in the range of the method's agents, or of PAGE's if it has none."""
+    most = getattr(method, "epochs_most", 20)
+    low, high = getattr(method, "lr_low", 1e-3), getattr(method, "lr_high", 1e-1)
+    epochs, lr = epochs_of(actions[..., 0], most).flatten(), rate_of(actions[..., 1], low, high).flatten()
+    return Train(epochs.to(chosen.epochs.dtype), lr.to(chosen.lr.dtype))
+
+
+def _obedient(method: Method) -> Method:
+    """The same method, whose clients train as they are told."""
+
+    def decide(c: Client) -> tuple[Train, State]:
+        return c.train, c.state
+
+    told = copy.copy(method)
+    object.__setattr__(told, "decide", decide)
+    return told
+
+
+def _repeated(down: Down, times: int, train: Train) -> Down:
+    sent = {block: value.repeat(times) if isinstance(value, Tensor) else value for block, value in down.sent.items()}
+    return Down(down.params, sent, train, down.extra, _repeat(down.each, times))
+
+
+def _repeat(tree: State, times: int) -> State:
+    repeated: State = pytree.tree_map(lambda value: value.repeat(times, *[1] * (value.dim() - 1)), tree)
+    return repeated

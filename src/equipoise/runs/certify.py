@@ -1,0 +1,40 @@
+"""The certificate of a run folder: how much any player would gain by deviating alone from its last strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
+from equipoise.runs.certificate import certify
+from equipoise.runs.running import Folder, build_task, read_summary
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings, read_config
+
+
+def certify_run(path: Path, samples: int) -> list[str]:
+    """Add ``certificate`` to the run's summary; gives it in words."""
+    folder = Folder(path)
+    if not folder.config.is_file():
+        raise UsageError(f"'{path}' is not a run folder: it has no config.json")
+    if not (folder.summary.is_file() and folder.checkpoint.is_file()):
+        raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
+    settings = Settings.of(read_config(folder.config))
+    run = settings.run
+    schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
+    simulation = Simulation(settings.method, build_task(settings), settings.training, schedule)
+    state, meta = checkpoint.load(folder.checkpoint)
+    simulation.load(state["simulation"], meta["round"])
+    found = certify(simulation, samples)
+    checkpoint.write_text(folder.summary, json.dumps({**read_summary(path), "certificate": found}, indent=1))
+    clients, server = found["clients"], found.get("server")
+    lines = [
+        f"clients: the largest gain is {clients['largest']:.1%}, the mean {clients['mean']:.1%}; "
+        f"{clients['gaining']:.0%} of them gain ({samples} deviations each)"
+    ]
+    if server:
+        lines.append(
+            f"server: {server['gain']:.1%} in its utility, {server['gain_of_the_aggregate']:.1%} in the aggregate's"
+        )
+    return [*lines, f"epsilon {found['epsilon']:.4f}, in {folder.summary}"]

@@ -1,0 +1,91 @@
+"""Several methods, several seeds, one table. Every cell is a run folder, so a comparison resumes where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.report import folders, paired, tables
+from equipoise.report.page import pareto
+from equipoise.runs.running import Watch, build_task, run
+from equipoise.settings.config import Settings, options, read_config
+from equipoise.tasks import find_task
+
+Announce = Callable[[Settings, Path], Watch]
+"""Called before each cell; gives what watches its rounds."""
+
+
+def compare(
+    cells: dict[str, dict[str, Any]],
+    seeds: int,
+    out: Path,
+    command: list[str],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    announce: Announce | None = None,
+) -> tuple[dict[str, list[dict[str, Any]]], list[tables.Column]]:
+    """``cells`` maps each method to its options; seed ``s`` of ``seeds`` is the given seed plus ``s``.
+
+    Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv``, ``compare.json``
+    and, with the extra ``plot``, ``pareto.svg``.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds is {seeds}: must be at least 1")
+    plan: list[tuple[str, Settings, Path]] = []
+    for method, given in cells.items():
+        for seed in range(seeds):
+            settings = Settings.of({**given, "method": method, "seed": given.get("seed", 0) + seed})
+            plan.append((method, settings, out / folders.cell_name(method) / f"seed-{settings.run.seed}"))
+    _refuse_early(plan, out, resume, overwrite)
+    by_method: dict[str, list[dict[str, Any]]] = {method: [] for method in cells}
+    for method, settings, folder in plan:
+        watch = announce(settings, folder) if announce else None
+        by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch))
+    shown = tables.columns(by_method[plan[0][0]][0])
+    table = tables.rows(by_method, shown)
+    title = f"{plan[0][1].run.task}: {plan[0][1].run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    both = [column for column in shown if column.title.startswith(("global ", "personal "))]
+    text = tables.to_markdown(title, table, shown, shlex.join(command)) + paired.to_markdown(by_method, both)
+    checkpoint.write_text(out / "table.md", text)
+    checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
+    checkpoint.write_text(out / "compare.json", json.dumps({"command": command, "summaries": by_method}, indent=1))
+    means = {method: tuple(cells[shown.index(column)].mean for column in both) for method, cells in table.items()}
+    points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
+    pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)
+    return by_method, shown
+
+
+def suitable(methods: Iterable[str], given: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Those methods that can run with these options, and the reasons of the others."""
+    names, refused = [], {}
+    for method in methods:
+        known = options(find_method(method), find_task(given.get("task", "synthetic")))
+        try:
+            build_task(Settings.of({**{k: v for k, v in given.items() if k in known}, "method": method}))
+            names.append(method)
+        except UsageError as error:
+            refused[method] = str(error)
+    return names, refused
+
+
+def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: bool, overwrite: bool) -> None:
+    """Every cell's checks before the first cell runs."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"'{out}' is a file: choose another --out")
+    if out.exists() and any(out.iterdir()) and not (resume or overwrite):
+        raise UsageError(f"'{out}' exists already: choose another --out, or give --resume or --overwrite")
+    seen: set[str] = set()
+    for method, settings, folder in plan:
+        if method not in seen:
+            build_task(settings)
+            seen.add(method)
+        config = folder / "config.json"
+        if resume and config.exists() and read_config(config) != settings.flat:
+            raise UsageError(f"'{folder}' holds a run with other options: choose another --out, or --overwrite")

@@ -1,0 +1,128 @@
+"""A small search over a method's options and the local training, on validation data; the same budget for each method.
+
+Needs the extra ``tune`` (Optuna). Every trial is a run folder, and the study is on disk: a search resumes where it
+stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from equipoise.contract import Method
+from equipoise.core import files as checkpoint
+from equipoise.core.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.records.summary import validation_score
+from equipoise.runs.running import Folder, run
+from equipoise.settings.config import Settings
+
+LAST = 3  # evaluations whose mean validation score judges a trial
+Told = Callable[[str, int, float | None, dict[str, Any]], None]
+"""Called after each trial: method, number, score, options tried."""
+
+
+def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told | None = None) -> dict[str, Any]:
+    """Search ``trials`` settings; gives the best options and writes them to ``out/best.json``. The first trial is
+    the defaults, so that the result is never worse than they on the validation data of the search."""
+    optuna = _optuna()
+    if trials < 1:
+        raise UsageError(f"trials is {trials}: must be at least 1")
+    base = Settings.of({**given, "method": method, "save_personal": False})
+    ranges = search_space(find_method(method), base, given)
+    out.mkdir(parents=True, exist_ok=True)
+    _same_search(out, {"method": method, "given": given, "ranges": ranges})
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.log")))
+    sampler = optuna.samplers.TPESampler(seed=base.run.seed)
+    study = optuna.create_study(
+        storage=storage, study_name=method, direction="maximize", sampler=sampler, load_if_exists=True
+    )
+    study.enqueue_trial({name: base.flat[name] for name in ranges}, skip_if_exists=True)
+    while (done := len(_finished(study))) < trials:
+        trial = study.ask()
+        tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
+        score = _score({**base.flat, **tried}, out / f"trial-{done:03d}")
+        study.tell(trial, score) if score is not None else study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        if told:
+            told(method, done + 1, score, tried)
+    complete = [trial for trial in study.trials if trial.value is not None]
+    if not complete:
+        raise UsageError(f"no trial of {method} gave a validation score: every one diverged or was refused")
+    best = dict(study.best_trial.params)
+    result = {"method": method, "score": study.best_value, "trials": trials, "options": best}
+    checkpoint.write_text(out / "best.json", json.dumps(result, indent=1))
+    return best
+
+
+def search_space(method: type[Method], base: Settings, given: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Rate within a tenth and three times the task's own, epochs up to the task's own, and what the method names;
+    an option that is given stays fixed."""
+    ranges: dict[str, tuple[float, float]] = {
+        "lr": (base.training.lr / 10, base.training.lr * 3),
+        "epochs": (1, base.training.epochs),
+        **method.search,
+    }
+    return {name: bounds for name, bounds in ranges.items() if name not in given and bounds[0] < bounds[1]}
+
+
+def read_best(folder: Path, method: str) -> dict[str, Any]:
+    """The options that a search for this method found."""
+    path = folder / method / "best.json"
+    if not path.is_file():
+        raise UsageError(f"there is no '{path}': run 'equipoise tune --methods {method} --out {folder}' first")
+    try:
+        best: dict[str, Any] = json.loads(path.read_text())["options"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{path}' is damaged: {error}") from error
+    return best
+
+
+def _score(flat: dict[str, Any], folder: Path) -> float | None:
+    """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
+    shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut short starts anew
+    settings = Settings.of(flat)
+    try:
+        run(settings, folder)
+    except UsageError:
+        return None
+    evaluated = [log for log in Folder(folder).logs() if "trained" in log]
+    if "acc" not in evaluated[-1]["trained"]:
+        raise UsageError(f"tuning needs a task that scores accuracy, and '{settings.run.task}' does not")
+    scores = [validation_score(log, "acc", True) for log in evaluated]
+    last = [score for score in scores[-LAST:] if score is not None]
+    shutil.rmtree(folder / "checkpoint")
+    shutil.rmtree(folder / "models")
+    return fmean(last) if last else None
+
+
+def _finished(study: Any) -> list[Any]:
+    return [trial for trial in study.trials if trial.state.is_finished()]
+
+
+def _suggest(trial: Any, name: str, low: float, high: float) -> float | int:
+    if isinstance(low, int) and isinstance(high, int):
+        return int(trial.suggest_int(name, low, high))
+    return float(trial.suggest_float(name, low, high, log=True))
+
+
+def _same_search(out: Path, about: dict[str, Any]) -> None:
+    """A folder holds one search: going on with another would mix their trials."""
+    path, text = out / "search.json", json.dumps(about, indent=1)
+    if path.exists() and json.loads(path.read_text()) != json.loads(text):
+        raise UsageError(f"'{out}' holds another search: choose another --out")
+    checkpoint.write_text(path, text)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError("tuning needs Optuna: pip install 'equipoise[tune]'") from error
+    import optuna.storages.journal
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,1 @@
+"""Any method made private or late: methods around methods."""

@@ -1,0 +1,151 @@
+"""Any method, made private: clients clip and noise what they upload, the server sees no more of it than its mean.
+
+The rest of a method stays as it is. What it does with noised uploads cannot weaken the promise (post-processing).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Client, Method, Pull, Server, State, Task, Train, Training, Tree, Up, When
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import row
+from equipoise.privacy.options import Privacy
+from equipoise.runtime.client import RunningClient
+from equipoise.runtime.executors import fresh_clients, parcel, split_parcel
+
+STREAM = 1_000_000  # of the noise, apart from the streams of methods
+Draw = Callable[[Client, torch.Size, int], Tensor]
+"""Independent standard normal numbers of this shape, for the parameter of this number."""
+
+
+def private(method: Method, privacy: Privacy, draw: Draw | None = None) -> Method:
+    """The method under these options; itself when they are off. Noise is drawn from the run's seed by default."""
+    if not privacy.on:
+        return method
+    kind = type(method)
+    made = type(f"Private{kind.__name__}", (_Private, kind), {"privacy": privacy, "draw": staticmethod(draw or seeded)})
+    wrapped: Method = made(**{item.name: getattr(method, item.name) for item in fields(method)})
+    return wrapped
+
+
+def seeded(c: Client, shape: torch.Size, number: int) -> Tensor:
+    """For simulations: the same on every executor, and known to whoever knows the seed."""
+    return _normal(c.uniform(*shape, stream=STREAM + number))
+
+
+def secret(c: Client, shape: torch.Size, number: int) -> Tensor:
+    """For deployments: from the operating system's entropy, so that nobody can draw it again."""
+    words = np.frombuffer(os.urandom(8 * shape.numel()), np.uint64)
+    return _normal(torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape))
+
+
+def _normal(u: Tensor) -> Tensor:
+    normal: Tensor = torch.special.ndtri(u.clamp(2.0**-54, 1 - 2.0**-53))
+    return normal
+
+
+class _Private(Method):
+    privacy: ClassVar[Privacy]
+    draw: ClassVar[Draw]
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        if self.privacy.noisy and self.privacy.dp_delta >= 1 / task.clients:
+            raise UsageError(
+                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.clients}, one over the clients, else it "
+                "allows to give one of them away"
+            )
+        if self.one_start:
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: clients and server each keep a memory of the uploads, and "
+                "clipping or noise would part the two; choose another method"
+            )
+        up, sent = _rehearse(self, task, training)
+        if up.extra or up.metrics:
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: beside its model a client uploads "
+                f"'{next(iter([*up.extra, *up.metrics]))}', which would leave it unprotected; choose another method"
+            )
+        if any(sent[block] is not True for block, names in task.blocks.items() if set(names) & set(up.params)):
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip: a client that was not sent a block knows nothing to clip "
+                "its change of it against; choose a method that sends all the blocks that it collects"
+            )
+
+    def upload(self, c: Client) -> tuple[Up, State]:
+        up, state = super().upload(c)
+        return replace(up, params=self._protected(c, up.params)), state
+
+    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
+        return super().weigh(s, ids, self._mean(up))
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        return super().aggregate(s, ids, self._mean(up), weights)
+
+    def _protected(self, c: Client, params: Tree) -> Tree:
+        """w + clip(w_i - w, C) + N(0, (sigma C)^2), with w as it was sent; to the bit w_i if nothing is to be done."""
+        if not params:
+            return params
+        clip, sent = self.privacy.dp_clip, c.down.params
+        change = {name: value.double() - sent[name].double() for name, value in params.items()}
+        norm = torch.stack([value.square().sum() for value in change.values()]).sum().sqrt()
+        out: Tree = {}
+        for number, (name, value) in enumerate(params.items()):
+            clipped = sent[name].double() + change[name] * (clip / norm)
+            kept = torch.where(norm <= clip, value.double(), clipped)
+            if self.privacy.noisy:
+                kept = kept + self.privacy.dp_noise * clip * type(self).draw(c, value.shape, number)
+            out[name] = kept.to(value.dtype)
+        return out
+
+    def _mean(self, up: Up) -> Up:
+        """Under noise every client counts alike, whatever a method would weigh by: all it is shown is the mean."""
+        if not self.privacy.noisy:
+            return up
+        return replace(
+            up, params={name: value.mean(0, keepdim=True).expand_as(value) for name, value in up.params.items()}
+        )
+
+
+class _Idle(RunningClient):
+    """A client that does everything but train."""
+
+    def _fit(
+        self, fit: Any, train: Train, blocks: tuple[str, ...] | None, training: Training | None = None
+    ) -> tuple[Tree, Tree]:
+        pull: Pull | None = fit.pull
+        return fit.params, pull.anchor if pull else {}
+
+
+def _rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Any]:
+    """What a client of this method would upload, and what it is sent: known without training."""
+    ids, initial = torch.zeros(1, dtype=torch.int64), task.init_params(0)
+    with torch.no_grad():
+        server = Server(task, training, initial, method.server_init(task, initial), 0, 1, 1)
+        down, _ = method.give(server, ids)
+        sent = parcel(*split_parcel(down), 0)
+        own = replace(
+            down, sent=sent["sent"], each=sent["each"], train=Train(**sent["train"]) if "train" in sent else None
+        )
+        held = row(fresh_clients(method, task, ids, initial, keeps_local=True), 0)
+        c = _Idle(task, training, When(0, 1, training), 1, ids[0], own, held)
+        c.start, c.state = method.install(c)
+        c.train, c.state = method.decide(c)
+        c.trained, c.state = method.update(c)
+        up, _ = method.upload(c)
+    return up, down.sent
+
+
+def withheld(method: Method, out: State) -> State:
+    """A client's reply without what noise does not protect: scores, decisions, notes."""
+    if not (isinstance(method, _Private) and method.privacy.noisy):
+        return out
+    return {**out, "train": {}, "scores": {}, "notes": {}}

@@ -1,0 +1,325 @@
+"""The four always-x identities, bytes, block weights and probes by hand, what is refused, and composition."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.contract import Server
+from equipoise.core.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.methods.fedpolicy import fedpolicy, foresight, parts, probes, record
+from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
+from equipoise.methods.fedpolicy.joint import Joint
+from equipoise.methods.fedpolicy.policies import FULL_ROUNDS
+from equipoise.runtime.round import Schedule, Simulation
+from helpers import largest_difference, simulate, small_task
+
+SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
+
+
+def sizes(task: Any) -> list[int]:
+    start = task.init_params(0)
+    return [sum(start[name].nbytes for name in task.blocks[block]) for block in parts.BLOCKS]
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("policy", SAME)
+def test_always_the_same_part_is_a_known_method_to_the_bit(policy: str, participation: float, executor: str) -> None:
+    task = small_task()
+    ours = simulate(FedPolicy(policy=policy), task, 4, executor, participation)
+    theirs = simulate(find_method(SAME[policy])(), task, 4, executor, participation)
+    assert largest_difference(ours.store.tree("local"), theirs.store.tree("local")) == 0
+    assert [log["bytes"]["down"] for log in ours.logs] == [log["bytes"]["down"] for log in theirs.logs]
+    if policy == "full":
+        assert largest_difference(ours.params, theirs.params) == 0
+        assert [log["bytes"] for log in ours.logs] == [log["bytes"] for log in theirs.logs]
+
+
+def test_only_what_is_sent_is_billed() -> None:
+    task = small_task()
+    sim = simulate(FedPolicy(policy="random", parts="full,backbone,head,none"), task, 3)
+    for log in sim.logs:
+        chosen = parts.TAKES[torch.tensor(log["notes"]["part"]).long()]
+        assert log["bytes"]["down"] == int((chosen * torch.tensor(sizes(task))).sum())
+        assert sorted(set(log["notes"]["part"])) == [0, 1, 2, 3]  # stratified: six clients, every part
+
+
+def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> None:
+    task = small_task()
+    log = simulate(FedPolicy(policy="probe"), task, FULL_ROUNDS + 3).logs[-1]
+    words = 3 + 2 * 4 * 4  # its part, whether it probes and chooses, and how much it trusts and leans
+    assert log["bytes"]["down"] == 6 * (sum(sizes(task)) + words)
+    assert log["bytes"]["up"] == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        ("scaffold", "one whole model"),
+        ("feddyn", "one whole model"),
+        ("fedala", "installs"),
+        ("fedper", "no choice is left"),
+        ("fedbabu", "no choice is left"),
+        ("local", "no choice is left"),
+        ("fedpolicy", "installs"),
+    ],
+)
+def test_unsound_bases_are_refused_with_a_reason(base: str, why: str) -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match=why):
+        FedPolicy(base=base).check(task, task.training)
+
+
+def test_a_controller_over_an_unsound_base_is_refused_too() -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match="one whole model"):
+        Joint(base="page", base_options="base=scaffold adapt=eta").check(task, task.training)
+    with pytest.raises(UsageError, match="decides how clients train"):
+        Joint(base="fedprox").check(task, task.training)
+
+
+@pytest.mark.parametrize("base", ["fedprox", "fedavgm", "ditto", "pfedme", "fedrod", "dapfl"])
+def test_sound_bases_run(base: str) -> None:
+    sim = simulate(FedPolicy(base=base, policy="random", sync="on"), small_task(), 3)
+    assert not any(log["dropped"] for log in sim.logs)
+
+
+def test_full_over_a_base_is_the_base() -> None:
+    task = small_task()
+    ours = simulate(FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3)
+    theirs = simulate(find_method("fedavgm")(server_momentum=0.5), task, 3)
+    assert largest_difference(ours.params, theirs.params) == 0
+    for controller in ("equilibrium", "page"):
+        joint = simulate(Joint(base=controller, policy="full"), task, 3)
+        alone = simulate(find_method(controller)(), task, 3)
+        assert largest_difference(joint.params, alone.params) == 0
+
+
+def test_bad_options_are_refused() -> None:
+    task = small_task()
+    for options, word in (
+        ({"policy": "learnt"}, "did you mean 'learned'"),
+        ({"parts": "full"}, "parts"),
+        ({"parts": "backbone,head"}, "parts"),
+        ({"sync": "maybe"}, "sync"),
+        ({"rho": 0.0}, "rho"),
+        ({"copies": -1}, "copies"),
+        ({"probe_every": 0}, "probe_every"),
+        ({"policy_gamma": 1.0}, "policy_gamma"),
+        ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavg'"),
+        ({"base": "fedprox", "base_options": "mu=big"}, "must be a number"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            FedPolicy(**options).check(task, task.training)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="val_share"):
+        FedPolicy().check(small_task(val_share=0.0), task.training)
+    with pytest.raises(UsageError, match="one layer"):
+        FedPolicy().check(small_task("linear"), task.training)
+
+
+# --- sync-aware aggregation -----------------------------------------------------------------------------------------
+
+
+def test_block_weights_by_hand() -> None:
+    task = small_task(clients=2)
+    stack = {name: torch.stack([w, w]) for name, w in task.init_params(0).items()}
+    fresh = parts.freshness(torch.tensor([[0, 5], [1, 5]]), 0.5)
+    weights = parts.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
+    for name in task.blocks["backbone"]:
+        assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
+    for name in task.blocks["head"]:  # all are old alike
+        assert weights[name].flatten().tolist() == pytest.approx([0.5, 0.5])
+    again = parts.block_weights(task, stack, weights, torch.ones(2, 2))
+    assert largest_difference(again, weights) < 1e-15
+
+
+def test_a_stale_block_stays() -> None:
+    task = small_task()
+    before = task.init_params(0)
+    after = {name: w + 1 for name, w in before.items()}
+    moved = parts.keep_stale(task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64))
+    for name in task.blocks["backbone"]:
+        assert largest_difference(moved[name], after[name]) == 0
+    for name in task.blocks["head"]:
+        assert largest_difference(moved[name], before[name] + 0.4) < 1e-12
+
+
+def test_ages_follow_what_was_installed() -> None:
+    known = record.init(3)
+    known = record.note_parts(known, torch.tensor([0, 2]), torch.tensor([0, 1]), 4)
+    known = record.note_parts(known, torch.tensor([0]), torch.tensor([2]), 6)
+    assert record.age(known, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
+    assert known["full"].tolist() == [4, 0, 0]
+
+
+def test_with_rho_one_and_equal_sizes_it_is_plain_aggregation() -> None:
+    task = small_task(size_sigma=0.0)
+    plain = simulate(FedPolicy(policy="random", sync="off"), task, 4)
+    synced = simulate(FedPolicy(policy="random", sync="on", rho=1.0), task, 4)
+    aware = simulate(FedPolicy(policy="random", sync="on"), task, 4)
+    assert largest_difference(plain.params, synced.params) < 1e-12
+    assert largest_difference(plain.params, aware.params) > 1e-6
+
+
+# --- record ---------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_by_hand() -> None:
+    known = record.init(3) | record.init_reports(3)
+    ids, zero = torch.arange(3), torch.zeros(3, dtype=torch.float64)
+    first = torch.tensor([[1.0, 0.5, 0, 0, 0]] * 3, dtype=torch.float64)
+    known = record.note_reports(known, ids, first, zero, 1)
+    assert known["reward"].tolist() == [0, 0, 0]  # nothing to compare with
+    second = torch.tensor([[0.5, 0.7, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9.0, 0.5, 0, 0, 0]], dtype=torch.float64)
+    known = record.note_reports(known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64), 2)
+    plain = torch.tensor([0.2 + 0.05 - 0.01, 0.0, -0.1], dtype=torch.float64)  # the loss's change is bounded by 1
+    assert known["reward"].tolist() == pytest.approx((plain - plain.mean()).tolist())
+    assert known["gain"][0].tolist() == pytest.approx([0.5, 0.2])
+
+
+def test_a_rare_report_tells_of_gains_a_round_beside_the_others_latest() -> None:
+    known = record.init_reports(2)
+    nothing = torch.zeros(2, dtype=torch.float64)
+    for round, acc in ((1, 0.5), (2, 0.6)):
+        report = torch.tensor([[0, acc, 0, 0, 0]] * 2, dtype=torch.float64)
+        known = record.note_reports(known, torch.arange(2), report, nothing, round)
+    late = torch.tensor([[0, 0.8, 0, 0, 0]], dtype=torch.float64)
+    known = record.note_reports(known, torch.tensor([1]), late, nothing[:1], 6)
+    assert known["gain"][:, 1].tolist() == pytest.approx([0.1, 0.05])  # 0.2 in four rounds
+    assert known["reward"].tolist() == pytest.approx([0.0, 0.05 - 0.075])
+
+
+def test_divergence_and_cosine_by_hand() -> None:
+    task, ids = small_task(clients=2), torch.arange(2)
+    zeros = {name: torch.zeros_like(w) for name, w in task.init_params(0).items()}
+    after = {name: torch.ones_like(w) for name, w in zeros.items()}
+    stack = {name: torch.stack([3 * torch.ones_like(w), -torch.ones_like(w)]) for name, w in zeros.items()}
+    known = record.note_models(record.init_reports(2), ids, task, zeros, stack, after)
+    assert known["near"].tolist() == [pytest.approx([2, 2, 1, 1]), pytest.approx([2, 2, -1, -1])]
+
+
+# --- probes ---------------------------------------------------------------------------------------------------------
+
+
+def test_worth_by_hand() -> None:
+    scores, trust = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.5, 0.5, 0.5, 1.0])
+    value = probes.worth(scores, trust, torch.tensor([0.02, 0.01, 0.01, 0.0]))
+    assert value.tolist() == pytest.approx([0.02 - 0.15, 0.01 - 0.1, 0.01 - 0.05, 0.0])
+
+
+def test_the_probe_scores_what_would_be_held_before_training() -> None:
+    task, ids = small_task(), torch.arange(6)
+    sim = simulate(FedPolicy(policy="probe"), task, 1)
+    own, shared = sim.store.tree("local"), {name: w.expand(6, *w.shape) for name, w in sim.params.items()}
+    old = sim.store.tree("state")["probe"]["scores"]
+    sim.round()
+    seen = sim.store.tree("state")["probe"]
+    for number, (backbone, head) in enumerate([(shared, shared), (shared, own), (own, shared), (own, own)]):
+        model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
+        result = task.evaluate_stack(ids, model, "val")
+        score = 1 - result["acc"] + 0.02 * result["loss"].clamp(max=3)
+        assert largest_difference(seen["scores"][:, number], 0.7 * old[:, number] + 0.3 * score) < 1e-12
+
+
+def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
+    task, spared = small_task(), 0
+    method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
+    sim = Simulation(method, task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
+    for round in range(1, 21):
+        old = sim.store.tree("state")["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
+        log = sim.round()
+        seen, memory, known = sim.store.tree("state")["probe"], sim.server_state["policy"], sim.server_state["known"]
+        asked = memory["asked"]
+        assert torch.equal(seen["round"] == round, asked)
+        assert torch.equal(seen["round"], memory["probed"])
+        assert largest_difference(seen["scores"], memory["scores"]) == 0
+        assert torch.equal(seen["scores"][~asked], old[~asked].double())
+        sent = parts.TAKES[known["offered"]] | asked[:, None]
+        words = 3 + 2 * 4 * 4
+        assert log["bytes"]["down"] == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
+        assert log["notes"]["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
+        spared += int((~sent).sum())
+    assert spared > 0
+
+
+def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them() -> None:
+    method = FedPolicy(policy="learned", probe_every=4)
+    rounds = Schedule(60, 0, 1.0, "stacked", 60, True)
+    task = small_task()
+    sim = Simulation(method, task, task.training, rounds)
+    before = torch.full((6,), 2)
+    grew = shrank = 0
+    for _ in range(30):
+        sim.round()
+        memory, known = sim.server_state["policy"], sim.server_state["known"]
+        confirmed = memory["chose"] & (known["part"] == known["offered"])
+        due = torch.where(confirmed, (2 * before).clamp(max=4), 2)
+        assert torch.equal(memory["pause"], torch.where(memory["asked"], due, before))
+        grew, shrank = grew + int((memory["pause"] > before).sum()), shrank + int((memory["pause"] < before).sum())
+        before = memory["pause"]
+    assert grew > 0
+    assert shrank > 0
+
+
+def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "NOISE", 0.4)
+    task = small_task(clients=2, size_sigma=0.0)
+    rows = int(task.rows(torch.arange(2), "val")[0])
+    method = FedPolicy(policy="learned", probe_bonus=0.01, price=0.0)
+    memory = method.agent.init(2)
+    memory["probed"] = torch.ones(2, dtype=torch.int64)
+    apart = (2 * 0.4 / rows) ** 0.5  # for the head the clients' variance is twice the noise's, for the others it is 0
+    memory["scores"] = torch.tensor([[0.5, 0.5, 0.4 + apart, 0.4], [0.5, 0.5, 0.4 - apart, 0.4]], dtype=torch.float64)
+    server = Server(task, task.training, task.init_params(0), {}, 0, 7, 60)
+    trust, lean = method.agent.pooled(server, memory, torch.arange(2))  # type: ignore[attr-defined]
+    assert trust[0].tolist() == pytest.approx([0, 0, 0.5, 0])
+    assert lean[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
+
+
+def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "SHARERS", 0.5)
+    agent = FedPolicy(policy="learned").agent
+    full, backbone, head = 0, 1, 2
+    own = torch.tensor([[0.3, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0.2, 0, 0.12, 0]])
+    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
+    assert agent.sharers(own, torch.tensor([head, full, head, backbone])).sum() == 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(foresight, "SHARERS", 1.0)  # but nobody against its own evidence
+    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
+
+
+def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
+    task = small_task()
+    sim = Simulation(FedPolicy(policy="learned"), task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
+    logs = [sim.round() for _ in range(20)]
+    last = [log["notes"] for log in logs[16:]]  # the last 15 %, and the round before
+    assert all(note["part"] == last[0]["part"] for note in last)
+    assert not any(note["probes"] for note in last[1:])
+    assert any(log["notes"]["probes"] for log in logs)
+
+
+# --- copies: the global side ----------------------------------------------------------------------------------------
+
+
+def test_copies_give_fedavg_beside_local_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedpolicy, "USABLE", 0.0)
+    task = small_task()
+    sim = simulate(FedPolicy(policy="none", copies=1), task, 4)
+    assert (
+        largest_difference(sim.store.tree("local"), simulate(find_method("local")(), task, 4).store.tree("local")) == 0
+    )
+    assert largest_difference(sim.params, simulate(find_method("fedavg")(), task, 4).params) == 0
+    assert sim.logs[0]["notes"]["gradients"] == [2 * n for n in steps(task)]
+
+
+def test_copies_are_made_only_where_the_global_model_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedpolicy, "USABLE", 9.0)
+    task = small_task()
+    sim = simulate(FedPolicy(policy="none", copies=2), task, 2)
+    assert sim.logs[1]["notes"]["gradients"] == steps(task)
+    assert largest_difference(sim.params, simulate(FedPolicy(policy="none"), task, 2).params) == 0
+
+
+def steps(task: Any) -> list[int]:
+    return task.steps(torch.arange(6), torch.full((6,), 2), task.training).tolist()

@@ -1,0 +1,188 @@
+"""The learner: hand-computed pieces, one agent of a stack against the same agent alone, and that it learns."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import State
+from equipoise.learners import ddpg
+from equipoise.learners.learning import layers
+from helpers import largest_difference
+
+CONFIG = ddpg.Config(capacity=64, warmup=8, batch=16, steps=2, fade=0)
+
+
+def draws(seed: int, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def fresh(config: ddpg.Config, agents: int, state_dim: int, action_dim: int, seed: int = 0) -> State:
+    u = draws(seed, agents, ddpg.init_draws(config, state_dim, action_dim))
+    stack: State = vmap(lambda one: ddpg.init(config, state_dim, action_dim, one))(u)
+    return stack
+
+
+def bandit(config: ddpg.Config, agent: State, u: Tensor, wanted: Tensor) -> State:
+    """One round of a game whose best action is ``wanted``, whatever the state."""
+    state = u[:1]
+    action, agent = ddpg.act(config, agent, state, u[1:2])
+    agent = ddpg.store(agent, state, action, -(action - wanted).square().sum(), u[2:3], torch.tensor(True))
+    return ddpg.learn(config, agent, u[3:].reshape(config.steps, config.batch))
+
+
+def play(config: ddpg.Config, agents: State, wanted: Tensor, rounds: int, seed: int = 1) -> State:
+    for t in range(rounds):
+        u = draws(seed * 10_000 + t, len(wanted), 3 + config.steps * config.batch)
+        agents = vmap(lambda a, u, w: bandit(config, a, u, w))(agents, u, wanted)
+    return agents
+
+
+def row(tree: State, k: int) -> State:
+    one: State = pytree.tree_map(lambda value: value[k], tree)
+    return one
+
+
+@pytest.mark.parametrize("noise", ["ou", "gaussian"])
+def test_one_agent_of_a_stack_equals_the_same_agent_alone(noise: str) -> None:
+    config = dataclasses.replace(CONFIG, noise=noise)
+    stack = fresh(config, 5, 1, 1)
+    alone = row(stack, 3)
+    wanted = torch.linspace(-0.8, 0.8, 5, dtype=torch.float64)
+    stack = play(config, stack, wanted, 30)
+    for t in range(30):
+        u = draws(10_000 + t, 5, 3 + config.steps * config.batch)[3]
+        alone = bandit(config, alone, u, wanted[3])
+    assert int(alone["updates"]) == 2 * (30 - 7)
+    assert largest_difference(row(stack, 3), alone) < 1e-9
+
+
+def test_each_agent_learns_its_own_best_action() -> None:
+    config = ddpg.Config(
+        capacity=400, warmup=30, steps=4, gamma=0.0, critic_lr=0.01, actor_lr=0.002, target_rate=0.1, fade=0
+    )
+    wanted = torch.tensor([-0.7, 0.0, 0.6], dtype=torch.float64)
+    agents = play(config, fresh(config, 3, 1, 1), wanted, 150)
+    chosen = vmap(lambda a: ddpg.policy(config, a, torch.full((1,), 0.5, dtype=torch.float64)))(agents)
+    assert (chosen.squeeze(1) - wanted).abs().max() < 0.25
+
+
+def test_the_identity_problem_is_learned() -> None:
+    """Best action = state: the actor must read its input."""
+    config = ddpg.Config(capacity=600, warmup=50, steps=4, gamma=0.0, actor_lr=0.005, target_rate=0.1, fade=0)
+    agent = row(fresh(config, 1, 1, 1), 0)
+    for t in range(300):
+        u = draws(t, 3 + config.steps * config.batch)
+        state = 2 * u[:1] - 1
+        action, agent = ddpg.act(config, agent, state, u[1:2])
+        agent = ddpg.store(agent, state, action, -(action - state).square().sum(), u[2:3], torch.tensor(True))
+        agent = ddpg.learn(config, agent, u[3:].reshape(config.steps, config.batch))
+    grid = torch.linspace(-0.9, 0.9, 7, dtype=torch.float64).unsqueeze(1)
+    assert (ddpg.policy(config, agent, grid) - grid).abs().mean() < 0.15
+
+
+def test_a_run_is_determined_by_its_draws_alone() -> None:
+    wanted = torch.zeros(2, dtype=torch.float64)
+    torch.manual_seed(1)
+    first = play(CONFIG, fresh(CONFIG, 2, 1, 1), wanted, 12)
+    torch.manual_seed(2)
+    assert largest_difference(first, play(CONFIG, fresh(CONFIG, 2, 1, 1), wanted, 12)) == 0.0
+    assert largest_difference(first, play(CONFIG, fresh(CONFIG, 2, 1, 1), wanted, 12, seed=2)) > 0.0
+
+
+def test_saved_and_loaded_it_goes_on_to_the_bit() -> None:
+    wanted = torch.zeros(2, dtype=torch.float64)
+    halfway = play(CONFIG, fresh(CONFIG, 2, 1, 1), wanted, 12)
+    leaves, spec = pytree.tree_flatten(halfway)
+    stored = load(save({str(k): leaf.contiguous() for k, leaf in enumerate(leaves)}))
+    loaded = pytree.tree_unflatten([stored[str(k)] for k in range(len(leaves))], spec)
+    assert largest_difference(play(CONFIG, halfway, wanted, 5, 3), play(CONFIG, loaded, wanted, 5, 3)) == 0.0
+
+
+def test_the_memory_is_a_ring_and_can_skip() -> None:
+    agent = row(fresh(dataclasses.replace(CONFIG, capacity=3), 1, 1, 1), 0)
+    one = torch.ones(1, dtype=torch.float64)
+    for k in range(5):
+        agent = ddpg.store(agent, k * one, one, k * one[0], one, torch.tensor(k != 3))
+    assert agent["replay"]["reward"].tolist() == [4.0, 1.0, 2.0]
+    assert int(agent["stored"]) == 4
+
+
+def test_nothing_is_learned_before_the_warm_up_is_over() -> None:
+    start = fresh(CONFIG, 1, 1, 1)
+    early = play(CONFIG, start, torch.zeros(1, dtype=torch.float64), CONFIG.warmup - 1)
+    assert largest_difference(start["actor"], early["actor"]) == 0.0
+    late = play(CONFIG, early, torch.zeros(1, dtype=torch.float64), 1)
+    assert largest_difference(start["actor"], late["actor"]) > 0.0
+
+
+def test_random_at_first_then_the_actor_with_noise_that_fades() -> None:
+    config = dataclasses.replace(CONFIG, noise="gaussian", sigma=0.2, fade=4, warmup=2)
+    agent = row(fresh(config, 1, 1, 1), 0)
+    state, high = torch.zeros(1, dtype=torch.float64), torch.full((1,), 0.8413447460685429, dtype=torch.float64)
+    greedy, actions = ddpg.policy(config, agent, state), []
+    for _ in range(8):
+        action, agent = ddpg.act(config, agent, state, high)
+        actions.append(float(action))
+    assert actions[:2] == pytest.approx([2 * float(high) - 1] * 2)
+    # The draw is the normal distribution's point at +1 sigma; noise falls from 0.2 to 0 in four actions.
+    expected = [float(greedy) + 0.2 * left for left in (1.0, 0.75, 0.5, 0.25, 0.0, 0.0)]
+    assert actions[2:] == pytest.approx(expected)
+
+
+def test_ornstein_uhlenbeck_by_hand() -> None:
+    config = dataclasses.replace(CONFIG, warmup=0, sigma=0.2, theta=0.15)
+    agent = row(fresh(config, 1, 1, 1), 0)
+    high = torch.full((1,), 0.8413447460685429, dtype=torch.float64)
+    for expected in (0.2, 0.2 * 0.85 + 0.2, (0.2 * 0.85 + 0.2) * 0.85 + 0.2):
+        _, agent = ddpg.act(config, agent, torch.zeros(1, dtype=torch.float64), high)
+        assert float(agent["noise"]) == pytest.approx(expected)
+
+
+def test_one_update_by_autograd_and_torch_adam() -> None:
+    """Algorithm 1, lines 6 to 9, written out with the ordinary optimiser."""
+    config = dataclasses.replace(CONFIG, steps=1, warmup=1, normalise=False, critic_lr=0.01, actor_lr=0.002)
+    agent = row(fresh(config, 1, 2, 1), 0)
+    for k in range(20):
+        u = draws(k, 6)
+        agent = ddpg.store(agent, u[:2], u[2:3], u[3], u[4:6], torch.tensor(True))
+    u = draws(99, 1, config.batch)
+    new = ddpg.learn(config, agent, u)
+
+    rows = (u[0] * 20).long()
+    s, a, r, s2 = (agent["replay"][name][rows] for name in ("state", "action", "reward", "next"))
+    actor, critic = (agent[name].clone().requires_grad_() for name in ("actor", "critic"))
+
+    def mu(state: Tensor) -> Tensor:
+        return ddpg._before_tanh(layers(actor, ddpg._actor_shapes(config, 2, 1)), state)
+
+    def q(state: Tensor, action: Tensor) -> Tensor:
+        return ddpg._critic(layers(critic, ddpg._critic_shapes(config, 2, 1)), state, action)
+
+    y = (r + config.gamma * q(s2, mu(s2).tanh())).detach()
+    optimiser = torch.optim.Adam([critic], 0.01)
+    (y - q(s, a)).square().mean().backward()
+    optimiser.step()
+    optimiser = torch.optim.Adam([actor], 0.002)
+    (config.restraint * mu(s).square().mean() - q(s, mu(s).tanh()).mean()).backward()
+    optimiser.step()
+    for name, expected in (("actor", actor), ("critic", critic)):
+        assert (new[name] - expected).abs().max() < 1e-12
+        slowly = agent[name] + config.target_rate * (new[name] - agent[name])
+        assert (new[f"{name}_target"] - slowly).abs().max() < 1e-15
+
+
+def test_initial_nets_have_the_published_shapes_and_bounds() -> None:
+    config = ddpg.Config()
+    agent = row(fresh(config, 1, 3, 2), 0)
+    actor = layers(agent["actor"], ddpg._actor_shapes(config, 3, 2))
+    critic = layers(agent["critic"], ddpg._critic_shapes(config, 3, 2))
+    assert [tuple(actor[w].shape) for w in ("w1", "w2", "w3")] == [(3, 40), (40, 30), (30, 2)]
+    assert [tuple(critic[w].shape) for w in ("w1", "w2", "w3")] == [(3, 40), (42, 30), (30, 1)]
+    for net in (actor, critic):
+        assert 0.5 / 3**0.5 < float(net["w1"].abs().max()) <= 1 / 3**0.5
+        assert 0.001 < float(net["w3"].abs().max()) <= 0.003

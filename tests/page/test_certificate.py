@@ -1,0 +1,95 @@
+"""The certificate: deviations by hand, an equilibrium that is one, and that nothing of the run changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.cli import main
+from equipoise.contract import Fit, Method, When
+from equipoise.core.errors import UsageError
+from equipoise.methods.equilibrium import Equilibrium
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.page.actions import epochs_of, rate_of
+from equipoise.methods.page.page import Page
+from equipoise.runs.certificate import certify
+from helpers import largest_difference, simulate, small_task
+
+
+def test_the_largest_gain_is_that_of_the_best_deviation_tried() -> None:
+    task = small_task("linear")
+    sim = simulate(FedAvg(), task, 2)
+    found = certify(sim, samples=4)
+    # The same by hand: the next round with each client's alternatives, one after another.
+    ids, when = torch.arange(6), When(0, 3, task.training)
+    u = 2 * torch.rand(4, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
+
+    def utility(epochs: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        start = {k: v.expand(6, *v.shape) for k, v in sim.params.items()}
+        fit = Fit(start, epochs, lr, names=tuple(start))
+        trained, _, _ = task.fit_stack(ids, fit, {}, when)
+        return 1 / task.evaluate_stack(ids, trained, "val")["loss"].clamp(min=0.01)
+
+    mine = utility(torch.full((6,), 2), torch.full((6,), 0.05, dtype=torch.float64))
+    others = torch.stack([utility(epochs_of(a[:, 0], 20), rate_of(a[:, 1], 1e-3, 1e-1)) for a in u])
+    gains = (others.max(0).values / mine - 1).clamp(min=0)
+    assert found["clients"]["largest"] == pytest.approx(float(gains.max()), rel=1e-6)
+    assert found["clients"]["mean"] == pytest.approx(float(gains.mean()), rel=1e-6)
+
+
+def test_the_servers_gain_by_hand() -> None:
+    task = small_task("linear")
+    sim = simulate(FedAvg(), task, 1)
+    found = certify(sim, samples=3)
+    again = simulate(FedAvg(), task, 2)
+    f = task.evaluate_stack(torch.arange(6), again.store.tree("local"), "val")["loss"]
+    n = task.sizes(torch.arange(6)).double()
+    u = torch.rand(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    other = torch.softmax((2 * u - 1) * torch.tensor(10.0).log().double(), -1)
+    gain = float(((n / n.sum()) @ f) / (other @ f).min() - 1)
+    assert found["server"]["gain"] == pytest.approx(max(0.0, gain), rel=1e-5)
+    assert found["epsilon"] >= found["server"]["gain"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Page(warmup=1, agent_batch=4, replay=8),
+        Page(base="scaffold", adapt="alpha,eta", replay=8),
+        Equilibrium(),
+        Equilibrium(control="learned"),
+    ],
+)
+def test_a_certificate_leaves_the_run_as_it_was(method: Method) -> None:
+    sim, untouched = (simulate(method, small_task(), 3, participation=0.5) for _ in range(2))
+    found = certify(sim, samples=2)
+    assert largest_difference(sim.state(), untouched.state()) == 0.0
+    assert found == certify(sim, samples=2)
+    assert found["clients"]["largest"] >= found["clients"]["mean"] >= 0.0
+
+
+def test_where_training_changes_nothing_nobody_gains() -> None:
+    """Rates so small that every deviation gives the same model: an exact equilibrium of the clients."""
+    method = Page(adapt="alpha,eta", lr_low=1e-300, lr_high=2e-300, warmup=0, replay=8, agent_batch=2)
+    assert certify(simulate(method, small_task(), 2), samples=3)["clients"]["largest"] < 1e-12
+
+
+def test_bad_use_is_refused() -> None:
+    with pytest.raises(UsageError, match="samples"):
+        certify(simulate(FedAvg(), small_task(), 1), samples=0)
+    with pytest.raises(UsageError, match="val_share"):
+        certify(simulate(FedAvg(), small_task(val_share=0.0), 1))
+
+
+def test_the_command_adds_it_to_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "run")
+    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1 --replay 8".split()
+    assert main(["run", "--method", "page", "--out", folder, "--quiet", *small]) == 0
+    assert main(["certify", folder, "--samples", "3"]) == 0
+    assert "clients: the largest gain" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["certificate"]
+    assert found["samples"] == 3
+    assert found["round"] == 3
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "not a run folder" in capsys.readouterr().err

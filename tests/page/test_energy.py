@@ -1,0 +1,100 @@
+"""Appendix D by hand: energies, budget, multiplier, and a run under a budget."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.core.errors import UsageError
+from equipoise.methods.page import energy
+from equipoise.methods.page.page import Page
+from helpers import largest_difference, simulate, small_task
+
+ONE = {
+    "cycles": 1e6,
+    "frequency": 1e9,
+    "capacitance": 1e-28,
+    "power_up": 0.1,
+    "power_down": 0.05,
+    "bandwidth": 1e6,
+    "gain": 4e-12,
+    "noise": 4e-21,
+    "budget": 5.0,
+}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in ONE.items()}
+
+
+def test_equations_13_to_15() -> None:
+    p = tensors()
+    assert float(energy.computing(p, torch.tensor(200))) == pytest.approx(200 * 1e-28 * 1e6 * 1e18)
+    # Signal to noise 4e-12 * 0.1 / (4e-21 * 1e6) = 100: Shannon's rate is 1e6 log2(101) bits a second.
+    assert float(energy.radio(p, p["power_up"], 30_000.0)) == pytest.approx(0.1 * 30_000 / (1e6 * math.log2(101)))
+
+
+def test_the_budget_is_kept_or_broken_by_epochs() -> None:
+    fixed = energy.Resources(**{name: (value, value) for name, value in ONE.items()})
+    u = torch.rand(9, dtype=torch.float64)
+    cost = energy.price(fixed, u, u, torch.tensor(200), 30_000.0)
+    assert float(energy.excess(cost, torch.tensor(5))) == pytest.approx(0.0, abs=1e-12)  # equation (16), just kept
+    assert float(energy.excess(cost, torch.tensor(4))) < 0 < float(energy.excess(cost, torch.tensor(6)))
+    assert float(energy.affordable({"cost": cost})) == pytest.approx(5.0)
+
+
+def test_defaults_meet_both_assumptions() -> None:
+    """One epoch is always affordable, twenty never: then the dual problem is sound (theorem 2)."""
+    u = torch.rand(2, 500, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cost = energy.price(energy.Resources(), u[0], u[1], torch.tensor(190), 30_000.0)
+    assert bool((energy.excess(cost, torch.tensor(1)) < 0).all())
+    assert bool((energy.excess(cost, torch.tensor(20)) > 0).float().mean() > 0.9)
+
+
+def test_the_multiplier_rises_when_the_budget_is_broken_and_never_falls_below_zero() -> None:
+    value = energy.multiplier(torch.tensor([1.0, 0.1]), torch.tensor([0.5, -3.0]), 0.2)
+    assert value.tolist() == pytest.approx([1.1, 0.0])
+
+
+def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
+    ranges = tmp_path / "tight.toml"
+    ranges.write_text("budget = [1.5, 2.0]\n")
+    method = Page(resources=str(ranges), warmup=2, agent_batch=4, replay=16, window=0)
+    loop, stacked = (simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked"))
+    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+    notes = stacked.logs[-1]["notes"]
+    assert len(notes["excess"]) == len(notes["multiplier"]) == len(notes["joules"]) == 6
+    assert max(notes["multiplier"]) > 0
+    first = stacked.logs[0]
+    broken = [over > 0 for over in first["notes"]["excess"]]
+    risen = [value > 0 for value in stacked.logs[1]["notes"]["multiplier"]]
+    assert broken == risen
+    held = stacked.store.tree("state")["energy"]
+    again = simulate(method, small_task(), 3).store.tree("state")["energy"]
+    assert largest_difference(held["usual"], again["usual"]) == 0.0  # who a client is does not change with the rounds
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("budgets = [1, 2]", "did you mean 'budget'"),
+        ("budget = [2, 1]", "low <= high"),
+        ("budget = 3", "low, high"),
+        ("budget = [", "not valid TOML"),
+    ],
+)
+def test_bad_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    task = small_task()
+    with pytest.raises(UsageError, match=words):
+        Page(resources=str(path)).check(task, task.training)
+
+
+def test_missing_file_and_fixed_epochs_are_refused() -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match="cannot be read"):
+        Page(resources="nowhere.toml").check(task, task.training)
+    with pytest.raises(UsageError, match="limits epochs"):
+        Page(resources="default", adapt="eta,p").check(task, task.training)

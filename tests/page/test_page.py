@@ -1,0 +1,249 @@
+"""PAGE: what its players see, choose and are paid, on runs small enough to recompute by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.contract import Server, Train, Up
+from equipoise.core.errors import UsageError
+from equipoise.learners import ddpg
+from equipoise.methods.page import actions, player, settle
+from equipoise.methods.page.page import LEAST, LEAST_ERROR, TABLE_7, Page
+from helpers import largest_difference, simulate, small_task
+
+SHORT: dict[str, Any] = {"warmup": 2, "agent_batch": 4, "replay": 16, "window": 0}
+
+
+def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.expand(6, *value.shape) for name, value in tree.items()}
+
+
+def test_actions_use_the_whole_range_and_clip_nothing() -> None:
+    ends = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    assert actions.rate_of(ends, 0.001, 0.1).tolist() == pytest.approx([0.001, 0.01, 0.1])
+    assert actions.epochs_of(ends, 20).tolist() == [1, 11, 20]
+    grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 1000 - 1
+    assert torch.bincount(actions.epochs_of(grid, 20))[1:].tolist() == [100] * 20  # every number equally often
+    p = actions.simplex(torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    assert p.tolist() == pytest.approx([1 / 101, 100 / 101])
+
+
+def test_the_published_map_means_the_corner_for_an_untrained_actor() -> None:
+    """The fault of the authors' code that `as_published` keeps: tanh = 0 is already the largest rate and 20 epochs."""
+    task = small_task()
+    method = Page(as_published=True)
+    start = Train(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64))
+    train, kept = method.meaning(torch.zeros(2, dtype=torch.float64), start)
+    assert (int(train.epochs), float(train.lr)) == (20, pytest.approx(0.1))
+    assert kept.tolist() == pytest.approx([0.1, 0.1])
+    train, _ = Page().meaning(torch.zeros(2, dtype=torch.float64), start)
+    assert (int(train.epochs), float(train.lr)) == (11, pytest.approx(0.01))
+    assert method.client_config(task).normalise is False
+
+
+def test_rates_are_those_of_table_7() -> None:
+    config = Page().client_config(small_task())
+    assert (config.critic_lr, config.actor_lr, config.target_rate) == (0.01, 0.001, 0.01)
+    task = small_task()
+    task.name = "shakespeare"
+    assert Page().server_config(task).actor_lr == pytest.approx(0.0005)
+    assert Page(agent_rate=0.2).server_config(task).critic_lr == 0.2
+    assert set(TABLE_7) == {"synthetic", "cifar100", "tiny-imagenet", "shakespeare"}
+
+
+def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() -> None:
+    method, task = Page(**SHORT), small_task()
+    sim = simulate(method, task, 1)
+    ids = torch.arange(task.clients)
+    received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
+    held = sim.store.tree("state")["player"]
+    assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
+    trained_loss = task.evaluate_stack(ids, sim.store.tree("local"), "val")["loss"]
+    assert largest_difference(held["reward"], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
+    assert sim.logs[0]["decisions"]["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
+    assert int(held["agent"]["stored"].sum()) == 0  # the transition closes a round later
+
+    sim.round()
+    memory = sim.store.tree("state")["player"]["agent"]
+    assert memory["stored"].tolist() == [1] * 6
+    assert largest_difference(memory["replay"]["state"][:, 0, 0], received_acc) < 1e-12
+    assert largest_difference(memory["replay"]["reward"][:, 0], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
+    again = sim.store.tree("state")["player"]["state"]
+    assert largest_difference(memory["replay"]["next"][:, 0], again) == 0.0
+
+
+def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
+    method, task = Page(**SHORT), small_task()
+    sim = simulate(method, task, 1)
+    uploads = sim.store.tree("local")
+    accs = task.evaluate_server(uploads, "public")["acc"]
+    state = sim.server_state["player"]
+    assert largest_difference(state["state"], accs) < 1e-12
+    p = torch.tensor(sim.logs[0]["notes"]["p"], dtype=torch.float64)
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert bool((p > 0).all())
+    f = task.evaluate_stack(torch.arange(6), uploads, "val")["loss"]
+    assert float(state["reward"]) == pytest.approx(float(1 / (actions.simplex(state["action"]) @ f)), rel=1e-9)
+    mean = {k: torch.tensordot(actions.simplex(state["action"]), v, 1) for k, v in uploads.items()}
+    assert largest_difference(sim.params, mean) < 1e-12  # equation (5)
+
+
+@pytest.mark.parametrize("adapt", ["alpha", "eta", "alpha,eta", "p", "alpha,eta,p", "eta,p"])
+def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
+    task = small_task()
+    sim = simulate(Page(adapt=adapt, **SHORT), task, 4)
+    factors = adapt.split(",")
+    last = sim.logs[-1]
+    assert (last["train"]["epochs"]["min"] != last["train"]["epochs"]["max"]) == ("alpha" in factors)
+    assert (last["train"]["lr"]["min"] != last["train"]["lr"]["max"]) == ("eta" in factors)
+    assert ("p" in last["notes"]) == ("p" in factors)
+    if "alpha" not in factors:
+        assert last["train"]["epochs"]["mean"] == task.training.epochs
+
+
+@pytest.mark.parametrize("options", [{}, {"as_published": True}, {"base": "scaffold", "adapt": "alpha,eta"}])
+def test_learning_agents_run_alike_on_both_executors(options: dict[str, Any]) -> None:
+    loop, stacked = (simulate(Page(**SHORT, **options), small_task(), 6, executor) for executor in ("loop", "stacked"))
+    updates = stacked.store.tree("state")["player"]["agent"]["updates"]
+    assert int(updates.min()) == 4
+    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+
+
+def test_the_seed_decides_and_agents_differ() -> None:
+    first, again, other = (simulate(Page(**SHORT), small_task(), 3, seed=seed) for seed in (0, 0, 1))
+    assert largest_difference(first.state(), again.state()) == 0.0
+    nets = first.store.tree("state")["player"]["agent"]["actor"]
+    assert float((nets[0] - nets[1]).abs().max()) > 0.1
+    assert float((nets - other.store.tree("state")["player"]["agent"]["actor"]).abs().max()) > 0.1
+
+
+def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() -> None:
+    sim = simulate(Page(**SHORT), small_task(), 1, participation=0.5)
+    absent = [k for k in range(6) if k not in sim.store.ids.tolist()]
+    assert len(absent) == 3
+    assert sim.server_state["accs"][absent].tolist() == [0.0] * 3
+    assert len(sim.logs[0]["notes"]["p"]) == 3
+    assert sum(sim.logs[0]["notes"]["p"]) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_as_published_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
+    task = small_task()
+    sim = simulate(Page(as_published=True, **SHORT), task, 1)
+    loss = task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "test")["loss"]
+    assert float(sim.server_state["player"]["reward"]) == pytest.approx(float(1 / loss))
+    assert sim.server_state["player"]["state"].tolist() == [0.0] * 6
+    assert float(sim.server_state["accs"].min()) > 0.0
+
+
+def test_the_game_ends_when_neither_utility_evolves() -> None:
+    history = settle.empty(3)
+    losses = [1.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4]
+    ends = []
+    for loss in losses:
+        _, history = settle.record(history, torch.tensor([loss]), torch.tensor([0.3]), 0.01)
+        ends.append(settle.settled(history, 0.01))
+    assert ends == [False] * 7 + [True]
+    # A change of one per cent between the windows' means, and a hair more or less.
+    for factor, expected in ((1.0099, True), (1.0102, False)):
+        history = settle.empty(2)
+        for loss in (0.5, 0.5, 0.5 / factor, 0.5 / factor):
+            _, history = settle.record(history, torch.tensor([loss]), torch.tensor([loss]), 0.01)
+        assert settle.settled(history, 0.01) is expected
+        assert settle.settled(history, 0.01, not_before=1) is False
+
+
+def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
+    method = Page(warmup=0, window=2, tolerance=1e9, agent_batch=4, replay=8)
+    logs = simulate(method, small_task(), 4).logs
+    assert ["stop" in log for log in logs] == [False, False, False, True]
+    assert "equilibrium" in logs[-1]["stop"]
+
+
+def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -> None:
+    task = small_task()
+    plain, biased = (simulate(Page(bias=bias, **SHORT), task, 1) for bias in ("1:1", "100:1"))
+    error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial), "val")["acc"]
+    tilted = torch.tensor(plain.logs[0]["notes"]["p"]).double() * (error + LEAST_ERROR) ** 2
+    expected = (tilted / tilted.sum()).tolist()
+    assert biased.logs[0]["notes"]["p"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone() -> None:
+    task = small_task()
+    plain, biased = (simulate(Page(bias=bias, **SHORT), task, 3) for bias in ("1:1", "1:10"))
+    assert largest_difference(plain.params, biased.params) == 0.0
+    assert plain.logs[-1]["personal"] == plain.logs[-1]["trained"]
+    assert biased.logs[-1]["personal"] != biased.logs[-1]["trained"]
+
+
+def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
+    """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
+    config = Page().client_config(small_task())
+    agent = player.empty(config, 1, 2)["agent"]
+    for k in range(40):
+        u = torch.rand(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+        agent = ddpg.store(agent, u[:1], u[1:3], u[3], u[4:5], torch.tensor(True))
+    scaled = {**agent, "replay": {**agent["replay"], "reward": 10 * agent["replay"]["reward"]}}
+    draws = torch.rand(1, config.batch, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    one, other = ddpg.learn(config, agent, draws), ddpg.learn(config, scaled, draws)
+    assert largest_difference(one["actor"], other["actor"]) < 1e-9
+
+
+def test_as_published_the_bias_scales_rewards() -> None:
+    plain, local, server = (
+        simulate(Page(as_published=True, bias=bias, **SHORT), small_task(), 1) for bias in ("1:1", "1:10", "10:1")
+    )
+    paid = [sim.store.tree("state")["player"]["reward"] for sim in (plain, local, server)]
+    assert largest_difference(10 * paid[0], paid[1]) < 1e-9
+    assert largest_difference(paid[0], paid[2]) == 0.0
+    assert float(server.server_state["player"]["reward"]) == pytest.approx(
+        10 * float(plain.server_state["player"]["reward"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bias": "ten"}, "bias is"),
+        ({"bias": "1:0"}, "bias is"),
+        ({"bias": "-1:1"}, "bias is"),
+        ({"bias": "1000:1"}, "bias is"),
+        ({"bias": "10:1", "adapt": "eta"}, "through the weights"),
+        ({"bias": "1:10", "base": "ditto"}, "personal models"),
+        ({"adapt": "alpha,gamma"}, "adapt is"),
+        ({"adapt": ""}, "adapt is"),
+        ({"lr_low": 0.2}, "lr_low"),
+        ({"replay": 0}, "replay"),
+        ({"warmup": -1}, "warmup"),
+        ({"base": "page"}, "both would decide"),
+        ({"base": "scaffold"}, "sound under its own"),
+        ({"base": "fedper"}, "keeps a part"),
+        ({"base": "nothing"}, "unknown method"),
+    ],
+)
+def test_what_is_unsound_is_refused_with_a_reason(options: dict[str, Any], words: str) -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match=words):
+        Page(**options).check(task, task.training)
+
+
+def test_no_validation_data_is_refused_unless_as_published() -> None:
+    task = small_task(val_share=0.0)
+    with pytest.raises(UsageError, match="val_share"):
+        Page().check(task, task.training)
+    Page(as_published=True).check(task, task.training)
+
+
+def test_dropped_clients_leave_the_weights_a_simplex() -> None:
+    task = small_task()
+    sim = simulate(Page(**SHORT), task, 1)
+    s = Server(task, task.training, sim.params, sim.server_state, 0, 2, 2)
+    ids = torch.tensor([1, 4])
+    uploads = {k: v[ids] for k, v in sim.store.tree("local").items()}
+    losses: dict[str, Tensor] = {name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")}
+    p, state = Page(**SHORT).weigh(s, ids, Up(uploads, {}, losses))
+    assert isinstance(p, Tensor)
+    assert float(p.sum()) == pytest.approx(1.0)
+    assert state["accs"][[0, 2, 3, 5]].tolist() == sim.server_state["accs"][[0, 2, 3, 5]].tolist()

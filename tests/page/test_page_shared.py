@@ -1,0 +1,301 @@
+"""PAGE at scale: equivariance, transitions by hand, cohorts that change, and what it costs to share."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.contract import Server, Up
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import tree_bytes
+from equipoise.learners import ddpg
+from equipoise.methods.page import actions, cohort, shared
+from equipoise.methods.page.game import LEAST
+from equipoise.methods.page.page_shared import SERVER_STEPS, STEPS, PageShared
+from helpers import largest_difference, simulate, small_task
+
+SHORT: dict[str, Any] = {"warmup": 2, "agent_batch": 2, "replay": 64, "window": 0}
+
+
+def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.expand(6, *value.shape) for name, value in tree.items()}
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def some_agent(config: ddpg.Config) -> Any:
+    """An agent whose last layer is not near zero, so that scores differ."""
+    sizes = 2 * cohort.FEATURES, 1
+    agent = ddpg.init(config, *sizes, rand(ddpg.init_draws(config, *sizes)))
+    return {**agent, "actor": rand(len(agent["actor"]), seed=1) - 0.5}
+
+
+def some_features(clients: int) -> Tensor:
+    return cohort.features(*rand(3, clients, seed=2), torch.arange(clients) + 20)
+
+
+# --- the server's net -----------------------------------------------------------------------------------------------
+
+
+def test_features_are_the_clients_own_and_the_cohorts_mean() -> None:
+    acc, received, trained = torch.tensor([[0.2, 0.4], [1.0, 2.0], [0.5, 0.25]], dtype=torch.float64)
+    seen = cohort.features(acc, received, trained, torch.tensor([10, 40]))
+    assert seen[1].tolist() == pytest.approx(
+        [0.4, math.log(2), math.log(0.25), math.log(40), 0.3, math.log(2) / 2, math.log(0.125) / 2, math.log(20)]
+    )
+    assert torch.equal(seen[0, 4:], seen[1, 4:])
+
+
+def test_permuting_clients_permutes_their_weights() -> None:
+    config = PageShared().follower(small_task())
+    agent, order = some_agent(config), torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    parts = *rand(3, 7, seed=2), torch.arange(7) + 20
+    p, permuted = (
+        actions.simplex(cohort.scores(config, agent, cohort.features(*each)))
+        for each in (parts, [part[order] for part in parts])
+    )
+    assert float(p.max() / p.min()) > 1.05  # else there is nothing to permute
+    assert largest_difference(p[order], permuted) < 1e-12
+
+
+def test_with_noise_too_a_clients_weight_is_its_own_wherever_it_stands() -> None:
+    task, method = small_task(), PageShared(**SHORT)
+    sim = simulate(method, task, 3)
+    s = Server(task, task.training, sim.params, sim.server_state, 0, 4, 9)
+    config, order = method.follower(task), torch.tensor([2, 5, 0, 1, 4, 3])
+    player = {**sim.server_state["follower"], "agent": {**some_agent(config), "updates": torch.tensor(1)}}
+    seen = some_features(6)
+    one, _ = cohort.turn(s, config, player, torch.arange(6), seen, 0.2, False)
+    other, _ = cohort.turn(s, config, player, order, seen[order], 0.2, False)
+    still, after = cohort.turn(s, config, player, torch.arange(6), seen, 0.0, False)
+    assert largest_difference(one[order], other) < 1e-12
+    assert largest_difference(one, still) > 0.01
+    assert largest_difference(still, cohort.scores(config, after["agent"], seen)) < 1e-12
+
+
+def test_identical_clients_get_identical_weights() -> None:
+    config = PageShared().follower(small_task())
+    seen = some_features(5)[[0, 1, 0, 2, 0]]
+    score = cohort.scores(config, some_agent(config), seen)
+    assert float((score[[0, 2]] - score[4]).abs().max()) < 1e-12
+    assert float((score[0] - score[1]).abs()) > 1e-3
+    alike = actions.simplex(cohort.scores(config, some_agent(config), some_features(1).expand(8, -1)))
+    assert alike.tolist() == pytest.approx([1 / 8] * 8, abs=1e-12)
+
+
+def test_the_value_of_a_cohort_knows_neither_order_nor_copies() -> None:
+    config = PageShared().follower(small_task())
+    agent, seen, action = some_agent(config), some_features(3), rand(3, 1, seed=3)
+    critic = ddpg.layers(agent["critic"], ddpg._critic_shapes(config, 2 * cohort.FEATURES, 1))
+
+    def value(rows: list[int]) -> float:
+        return float(ddpg._critic(critic, seen[rows].unsqueeze(0), action[rows].unsqueeze(0))[0])
+
+    alone = [float(ddpg._critic(critic, seen[[k]], action[[k]])[0]) for k in range(3)]
+    assert value([0, 1, 2]) == pytest.approx(sum(alone) / 3)
+    assert value([2, 0, 1]) == pytest.approx(value([0, 1, 2]))
+    assert value([0, 0, 1, 1, 2, 2]) == pytest.approx(value([0, 1, 2]))
+
+
+def test_all_members_share_one_scale() -> None:
+    """A scale for each place in the memory would tell the places apart."""
+    config = ddpg.Config(capacity=4, members=3)
+    agent = ddpg.init(config, 2, 1, rand(ddpg.init_draws(config, 2, 1)))
+    held = rand(2, 3, 2, seed=5)
+    agent["replay"]["state"][:2] = held
+    exported = ddpg.export(config, {**agent, "stored": torch.tensor(2)})
+    rows = held.reshape(6, 2)
+    assert largest_difference(exported["mean"], rows.mean(0)) < 1e-12
+    assert largest_difference(exported["spread"], rows.std(0, correction=0)) < 1e-12
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 100])
+def test_the_memory_keeps_members_evenly(size: int) -> None:
+    for u in (0.0, 0.4, 0.999):
+        counts = torch.bincount(cohort.evenly(size, 8, torch.tensor([u], dtype=torch.float64)), minlength=size)
+        assert int(counts.sum()) == 8
+        assert int(counts.max() - counts.min()) <= 1
+    assert int(cohort.evenly(size, 8, torch.tensor([1 - 2.0**-53], dtype=torch.float64)).max()) == size - 1
+
+
+def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
+    """Pay by the weight of clients with a low loss: the scores must come to follow minus the loss."""
+    config = ddpg.Config(gamma=0.0, batch=32, steps=1, capacity=256, warmup=1, members=8, noise="none")
+    agent = ddpg.init(config, 2 * cohort.FEATURES, 1, rand(ddpg.init_draws(config, 2 * cohort.FEATURES, 1)))
+    for k in range(256):
+        seen, action = cohort.features(*rand(3, 8, seed=k), torch.full((8,), 20)), 2 * rand(8, seed=1000 + k) - 1
+        reward = -(actions.simplex(action) @ seen[:, 2])
+        row = {"state": seen, "action": action.unsqueeze(-1), "reward": reward, "next": seen}
+        agent = shared.remember(agent, {name: value.unsqueeze(0) for name, value in row.items()})
+    for k in range(150):
+        agent = ddpg.learn(config, agent, rand(1, 32, seed=k))
+    seen = cohort.features(*rand(3, 50, seed=5000), torch.full((50,), 20))
+    both = torch.stack([cohort.scores(config, agent, seen), seen[:, 2]])
+    assert float(torch.corrcoef(both)[0, 1]) < -0.7
+
+
+# --- a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_transitions_by_hand() -> None:
+    method, task = PageShared(**SHORT), small_task()
+    sim = simulate(method, task, 1)
+    ids, uploads = torch.arange(6), sim.store.tree("local")
+    before = task.evaluate_stack(ids, everybody(sim.initial), "val")
+    trained = task.evaluate_stack(ids, uploads, "val")
+    back = task.evaluate_stack(ids, everybody(sim.params), "val")
+    held = sim.store.tree("state")["player"]
+    nothing = torch.zeros(6, dtype=torch.float64)
+    left = torch.zeros(6, dtype=torch.float64)  # one round asked for, and it is the last
+    first = torch.stack([before["acc"], before["loss"].log(), nothing, nothing, left, nothing, nothing], 1)
+    assert largest_difference(held["state"], first) < 1e-12
+    assert sim.logs[0]["decisions"]["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
+
+    # The server: its weights, what it saw, what it is paid.
+    follower = sim.server_state["follower"]
+    seen = cohort.features(trained["acc"], before["loss"], trained["loss"], task.sizes(ids))
+    p = torch.tensor(sim.logs[0]["notes"]["p"], dtype=torch.float64)
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert float(follower["reward"]) == pytest.approx(float(1 / (p @ trained["loss"])), rel=1e-4)
+    mean = {name: torch.tensordot(p, value, 1) for name, value in uploads.items()}
+    assert largest_difference(sim.params, mean) < 1e-4  # the log has six digits
+    kept = (follower["state"].unsqueeze(1) - seen).abs().sum(-1).min(1)
+    assert float(kept.values.max()) < 1e-9
+    assert set(kept.indices.tolist()) == set(range(6))
+    assert (
+        largest_difference(actions.simplex(follower["action"][:, 0]), actions.simplex(p[kept.indices].log10())) < 1e-4
+    )
+
+    sim.round()
+    leader = sim.server_state["leader"]
+    assert int(leader["stored"]) == 6
+    memory = {name: value[:6] for name, value in leader["replay"].items()}
+    assert largest_difference(memory["state"], first) < 1e-12
+    assert largest_difference(memory["action"], held["action"]) == 0.0
+    assert largest_difference(memory["reward"], 1 / trained["loss"].clamp(min=LEAST)) < 1e-9
+    gained, change = (before["loss"] / trained["loss"]).log(), (back["loss"] / before["loss"]).log()
+    assert largest_difference(memory["next"][:, 2], change) < 1e-9
+    assert largest_difference(memory["next"][:, 3], gained) < 1e-9
+    server = sim.server_state["follower"]["agent"]
+    assert int(server["stored"]) == 1
+    assert torch.equal(server["replay"]["state"][0], follower["state"])
+    assert float(server["replay"]["reward"][0]) == float(follower["reward"])
+    assert torch.equal(server["replay"]["next"][0], sim.server_state["follower"]["state"])
+
+
+def test_learning_agents_run_alike_on_both_executors() -> None:
+    loop, stacked = (simulate(PageShared(**SHORT), small_task(), 6, executor) for executor in ("loop", "stacked"))
+    state = stacked.server_state
+    assert int(state["leader"]["updates"]) == STEPS * 5  # rounds 2 to 6
+    assert int(state["follower"]["agent"]["updates"]) == SERVER_STEPS * 4  # rounds 3 to 6
+    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+
+
+def test_chance_decides_until_the_agents_have_learned() -> None:
+    """The warm-up is over, but nothing has been learned: with so large a batch, not even in the last round."""
+    task = small_task()
+    early, never = (simulate(PageShared(warmup=1, window=0, agent_batch=batch), task, 4, seed=5) for batch in (2, 1000))
+    assert early.logs[0]["decisions"] == never.logs[0]["decisions"]
+    assert early.logs[-1]["decisions"] != never.logs[-1]["decisions"]
+    assert int(never.server_state["leader"]["updates"]) == 0
+    assert int(never.server_state["leader"]["stored"]) == 18
+
+
+def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> None:
+    task = small_task()
+    sim = simulate(PageShared(**SHORT), task, 8, participation=0.5)
+    turns = torch.zeros(6, dtype=torch.int64)
+    for log in sim.logs:
+        turns[log["ids"]] += 1
+        assert len(log["notes"]["p"]) == 3
+        assert sum(log["notes"]["p"]) == pytest.approx(1.0, abs=1e-5)
+        assert min(log["notes"]["p"]) > 0
+    held = sim.store.tree("state")["player"]["turns"]
+    assert held.tolist() == turns[torch.from_numpy(sim.store.ids)].tolist()
+    assert int(sim.server_state["leader"]["stored"]) == int((turns - 1).clamp(min=0).sum())
+    assert int(sim.server_state["follower"]["agent"]["stored"]) == 7  # the server's closes with any next cohort
+
+
+def test_nothing_at_the_server_grows_with_the_clients() -> None:
+    small, large = (simulate(PageShared(**SHORT), small_task(clients=n), 1) for n in (6, 30))
+    assert tree_bytes(small.server_state) == tree_bytes(large.server_state)
+
+
+def test_only_some_of_the_asked_reply() -> None:
+    task, method = small_task(), PageShared(**SHORT)
+    sim = simulate(method, task, 2)
+    s = Server(task, task.training, sim.params, sim.server_state, 0, 3, 3)
+    metrics = {"received_loss": torch.ones(1), "trained_loss": torch.ones(1).double(), "trained_acc": torch.ones(1)}
+    metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.tree("state")["player"]["transition"].items()}
+    uploads = {k: v[:1] for k, v in sim.store.tree("local").items()}
+    p, state = method.weigh(s, torch.tensor([4]), Up(uploads, {}, metrics))
+    assert isinstance(p, Tensor)
+    assert p.tolist() == [1.0]
+    assert int(state["leader"]["stored"]) == int(sim.server_state["leader"]["stored"]) + 1
+
+
+def test_the_actor_and_the_transitions_are_billed() -> None:
+    task = small_task()
+    sim = simulate(PageShared(**SHORT), task, 1)
+    plain = simulate(PageShared(**SHORT, adapt="p"), task, 1)
+    actor = tree_bytes(ddpg.export(PageShared().leader(task), sim.server_state["leader"]))
+    down, up = (sim.logs[0]["bytes"][way] - plain.logs[0]["bytes"][way] for way in ("down", "up"))
+    assert down == 6 * (actor + 1)
+    assert up == 6 * (8 * (7 + 2 + 1 + 7) + 1)
+
+
+@pytest.mark.parametrize("adapt", ["alpha", "eta", "alpha,eta", "p", "eta,p"])
+def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
+    task = small_task()
+    last = simulate(PageShared(adapt=adapt, **SHORT), task, 4).logs[-1]
+    factors = adapt.split(",")
+    assert (last["train"]["epochs"]["min"] != last["train"]["epochs"]["max"]) == ("alpha" in factors)
+    assert (last["train"]["lr"]["min"] != last["train"]["lr"]["max"]) == ("eta" in factors)
+    assert ("p" in last["notes"]) == ("p" in factors)
+
+
+def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
+    sim = simulate(PageShared(base="scaffold", adapt="alpha,eta", **SHORT), small_task(), 4)
+    variates = sim.store.tree("state")["base"]["c"]
+    for name, c in sim.server_state["base"]["c"].items():
+        assert largest_difference(c, variates[name].mean(0)) < 1e-12
+
+
+def test_noise_fades_after_the_warm_up() -> None:
+    method = PageShared(warmup=10, explore=100)
+    assert [method.spread(t) for t in (1, 10, 60, 110, 500)] == pytest.approx([0.2, 0.2, 0.1, 0.0, 0.0])
+    assert PageShared(explore=0).spread(5000) == 0.2
+
+
+def test_a_run_stops_at_the_equilibrium() -> None:
+    method = PageShared(warmup=0, window=2, tolerance=1e9, agent_batch=2)
+    assert "equilibrium" in simulate(method, small_task(), 4).logs[-1]["stop"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"adapt": "alpha,gamma"}, "adapt is"),
+        ({"lr_low": 0.2}, "lr_low"),
+        ({"replay": 0}, "replay"),
+        ({"warmup": -1}, "warmup"),
+        ({"base": "page"}, "both would decide"),
+        ({"base": "page-shared"}, "both would decide"),
+        ({"base": "scaffold"}, "sound under its own"),
+        ({"base": "fedper"}, "keeps a part"),
+    ],
+)
+def test_what_is_unsound_is_refused_with_a_reason(options: dict[str, Any], words: str) -> None:
+    task = small_task()
+    with pytest.raises(UsageError, match=words):
+        PageShared(**options).check(task, task.training)
+
+
+def test_no_validation_data_is_refused() -> None:
+    task = small_task(val_share=0.0)
+    with pytest.raises(UsageError, match="val_share"):
+        PageShared().check(task, task.training)

@@ -1,0 +1,53 @@
+"""Agents are state like any other: a run that is saved, loaded and continued is the same run, to the bit."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from equipoise.contract import Method
+from equipoise.core import files as checkpoint
+from equipoise.methods.dapfl import DapFL
+from equipoise.methods.equilibrium import Equilibrium
+from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
+from equipoise.methods.fedpolicy.joint import Joint
+from equipoise.methods.page import shared
+from equipoise.methods.page.page import Page
+from equipoise.methods.page.page_shared import PageShared
+from equipoise.runtime.round import Schedule, Simulation
+from helpers import largest_difference, simulate, small_task
+
+METHODS: dict[str, Method] = {
+    "page": Page(warmup=1, agent_batch=4, replay=8),
+    "page as published": Page(warmup=1, agent_batch=4, replay=8, as_published=True),
+    "page over scaffold": Page(warmup=1, agent_batch=4, replay=8, base="scaffold", adapt="alpha,eta"),
+    "page over fedala": Page(warmup=1, agent_batch=4, replay=8, base="fedala"),
+    "page shared": PageShared(warmup=1, agent_batch=2, replay=32),
+    "dapfl": DapFL(warmup=1, replay=8),
+    "equilibrium": Equilibrium(),
+    "equilibrium learned": Equilibrium(control="learned"),
+    "equilibrium random": Equilibrium(control="random"),
+    "fedpolicy random": FedPolicy(policy="random", sync="on"),
+    "fedpolicy probe": FedPolicy(policy="probe", copies=2),
+    "fedpolicy dqn": FedPolicy(policy="dqn"),
+    "fedpolicy learned": FedPolicy(copies=3),
+    "joint": Joint(),
+    "joint with page": Joint(base="page", base_options="warmup=1 agent_batch=4 replay=8"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "CONFIG", dataclasses.replace(shared.CONFIG, warmup=3, steps=2, batch=8, capacity=64))
+    method = METHODS[name]
+    whole = simulate(method, small_task(), 4, participation=0.5)
+    task, schedule = small_task(), Schedule(4, 0, 0.5, "stacked", 1, True)
+    first = Simulation(method, task, task.training, schedule)
+    logs = [first.round(), first.round()]
+    checkpoint.save(tmp_path / "run.safetensors", first.state(), {})
+    second = Simulation(method, task, task.training, schedule)
+    second.load(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
+    logs += [second.round(), second.round()]
+    assert largest_difference(whole.state(), second.state()) == 0
+    for one, other in zip(whole.logs, logs, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
