@@ -118,7 +118,7 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
         log = simulation.round()
         logs.append(log)
         if "trained" in log:
-            each = simulation.store.tree("scores")["test"]["trained"]["return"].numpy()
+            each = simulation.store.scores["test"]["trained"]["return"].numpy()
             each = each[np.isfinite(each)]  # an agent that was always absent so far has none
             steps = log["round"] * settings.training.epochs * task.config.parallel
             row = {"steps": steps, "mean": each.mean(), "std": each.std(), "worst": each.min()}

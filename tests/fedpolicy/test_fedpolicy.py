@@ -30,7 +30,7 @@ def test_always_the_same_part_is_a_known_method_to_the_bit(policy: str, particip
     task = small_task()
     ours = simulate(FedPolicy(policy=policy), task, 4, executor, participation)
     theirs = simulate(find_method(SAME[policy])(), task, 4, executor, participation)
-    assert largest_difference(ours.store.tree("local"), theirs.store.tree("local")) == 0
+    assert largest_difference(ours.store.local, theirs.store.local) == 0
     assert [log["bytes"]["down"] for log in ours.logs] == [log["bytes"]["down"] for log in theirs.logs]
     if policy == "full":
         assert largest_difference(ours.params, theirs.params) == 0
@@ -212,10 +212,10 @@ def test_worth_by_hand() -> None:
 def test_the_probe_scores_what_would_be_held_before_training() -> None:
     task, ids = small_task(), torch.arange(6)
     sim = simulate(FedPolicy(policy="probe"), task, 1)
-    own, shared = sim.store.tree("local"), {name: w.expand(6, *w.shape) for name, w in sim.params.items()}
-    old = sim.store.tree("state")["probe"]["scores"]
+    own, shared = sim.store.local, {name: w.expand(6, *w.shape) for name, w in sim.params.items()}
+    old = sim.store.state["probe"]["scores"]
     sim.round()
-    seen = sim.store.tree("state")["probe"]
+    seen = sim.store.state["probe"]
     for number, (backbone, head) in enumerate([(shared, shared), (shared, own), (own, shared), (own, own)]):
         model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
         result = task.evaluate_stack(ids, model, "val")
@@ -228,9 +228,9 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
     method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
     sim = Simulation(method, task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
     for round in range(1, 21):
-        old = sim.store.tree("state")["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
+        old = sim.store.state["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
         log = sim.round()
-        seen, memory, known = sim.store.tree("state")["probe"], sim.server_state["policy"], sim.server_state["known"]
+        seen, memory, known = sim.store.state["probe"], sim.server_state["policy"], sim.server_state["known"]
         asked = memory["asked"]
         assert torch.equal(seen["round"] == round, asked)
         assert torch.equal(seen["round"], memory["probed"])
@@ -306,9 +306,7 @@ def test_copies_give_fedavg_beside_local_training(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fedpolicy, "USABLE", 0.0)
     task = small_task()
     sim = simulate(FedPolicy(policy="none", copies=1), task, 4)
-    assert (
-        largest_difference(sim.store.tree("local"), simulate(find_method("local")(), task, 4).store.tree("local")) == 0
-    )
+    assert largest_difference(sim.store.local, simulate(find_method("local")(), task, 4).store.local) == 0
     assert largest_difference(sim.params, simulate(find_method("fedavg")(), task, 4).params) == 0
     assert sim.logs[0]["notes"]["gradients"] == [2 * n for n in steps(task)]
 

@@ -30,7 +30,7 @@ from equipoise.settings.config import Settings
 from equipoise.wrappers.private import Draw, seeded
 from helpers import largest_difference, simulate, small_task
 
-SUPERVISED = {name: method for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"}
+SUPERVISED = {name: method for name, method in all_methods().items() if method().trains == "gradient"}
 ROUNDS = 3
 
 
@@ -77,7 +77,7 @@ def federate(method: Method, task: Task, wire: Here, participation: float = 1.0,
 
 
 def server_side(simulation: Simulation) -> Any:
-    return {"params": simulation.params, "server": simulation.server_state, "scores": simulation.store.tree("scores")}
+    return {"params": simulation.params, "server": simulation.server_state, "scores": simulation.store.scores}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

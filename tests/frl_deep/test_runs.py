@@ -69,7 +69,7 @@ def test_rates_fall_and_the_bodys_falls_faster():
 def test_the_same_seed_gives_the_same_run(name):
     one, two, other = done(name, 2), done(name, 2), done(name, 2, seed=4)
     assert largest_difference(one.state(), two.state()) == 0
-    assert largest_difference(one.store.tree("local"), other.store.tree("local")) > 0
+    assert largest_difference(one.store.local, other.store.local) > 0
 
 
 def test_what_travels():
@@ -96,13 +96,13 @@ def test_at_one_rate_pfeddqn_rep_is_fedper():
 
 def test_with_one_agent_everything_is_one():
     names = ("dqn", "dqnavg", "pfeddqn-rep")
-    alone = [done(name, agents=1, slow_after=0).store.tree("local") for name in names]
+    alone = [done(name, agents=1, slow_after=0).store.local for name in names]
     assert largest_difference(alone[0], alone[1]) == largest_difference(alone[0], alone[2]) == 0
 
 
 def test_bodies_are_averaged_and_heads_stay():
     end = done("pfeddqn-rep", 2)
-    local, names = end.store.tree("local"), end.task.blocks
+    local, names = end.store.local, end.task.blocks
     for name in names["backbone"]:
         assert largest_difference(local[name].mean(0), end.params[name]) < 1e-15
     for name in names["head"]:
@@ -118,8 +118,8 @@ def test_fedpolicy_with_one_part_always_is_that_method_to_the_bit(policy, name, 
     parts = {"parts": "full,backbone,none"} if policy == "none" else {}
     driven = done("fedpolicy", policy=policy, base="dqnavg", base_options=options, **parts)
     plain = done(name, **({"head_steps": 2} if options else {}))
-    assert largest_difference(driven.store.tree("local"), plain.store.tree("local")) == 0
-    assert largest_difference(driven.store.tree("source"), plain.store.tree("source")) == 0
+    assert largest_difference(driven.store.local, plain.store.local) == 0
+    assert largest_difference(driven.store.source, plain.store.source) == 0
     assert driven.logs[-1]["trained"] == plain.logs[-1]["trained"]
 
 
@@ -135,9 +135,9 @@ def test_fedpolicy_decides_for_agents(policy):
 
 def test_absent_agents_stand_still():
     end = done("dqnavg", 6, participation=0.5)
-    rounds = end.store.tree("counts")["rounds"]
+    rounds = end.store.counts["rounds"]
     assert rounds.min() < rounds.max()
-    assert (end.store.tree("source")["acted"] == 15 * rounds).all()
+    assert (end.store.source["acted"] == 15 * rounds).all()
 
 
 def test_agents_may_take_different_numbers_of_steps():

@@ -13,7 +13,7 @@ def test_two_rounds_by_hand() -> None:
     task = Quadratic([1.0, 1.0], [[1.0], [3.0]], Training(epochs=1, lr=0.1))
     run = simulate(Ditto(lam=2.0), task, 2)
     # Round 1: v = w_i = 0.1 and 0.3, w = 0.2. Round 2: 0.1 - 0.1 (-0.9 + 2 (0.1 - 0.2)) = 0.21; 0.3 - 0.1 (-2.7 + 0.2)
-    assert run.store.tree("state")["v"]["w"].flatten().tolist() == pytest.approx([0.21, 0.55], abs=1e-15)
+    assert run.store.state["v"]["w"].flatten().tolist() == pytest.approx([0.21, 0.55], abs=1e-15)
     assert float(run.params["w"]) == pytest.approx(0.38, abs=1e-15)
 
 
@@ -21,7 +21,7 @@ def test_two_rounds_by_hand() -> None:
 def test_lambda_zero_is_local_training_to_the_bit(participation: float) -> None:
     ditto = simulate(Ditto(lam=0.0), small_task(), 4, participation=participation)
     local = simulate(Local(), small_task(), 4, participation=participation)
-    assert largest_difference(ditto.store.tree("state")["v"], local.store.tree("local")) == 0
+    assert largest_difference(ditto.store.state["v"], local.store.local) == 0
     assert largest_difference(ditto.personal_models()[1], local.personal_models()[1]) == 0
 
 

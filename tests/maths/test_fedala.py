@@ -22,7 +22,7 @@ def test_weights_of_one_are_fedavg_to_the_bit(model: str) -> None:
     fedavg = simulate(FedAvg(), small_task(model, closed_form=False), 3, participation=0.5)
     fedala = simulate(FedAla(ala_lr=1e-300), small_task(model, closed_form=False), 3, participation=0.5)
     assert largest_difference(fedavg.params, fedala.params) == 0
-    assert largest_difference(fedavg.store.tree("local"), fedala.store.tree("local")) == 0
+    assert largest_difference(fedavg.store.local, fedala.store.local) == 0
     assert [log["bytes"] for log in fedavg.logs] == [log["bytes"] for log in fedala.logs]
 
 
@@ -34,12 +34,12 @@ def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() ->
     for k in range(6):
         rows = task.data.split(np.array([k]), "train")
         here = slice(int(rows.start[0]), int(rows.start[0] + rows.size[0]))
-        own = {name: value[k] for name, value in two.store.tree("local").items()}
-        old = {name: value[k] for name, value in two.store.tree("state")["A"].items()}
+        own = {name: value[k] for name, value in two.store.local.items()}
+        old = {name: value[k] for name, value in two.store.state["A"].items()}
         mixed = {name: (own[name] + (two.params[name] - own[name]) * old[name]).requires_grad_() for name in own}
         loss = task.losses(mixed, rows.x[here].double(), rows.y[here], {}).mean()
         gradient = dict(zip(mixed, torch.autograd.grad(loss, list(mixed.values())), strict=True))
-        for name, value in three.store.tree("state")["A"].items():
+        for name, value in three.store.state["A"].items():
             expected = (old[name] - rate * gradient[name] * (two.params[name] - own[name])).clamp(0, 1)
             assert largest_difference(value[k], expected) < 1e-14
             assert largest_difference(value[k], old[name]) > 0
@@ -50,12 +50,12 @@ def test_momentum_of_the_model_never_reaches_the_weights() -> None:
     task, plain = small_task("linear", training), small_task("linear", replace(training, momentum=0.0))
     two, three = (simulate(FedAla(ala_lr=5.0), task, rounds) for rounds in (2, 3))
     for k in range(6):
-        own = {name: value[k] for name, value in two.store.tree("local").items()}
-        old = {name: value[k] for name, value in two.store.tree("state")["A"].items()}
+        own = {name: value[k] for name, value in two.store.local.items()}
+        old = {name: value[k] for name, value in two.store.state["A"].items()}
         how = {"part": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
         aux = {"own": own, "new": two.params, "lower": {}}
         expected = train(plain, k, old, round=3, loss=fedala._losses(plain), aux=aux, **how)
-        for name, value in three.store.tree("state")["A"].items():
+        for name, value in three.store.state["A"].items():
             assert largest_difference(value[k], expected[name]) < 1e-12
 
 
@@ -86,16 +86,16 @@ def test_each_client_has_its_own_first_time_under_sampling(executor: str) -> Non
 def test_training_starts_from_received_lower_layers_and_the_mixed_top() -> None:
     task = small_task(training=Training(epochs=2, lr=0.3, batch_size=8))
     two, three = simulate(FedAla(ala_lr=50.0), task, 2), simulate(FedAla(ala_lr=50.0), task, 3)
-    weights = three.store.tree("state")["A"]
+    weights = three.store.state["A"]
     assert set(weights) == set(task.blocks["head"])
     flat = torch.cat([value.flatten() for value in weights.values()])
     assert (float(flat.min()), float(flat.max())) == (0.0, 1.0)
     for k in range(6):
-        own = {name: value[k] for name, value in two.store.tree("local").items()}
+        own = {name: value[k] for name, value in two.store.local.items()}
         start = dict(two.params)
         for name in task.blocks["head"]:
             start[name] = own[name] + (two.params[name] - own[name]) * weights[name][k]
-        held = {name: value[k] for name, value in three.store.tree("local").items()}
+        held = {name: value[k] for name, value in three.store.local.items()}
         expected = train(task, k, start, round=3)
         assert largest_difference(held, {name: expected[name] for name in held}) < 1e-12
 

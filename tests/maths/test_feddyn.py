@@ -12,14 +12,14 @@ def test_two_rounds_by_hand() -> None:
     task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], Training(epochs=1, lr=0.1), sizes=[1, 9])
     run = simulate(FedDyn(reg=0.5), task, 1)
     # theta_i = 0.1 and -0.3; G = -0.05 and 0.15; h = -(0.5 / 2) (0.1 - 0.3) = 0.05; theta = -0.1 - 0.05 / 0.5
-    assert run.store.tree("state")["G"]["w"].flatten().tolist() == pytest.approx([-0.05, 0.15], abs=1e-15)
+    assert run.store.state["G"]["w"].flatten().tolist() == pytest.approx([-0.05, 0.15], abs=1e-15)
     assert float(run.server_state["h"]["w"]) == pytest.approx(0.05, abs=1e-15)
     assert float(run.params["w"]) == pytest.approx(-0.2, abs=1e-15)
 
     run = simulate(FedDyn(reg=0.5), task, 2)
     # Client 0: -0.2 - 0.1 (-1.2 + 0.05) = -0.085; G_0 = -0.05 - 0.5 * 0.115
-    assert float(run.store.tree("local")["w"][0]) == pytest.approx(-0.085, abs=1e-15)
-    assert float(run.store.tree("state")["G"]["w"][0]) == pytest.approx(-0.1075, abs=1e-15)
+    assert float(run.store.local["w"][0]) == pytest.approx(-0.085, abs=1e-15)
+    assert float(run.store.state["G"]["w"][0]) == pytest.approx(-0.1075, abs=1e-15)
 
 
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
@@ -27,7 +27,7 @@ def test_h_is_the_mean_of_all_clients_memories_seen_or_not(executor: str) -> Non
     task = small_task()
     run = simulate(FedDyn(reg=0.1), task, 2, executor, participation=0.34)
     assert len(run.store.ids) < task.clients
-    mean = {name: G.sum(0) / task.clients for name, G in run.store.tree("state")["G"].items()}
+    mean = {name: G.sum(0) / task.clients for name, G in run.store.state["G"].items()}
     assert largest_difference(mean, run.server_state["h"]) < 1e-15
     assert max(float(G.abs().max()) for G in mean.values()) > 1e-4
 

@@ -25,7 +25,7 @@ def test_long_training_ends_at_the_proximal_point() -> None:
     task = heterogeneous(Training(epochs=400, lr=0.1))
     run = simulate(FedProx(mu=0.7), task, 1)
     expected = task.proximal_points(torch.zeros(2, dtype=torch.float64), 0.7)
-    assert largest_difference(run.store.tree("local")["w"], expected) < 1e-12
+    assert largest_difference(run.store.local["w"], expected) < 1e-12
 
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf"), 20.0])

@@ -28,7 +28,7 @@ def test_two_rounds_by_definition() -> None:
 def test_nothing_about_the_head_is_kept_or_sent() -> None:
     task = small_task()
     run, start = simulate(FedRecon(), task, 3, participation=0.5), task.init_params(0)
-    for name, value in run.store.tree("state")["l"].items():
+    for name, value in run.store.state["l"].items():
         assert bool((value == start[name]).all())
     size = sum(start[name].nbytes for name in task.blocks["backbone"])
     assert all(log["bytes"] == {"up": 3 * size, "down": 3 * size} for log in run.logs)

@@ -49,7 +49,7 @@ def test_two_steps_by_definition_with_a_class_that_the_client_lacks() -> None:
         gradients = (*torch.autograd.grad(balanced, leaves[:4]), *torch.autograd.grad(own, leaves[4:]))
         f_w, f_b, g_w, g_b, p_w, p_b = ((t - 0.5 * d).detach() for t, d in zip(leaves, gradients, strict=True))
     assert largest_difference(list(run.params.values()), [f_w, f_b, g_w, g_b]) < 1e-14
-    assert largest_difference([v[0] for v in run.store.tree("state")["P"].values()], [p_w, p_b]) < 1e-14
+    assert largest_difference([v[0] for v in run.store.state["P"].values()], [p_w, p_b]) < 1e-14
 
     personal = {name: value[0] for name, value in run.personal_models()[1].items()}
     features = torch.tanh(F.linear(x, f_w, f_b))

@@ -65,7 +65,7 @@ def test_with_nobody_late_it_is_the_method_to_the_bit(name, participation):
     same = simulate(delayed(method, 3, 0.01), task, 4, participation=participation)  # 1 % of 6 clients is nobody
     plain = simulate(method, task, 4, participation=participation)
     assert largest_difference(same.params, plain.params) == 0
-    assert largest_difference(same.store.tree("local"), plain.store.tree("local")) == 0
+    assert largest_difference(same.store.local, plain.store.local) == 0
 
 
 @pytest.mark.parametrize("executor", ["loop", "stacked"])

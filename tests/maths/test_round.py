@@ -9,6 +9,7 @@ import torch
 
 from equipoise.contract import Method, weighted_mean
 from equipoise.core import random
+from equipoise.core.trees import row
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.finetune import Finetune
 from equipoise.methods.local import Local
@@ -48,7 +49,7 @@ def test_bytes_are_those_of_the_model_times_those_who_take_part():
 def test_each_clients_bytes_and_rounds_are_counted():
     task = small_task("mlp")
     run = simulate(FedAvg(), task, 5, participation=0.5)
-    counts, ids = run.store.tree("counts"), run.store.ids
+    counts, ids = run.store.counts, run.store.ids
     taken = np.bincount(np.concatenate([random.cohort(0, t, 6, 0.5) for t in range(1, 6)]), minlength=6)
     assert counts["rounds"].tolist() == taken[ids].tolist()
     size = sum(v.nbytes for v in task.init_params(0).values())
@@ -67,7 +68,7 @@ def test_named_evaluations_are_of_the_models_they_name():
     ids = torch.arange(6)
     received = task.evaluate_stack(ids, {k: v.expand(6, *v.shape) for k, v in one_less.params.items()}, "test")
     assert run.logs[-1]["received"]["acc"] == pytest.approx(float(received["acc"].mean()))
-    trained = task.evaluate_stack(ids, run.store.tree("local"), "test")
+    trained = task.evaluate_stack(ids, run.store.local, "test")
     assert run.logs[-1]["trained"]["loss"] == pytest.approx(float(trained["loss"].mean()))
     personal = task.evaluate_stack(ids, run.personal_models()[1], "test")
     assert run.logs[-1]["personal"]["acc"] == pytest.approx(float(personal["acc"].mean()))
@@ -84,8 +85,8 @@ def test_absent_clients_keep_their_model_and_score():
     assert away
     for run_tree in ("local", "scores"):
         before, after = (
-            short.store.gather(np.array(away), (run_tree,)),
-            longer.store.gather(np.array(away), (run_tree,)),
+            row(getattr(run.store, run_tree), torch.tensor([run.store.ids.tolist().index(client) for client in away]))
+            for run in (short, longer)
         )
         assert largest_difference(before, after) == 0
 
@@ -108,15 +109,15 @@ def test_a_client_that_turns_non_finite_is_dropped_named_and_may_come_back(execu
     run = simulate(Poisoned(), task, 3, executor)
     assert [log["dropped"] for log in run.logs] == [[], [2], []]
     assert all(torch.isfinite(v).all() for v in run.params.values())
-    assert all(torch.isfinite(v).all() for v in run.store.tree("local").values())
+    assert all(torch.isfinite(v).all() for v in run.store.local.values())
     # Round 2 averaged the five others, with weights renormalised over them.
     first, others = simulate(FedAvg(), task, 1, executor), torch.tensor([0, 1, 3, 4, 5])
     second = simulate(Poisoned(), task, 2, executor)
     n = task.sizes(others).double()
-    expected = torch.tensordot(n / n.sum(), second.store.tree("local")["0.weight"][others], 1)
+    expected = torch.tensordot(n / n.sum(), second.store.local["0.weight"][others], 1)
     assert torch.allclose(second.params["0.weight"], expected, atol=1e-15)
     # The client itself keeps what it held.
-    assert torch.equal(second.store.tree("local")["0.weight"][2], first.store.tree("local")["0.weight"][2])
+    assert torch.equal(second.store.local["0.weight"][2], first.store.local["0.weight"][2])
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def test_models_of_clients_need_not_be_kept():
     task = small_task("mlp")
     run = Simulation(FedAvg(), task, task.training, Schedule(2, 0, 1.0, "stacked", 1, False))
     run.round()
-    assert run.store.tree("local") == {}
+    assert run.store.local == {}
     assert largest_difference(run.params, simulate(FedAvg(), task, 1).params) == 0
 
 
@@ -165,7 +166,7 @@ def test_a_million_clients_cost_no_more_than_the_cohort():
     task = small_task("linear", clients=1_000_000, server_clients=20)
     run = simulate(FedAvg(), task, 2, participation=1e-5)
     assert len(run.store.ids) == 20
-    assert run.store.tree("local")["weight"].shape[0] == 20
+    assert run.store.local["weight"].shape[0] == 20
     assert len(task.data._made) <= 40
 
 

@@ -14,15 +14,15 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 def test_two_rounds_by_hand_with_unequal_steps() -> None:
     task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], Training(epochs=1, lr=0.1), sizes=[1, 9], per_epoch=[1, 2])
     run = simulate(Scaffold(), task, 1)
-    own = run.store.tree("state")["c"]["w"].flatten().tolist()
+    own = run.store.state["c"]["w"].flatten().tolist()
     assert own == pytest.approx([-1.0, 2.55], abs=1e-14)  # -0.1 / 0.1, and 0.51 / (2 * 0.1)
     assert float(run.server_state["c"]["w"]) == pytest.approx(0.775, abs=1e-14)
     assert float(run.params["w"]) == pytest.approx(-0.205, abs=1e-14)  # the plain mean of 0.1 and -0.51, whatever n_i
 
     run = simulate(Scaffold(), task, 2)
     # Client 0: y = -0.205 - 0.1 (-1.205 + 1 + 0.775) = -0.262, and c_0 is its gradient at x = -0.205
-    assert float(run.store.tree("local")["w"][0]) == pytest.approx(-0.262, abs=1e-14)
-    assert float(run.store.tree("state")["c"]["w"][0]) == pytest.approx(-1.205, abs=1e-13)
+    assert float(run.store.local["w"][0]) == pytest.approx(-0.262, abs=1e-14)
+    assert float(run.store.state["c"]["w"][0]) == pytest.approx(-1.205, abs=1e-13)
 
 
 def test_the_first_round_is_fedavg_when_sizes_are_equal() -> None:
@@ -36,7 +36,7 @@ def test_c_is_the_mean_of_all_clients_variates_seen_or_not(executor: str) -> Non
     task = small_task()
     run = simulate(Scaffold(server_lr=0.7), task, 2, executor, participation=0.34)
     assert len(run.store.ids) < task.clients
-    mean = {name: c.sum(0) / task.clients for name, c in run.store.tree("state")["c"].items()}
+    mean = {name: c.sum(0) / task.clients for name, c in run.store.state["c"].items()}
     assert largest_difference(mean, run.server_state["c"]) < 1e-14
     assert max(float(c.abs().max()) for c in mean.values()) > 1e-3
 
@@ -53,7 +53,7 @@ def test_variates_use_the_rate_that_the_client_took() -> None:
     task = heterogeneous(Training(epochs=1, lr=0.01))
     run = simulate(OwnRates(), task, 1)
     gradient_at_zero = -task.a[:, None] * task.b  # one step: the mean gradient is the gradient at x, at any rate
-    assert largest_difference(run.store.tree("state")["c"]["w"], gradient_at_zero) < 1e-13
+    assert largest_difference(run.store.state["c"]["w"], gradient_at_zero) < 1e-13
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

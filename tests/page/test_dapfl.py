@@ -13,12 +13,12 @@ def test_state_reward_and_weights_by_hand() -> None:
     sim = simulate(DapFL(), task, 1)
     ids = torch.arange(6)
     before = task.evaluate_stack(ids, {k: v.expand(6, *v.shape) for k, v in sim.initial.items()}, "val")
-    after = task.evaluate_stack(ids, sim.store.tree("local"), "val")
-    held = sim.store.tree("state")["player"]
+    after = task.evaluate_stack(ids, sim.store.local, "val")
+    held = sim.store.state["player"]
     assert largest_difference(held["state"], torch.stack([before["loss"], before["acc"]], 1)) < 1e-9
     assert largest_difference(held["reward"], before["loss"] - after["loss"] + after["acc"] - before["acc"]) < 1e-9
     n = task.sizes(ids).double()
-    mean = {k: torch.tensordot(n / n.sum(), v, 1) for k, v in sim.store.tree("local").items()}
+    mean = {k: torch.tensordot(n / n.sum(), v, 1) for k, v in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12
 
 
@@ -27,7 +27,7 @@ def test_rates_stay_in_the_published_range_and_agents_learn() -> None:
     rates = [rate for log in sim.logs for rate in log["decisions"]["lr"]]
     assert min(rates) >= 1e-4
     assert max(rates) <= 1e-2
-    assert int(sim.store.tree("state")["player"]["agent"]["updates"].min()) > 0
+    assert int(sim.store.state["player"]["agent"]["updates"].min()) > 0
 
 
 @pytest.mark.parametrize("options", [{"replay": 0}, {"lr_low": 1.0}, {"agent_rate": 0.0}])

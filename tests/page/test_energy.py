@@ -70,8 +70,8 @@ def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     broken = [over > 0 for over in first["notes"]["excess"]]
     risen = [value > 0 for value in stacked.logs[1]["notes"]["multiplier"]]
     assert broken == risen
-    held = stacked.store.tree("state")["energy"]
-    again = simulate(method, small_task(), 3).store.tree("state")["energy"]
+    held = stacked.store.state["energy"]
+    again = simulate(method, small_task(), 3).store.state["energy"]
     assert largest_difference(held["usual"], again["usual"]) == 0.0  # who a client is does not change with the rounds
 
 

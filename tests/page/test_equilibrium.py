@@ -27,7 +27,7 @@ def test_rate_weights_and_momentum_by_hand() -> None:
     assert decided["min"] == pytest.approx(float(rates.min()))
     assert decided["max"] == pytest.approx(float(rates.max()))
     assert sim.logs[0]["train"]["epochs"]["mean"] == 8
-    mean = {name: value.mean(0) for name, value in sim.store.tree("local").items()}
+    mean = {name: value.mean(0) for name, value in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12
 
 
@@ -49,7 +49,7 @@ def simulate_first(sim: Any) -> Any:
     """The state after the first of two rounds, replayed."""
     again = type(sim)(sim.method, sim.task, sim.training, sim.schedule)
     again.round()
-    return {"params": again.params, "local": again.store.tree("local")}
+    return {"params": again.params, "local": again.store.local}
 
 
 def test_without_rate_rule_and_weights_it_is_fedavgm() -> None:
@@ -89,7 +89,7 @@ def test_the_learned_residual_is_one_agent_fed_by_all(monkeypatch: pytest.Monkey
     agent = stacked.server_state["agent"]
     assert int(agent["stored"]) == 4 * 6  # every client closes a transition in every round but the first
     assert int(agent["updates"]) == 4 * 2
-    held = stacked.store.tree("state")["player"]
+    held = stacked.store.state["player"]
     assert largest_difference(agent["replay"]["action"][18:24], held["transition"]["action"]) == 0.0
     rate = stacked.logs[0]["train"]["lr"]
     rule = simulate(Equilibrium(), small_task(), 5).logs[0]["train"]["lr"]
@@ -101,10 +101,10 @@ def test_the_reward_is_what_training_and_aggregation_gained() -> None:
     sim = simulate(Equilibrium(control="learned"), task, 1)
     ids = torch.arange(6)
     before = task.evaluate_stack(ids, everybody(sim.initial), "val")["loss"].log()
-    trained = task.evaluate_stack(ids, sim.store.tree("local"), "val")["loss"].log()
+    trained = task.evaluate_stack(ids, sim.store.local, "val")["loss"].log()
     back = task.evaluate_stack(ids, everybody(sim.params), "val")["loss"].log()
     sim.round()
-    reward = sim.store.tree("state")["player"]["transition"]["reward"]
+    reward = sim.store.state["player"]["transition"]["reward"]
     assert largest_difference(reward, (before - trained) + (before - back)) < 1e-9
 
 

@@ -58,26 +58,26 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     sim = simulate(method, task, 1)
     ids = torch.arange(task.clients)
     received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
-    held = sim.store.tree("state")["player"]
+    held = sim.store.state["player"]
     assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
-    trained_loss = task.evaluate_stack(ids, sim.store.tree("local"), "val")["loss"]
+    trained_loss = task.evaluate_stack(ids, sim.store.local, "val")["loss"]
     assert largest_difference(held["reward"], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
     assert sim.logs[0]["decisions"]["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
     assert int(held["agent"]["stored"].sum()) == 0  # the transition closes a round later
 
     sim.round()
-    memory = sim.store.tree("state")["player"]["agent"]
+    memory = sim.store.state["player"]["agent"]
     assert memory["stored"].tolist() == [1] * 6
     assert largest_difference(memory["replay"]["state"][:, 0, 0], received_acc) < 1e-12
     assert largest_difference(memory["replay"]["reward"][:, 0], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
-    again = sim.store.tree("state")["player"]["state"]
+    again = sim.store.state["player"]["state"]
     assert largest_difference(memory["replay"]["next"][:, 0], again) == 0.0
 
 
 def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
     method, task = Page(**SHORT), small_task()
     sim = simulate(method, task, 1)
-    uploads = sim.store.tree("local")
+    uploads = sim.store.local
     accs = task.evaluate_server(uploads, "public")["acc"]
     state = sim.server_state["player"]
     assert largest_difference(state["state"], accs) < 1e-12
@@ -106,7 +106,7 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"as_published": True}, {"base": "scaffold", "adapt": "alpha,eta"}])
 def test_learning_agents_run_alike_on_both_executors(options: dict[str, Any]) -> None:
     loop, stacked = (simulate(Page(**SHORT, **options), small_task(), 6, executor) for executor in ("loop", "stacked"))
-    updates = stacked.store.tree("state")["player"]["agent"]["updates"]
+    updates = stacked.store.state["player"]["agent"]["updates"]
     assert int(updates.min()) == 4
     assert largest_difference(loop.state(), stacked.state()) < 1e-7
 
@@ -114,9 +114,9 @@ def test_learning_agents_run_alike_on_both_executors(options: dict[str, Any]) ->
 def test_the_seed_decides_and_agents_differ() -> None:
     first, again, other = (simulate(Page(**SHORT), small_task(), 3, seed=seed) for seed in (0, 0, 1))
     assert largest_difference(first.state(), again.state()) == 0.0
-    nets = first.store.tree("state")["player"]["agent"]["actor"]
+    nets = first.store.state["player"]["agent"]["actor"]
     assert float((nets[0] - nets[1]).abs().max()) > 0.1
-    assert float((nets - other.store.tree("state")["player"]["agent"]["actor"]).abs().max()) > 0.1
+    assert float((nets - other.store.state["player"]["agent"]["actor"]).abs().max()) > 0.1
 
 
 def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() -> None:
@@ -195,7 +195,7 @@ def test_as_published_the_bias_scales_rewards() -> None:
     plain, local, server = (
         simulate(Page(as_published=True, bias=bias, **SHORT), small_task(), 1) for bias in ("1:1", "1:10", "10:1")
     )
-    paid = [sim.store.tree("state")["player"]["reward"] for sim in (plain, local, server)]
+    paid = [sim.store.state["player"]["reward"] for sim in (plain, local, server)]
     assert largest_difference(10 * paid[0], paid[1]) < 1e-9
     assert largest_difference(paid[0], paid[2]) == 0.0
     assert float(server.server_state["player"]["reward"]) == pytest.approx(
@@ -241,7 +241,7 @@ def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     sim = simulate(Page(**SHORT), task, 1)
     s = Server(task, task.training, sim.params, sim.server_state, 0, 2, 2)
     ids = torch.tensor([1, 4])
-    uploads = {k: v[ids] for k, v in sim.store.tree("local").items()}
+    uploads = {k: v[ids] for k, v in sim.store.local.items()}
     losses: dict[str, Tensor] = {name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")}
     p, state = Page(**SHORT).weigh(s, ids, Up(uploads, {}, losses))
     assert isinstance(p, Tensor)

@@ -144,11 +144,11 @@ def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
 def test_transitions_by_hand() -> None:
     method, task = PageShared(**SHORT), small_task()
     sim = simulate(method, task, 1)
-    ids, uploads = torch.arange(6), sim.store.tree("local")
+    ids, uploads = torch.arange(6), sim.store.local
     before = task.evaluate_stack(ids, everybody(sim.initial), "val")
     trained = task.evaluate_stack(ids, uploads, "val")
     back = task.evaluate_stack(ids, everybody(sim.params), "val")
-    held = sim.store.tree("state")["player"]
+    held = sim.store.state["player"]
     nothing = torch.zeros(6, dtype=torch.float64)
     left = torch.zeros(6, dtype=torch.float64)  # one round asked for, and it is the last
     first = torch.stack([before["acc"], before["loss"].log(), nothing, nothing, left, nothing, nothing], 1)
@@ -214,7 +214,7 @@ def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> Non
         assert len(log["notes"]["p"]) == 3
         assert sum(log["notes"]["p"]) == pytest.approx(1.0, abs=1e-5)
         assert min(log["notes"]["p"]) > 0
-    held = sim.store.tree("state")["player"]["turns"]
+    held = sim.store.state["player"]["turns"]
     assert held.tolist() == turns[torch.from_numpy(sim.store.ids)].tolist()
     assert int(sim.server_state["leader"]["stored"]) == int((turns - 1).clamp(min=0).sum())
     assert int(sim.server_state["follower"]["agent"]["stored"]) == 7  # the server's closes with any next cohort
@@ -230,8 +230,8 @@ def test_only_some_of_the_asked_reply() -> None:
     sim = simulate(method, task, 2)
     s = Server(task, task.training, sim.params, sim.server_state, 0, 3, 3)
     metrics = {"received_loss": torch.ones(1), "trained_loss": torch.ones(1).double(), "trained_acc": torch.ones(1)}
-    metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.tree("state")["player"]["transition"].items()}
-    uploads = {k: v[:1] for k, v in sim.store.tree("local").items()}
+    metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.state["player"]["transition"].items()}
+    uploads = {k: v[:1] for k, v in sim.store.local.items()}
     p, state = method.weigh(s, torch.tensor([4]), Up(uploads, {}, metrics))
     assert isinstance(p, Tensor)
     assert p.tolist() == [1.0]
@@ -260,7 +260,7 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
 
 def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
     sim = simulate(PageShared(base="scaffold", adapt="alpha,eta", **SHORT), small_task(), 4)
-    variates = sim.store.tree("state")["base"]["c"]
+    variates = sim.store.state["base"]["c"]
     for name, c in sim.server_state["base"]["c"].items():
         assert largest_difference(c, variates[name].mean(0)) < 1e-12
 

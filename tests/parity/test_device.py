@@ -14,7 +14,7 @@ from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
 
-SUPERVISED = [name for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"]
+SUPERVISED = [name for name, method in all_methods().items() if method().trains == "gradient"]
 
 
 def _differs(method, task, executor):

@@ -5,7 +5,7 @@ import pytest
 from equipoise.methods import all_methods
 from helpers import largest_difference, simulate, small_task
 
-SUPERVISED = {name: method for name, method in all_methods().items() if method.__module__.split(".")[1] != "frl"}
+SUPERVISED = {name: method for name, method in all_methods().items() if method().trains == "gradient"}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

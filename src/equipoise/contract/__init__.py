@@ -11,8 +11,23 @@ that really replied. State goes in and comes out of every hook; nothing is kept 
 from equipoise.contract.client import Client
 from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
 from equipoise.contract.server import Server
+from equipoise.contract.supervised import Supervised, supervised
 from equipoise.contract.task import Task
-from equipoise.contract.words import Blocks, Down, Fit, Loss, Pull, Train, Training, Up, When
+from equipoise.contract.words import (
+    Blocks,
+    Down,
+    Fit,
+    Held,
+    Loss,
+    Pull,
+    Reply,
+    Scores,
+    Train,
+    Training,
+    Up,
+    When,
+)
+from equipoise.contract.wrap import Wrapper
 from equipoise.core.options import option
 from equipoise.core.trees import State, Tree
 
@@ -21,19 +36,25 @@ __all__ = [
     "Client",
     "Down",
     "Fit",
+    "Held",
     "Loss",
     "Method",
     "Pull",
+    "Reply",
+    "Scores",
     "Server",
     "State",
+    "Supervised",
     "Task",
     "Train",
     "Training",
     "Tree",
     "Up",
     "When",
+    "Wrapper",
     "equal_weights",
     "option",
+    "supervised",
     "take_sent",
     "weighted_mean",
 ]

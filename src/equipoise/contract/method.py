@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,13 @@ from equipoise.contract.client import Client
 from equipoise.contract.server import Server
 from equipoise.contract.task import Task
 from equipoise.contract.words import Down, Train, Training, Up
+from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import State, Tree
+
+HOOKS = ("select", "give", "install", "decide", "update", "upload", "weigh", "aggregate", "personal", "stop")
+"""Where a method may decide: 0 select and stop, 1 decide and update, 2 upload, 3 weigh and aggregate, 4 give and
+install, 5 personal."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,23 @@ class Method:
     """The model that it is made for, where the task offers it and the user asks for no other."""
     one_start: ClassVar[bool] = False
     """Whether its memory is sound only if all clients start from one whole model (control variates and their like)."""
-    needs_everybody: ClassVar[bool] = False
-    """Whether every client must take part in every round (a server agent with one input a client)."""
+    prompt: ClassVar[bool] = False
+    """Whether its server counts on each reply in the very round that asked for it (agents that are rewarded then)."""
+    trains: ClassVar[str] = "gradient"
+    """What it trains: ``gradient`` for any model under SGD, else the kind of agent that a task must have."""
+    forwards: ClassVar[bool] = True
+    """Whether the hooks that this very class defines only stand in for decisions; never set by a method."""
+    _own: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        deciding = [kind for kind in cls.__mro__ if not vars(kind).get("forwards", False)]
+        cls._own = frozenset(hook for hook in HOOKS if any(hook in vars(kind) for kind in deciding))
+
+    @property
+    def decides(self) -> frozenset[str]:
+        """The hooks at which this method decides itself, where the defaults would do as FedAvg does."""
+        return self._own
 
     def check(self, task: Task, training: Training) -> None:
         """Refuse an unsound combination, with a sentence that says why."""
@@ -80,6 +100,10 @@ class Method:
 
     def server_init(self, task: Task, params: Tree) -> State:
         return {}
+
+    def select(self, s: Server) -> tuple[Tensor, State]:
+        """Decision 0: the clients of this round, ascending; by default a cohort drawn by the seed alone."""
+        return torch.from_numpy(random.cohort(s.seed, s.round, s.task.clients, s.participation)), s.state
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         """Decision 4: what each of these clients is sent."""

@@ -21,6 +21,8 @@ class Server:
     seed: int
     round: int
     rounds: int
+    participation: float = 1.0
+    """The share of the clients that the run asks for in a round."""
     notes: State = field(default_factory=dict)
     """What hooks want to see in the round's log."""
 

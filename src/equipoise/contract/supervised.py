@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from equipoise.contract import Method, State, Task, Tree
+from equipoise.contract.method import Method
+from equipoise.contract.task import Task
 from equipoise.core.errors import UsageError
+from equipoise.core.trees import State, Tree
 
 
 class Supervised(Task):
     """What is known beyond a :class:`Task`: outputs, the loss of each sample, and how labels are spread."""
+
+    forks: ClassVar[bool] = True
+    module: nn.Module
+    """The network, whose parameters are replaced by those of a model."""
+
+    @abstractmethod
+    def samples(self, count: int) -> Tensor:
+        """So many of the server's test samples, as the network takes them."""
 
     @abstractmethod
     def forward(self, params: Tree, x: Tensor) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.contract.words import Blocks, Fit, Training, When
-from equipoise.core.trees import State, Tree
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import Ints, State, Tree
 
 if TYPE_CHECKING:
     from equipoise.contract.method import Method
@@ -23,6 +25,18 @@ class Task(ABC):
     blocks: Blocks
     training: Training
     """The task's own defaults of local training."""
+    trains: ClassVar[str] = "gradient"
+    """What a method must know how to train: any model under SGD, or a kind of agent (see :attr:`Method.trains`)."""
+    device: torch.device = torch.device("cpu")
+    """Where models are trained and scored; all else, and the rows of data, stay in main memory."""
+    forks: ClassVar[bool] = False
+    """Whether worker processes may compute its clients."""
+    stackable: bool = True
+    """Whether many models can be computed at once."""
+    measured: bool = False
+    """Whether the fastest executor depends on the model and the machine, so that it must be measured."""
+    newcomers: Task | None = None
+    """Clients that were held out of training."""
     headline: str = "acc"
     """The score that tables and stopping rules read."""
     higher_is_better: bool = True
@@ -77,9 +91,24 @@ class Task(ABC):
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
         """Scores ``[K]`` of a stack of models on the server's ``public`` or ``test`` set."""
 
+    def told_sizes(self, sizes: Mapping[int, int]) -> None:  # noqa: B027 (simulations know them)
+        """What connected clients say of the number of their training samples."""
+
     def source_init(self, ids: Tensor) -> State:
         """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
         return {}
+
+    def on(self, device: torch.device) -> Task:
+        """The same task, computed there."""
+        raise UsageError(f"task '{self.name}' is computed on the processor alone: leave device at auto")
+
+    def subset(self, ids: Ints) -> Task:
+        """The same task with these clients only, numbered anew."""
+        raise UsageError(f"task '{self.name}' cannot hold clients out: leave holdout_clients at 0")
+
+    def adapted(self, method: Method, params: Tree, seed: int) -> Mapping[str, Mapping[str, float]] | None:
+        """Scores of its newcomers by the steps that they have learned, or ``None`` where they train by epochs."""
+        return None
 
     def has(self, split: str) -> bool:
         """Whether clients hold this split (``val`` may be switched off)."""

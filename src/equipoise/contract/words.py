@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from equipoise.core.options import option
-from equipoise.core.trees import State, Tree
+from equipoise.core.trees import State, Tree, message, row, static
 
 Blocks = Mapping[str, tuple[str, ...]]
 """Which parameters belong to the ``backbone`` and which to the ``head``; declared by the model."""
@@ -28,6 +31,7 @@ class Training:
     momentum: float = option(0.0, "momentum of local SGD, started anew each round")
 
 
+@message
 @dataclass
 class Train:
     """Decision 1, as proposed or as taken: per client, a whole number of epochs and a learning rate."""
@@ -36,9 +40,10 @@ class Train:
     lr: Tensor
 
 
+@message
 @dataclass
 class Down:
-    """Decision 4: what the server sends at the start of a round."""
+    """Decision 4: what the server sends at the start of a round, to all clients of it; :meth:`row` is one client's."""
 
     params: Tree
     """The global model. Only the blocks marked in ``sent`` travel."""
@@ -51,7 +56,21 @@ class Down:
     each: State = field(default_factory=dict)
     """What a method sends to each client separately: leading axis ``[K]``."""
 
+    def row(self, which: int | slice | Tensor) -> Down:
+        """What one client is sent, or some clients: what differs between clients is taken from its leading axis."""
+        sent = {block: value if isinstance(value, bool) else value[which] for block, value in self.sent.items()}
+        train = None if self.train is None else row(self.train, which)
+        return replace(self, sent=sent, train=train, each=row(self.each, which))
 
+    def axes(self) -> Down:
+        """The same shape with 0 where clients have entries of their own, and ``None`` for what they share."""
+        own, shared = (partial(tree_map, lambda _, axis=axis: axis) for axis in (0, None))
+        sent: Any = {block: None if isinstance(value, bool) else 0 for block, value in self.sent.items()}
+        train = None if self.train is None else own(self.train)
+        return Down(shared(self.params), sent, train, shared(self.extra), own(self.each))
+
+
+@message
 @dataclass
 class Up:
     """Decision 2: what a client uploads. All of it is billed."""
@@ -61,6 +80,38 @@ class Up:
     metrics: Tree = field(default_factory=dict)
 
 
+@message
+@dataclass
+class Held:
+    """What a client keeps between rounds."""
+
+    local: Tree = field(default_factory=dict)
+    """The model that it holds; empty where no hook reads it."""
+    state: State = field(default_factory=dict)
+    source: State = field(default_factory=dict)
+    """State of its data source or environment."""
+    personal: Tree | None = None
+    """The model that it would use, where that is not the one it holds."""
+
+
+Scores = dict[str, dict[str, Tree]]
+"""By split and by named evaluation (``received``, ``trained``, ``personal``): the metrics of a model."""
+
+
+@message
+@dataclass
+class Reply:
+    """What comes out of a client's round. Only ``up`` is sent and billed; the runtime keeps or logs the rest."""
+
+    up: Up
+    held: Held
+    train: Train | None = None
+    """Decision 1 as taken; ``None`` where privacy keeps it at the client."""
+    scores: Scores = field(default_factory=dict)
+    notes: Tree = field(default_factory=dict)
+
+
+@message
 @dataclass
 class Pull:
     """The quadratic part of a local objective: strength/2 * |params - anchor|^2.
@@ -73,6 +124,7 @@ class Pull:
     follow: float | Tensor = 0.0
 
 
+@message
 @dataclass
 class Fit:
     """One call for local training, as it reaches the task: tensors of one client, or of a stack."""
@@ -83,15 +135,15 @@ class Fit:
     pull: Pull | None = None
     linear: Tree | None = None
     aux: State = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = static(())
     """The parameters that move."""
-    loss: Loss | None = None
-    part: tuple[float, float] = (0.0, 1.0)
+    loss: Loss | None = static(None)  # noqa: RUF009 (a field, as its name says)
+    part: tuple[float, float] = static((0.0, 1.0))
     """The share of the client's training rows that is used: support and query halves, FedALA's 80 %."""
-    repeat: int = 1
+    repeat: int = static(1)
     """Steps on each batch before the next is drawn."""
-    clamp: tuple[float, float] | None = None
-    stream: int = 0
+    clamp: tuple[float, float] | None = static(None)
+    stream: int = static(0)
     """Calls of one round with different streams see different batch orders."""
 
 

@@ -1,23 +1,127 @@
-"""Trees of stacks ``[K, ...]`` and trees of one client: how to come from one to the other."""
+"""Trees of tensors: models, states, and messages, which are dataclasses whose fields are trees.
+
+A stack is a tree whose tensors have one leading axis more, ``[K, ...]``: one entry for each of K clients.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import field, fields
+from typing import Any, TypeVar, get_args, get_type_hints
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Tree = dict[str, Tensor]
 """A model: parameter names to tensors. One client has plain shapes, a stack has one leading axis more."""
 
+Ints = NDArray[np.int64]
+
 State = dict[str, Any]
 """What a client or the server keeps between rounds: nested dictionaries of tensors."""
 
+T = TypeVar("T")
+_MESSAGES: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+"""Registered dataclasses, each with the names of its trees and of its static fields."""
 
-def row(tree: State, k: int | slice) -> State:
-    """One client's tree, or that of a range of clients."""
-    result: State = pytree.tree_map(lambda value: value[k], tree)
+
+def message(kind: type[T]) -> type[T]:
+    """Register a dataclass, so that every map over trees goes through its fields.
+
+    A field that is ``None`` is absent. Fields made by :func:`static` are carried along as they are.
+    """
+    static_names = tuple(item.name for item in fields(kind) if item.metadata.get("static"))  # type: ignore[arg-type]
+    names = tuple(item.name for item in fields(kind) if item.name not in static_names)  # type: ignore[arg-type]
+    _MESSAGES[kind] = names, static_names
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        present = tuple(name for name in names if getattr(value, name) is not None)
+        carried = tuple(getattr(value, name) for name in static_names)
+        return [getattr(value, name) for name in present], (present, carried)
+
+    def unflatten(children: Any, context: Any) -> T:
+        present, carried = context
+        return kind(**dict(zip(present, children, strict=True)), **dict(zip(static_names, carried, strict=True)))
+
+    pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=f"{kind.__module__}.{kind.__name__}")
+    return kind
+
+
+def static(default: Any) -> Any:
+    """A field of a message that is no tree: it is the same for every client of a stack."""
+    return field(default=default, metadata={"static": True})
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """A tree of the same shape with ``function`` of each leaf, whatever the leaves are.
+
+    Unlike torch's own maps, the result of which is no tree, this one may put any picklable value into a leaf's place.
+    """
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in tree.items()}
+    if type(tree) in _MESSAGES:
+        names, static_names = _MESSAGES[type(tree)]
+        mapped = {
+            name: map_leaves(function, getattr(tree, name), *(getattr(other, name) for other in others))
+            for name in names
+            if getattr(tree, name) is not None
+        }
+        return type(tree)(**mapped, **{name: getattr(tree, name) for name in static_names})
+    return function(tree, *others)
+
+
+def plain(tree: Any) -> Any:
+    """The tree with every message as a dictionary of its fields: what is written to disk or sent elsewhere."""
+    if isinstance(tree, dict):
+        return {key: plain(value) for key, value in tree.items()}
+    if type(tree) in _MESSAGES:
+        names, _ = _MESSAGES[type(tree)]
+        return {name: plain(getattr(tree, name)) for name in names if getattr(tree, name) is not None}
+    return tree
+
+
+def revive(kind: type[T], tree: State) -> T:
+    """The message of this kind whose :func:`plain` form the tree is; a ``ValueError`` says what does not fit."""
+    names, _ = _MESSAGES[kind]
+    unknown = sorted(tree.keys() - set(names))
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no '{unknown[0]}'")
+    hints = get_type_hints(kind)
+
+    def inner(name: str, value: Any) -> Any:
+        wanted = next((part for part in (hints[name], *get_args(hints[name])) if part in _MESSAGES), None)
+        return value if wanted is None else revive(wanted, value)
+
+    try:
+        return kind(**{name: inner(name, value) for name, value in tree.items()})
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__} lacks a part: {error}") from error
+
+
+def row(tree: T, which: int | slice | Tensor) -> T:
+    """One client's tree out of a stack, or the stack of some of its clients."""
+    result: T = pytree.tree_map(lambda value: value[which], tree)
+    return result
+
+
+def stack(trees: list[T]) -> T:
+    """One tree of stacks from a list of trees."""
+    result: T = pytree.tree_map(lambda *values: torch.stack(values), *trees)
+    return result
+
+
+def concatenate(stacks: list[T]) -> T:
+    """One stack from several, in their order."""
+    result: T = pytree.tree_map(lambda *parts: torch.cat(parts), *stacks) if len(stacks) > 1 else stacks[0]
+    return result
+
+
+def repeat(tree: T, times: int) -> T:
+    """A stack, ``times`` over."""
+    result: T = pytree.tree_map(lambda value: value.repeat(times, *[1] * (value.dim() - 1)), tree)
     return result
 
 
@@ -26,13 +130,7 @@ def moved(tree: State, device: torch.device) -> State:
     return {name: moved(v, device) if isinstance(v, dict) else v.to(device) for name, v in tree.items()}
 
 
-def stack(trees: list[State]) -> State:
-    """One tree of stacks from a list of trees."""
-    result: State = pytree.tree_map(lambda *values: torch.stack(values), *trees)
-    return result
-
-
-def tree_bytes(tree: State | Tree, stacked: bool = False) -> int:
+def tree_bytes(tree: Any, stacked: bool = False) -> int:
     """Bytes of one client's tree; of a stack, those of one row."""
     return sum(
         value.element_size() * (value[0].numel() if stacked else value.numel()) for value in pytree.tree_leaves(tree)

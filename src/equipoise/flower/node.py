@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from equipoise import __version__
-from equipoise.contract import State, Task, Tree
+from equipoise.contract import Blocks, Down, Held, State, Task, Tree
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import row
+from equipoise.core.trees import plain, revive, row
 from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.options import NodeConfig
@@ -66,7 +66,7 @@ class Node:
         self.budget.check()
         initial = self.task.init_params(s.run.seed)
         disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
-        held = disk.load(taken) if taken else None
+        held = revive(Held, kept) if taken and (kept := disk.load(taken)) is not None else None
         lost = bool(taken) and held is None
         if lost:
             LOG.warning("client %d has lost its state of round %d and starts afresh", self.config.client, taken)
@@ -74,32 +74,33 @@ class Node:
         with torch.no_grad():
             if held is None:
                 held = row(fresh_clients(self.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
-            parcel = unpack(tree, about, initial)
+            down = unpack(tree, about, initial)
             splits = () if s.privacy.noisy else tuple(about["splits"])
-            out = withheld(self.method, client.one(round, splits, self.id, parcel, held))
-        after = out.pop("held")
-        codec.check_finite(after, "after training, client")
-        disk.save(round, {name: after[name] for name in Loop.holds}, taken)
-        disk.save_model(after.get("personal", after["local"]))
+            reply = withheld(self.method, client.one(round, splits, self.id, down, held))
+        after = reply.held
+        codec.check_finite(plain(after), "after training, client")
+        disk.save(round, plain(replace(after, personal=None)), taken)
+        disk.save_model(after.local if after.personal is None else after.personal)
         self.budget.spend()
-        return out, {**self._introduction(), "round": round, "lost": lost}
+        return plain(replace(reply, held=Held())), {**self._introduction(), "round": round, "lost": lost}
 
 
-def pack(parcel: State, blocks: dict[str, tuple[str, ...]], about: About) -> bytes:
+def pack(down: Down, blocks: Blocks, about: About) -> bytes:
     """One client's message: only blocks that are sent to this client are in it."""
-    sent = {block: bool(value) for block, value in parcel["sent"].items()}
-    params = {name: parcel["params"][name] for block, names in blocks.items() if sent[block] for name in names}
-    flags = {block: value for block, value in parcel["sent"].items() if isinstance(value, Tensor)}
-    fixed = {block: value for block, value in parcel["sent"].items() if isinstance(value, bool)}
-    return codec.encode({**parcel, "params": params, "sent": flags}, {**about, "sent": fixed})
+    sent = {block: bool(value) for block, value in down.sent.items()}
+    params = {name: down.params[name] for block, names in blocks.items() if sent[block] for name in names}
+    return codec.encode(plain(replace(down, params=params, sent={})), {**about, "sent": sent})
 
 
-def unpack(tree: State, about: About, model: Tree) -> State:
+def unpack(tree: State, about: About, model: Tree) -> Down:
     """The inverse of :func:`pack`. What was not sent is NaN, so that no method can use it unnoticed."""
-    params = tree.pop("params")
-    unknown = sorted(params.keys() - model.keys())
+    try:
+        down = revive(Down, tree)
+    except ValueError as error:
+        raise Refused(f"the message cannot be read: {error}") from error
+    unknown = sorted(down.params.keys() - model.keys())
     if unknown:
         raise Refused(f"the message has an unknown parameter '{unknown[0]}'")
-    codec.check(params, {name: model[name] for name in params}, "message")
+    codec.check(down.params, {name: model[name] for name in down.params}, "message")
     nothing = {name: torch.full_like(value, torch.nan) for name, value in model.items() if value.is_floating_point()}
-    return {"extra": {}, "each": {}, **tree, "params": {**nothing, **params}, "sent": {**about["sent"], **tree["sent"]}}
+    return replace(down, params={**nothing, **down.params}, sent=about["sent"])

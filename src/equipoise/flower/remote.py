@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Method, State, Task, Training, Tree
-from equipoise.core.trees import row, stack, tree_bytes
+from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree
+from equipoise.core.trees import plain, revive, row, stack, tree_bytes
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
-from equipoise.runtime.executors import Executor, Replies, fresh_clients, parcel, split_parcel
-from equipoise.tasks.apart import Apart
+from equipoise.runtime.executors import Executor, Replies, fresh_clients
 from equipoise.wrappers.private import withheld
 
 LOG = logging.getLogger("equipoise")
@@ -33,7 +33,7 @@ class Wire(Protocol):
 class Remote(Executor):
     """Clients keep their state themselves. Here it is only known which round of each was taken last."""
 
-    holds: ClassVar[tuple[str, ...]] = ("taken",)
+    keeps_models = False
 
     def __init__(
         self,
@@ -53,28 +53,25 @@ class Remote(Executor):
         self._initial = task.init_params(seed)
         self._expected: dict[tuple[str, ...], State] = {}
 
-    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> State:
-        return {"taken": {"round": torch.zeros(len(ids), dtype=torch.int64)}}
+    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
+        return _taken(torch.zeros(len(ids), dtype=torch.int64))
 
-    def run(self, round: int, ids: Tensor, down: Down, held: State, splits: tuple[str, ...]) -> Replies:
-        present, (shared, own) = self.wire.present(), split_parcel(down)
-        if isinstance(self.task, Apart):
-            self.task.reported |= present
+    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+        present = self.wire.present()
+        self.task.told_sizes(present)
         clients: list[int] = ids.tolist()
         unsent = frozenset(client for client in clients if client not in present)
         absent = dict.fromkeys(sorted(unsent), "not connected")
         about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits)}
         messages = {
             client: node.pack(
-                parcel(shared, own, k),
-                dict(self.task.blocks),
-                {**about, "client": client, "taken": int(held["taken"]["round"][k])},
+                down.row(k), self.task.blocks, {**about, "client": client, "taken": int(held.state["taken"][k])}
             )
             for k, client in enumerate(clients)
             if client in present
         }
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
-        expected = self._expect(round, splits, ids[:1], parcel(shared, own, 0))
+        expected = self._expect(round, splits, ids[:1], down.row(0))
         rows, outs = [], []
         for k, client in enumerate(clients):
             if client not in messages:
@@ -86,9 +83,9 @@ class Remote(Executor):
                 absent[client] = str(error)
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
-        return Replies(torch.tensor(rows, dtype=torch.int64), stack(outs) if outs else {}, absent, unsent)
+        return Replies(torch.tensor(rows, dtype=torch.int64), stack(outs) if outs else None, absent, unsent)
 
-    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> State:
+    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> Reply:
         if isinstance(answer, str):
             raise Refused(answer)
         try:
@@ -98,19 +95,25 @@ class Remote(Executor):
             if codec.whole(about, "client", 0) != client or codec.whole(about, "round", 1) != round:
                 raise Refused("it answers another message")
             codec.check(out, expected)
-            codec.check_finite({"up": out["up"], "train": out["train"]}, "reply")
-            if out["train"] and (int(out["train"]["epochs"]) < 0 or float(out["train"]["lr"]) < 0):
+            reply = revive(Reply, out)
+            codec.check_finite(plain(Reply(reply.up, Held(), reply.train)), "reply")
+            if reply.train is not None and (int(reply.train.epochs) < 0 or float(reply.train.lr) < 0):
                 raise Refused("reply/train is negative")
         except Refused as error:
             raise Refused(f"reply refused: {error}") from error
         if about.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
-        return {**out, "held": {"taken": {"round": torch.tensor(round)}}}
+        return replace(reply, held=_taken(torch.tensor(round)))
 
-    def _expect(self, round: int, splits: tuple[str, ...], id: Tensor, down: State) -> State:
+    def _expect(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down) -> State:
         """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
         if splits not in self._expected:
             held = row(fresh_clients(self.method, self.task, id, self._initial, keeps_local=True), 0)
-            out = withheld(self.method, self.one(round, splits, id[0], down, held))
-            self._expected[splits] = {name: value for name, value in out.items() if name != "held"}
+            reply = withheld(self.method, self.one(round, splits, id[0], down, held))
+            self._expected[splits] = plain(replace(reply, held=Held()))
         return self._expected[splits]
+
+
+def _taken(round: Tensor) -> Held:
+    """All that is known here of what clients hold: the last round of each that was taken."""
+    return Held(state={"taken": round})

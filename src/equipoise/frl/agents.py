@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import Fit, Method, State, Task, Training, Tree, When
+from equipoise.contract import Fit, State, Task, Training, Tree, When
 from equipoise.core.trees import row
 
 
@@ -28,11 +28,6 @@ class Agents(Task):
 
     def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
         return row(self.evaluate_stack(ids[None], _lift(params), split), 0)
-
-
-def replaces(method: Method, *hooks: str) -> bool:
-    """Whether a method decides at one of these points in a way of its own."""
-    return any(getattr(type(method), hook) is not getattr(Method, hook) for hook in hooks)
 
 
 def _lift(tree: State) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP, garnet, make_mdp
 
@@ -39,7 +40,7 @@ def planted(
     if not 1 <= rank <= states * actions:
         raise UsageError(f"planted rank is {rank}: must lie between 1 and the {states * actions} state-action pairs")
     ends = [garnet(2 * seed + end, states, actions, branching, gamma).P for end in (0, 1)]
-    draw = np.random.default_rng([seed, 0x91]).standard_normal((states * actions, rank))
+    draw = streams.generator(seed, streams.PLANTED).standard_normal((states * actions, rank))
     basis = np.sqrt(states * actions) * np.linalg.qr(draw)[0]
     mdps = []
     for share, weights in zip(u, planted_weights(u, rank), strict=True):

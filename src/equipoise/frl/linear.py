@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
 from equipoise.frl.tabular import STREAM_ACTION, STREAM_NEXT, Ints, Problem, qkernel, start_positions
@@ -88,7 +89,7 @@ def advance(
 
 def first_features(problem: LinearProblem, seed: int) -> Tensor:
     """The representation of the first round: random, of the size that rounds give it."""
-    draw = np.random.default_rng([seed, 0x41]).standard_normal((problem.entries, problem.rank))
+    draw = streams.generator(seed, streams.LINEAR_START).standard_normal((problem.entries, problem.rank))
     return orthonormal(torch.from_numpy(draw))
 
 

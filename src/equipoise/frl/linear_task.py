@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.contract import Fit, Method, State, Training, Tree, When, option
 from equipoise.core.errors import UsageError
-from equipoise.frl.agents import Agents, replaces
+from equipoise.frl.agents import Agents
 from equipoise.frl.mdp import DEFAULT_GAMMA, TabularMDP
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class LinearTask(Agents):
     loses of the optimal return. All are exact.
     """
 
+    trains: ClassVar[str] = "linear"
     headline = "error"
     higher_is_better = False
 
@@ -67,9 +68,7 @@ class LinearTask(Agents):
 
     def suits(self, method: Method) -> None:
         """There is no loss: a method that trains, or decides how to train, by one cannot work."""
-        from equipoise.methods.rl.linear_rep import LinearRepresentation
-
-        if replaces(method, "update", "decide") and not isinstance(method, LinearRepresentation):
+        if method.decides & {"update", "decide"} and method.trains != self.trains:
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep")
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
@@ -109,7 +110,7 @@ def optimal_q(mdp: TabularMDP, tolerance: float = 1e-12) -> Floats:
 
 def two_state(seed: int, actions: int = 20, gamma: float = DEFAULT_GAMMA) -> TabularMDP:
     """The experiment of arXiv 2305.10697: two states, reward 1 in state 1, stay probabilities uniform in [0.4, 0.6]."""
-    stay = np.random.default_rng([seed, 0x25]).uniform(0.4, 0.6, (2, actions))
+    stay = streams.generator(seed, streams.TWO_STATE).uniform(0.4, 0.6, (2, actions))
     P = np.empty((2, actions, 2))
     P[0, :, 0], P[0, :, 1] = stay[0], 1.0 - stay[0]
     P[1, :, 1], P[1, :, 0] = stay[1], 1.0 - stay[1]
@@ -122,7 +123,7 @@ def garnet(seed: int, states: int, actions: int, branching: int, gamma: float = 
     """A random MDP: `branching` distinct successors per state-action with flat Dirichlet weights, R in [0, 1)."""
     if not 1 <= branching <= states:
         raise UsageError(f"garnet: branching is {branching}; it must lie between 1 and the {states} states.")
-    rng = np.random.default_rng([seed, 0x6A])
+    rng = streams.generator(seed, streams.GARNET)
     P = np.zeros((states, actions, states))
     successors = np.argsort(rng.random(P.shape), axis=2)[:, :, :branching]
     np.put_along_axis(P, successors, rng.dirichlet(np.ones(branching), (states, actions)), axis=2)
@@ -131,7 +132,7 @@ def garnet(seed: int, states: int, actions: int, branching: int, gamma: float = 
 
 def perturbed(mdp: TabularMDP, seed: int, strength: float) -> TabularMDP:
     """The MDP of an agent elsewhere: rows mixed with random ones on their support, rewards moved, by `strength`."""
-    rng = np.random.default_rng([seed, 0x9E])
+    rng = streams.generator(seed, streams.VARIANTS)
     noise = rng.exponential(size=mdp.P.shape) * (mdp.P > 0)
     noise /= noise.sum(axis=2, keepdims=True)
     P = (1.0 - strength) * mdp.P + strength * noise

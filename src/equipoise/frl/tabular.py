@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.core import random
+from equipoise.core import random, streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import Floats, TabularMDP
 
@@ -114,7 +114,9 @@ def initial_tables(problem: Problem, sims: int, seed: int, random_start: bool) -
     shape = (problem.agents, sims, problem.mdp.states, problem.mdp.actions)
     if not random_start:
         return np.zeros(shape)
-    u = random.uniform(random.keys(seed, np.arange(problem.agents), 1, 0), sims * shape[2] * shape[3])
+    u = random.uniform(
+        random.keys(seed, np.arange(problem.agents), 1, streams.FIRST_TABLES), sims * shape[2] * shape[3]
+    )
     return np.asarray(first_table(u, problem.mdp.gamma)).reshape(shape)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise.contract import Fit, Method, State, Training, Tree, When, option
 from equipoise.core.errors import UsageError
-from equipoise.frl.agents import Agents, replaces
+from equipoise.frl.agents import Agents
 from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
 from equipoise.frl.policies import behaviour
 from equipoise.frl.theory import coverage
@@ -44,6 +44,7 @@ class TabularTask(Agents):
     A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation they are the same.
     """
 
+    trains: ClassVar[str] = "tabular"
     headline = "error"
     higher_is_better = False
 
@@ -89,9 +90,7 @@ class TabularTask(Agents):
 
     def suits(self, method: Method) -> None:
         """Tables have no loss: a method that trains, or decides how to train, by one cannot work."""
-        from equipoise.methods.rl.qlearning import FederatedQ
-
-        if replaces(method, "update", "decide") and not isinstance(method, FederatedQ):
+        if method.decides & {"update", "decide"} and method.trains != self.trains:
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im")
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:

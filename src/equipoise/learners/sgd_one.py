@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Fit, Pull, Tree, When
-from equipoise.core import random, trees
+from equipoise.core import random, streams, trees
 from equipoise.learners import batches
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
     """v <- momentum v + (gradient + decay p + linear + strength (p - anchor)); p <- p - lr v, for every step."""
     ids = client.reshape(1).numpy()
     split = task.data.split(ids, "train").part(*fit.part)
-    key = random.keys(when.seed, ids, when.round, fit.stream)
+    key = random.keys(when.seed, ids, when.round, streams.BATCHES[fit.stream])
     plan = batches.plan(key, split.size, fit.epochs.reshape(1).numpy(), when.training.batch_size)
     losses, training = fit.loss or task.losses, when.training
     params = {name: task.laid_out(value) for name, value in fit.params.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from equipoise.contract import Fit, Loss, State, Tree, When
-from equipoise.core import random
+from equipoise.core import random, streams
 from equipoise.data.federation import Ints
 from equipoise.learners import batches, sgd_linear
 
@@ -31,7 +31,7 @@ def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     """As :func:`equipoise.learners.sgd_one.fit`, for every client of the stack."""
     clients, training = ids.numpy(), when.training
     split = task.data.split(clients, "train").part(*fit.part)
-    key = random.keys(when.seed, clients, when.round, fit.stream)
+    key = random.keys(when.seed, clients, when.round, streams.BATCHES[fit.stream])
     plan = batches.plan(key, split.size, fit.epochs.numpy(), training.batch_size)
 
     order = np.argsort(-plan.steps, kind="stable")

@@ -7,14 +7,14 @@ gain of utility over all players is an epsilon for which the strategies are an e
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from equipoise.contract import Client, Down, Method, Server, State, Train, Up
+from equipoise.contract import Client, Method, Scores, Server, State, Train, Up, Wrapper
+from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.methods.page.actions import epochs_of, rate_of, simplex
 from equipoise.runtime.executors import Stacked
@@ -36,15 +36,17 @@ def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> dict[st
     make = (task, simulation.training, schedule.seed, t)
     with torch.no_grad():
         down, server.state = method.give(server, ids)
-        held = simulation.store.gather(ids.numpy(), Stacked.holds)
-        played = Stacked(method, *make).run(t, ids, down, held, ("val",)).out
-        chosen = Train(played["train"]["epochs"], played["train"]["lr"])
+        held = simulation.store.held(ids.numpy())
+        played = Stacked(method, *make).run(t, ids, down, held, ("val",)).stack
+        assert played is not None
+        assert played.train is not None
         u = torch.rand(samples, len(ids), 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        other = _alternatives(method, 2 * u - 1, chosen)
-        many = Stacked(_obedient(method), *make).run(
-            t, ids.repeat(samples), _repeated(down, samples, other), _repeat(held, samples), ("val",)
-        )
-        mine, theirs = _utility(played["scores"]), _utility(many.out["scores"]).view(samples, -1)
+        other = _alternatives(method, 2 * u - 1, played.train)
+        told = replace(trees.repeat(held, samples), state={"base": trees.repeat(held.state, samples)})
+        sent = replace(down.row(torch.arange(len(ids)).repeat(samples)), train=other)
+        many = Stacked(Obedient(method), *make).run(t, ids.repeat(samples), sent, told, ("val",)).stack
+        assert many is not None
+        mine, theirs = _utility(played.scores), _utility(many.scores).view(samples, -1)
         gains = (theirs.max(0).values / mine - 1).clamp(min=0.0)
         result: dict[str, Any] = {
             "round": t,
@@ -55,13 +57,13 @@ def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> dict[st
                 "gaining": float((gains > 0).double().mean()),
             },
         }
-        result |= _server(simulation, server, ids, Up(**played["up"]), played["scores"], samples, seed)
+        result |= _server(simulation, server, ids, played.up, played.scores, samples, seed)
     result["epsilon"] = max(result["clients"]["largest"], result.get("server", {}).get("gain", 0.0))
     return result
 
 
 def _server(
-    simulation: Simulation, s: Server, ids: Tensor, up: Up, scores: State, samples: int, seed: int
+    simulation: Simulation, s: Server, ids: Tensor, up: Up, scores: Scores, samples: int, seed: int
 ) -> dict[str, Any]:
     """Gains of other weights: in the paper's utility 1 / sum p_i f_i, and in that of the aggregate on public data."""
     method = simulation.method
@@ -83,7 +85,7 @@ def _gain(utilities: Tensor) -> float:
     return max(0.0, float(utilities[1:].max() / utilities[0] - 1))
 
 
-def _utility(scores: State) -> Tensor:
+def _utility(scores: Scores) -> Tensor:
     loss: Tensor = scores["val"]["trained"]["loss"].double()
     return 1 / loss.clamp(min=LEAST)
 
@@ -96,22 +98,19 @@ def _alternatives(method: Method, actions: Tensor, chosen: Train) -> Train:
     return Train(epochs.to(chosen.epochs.dtype), lr.to(chosen.lr.dtype))
 
 
-def _obedient(method: Method) -> Method:
+@dataclass(frozen=True)
+class Obedient(Wrapper):
     """The same method, whose clients train as they are told."""
 
-    def decide(c: Client) -> tuple[Train, State]:
+    method: Method
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.method.name
+
+    @property
+    def below(self) -> Method:
+        return self.method
+
+    def decide(self, c: Client) -> tuple[Train, State]:
         return c.train, c.state
-
-    told = copy.copy(method)
-    object.__setattr__(told, "decide", decide)
-    return told
-
-
-def _repeated(down: Down, times: int, train: Train) -> Down:
-    sent = {block: value.repeat(times) if isinstance(value, Tensor) else value for block, value in down.sent.items()}
-    return Down(down.params, sent, train, down.extra, _repeat(down.each, times))
-
-
-def _repeat(tree: State, times: int) -> State:
-    repeated: State = pytree.tree_map(lambda value: value.repeat(times, *[1] * (value.dim() - 1)), tree)
-    return repeated

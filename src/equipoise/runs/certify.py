@@ -23,7 +23,7 @@ def certify_run(path: Path, samples: int) -> list[str]:
     settings = Settings.of(read_config(folder.config))
     run = settings.run
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
-    simulation = Simulation(settings.method, build_task(settings), settings.training, schedule)
+    simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)
     state, meta = checkpoint.load(folder.checkpoint)
     simulation.load(state["simulation"], meta["round"])
     found = certify(simulation, samples)

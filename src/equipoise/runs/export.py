@@ -13,12 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from equipoise.contract import Tree
+from equipoise.contract import Supervised, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.runs.running import Folder, build_task
 from equipoise.settings.config import Settings, read_config
-from equipoise.tasks.classify import Classify
 
 ROWS = 64  # of the server's test set, that predictions are compared on
 CLOSE = 1e-4  # how far logits may differ, relative to the largest
@@ -33,9 +32,9 @@ def export(path: Path, client: int | None, form: str, out: Path | None) -> tuple
         raise UsageError(f"'{path}' is not a run folder: it has no config.json")
     params = read_model(folder, client)
     task = build_task(Settings.of({**read_config(folder.config), "device": "cpu"}))
-    if not isinstance(task, Classify):
+    if not isinstance(task, Supervised):
         raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
-    x = task.prepare(task.data.server("test")[0][:ROWS]).contiguous()
+    x = task.samples(ROWS)
     module = copy.deepcopy(task.module).eval()
     module.load_state_dict(params, strict=False)
     suffix, write = FORMATS[form]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, State, Train, Tree, Up
+from equipoise.contract import Client, Down, Held, Method, State, Train, Tree, Up
 from equipoise.runtime.choose import EXECUTORS
 from equipoise.runtime.round import Simulation
 
@@ -55,9 +55,11 @@ def finetuned(simulation: Simulation) -> dict[str, Any]:
     task, schedule = simulation.task, simulation.schedule
     ids, models = simulation.personal_models()
     executor = EXECUTORS[schedule.executor](Sweep(), task, simulation.training, schedule.seed, schedule.rounds)
-    held = {"local": models, "state": {}, "source": task.source_init(torch.from_numpy(ids))}
+    held = Held(models, {}, task.source_init(torch.from_numpy(ids)))
     down = Down(simulation.params, dict.fromkeys(task.blocks, False))
-    out = executor.run(schedule.rounds + 1, torch.from_numpy(ids), down, held, ()).out["up"]["metrics"]
+    reply = executor.run(schedule.rounds + 1, torch.from_numpy(ids), down, held, ()).stack
+    assert reply is not None
+    out = reply.up.metrics
     pooled = out[f"val {task.headline}"].double().mean(0) * (1 if task.higher_is_better else -1)
     rate, step = _first_best(pooled)
     head = out[f"test {task.headline}"][:, rate, step].double()

@@ -8,26 +8,22 @@ import numpy as np
 import torch
 
 from equipoise.contract import Down, Task, Train
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.newcomers import returns_of_newcomers
-from equipoise.frl.deep.task import AgentTask
 from equipoise.methods.fedavg import FedAvg
 from equipoise.runtime.choose import Choice
 from equipoise.runtime.executors import fresh_clients
 from equipoise.runtime.round import Simulation
-from equipoise.tasks.classify import Classify
 
 EPOCHS = (0, 1, 5)
 
 
 def hold_out(task: Task, share: float, seed: int) -> Task:
     """The task without a share of its clients, drawn by the seed; they wait in its ``newcomers``."""
-    if not isinstance(task, Classify | AgentTask):
-        raise UsageError(f"task '{task.name}' cannot hold clients out: leave holdout_clients at 0")
     count = max(1, round(share * task.clients))
     if count >= task.clients:
         raise UsageError(f"holdout_clients {share} leaves nobody of {task.clients} clients to train: lower it")
-    order = np.random.default_rng([seed, 0x4E77]).permutation(task.clients)
+    order = streams.generator(seed, streams.NEWCOMERS).permutation(task.clients)
     members = task.subset(np.sort(order[count:]))
     members.newcomers = task.subset(np.sort(order[:count]))
     return members
@@ -39,11 +35,11 @@ def newcomers(simulation: Simulation, choice: Choice) -> dict[str, Any]:
     They start from the server's model: its shared blocks as trained, blocks that never travel as they were at first.
     """
     task = simulation.task
-    if isinstance(task, AgentTask):
-        return returns_of_newcomers(task, simulation.method, simulation.params, simulation.schedule.seed)
-    assert isinstance(task, Classify)
     assert task.newcomers is not None
     there, training, s = task.newcomers, simulation.training, simulation.schedule
+    adapted = task.adapted(simulation.method, simulation.params, s.seed)
+    if adapted is not None:
+        return {"clients": there.clients, **adapted}
     ids, method = torch.arange(there.clients), FedAvg()
     executor = choice.make(method, there, training, s.seed, s.rounds)
     lr = torch.full((len(ids),), training.lr, dtype=torch.float64)
@@ -52,7 +48,9 @@ def newcomers(simulation: Simulation, choice: Choice) -> dict[str, Any]:
         train = Train(torch.full_like(ids, epochs), lr)
         down = Down(simulation.params, dict.fromkeys(there.blocks, True), train)
         held = fresh_clients(method, there, ids, simulation.params, keeps_local=False)
-        scores = executor.run(s.rounds + 1, ids, down, held, ("test",)).out["scores"]["test"]["trained"]
+        reply = executor.run(s.rounds + 1, ids, down, held, ("test",)).stack
+        assert reply is not None
+        scores = reply.scores["test"]["trained"]
         result[str(epochs)] = {name: float(value.double().mean()) for name, value in scores.items()}
         result[str(epochs)]["std"] = float(scores[there.headline].double().std(correction=0))
     return result

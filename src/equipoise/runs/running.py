@@ -14,12 +14,10 @@ from typing import Any, TextIO
 
 import torch
 
-from equipoise.contract import Task, Tree
-from equipoise.contract.supervised import Supervised
+from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.task import AgentTask
 from equipoise.privacy.ledger import Ledger
 from equipoise.records.summary import summarise, validation_score
 from equipoise.runs.finetuning import finetuned
@@ -29,7 +27,6 @@ from equipoise.runtime.device import place
 from equipoise.runtime.round import RoundLog, Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings, read_config
-from equipoise.tasks.classify import Classify
 
 ENTRIES = (
     *("config.json", "rounds.jsonl", "summary.json", "clients.csv", "labels.csv", "report.html", "executor.json"),
@@ -155,12 +152,10 @@ def build_task(settings: Settings) -> Task:
     task.check()
     task.suits(settings.method)
     settings.policy.check(task, settings.training)
-    if settings.run.finetune and isinstance(task, AgentTask):
+    if settings.run.finetune and not isinstance(task, Supervised):
         raise UsageError(f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off")
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
-    if settings.method.needs_everybody and settings.run.participation < 1:
-        raise UsageError(f"{settings.method.name} needs every client in every round: participation must be 1")
     return task
 
 
@@ -269,7 +264,7 @@ class _Running:
         about = {"method": run.method, "task": run.task, "model": run.model, "seed": run.seed}
         if self.here:
             task = self.task
-            there = f" on {task.device}" if isinstance(task, Classify) and task.device.type != "cpu" else ""
+            there = f" on {task.device}" if task.device.type != "cpu" else ""
             about["executor"] = f"{self.choice}{there}"
         summary = summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
         summary |= self.task.summary(self.simulation.params)
@@ -289,7 +284,7 @@ class _Running:
         elif names := method.shared_names(self.task):
             shared = {name: self.simulation.params[name] for name in names}
             checkpoint.write_tensors(self.folder.models / "shared.safetensors", shared)
-        if self.settings.run.save_personal and "local" in self.simulation.executor.holds:
+        if self.settings.run.save_personal and self.simulation.executor.keeps_models:
             ids, models = self.simulation.personal_models()
             everything = {"client_ids": torch.from_numpy(ids), **models}
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
@@ -302,9 +297,9 @@ class _Running:
             "client": ids.tolist(),
             "samples": self.task.sizes(torch.from_numpy(ids)).tolist(),
         }
-        for name, scores in store.tree("scores").get("test", {}).items():
+        for name, scores in store.scores.get("test", {}).items():
             columns[f"{name}_{head}"] = scores[head].tolist()
-        for name, counts in store.tree("counts").items():
+        for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         self._write_table("clients.csv", columns)
         if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:

@@ -7,7 +7,6 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.contract import State
+from equipoise.core.trees import map_leaves
 
 ALIGNED = 64
 SHARED_MEMORY = Path("/dev/shm")
@@ -62,11 +61,12 @@ class Place:
 class Layout:
     """Where the tensors of a tree lie: the tree with a place for each; other leaves (True, False) stay themselves."""
 
-    places: State
+    places: Any
     size: int
 
     @classmethod
-    def of(cls, tree: State) -> Layout:
+    def of(cls, tree: Any) -> Layout:
+        """The layout of a tree that is about to be written."""
         size = 0
 
         def place(leaf: Any) -> Any:
@@ -77,35 +77,27 @@ class Layout:
             size += -(-leaf.nbytes // ALIGNED) * ALIGNED
             return found
 
-        places = _map(place, tree)
+        places = map_leaves(place, tree)
         return cls(places, size)
 
-    def write(self, memory: Tensor, tree: State) -> None:
+    def write(self, memory: Tensor, tree: Any) -> None:
+        """Copy the tensors of a tree to their places."""
+
         def copy(place: Any, leaf: Any) -> None:
             if isinstance(place, Place):
                 place.view(memory).copy_(leaf)
 
-        _map(copy, self.places, tree)
+        map_leaves(copy, self.places, tree)
 
-    def read(self, memory: Tensor) -> State:
+    def read(self, memory: Tensor) -> Any:
         """The tree as views of ``memory``."""
-        return _map(lambda place: place.view(memory) if isinstance(place, Place) else place, self.places)
+        return map_leaves(lambda place: place.view(memory) if isinstance(place, Place) else place, self.places)
 
-    def read_stack(self, memory: Tensor, count: int) -> State:
+    def read_stack(self, memory: Tensor, count: int) -> Any:
         """A tree of stacks, copied out of ``count`` trees that lie one after another."""
         table = memory[: count * self.size].view(count, self.size)
 
         def gather(place: Place) -> Tensor:
             return table[:, place.offset : place.end].clone().view(place.dtype).view(count, *place.shape)
 
-        return _map(gather, self.places)
-
-
-def _map(function: Callable[..., Any], tree: State, *others: State) -> State:
-    """Over the leaves of nested dictionaries (torch's own tree structures do not travel between processes)."""
-    return {
-        key: _map(function, value, *(other[key] for other in others))
-        if isinstance(value, dict)
-        else function(value, *(other[key] for other in others))
-        for key, value in tree.items()
-    }
+        return map_leaves(gather, self.places)

@@ -13,7 +13,6 @@ import torch
 from equipoise.contract import Fit, Method, Task, Training, Tree, When
 from equipoise.runtime.executors import Executor, Loop, Stacked
 from equipoise.runtime.workers import Workers, available_cores
-from equipoise.tasks.classify import Classify
 
 MEASURED_BATCH = 32  # larger batches are measured at this size, to keep the measurement short
 STACKED_CLIENTS = 8
@@ -47,10 +46,9 @@ class Choice:
 
 def choose(task: Task, training: Training, cohort: int) -> Choice:
     """The fastest way for a cohort of so many clients on this machine, now."""
-    if not isinstance(task, Classify):
-        return Choice("stacked", why="the task computes its clients together")
-    if not task.deep:
-        return Choice("stacked", why="dense layers")
+    if not task.measured:
+        why = "dense layers" if task.forks else "the task computes its clients together"
+        return Choice("stacked", why=why)
     before = torch.get_num_threads()
     try:
         cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own
@@ -72,7 +70,7 @@ def automatic(method: Method, task: Task, training: Training, seed: int, rounds:
 EXECUTORS: dict[str, MakeExecutor] = {"auto": automatic, "stacked": Stacked, "loop": Loop, "workers": Workers}
 
 
-def _measure(task: Classify, training: Training, cohort: int, cores: int) -> dict[Choice, float]:
+def _measure(task: Task, training: Training, cohort: int, cores: int) -> dict[Choice, float]:
     """Seconds a step of one client, each way."""
     torch.set_num_threads(1)
     ways = {Choice("loop"): _seconds(task, training, 1)}
@@ -87,7 +85,7 @@ def _measure(task: Classify, training: Training, cohort: int, cores: int) -> dic
     return ways
 
 
-def _seconds(task: Classify, training: Training, clients: int) -> float:
+def _seconds(task: Task, training: Training, clients: int) -> float:
     """Seconds that a step of one client takes, with so many clients computed at once."""
     ids = torch.arange(clients)
     one: Tree = task.init_params(0)
@@ -95,7 +93,7 @@ def _seconds(task: Classify, training: Training, clients: int) -> float:
     rows = int(task.sizes(ids).max())
     batch = min(training.batch_size, MEASURED_BATCH)
     when = When(0, 0, replace(training, batch_size=batch))
-    lr = torch.full((clients,), training.lr, dtype=task.dtype)
+    lr = torch.full((clients,), training.lr, dtype=next(iter(one.values())).dtype)
     fit = Fit(params, torch.ones_like(ids), lr, names=tuple(one), part=(0.0, min(1.0, 2 * batch / rows)))
     steps = float(task.steps(ids, fit.epochs, when.training, fit.part).max())
     best = float("inf")
@@ -109,7 +107,7 @@ def _seconds(task: Classify, training: Training, clients: int) -> float:
     return best / steps / clients
 
 
-def _seconds_together(task: Classify, training: Training, processes: int) -> float:
+def _seconds_together(task: Task, training: Training, processes: int) -> float:
     """As :func:`_seconds` of one client, while so many processes do it at the same time."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

@@ -13,7 +13,7 @@ def down_bytes(down: Down, blocks: Blocks, clients: int) -> Tensor:
     """Per client: the blocks sent, what the method broadcasts, and proposals if there are any."""
     common = tree_bytes(down.extra) + tree_bytes(down.each, stacked=True)
     if down.train is not None:
-        common += tree_bytes({"epochs": down.train.epochs, "lr": down.train.lr}, stacked=True)
+        common += tree_bytes(down.train, stacked=True)
     total = torch.full((clients,), common, dtype=torch.int64)
     for block, names in blocks.items():
         size = tree_bytes({name: down.params[name] for name in names})

@@ -8,16 +8,13 @@ import torch
 
 from equipoise.contract import Task
 from equipoise.core.errors import UsageError
-from equipoise.tasks.classify import Classify
 
 
 def place(task: Task, name: str) -> Task:
     """The task on the device of that name; ``auto`` is CUDA's first, else the processor."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
-    if not isinstance(task, Classify):
-        if name.startswith("cuda"):
-            raise UsageError(f"task '{task.name}' is computed on the processor alone: leave device at auto")
+    if not task.forks and not name.startswith("cuda"):  # nothing to gain there
         return task
     found = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not found):

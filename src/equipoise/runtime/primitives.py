@@ -8,16 +8,14 @@ local training as often as they like, and still run as a few batched kernels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import State
-
-Body = Callable[[State], State]
-"""Nested dictionaries of tensors in, nested dictionaries out."""
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class _Mapped(torch.autograd.Function):
@@ -40,20 +38,23 @@ class _Mapped(torch.autograd.Function):
 
 
 class _Call:
-    def __init__(self, one: Body, stack: Body, spec: Any) -> None:
+    def __init__(self, one: Callable[[Any], Any], stack: Callable[[Any], Any], spec: Any) -> None:
         self.one, self.stack, self.spec = one, stack, spec
         self.out_spec: Any = None
 
-    def run(self, body: Body, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, body: Callable[[Any], Any], tensors: list[Tensor]) -> tuple[Tensor, ...]:
         out, self.out_spec = pytree.tree_flatten(body(pytree.tree_unflatten(tensors, self.spec)))
         # An output that is also an input would confuse autograd's bookkeeping: hand out an alias.
         return tuple(value.view_as(value) for value in out)
 
 
-def call(one: Body, stack: Body, arguments: State) -> State:
-    """``one(arguments)``, or ``stack`` of all clients' arguments when the caller is being mapped over clients."""
+def call(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) -> R:
+    """``one(arguments)``, or ``stack`` of all clients' arguments when the caller is being mapped over clients.
+
+    Arguments and results are trees of tensors: dictionaries, tuples, messages.
+    """
     tensors, spec = pytree.tree_flatten(arguments)
     record = _Call(one, stack, spec)
     out = _Mapped.apply(record, *tensors)  # type: ignore[no-untyped-call]
-    result: State = pytree.tree_unflatten(list(out), record.out_spec)
+    result: R = pytree.tree_unflatten(list(out), record.out_spec)
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import Down, Method, Server, State, Task, Training, Tree, Up
-from equipoise.core import random
-from equipoise.core.trees import tree_bytes
+from equipoise.contract import Down, Held, Method, Server, State, Task, Training, Tree
+from equipoise.core import trees
+from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
 from equipoise.privacy.ledger import Ledger
 from equipoise.runtime import cost
@@ -82,35 +82,37 @@ class Simulation:
         started = time.perf_counter()
         s, method, task = self.schedule, self.method, self.task
         t = self.done + 1
-        ids = random.cohort(s.seed, t, task.clients, s.participation)
-        tensor_ids = torch.from_numpy(ids)
         last = t == s.rounds
         evaluating = last or t % s.eval_every == 0
         splits = tuple(split for split in ("test", "val") if task.has(split)) if evaluating else ()
 
-        server = Server(task, self.training, self.params, self.server_state, s.seed, t, s.rounds)
+        server = Server(task, self.training, self.params, self.server_state, s.seed, t, s.rounds, s.participation)
         with torch.no_grad():
+            tensor_ids, server.state = method.select(server)
+            ids = _cohort(tensor_ids, task.clients, method)
             down, server.state = method.give(server, tensor_ids)
-            held = self.store.gather(ids, self.executor.holds)
-            replies = self.executor.run(t, tensor_ids, down, held, splits)
-            out, here, asked = replies.out, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            finite = _finite(out and {"up": out["up"], "held": out["held"]}, len(here))
+            replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
+            reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
+            finite = _finite(reply and (reply.up, reply.held), len(here))
             enough = int(finite.sum()) >= self.executor.fewest
             taken = finite & enough
             spent = self._bill(ids, replies, down)
-            if out:
-                self._write_back(here, out, taken)
-            if enough:
-                up = Up(**pytree.tree_map(lambda value: value if bool(taken.all()) else value[taken], out["up"]))
-                weights, server.state = method.weigh(server, asked[taken], up)
-                self.params, server.state = method.aggregate(server, asked[taken], up, weights)
-                server.params = self.params
+            if reply is not None:
+                held = reply.held if self.keeps_local else replace(reply.held, local={})
+                self.store.keep(
+                    here, held, reply.scores, taken
+                )  # a client whose update was of no use keeps what it held
+                if enough:
+                    up = reply.up if bool(taken.all()) else trees.row(reply.up, taken)
+                    weights, server.state = method.weigh(server, asked[taken], up)
+                    self.params, server.state = method.aggregate(server, asked[taken], up, weights)
+                    server.params = self.params
         self.server_state, self.done = server.state, t
 
-        log: RoundLog = {"round": t, "clients": len(ids), "seen": int((self.store.tree("counts")["rounds"] > 0).sum())}
+        log: RoundLog = {"round": t, "clients": len(ids), "seen": int((self.store.counts["rounds"] > 0).sum())}
         if evaluating:
             log |= self._scores(splits)
-        train = out.get("train", {})
+        train = {} if reply is None else trees.plain(reply.train) or {}
         log["train"] = {name: _spread(value) for name, value in train.items()}
         if len(here) < min(task.clients, LISTED + 1):  # lists of a cohort say nothing without its ids
             log["ids"] = here.tolist()
@@ -125,7 +127,7 @@ class Simulation:
         if self.ledger is not None:
             sent = np.array([client not in replies.unsent for client in ids.tolist()], bool)
             log["privacy"] = self.ledger.after(ids[sent], int(taken.sum()))
-        notes = {**out.get("notes", {}), **server.notes}
+        notes = {**(reply.notes if reply else {}), **server.notes}
         if notes:
             log["notes"] = {name: _note(value) for name, value in notes.items()}
         stop = method.stop(server)
@@ -136,7 +138,7 @@ class Simulation:
 
     def state(self) -> State:
         """Everything that the next round depends on."""
-        state = {"params": self.params, "server": self.server_state, "store": self.store.state()}
+        state = {"params": self.params, "server": self.server_state, "store": self.store.saved()}
         return state if self.ledger is None else state | {"privacy": self.ledger.state()}
 
     def load(self, state: State, done: int) -> None:
@@ -147,9 +149,9 @@ class Simulation:
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
-        models: Tree = self.store.tree("personal")
+        models = self.store.personal
         if not models:
-            return self.store.ids, self.store.tree("local")
+            return self.store.ids, self.store.local
         # A client that has not made one yet (all its updates were dropped) would use the global model.
         unknown = ~_finite(models, len(self.store.ids))
         return self.store.ids, {
@@ -157,9 +159,8 @@ class Simulation:
             for name, value in models.items()
         }
 
-    def _fresh(self, ids: Tensor) -> State:
-        counts = {name: torch.zeros(len(ids), dtype=torch.int64) for name in ("rounds", "up", "down")}
-        return {**self.executor.fresh(ids, self.initial, self.keeps_local), "counts": counts}
+    def _fresh(self, ids: Tensor) -> Held:
+        return self.executor.fresh(ids, self.initial, self.keeps_local)
 
     def _bill(self, ids: Ints, replies: Replies, down: Down) -> Tree:
         """Per client that was asked: whether it replied, and its bytes, paid whether or not the update was of use."""
@@ -168,21 +169,13 @@ class Simulation:
         sent = cost.down_bytes(down, self.task.blocks, len(ids))
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in ids])
-        size = tree_bytes(replies.out["up"], stacked=True) if replies.out else 0
+        size = trees.tree_bytes(replies.stack.up, stacked=True) if replies.stack else 0
         spent = {"rounds": replied, "up": size * replied, "down": sent}
-        counts = self.store.gather(ids, ("counts",))["counts"]
-        counts = {name: value + spent[name] for name, value in counts.items()}
-        self.store.scatter(ids, {"counts": counts}, torch.ones(len(ids), dtype=torch.bool))
+        self.store.count(ids, spent)
         return spent
 
-    def _write_back(self, ids: Ints, out: State, taken: Tensor) -> None:
-        """A client whose update was of no use keeps what it held."""
-        held = out["held"] if self.keeps_local or "local" not in out["held"] else {**out["held"], "local": {}}
-        scores = {"scores": out["scores"]} if out["scores"] else {}
-        self.store.scatter(ids, {**held, **scores}, taken)
-
     def _scores(self, splits: tuple[str, ...]) -> RoundLog:
-        scores, log = self.store.tree("scores"), RoundLog()
+        scores, log = self.store.scores, RoundLog()
         whole = self.method.has_global(self.task)
         one = {name: value.unsqueeze(0) for name, value in self.params.items()}
         for split in splits:
@@ -208,7 +201,24 @@ class Simulation:
         return log
 
 
-def _finite(tree: State, clients: int) -> Tensor:
+def _cohort(ids: Tensor, clients: int, method: Method) -> Ints:
+    """Decision 0 as an array; a method of one's own may get it wrong."""
+    array: Ints = ids.numpy()
+    if (
+        ids.dtype != torch.int64
+        or not len(array)
+        or (np.diff(array) <= 0).any()
+        or array[0] < 0
+        or array[-1] >= clients
+    ):
+        raise UsageError(
+            f"{method.name}.select must give the clients of the round as whole numbers from 0 to {clients - 1}, "
+            f"ascending, each once, and at least one: it gave {ids.dtype} {array[:10].tolist()}"
+        )
+    return array
+
+
+def _finite(tree: Any, clients: int) -> Tensor:
     """Per client: whether every number is finite. A sum is finite only if all of its terms are: one pass decides."""
     fine = torch.ones(clients, dtype=torch.bool)
     seen: set[int] = set()  # what is uploaded is often also what is held

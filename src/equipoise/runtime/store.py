@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import State
+from equipoise.contract import Held, Scores, State, Tree
+from equipoise.core.trees import plain, row
 from equipoise.data.federation import Ints
 
 
 class ClientStore:
-    """Named trees of per-client tensors. A client gets its slot when it is first gathered."""
+    """What is kept of each client. A client gets its slot when it is first asked for."""
 
-    def __init__(self, clients: int, fresh: Callable[[Tensor], State]) -> None:
+    def __init__(self, clients: int, fresh: Callable[[Tensor], Held]) -> None:
         """``fresh(ids)`` gives the stacks of clients that were never seen."""
         self._fresh = fresh
         self._slot = np.full(clients, -1, np.int32)
@@ -28,21 +29,60 @@ class ClientStore:
         """Clients seen so far, in the order of their slots."""
         return self._ids
 
-    def tree(self, name: str) -> State:
-        """The stacks ``[seen, ...]`` of one name, in the order of :attr:`ids`."""
+    @property
+    def local(self) -> Tree:
+        """Stacks ``[seen, ...]`` of the models that clients hold, in the order of :attr:`ids`."""
+        return self._tree("local")
+
+    @property
+    def state(self) -> State:
+        """Stacks of the clients' own states."""
+        return self._tree("state")
+
+    @property
+    def source(self) -> State:
+        """Stacks of the states of the clients' data sources."""
+        return self._tree("source")
+
+    @property
+    def personal(self) -> Tree:
+        """Stacks of the models that clients would use, where these are others than they hold; else empty."""
+        return self._tree("personal")
+
+    @property
+    def scores(self) -> Scores:
+        """Each client's scores of its last evaluation."""
+        return self._tree("scores")
+
+    @property
+    def counts(self) -> Tree:
+        """Per client: rounds in which it replied, and its bytes up and down."""
+        return self._tree("counts")
+
+    def held(self, ids: Ints) -> Held:
+        """Stacks of what these clients hold."""
+        self._admit(ids)
+        where = self._where(ids)
+        held = Held(self._trees["local"], self._trees["state"], self._trees["source"])
+        return held if where is None else row(held, where)
+
+    def keep(self, ids: Ints, held: Held, scores: Scores, taken: Tensor) -> None:
+        """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""
+        self._scatter(ids, {**plain(held), **({"scores": scores} if scores else {})}, taken)
+
+    def count(self, ids: Ints, more: Tree) -> None:
+        """Add to the counts of these clients."""
+        self._admit(ids)
+        where = self._where(ids)
+        sums = {name: (old if where is None else old[where]) + more[name] for name, old in self.counts.items()}
+        self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
+
+    def _tree(self, name: str) -> State:
         tree: State = self._trees.get(name, {})
         return tree
 
-    def gather(self, ids: Ints, names: tuple[str, ...]) -> State:
-        self._admit(ids)
-        where = self._where(ids)
-        return {
-            name: pytree.tree_map(lambda value: value if where is None else value[where], self._trees[name])
-            for name in names
-        }
-
-    def scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
-        """Write back the rows of ``trees`` for which ``keep`` holds; a name that is new is unknown (NaN) elsewhere."""
+    def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
+        """Write the rows of ``trees`` for which ``keep`` holds; a name that is new is unknown (NaN) elsewhere."""
         where, whole = self._where(ids), bool(keep.all())
         for name, tree in trees.items():
             if where is None and whole:
@@ -56,10 +96,12 @@ class ClientStore:
                 lambda held, value, slots=slots: held.index_copy(0, slots, value[keep]), old, tree
             )
 
-    def state(self) -> State:
+    def saved(self) -> State:
+        """Everything, for a checkpoint."""
         return {"ids": torch.from_numpy(self._ids), "trees": self._trees}
 
     def load(self, state: State) -> None:
+        """The inverse of :meth:`saved`."""
         self._ids = state["ids"].numpy()
         self._slot[self._ids] = np.arange(len(self._ids))
         self._trees = state["trees"]
@@ -77,7 +119,8 @@ class ClientStore:
             return
         self._slot[new] = np.arange(len(self._ids), len(self._ids) + len(new))
         self._ids = np.concatenate([self._ids, new])
-        fresh = self._fresh(torch.from_numpy(new))
+        counts = {name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")}
+        fresh = {**plain(self._fresh(torch.from_numpy(new))), "counts": counts}
         for name, tree in fresh.items():
             old = self._trees.get(name)
             self._trees[name] = tree if old is None else pytree.tree_map(lambda a, b: torch.cat([a, b]), old, tree)

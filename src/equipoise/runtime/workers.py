@@ -12,19 +12,28 @@ import signal
 import traceback
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Method, State, Task, Training
-from equipoise.contract.supervised import Supervised
+from equipoise.contract import Down, Held, Method, Reply, Task, Training
+from equipoise.core import trees
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import row
 from equipoise.runtime.arena import Arena, Layout
-from equipoise.runtime.executors import Executor, Loop, Replies, parcel, split_parcel
-from equipoise.tasks.classify import Classify
+from equipoise.runtime.executors import Executor, Loop, Replies
+
+
+@trees.message
+@dataclass
+class _Load:
+    """What a round's clients are computed from."""
+
+    ids: Tensor
+    down: Down
+    held: Held
 
 
 class Workers(Executor):
@@ -35,25 +44,23 @@ class Workers(Executor):
     ) -> None:
         """``workers``: how many processes; 0 for one a core."""
         super().__init__(method, task, training, seed, rounds)
-        if not isinstance(task, Supervised):
+        if not task.forks:
             raise UsageError(f"task '{task.name}' is not for worker processes: use --executor stacked")
-        if isinstance(task, Classify) and task.device.type != "cpu":
+        if task.device.type != "cpu":
             raise UsageError("worker processes compute on the processor: use --device cpu, or another --executor")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError("worker processes need a system that can fork: use --executor loop")
         self.workers = workers or available_cores()
         self._crew: _Crew | None = None
 
-    def run(self, round: int, ids: Tensor, down: Down, held: State, splits: tuple[str, ...]) -> Replies:
+    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         if self._crew is None:
             loop = Loop(self.method, self.task, self.training, self.seed, self.rounds)
             self._crew = _Crew(loop, self.workers)
-        shared, own = split_parcel(down)
         epochs = torch.full_like(ids, self.training.epochs) if down.train is None else down.train.epochs
         steps = self.task.steps(ids, epochs, self.training)
         order = torch.argsort(steps, descending=True, stable=True).tolist()
-        load = {"ids": ids, "shared": shared, "own": own, "held": held}
-        return Replies(torch.arange(len(ids)), self._crew.run((round, splits), load, order))
+        return Replies.of_all(ids, self._crew.run((round, splits), _Load(ids, down, held), order))
 
     def close(self) -> None:
         """End the processes; they also end with this one."""
@@ -81,7 +88,7 @@ class _Crew:
             theirs.close()
         self.close = weakref.finalize(self, _dismiss, os.getpid(), self._pipes, processes)
 
-    def run(self, call: Any, load: State, order: Sequence[int]) -> State:
+    def run(self, call: tuple[int, tuple[str, ...]], load: _Load, order: Sequence[int]) -> Reply:
         layout = Layout.of(load)
         self._inbox.reserve(layout.size)
         layout.write(self._inbox.bytes(layout.size), load)
@@ -104,7 +111,8 @@ class _Crew:
                 else:
                     busy.remove(ready)
         assert outs is not None
-        return outs.read_stack(self._outbox.bytes(len(order) * outs.size), len(order))
+        replies: Reply = outs.read_stack(self._outbox.bytes(len(order) * outs.size), len(order))
+        return replies
 
     def _send(self, pipe: Connection, message: Any) -> None:
         try:
@@ -137,7 +145,7 @@ def _work(loop: Loop, inbox: Arena, outbox: Arena, pipe: Connection, foreign: li
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         round, splits = 0, ()
-        load: State = {}
+        load: _Load | None = None
         layout: Layout | None = None
         room = 0
         while (message := pipe.recv()) is not None:
@@ -148,8 +156,8 @@ def _work(loop: Loop, inbox: Arena, outbox: Arena, pipe: Connection, foreign: li
             try:
                 with torch.no_grad():
                     k = message
-                    down, held = parcel(load["shared"], load["own"], k), row(load["held"], k)
-                    out = loop.one(round, splits, load["ids"][k], down, held)
+                    assert load is not None
+                    out = loop.one(round, splits, load.ids[k], load.down.row(k), trees.row(load.held, k))
             except UsageError as error:
                 pipe.send(error)
                 return

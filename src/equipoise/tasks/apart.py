@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,9 @@ class Apart(Classify):
     def __init__(self, data: OwnFolder, model: str, training: Training) -> None:
         super().__init__("apart", MODELS[model](data.shape, data.classes), data, training)
         self.reported: dict[int, int] = {}
+
+    def told_sizes(self, sizes: Mapping[int, int]) -> None:
+        self.reported.update(sizes)
 
     def sizes(self, ids: Tensor) -> Tensor:
         if self.data.is_client:

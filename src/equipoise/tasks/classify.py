@@ -30,11 +30,6 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Classify(Supervised):
     """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
 
-    newcomers: Classify | None = None
-    """Clients that were held out of training."""
-    device = torch.device("cpu")
-    """Where models are trained and scored; all else, and the rows of data, stay in main memory."""
-
     def __init__(
         self,
         name: str,
@@ -54,9 +49,8 @@ class Classify(Supervised):
         self._laned: tuple[Tensor, Tensor] | None = None
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
-        """Whether many models can be computed at once."""
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
-        self.deep = self.convolutional or not self.stackable
+        self.deep = self.measured = self.convolutional or not self.stackable
         """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
         self._placed = self.module
         self._map_forward()
@@ -129,6 +123,9 @@ class Classify(Supervised):
         mine = own.start[owner] + np.arange(len(owner)) - first[owner]
         label = owner * classes + own.y.numpy()[mine]
         return torch.from_numpy(np.bincount(label, minlength=len(own.size) * classes)).reshape(-1, classes)
+
+    def samples(self, count: int) -> Tensor:
+        return self.prepare(self.data.server("test")[0][:count]).contiguous()
 
     # --- one client -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.contract import Task, Training, option
+from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data import partition
 from equipoise.data.cache import Arrays
@@ -69,7 +70,7 @@ def build_images(
 
     def build(config: ImageConfig, model: str, training: Training, seed: int) -> Task:
         arrays = load(source, config.data)
-        rng = np.random.default_rng([seed, 0x1A6E])
+        rng = streams.generator(seed, streams.IMAGES)
         x, y = _some(arrays, "", config.train_rows, rng)
         server_x, server_y = _some(arrays, "test_", config.server_rows, rng)
         x, server = _pooled(x, config.pool), (_pooled(server_x, config.pool), server_y)

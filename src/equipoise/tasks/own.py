@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.contract import Task, Training, option
+from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data import tables
 from equipoise.data.forms import Form
@@ -130,4 +131,4 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _generator(seed: int) -> np.random.Generator:
-    return np.random.default_rng([seed, 0x0517])
+    return streams.generator(seed, streams.OWN_ROWS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.contract import Task, Training, option
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
 from equipoise.data.forms import Tokens
@@ -50,7 +51,7 @@ def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Genera
 
 
 def build(config: ShakespeareConfig, model: str, training: Training, seed: int) -> Task:
-    arrays, rng = load(SOURCE, config.data), np.random.default_rng([seed, 0x54A4])
+    arrays, rng = load(SOURCE, config.data), streams.generator(seed, streams.SHAKESPEARE)
     sizes, n = arrays["sizes"], config.role_samples
     start = np.cumsum(sizes) - sizes
     roles = choose_roles(sizes - WINDOW, config, rng)

@@ -6,39 +6,47 @@ The rest of a method stays as it is. What it does with noised uploads cannot wea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Pull, Server, State, Task, Train, Training, Tree, Up, When
+from equipoise.contract import (
+    Client,
+    Fit,
+    Method,
+    Reply,
+    Server,
+    State,
+    Task,
+    Train,
+    Training,
+    Tree,
+    Up,
+    When,
+    Wrapper,
+)
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import row
 from equipoise.privacy.options import Privacy
 from equipoise.runtime.client import RunningClient
-from equipoise.runtime.executors import fresh_clients, parcel, split_parcel
+from equipoise.runtime.executors import fresh_clients
 
-STREAM = 1_000_000  # of the noise, apart from the streams of methods
 Draw = Callable[[Client, torch.Size, int], Tensor]
 """Independent standard normal numbers of this shape, for the parameter of this number."""
 
 
 def private(method: Method, privacy: Privacy, draw: Draw | None = None) -> Method:
     """The method under these options; itself when they are off. Noise is drawn from the run's seed by default."""
-    if not privacy.on:
-        return method
-    kind = type(method)
-    made = type(f"Private{kind.__name__}", (_Private, kind), {"privacy": privacy, "draw": staticmethod(draw or seeded)})
-    wrapped: Method = made(**{item.name: getattr(method, item.name) for item in fields(method)})
-    return wrapped
+    return Private(method, privacy, draw or seeded) if privacy.on else method
 
 
 def seeded(c: Client, shape: torch.Size, number: int) -> Tensor:
     """For simulations: the same on every executor, and known to whoever knows the seed."""
-    return _normal(c.uniform(*shape, stream=STREAM + number))
+    return _normal(c.uniform(*shape, stream=streams.PRIVACY[number]))
 
 
 def secret(c: Client, shape: torch.Size, number: int) -> Tensor:
@@ -52,12 +60,29 @@ def _normal(u: Tensor) -> Tensor:
     return normal
 
 
-class _Private(Method):
-    privacy: ClassVar[Privacy]
-    draw: ClassVar[Draw]
+@dataclass(frozen=True)
+class Private(Wrapper):
+    """w_i reaches the server as w + clip(w_i - w, C) + N(0, (sigma C)^2), and the method below sees the mean."""
+
+    method: Method
+    privacy: Privacy
+    draw: Draw
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.method.name
+
+    @property
+    def below(self) -> Method:
+        return self.method
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
+        if self.privacy.noisy and "select" in self.decides:
+            raise UsageError(
+                f"{self.name} is not offered with dp_noise: it chooses who takes part, and epsilon is counted for "
+                "cohorts drawn by chance alone; choose another method"
+            )
         if self.privacy.noisy and self.privacy.dp_delta >= 1 / task.clients:
             raise UsageError(
                 f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.clients}, one over the clients, else it "
@@ -102,7 +127,7 @@ class _Private(Method):
             clipped = sent[name].double() + change[name] * (clip / norm)
             kept = torch.where(norm <= clip, value.double(), clipped)
             if self.privacy.noisy:
-                kept = kept + self.privacy.dp_noise * clip * type(self).draw(c, value.shape, number)
+                kept = kept + self.privacy.dp_noise * clip * self.draw(c, value.shape, number)
             out[name] = kept.to(value.dtype)
         return out
 
@@ -119,24 +144,19 @@ class _Idle(RunningClient):
     """A client that does everything but train."""
 
     def _fit(
-        self, fit: Any, train: Train, blocks: tuple[str, ...] | None, training: Training | None = None
+        self, fit: Fit, train: Train, blocks: tuple[str, ...] | None, training: Training | None = None
     ) -> tuple[Tree, Tree]:
-        pull: Pull | None = fit.pull
-        return fit.params, pull.anchor if pull else {}
+        return fit.params, fit.pull.anchor if fit.pull else {}
 
 
-def _rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Any]:
+def _rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Mapping[str, bool | Tensor]]:
     """What a client of this method would upload, and what it is sent: known without training."""
     ids, initial = torch.zeros(1, dtype=torch.int64), task.init_params(0)
     with torch.no_grad():
         server = Server(task, training, initial, method.server_init(task, initial), 0, 1, 1)
         down, _ = method.give(server, ids)
-        sent = parcel(*split_parcel(down), 0)
-        own = replace(
-            down, sent=sent["sent"], each=sent["each"], train=Train(**sent["train"]) if "train" in sent else None
-        )
         held = row(fresh_clients(method, task, ids, initial, keeps_local=True), 0)
-        c = _Idle(task, training, When(0, 1, training), 1, ids[0], own, held)
+        c = _Idle(task, training, When(0, 1, training), 1, ids[0], down.row(0), held)
         c.start, c.state = method.install(c)
         c.train, c.state = method.decide(c)
         c.trained, c.state = method.update(c)
@@ -144,8 +164,8 @@ def _rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Any]:
     return up, down.sent
 
 
-def withheld(method: Method, out: State) -> State:
+def withheld(method: Method, reply: Reply) -> Reply:
     """A client's reply without what noise does not protect: scores, decisions, notes."""
-    if not (isinstance(method, _Private) and method.privacy.noisy):
-        return out
-    return {**out, "train": {}, "scores": {}, "notes": {}}
+    if not (isinstance(method, Private) and method.privacy.noisy):
+        return reply
+    return Reply(reply.up, reply.held)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from equipoise.contract import Method, Task, Tree
-from equipoise.core import random
+from equipoise.core import random, streams
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import Rhythm
 from equipoise.frl.deep.physics import Floats
-from equipoise.frl.deep.task import ACTING, AgentTask
+from equipoise.frl.deep.task import AgentTask
 from equipoise.frl.deep.worlds import World
 
 NEWCOMERS = 10**6  # their ids among the random streams begin here
@@ -21,16 +20,16 @@ MARKS = (1000, 5000, 20000)  # environment steps of a newcomer after which it is
 WARMUP = 200  # environment steps of a newcomer before it learns
 
 
-def returns_of_newcomers(task: AgentTask, method: Method, params: Tree, seed: int) -> dict[str, Any]:
-    """Mean return and spread of the agents that were held out of ``task``, before and after steps of their own."""
-    there = task.newcomers
-    assert there is not None
+def returns_of_newcomers(
+    task: AgentTask, there: AgentTask, method: Method, params: Tree, seed: int
+) -> dict[str, dict[str, float]]:
+    """Mean return and spread of the agents held out of ``task``, ``there``, before and after steps of their own."""
     start = {name: value.expand(there.clients, *value.shape) for name, value in params.items()}
     found = adapt(there, there.world, start, MARKS, what_learns(method, task), WARMUP, seed).mean(2)
-    result: dict[str, Any] = {"clients": there.clients}
-    for mark, each in zip((0, *MARKS), found, strict=True):
-        result[str(mark)] = {task.headline: float(each.mean()), "std": float(each.std())}
-    return result
+    return {
+        str(mark): {task.headline: float(each.mean()), "std": float(each.std())}
+        for mark, each in zip((0, *MARKS), found, strict=True)
+    }
 
 
 def what_learns(method: Method, task: Task) -> tuple[bool, bool]:
@@ -62,7 +61,7 @@ def adapt(
     for number, mark in enumerate((0, *marks)):
         steps = mark // settings.copies - taken
         if steps:
-            key = random.keys(seed, ids.numpy() + NEWCOMERS, number, ACTING)
+            key = random.keys(seed, ids.numpy() + NEWCOMERS, number, streams.ACTING[0])
             u = random.uniform(key, steps * each).reshape(count, steps, each)
             params, kept = learner.train(world, task.net, settings, rhythm, ids, params, kept, u)
             taken += steps

@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Tree
-from equipoise.core import random
+from equipoise.core import random, streams
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Floats
 from equipoise.frl.deep.worlds import World
 
-STARTS = {"test": 2001, "val": 2002, "public": 2003}  # random streams of the first states of each split
+SPLITS = ("test", "val", "public")
 
 
 def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episodes: int, seed: int) -> Floats:
     """``[K, episodes]``: undiscounted returns of each agent's net in its own environment."""
-    draws = random.uniform(random.keys(seed, ids.numpy(), 0, STARTS[split]), episodes * world.resets)
+    draws = random.uniform(
+        random.keys(seed, ids.numpy(), 0, streams.EPISODES[SPLITS.index(split)]), episodes * world.resets
+    )
     draws = draws.reshape(len(ids), episodes, world.resets)
     play = world.begin(ids, draws)
     total, alive = np.zeros(draws.shape[:2]), np.ones(draws.shape[:2], bool)

@@ -8,23 +8,24 @@ trajectories go on across rounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Training, Tree, When, option
-from equipoise.core import random
+from equipoise.contract import Fit, Method, State, Training, Tree, When, Wrapper, option
+from equipoise.core import random, streams
 from equipoise.core.errors import UsageError
-from equipoise.frl.agents import Agents, replaces
+from equipoise.frl.agents import Agents
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import TOGETHER, Rhythm, copies_of
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Floats, Ints, Physics
 from equipoise.frl.deep.worlds import PhysicsWorld, World
 
-ACTING = 2010  # the first random stream of acting and learning
 MODELS = ("mlp", "embedded")
 ALLOWED = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 
@@ -80,9 +81,8 @@ class AgentConfig:
 class AgentTask(Agents):
     """Scores are `return`: the mean undiscounted return of the greedy policy over fixed episodes."""
 
+    trains: ClassVar[str] = "deep"
     headline = "return"
-    newcomers: AgentTask | None = None
-    """Agents held out of training."""
 
     def __init__(
         self,
@@ -117,23 +117,26 @@ class AgentTask(Agents):
         return learner.Settings(*how, batch)
 
     def init_params(self, seed: int) -> Tree:
-        u = random.uniform(random.keys(seed, np.zeros(1, np.int64), 0, ACTING), self.net.size)[0]
+        u = random.uniform(random.keys(seed, np.zeros(1, np.int64), 0, streams.ACTING[0]), self.net.size)[0]
         return self.net.init(torch.from_numpy(u).to(self.dtype))
 
     def source_init(self, ids: Tensor) -> State:
         kept = learner.fresh(self.net, self.settings(self.training.batch_size), len(ids), self.dtype)
         return {**kept, "env": self.world.fresh(ids, self.config.parallel, self.seed)}
 
+    def adapted(self, method: Method, params: Tree, seed: int) -> Mapping[str, Mapping[str, float]]:
+        from equipoise.frl.deep.newcomers import returns_of_newcomers
+
+        assert isinstance(self.newcomers, AgentTask)
+        return returns_of_newcomers(self, self.newcomers, method, params, seed)
+
     def suits(self, method: Method) -> None:
         """Agents learn by temporal differences: a method that trains by a loss of its own cannot work."""
-        from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-        from equipoise.methods.rl.deep import DeepQ
-
-        below = method.below if isinstance(method, FedPolicy) else method
-        own = replaces(below, "update", "decide", "install", "personal")
-        if own and not isinstance(below, DeepQ):
+        below = method.below if isinstance(method, Wrapper) else method
+        own = method.decides & {"update", "decide", "personal"} or "install" in below.decides
+        if own and method.trains != self.trains:
             raise UsageError(
-                f"{below.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
+                f"{method.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
                 f"choose {', '.join(ALLOWED)}"
             )
 
@@ -161,7 +164,7 @@ class AgentTask(Agents):
         if counts[0] == 0:
             return fit.params, {}, source
         each = learner.draws_a_step(self.net, settings, self.world)
-        key = random.keys(when.seed, ids.numpy(), when.round, ACTING + 1 + fit.stream)
+        key = random.keys(when.seed, ids.numpy(), when.round, streams.ACTING[1 + fit.stream])
         u = random.uniform(key, counts[0] * each).reshape(len(ids), counts[0], each)
         flat, after = learner.train(self.world, self.net, settings, rhythm, ids, self.net.pack(fit.params), source, u)
         return copies_of(self.net.views(flat)), {}, after

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State
-from equipoise.core import random
+from equipoise.core import random, streams
 from equipoise.frl.deep.physics import Flags, Floats, Ints, Physics
 
 Seen = npt.NDArray[np.float32]
-FIRST_STATES = 2000  # the random stream of the states in which agents begin
 
 
 @dataclass
@@ -86,7 +85,7 @@ class PhysicsWorld(World):
         return PhysicsWorld(self.physics, self.u[ids])
 
     def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
-        draws = random.uniform(random.keys(seed, ids.numpy(), 0, FIRST_STATES), copies * self.resets)
+        draws = random.uniform(random.keys(seed, ids.numpy(), 0, streams.FIRST_STATES[0]), copies * self.resets)
         state = self.physics.start(draws.reshape(len(ids), copies, self.resets))
         return {"state": torch.from_numpy(state), "clock": torch.zeros(len(ids), copies, dtype=torch.int64)}
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Server, State, Task, Train, Training, Tree, Up, option
+from equipoise.contract import Client, Down, Server, State, Task, Training, Tree, Up, option
 from equipoise.core.errors import UsageError, nearest
 from equipoise.methods.fedpolicy import parts, policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
@@ -82,9 +82,8 @@ class FedPolicy(Over):
         self._check_base(task, training)
 
     def _check_base(self, task: Task, training: Training) -> None:
-        below = self.below.below if isinstance(self.below, Over) else self.below
-        reason = ""
-        if isinstance(self.below, FedPolicy) or type(below).install is not Method.install:
+        below, reason = self.below, ""
+        if "install" in below.decides:
             reason = "it decides itself how a client installs what it is sent"
         elif set(below.shared_names(task)) != {name for names in task.blocks.values() for name in names}:
             reason = "it keeps a part of the model at the clients, so that no choice is left"
@@ -120,9 +119,6 @@ class FedPolicy(Over):
             inner.down = replace(c.down, sent=parts.sent_blocks(parts.takes(part)))
         start, state["base"] = self.below.install(inner)
         return start, state
-
-    def decide(self, c: Client) -> tuple[Train, State]:
-        return self._below(c, self.below.decide)
 
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
@@ -183,7 +179,7 @@ class FedPolicy(Over):
         s.notes["part"] = part
         state["known"] = record.note_parts(state["known"], ids, part, s.round)
         if self.synced:
-            if type(self.below).weigh is Method.weigh:
+            if "weigh" not in self.below.decides:
                 assert isinstance(weights, Tensor)
                 weights = weights.sqrt()
             weights = parts.block_weights(s.task, up.params, weights, self._fresh(s, state, ids, up))

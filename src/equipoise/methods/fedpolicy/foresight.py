@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Server, State, Tree
+from equipoise.core import streams
 from equipoise.learners import dqn
 from equipoise.learners.learning import DTYPE, remember
 from equipoise.methods.fedpolicy import probes, record
 from equipoise.methods.fedpolicy.parts import PARTS, TAKES, cost
-from equipoise.methods.fedpolicy.policies import DRAWS, FULL, FULL_ROUNDS, Dqn, Offer, draws
+from equipoise.methods.fedpolicy.policies import FULL, FULL_ROUNDS, Dqn, Offer, draws
 
 RESIDUAL = 10.0  # the residual pays this for its square: one round's reward is nearly all noise
 EPSILON, CALM = 0.1, 0.15  # exploration of the runner-up, none in this last share of the rounds
@@ -77,7 +78,7 @@ class Learned(Dqn):
         surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
         look = ((late | surprise) & bool(left) | whole) & (s.round >= FULL_ROUNDS)
         free = look & ~starting & ~sharing
-        exploring = free & (draws(s, ids, 1, DRAWS)[:, 0] < EPSILON * left)
+        exploring = free & (draws(s, ids, 1, streams.POLICY[0])[:, 0] < EPSILON * left)
         exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
         part = torch.where(exploring, ranked.indices[:, 1], best)
         choose = free & ~exploring

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Method, Task, Training, option
+from equipoise.contract import Task, Training, option
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 
@@ -18,7 +18,7 @@ class Joint(FedPolicy):
     base: str = option("equilibrium", "controller of training and aggregation: equilibrium or page")
 
     def check(self, task: Task, training: Training) -> None:
-        if type(self.below).decide is Method.decide:
+        if "decide" not in self.below.decides:
             raise UsageError(
                 f"joint needs a base that decides how clients train, and '{self.base}' leaves it as configured: "
                 "choose equilibrium or page, or the method fedpolicy"

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Server, State, Tree
-from equipoise.core import random
+from equipoise.core import random, streams
 from equipoise.learners import dqn
 from equipoise.learners.learning import DTYPE, remember
 from equipoise.methods.fedpolicy import record
 from equipoise.methods.fedpolicy.parts import PARTS, TAKES
-from equipoise.methods.page.player import STREAM, server_uniform
+from equipoise.methods.page.player import server_uniform
 
 FULL = PARTS.index("full")
-DRAWS = STREAM + 100  # the first of the policies' random streams
 FULL_ROUNDS, STRATIFIED_ROUNDS = 5, 3
 DOUBT = 15.0  # validation rows at which a probe counts half
 EPSILON, LAST_EPSILON, FADE = 0.5, 0.05, 0.3  # exploration of the DQN, over this share of the rounds
@@ -145,7 +144,7 @@ class Dqn(Policy):
             part = anything(s, self.rules, ids) if t > -STRATIFIED_ROUNDS else torch.full_like(ids, FULL)
         else:
             fading = EPSILON + (LAST_EPSILON - EPSILON) * min(1.0, t / (FADE * s.rounds))
-            part = torch.where(draws(s, ids, 1, DRAWS)[:, 0] < fading, anything(s, self.rules, ids), part)
+            part = torch.where(draws(s, ids, 1, streams.POLICY[0])[:, 0] < fading, anything(s, self.rules, ids), part)
         return Offer.of(torch.where(known["round"][ids] > 0, part, FULL)), memory
 
     def experience(self, s: Server, known: State, memory: State, ids: Tensor) -> State:
@@ -176,13 +175,13 @@ class Dqn(Policy):
     def watched(self, s: Server, known: State, agent: State, ids: Tensor, now: Tensor) -> State:
         """The agent, made in the first round, having seen these features of clients that have replied."""
         if s.round == 1:
-            agent = dqn.init(self.config, server_uniform(s, dqn.init_draws(self.config), DRAWS))
+            agent = dqn.init(self.config, server_uniform(s, dqn.init_draws(self.config), streams.POLICY[0]))
         return dqn.watch(agent, now[known["round"][ids] > 0])
 
     def studied(self, s: Server, agent: State) -> State:
         """The round's updates on what is remembered."""
         config = self.config
-        u = server_uniform(s, config.steps * config.batch, DRAWS + 1).reshape(config.steps, config.batch)
+        u = server_uniform(s, config.steps * config.batch, streams.POLICY[1]).reshape(config.steps, config.batch)
         return dqn.learn(config, agent, self.rules.mask, s.round, u)
 
     def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
@@ -206,5 +205,5 @@ def draws(s: Server, ids: Tensor, count: int, stream: int) -> Tensor:
 def anything(s: Server, rules: Rules, ids: Tensor) -> Tensor:
     """Random parts, stratified: in a round each allowed part goes to as many clients as any other."""
     allowed = rules.mask.nonzero()[:, 0]
-    order = draws(s, ids, 1, DRAWS + 2)[:, 0].argsort().argsort()
+    order = draws(s, ids, 1, streams.POLICY[2])[:, 0].argsort().argsort()
     return allowed[order % len(allowed)]

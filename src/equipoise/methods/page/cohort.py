@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Server, State
+from equipoise.core import streams
 from equipoise.learners import ddpg
 from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.fedpolicy.policies import draws
 from equipoise.methods.page import shared
-from equipoise.methods.page.player import STREAM, server_uniform
+from equipoise.methods.page.player import server_uniform
 from equipoise.methods.page.shared import log_loss
 
 FEATURES = 4
 MEMBERS = 32  # of a cohort that are remembered
 KEPT = 1000  # cohorts that are remembered
-NETS_AND_LEARNING, EVENLY, NOISE = STREAM + 5, STREAM + 7, STREAM + 8  # random streams, the first of two
 
 
 def empty(config: Config) -> State:
@@ -55,14 +55,14 @@ def turn(
     s: Server, config: Config, player: State, ids: Tensor, seen: Tensor, spread: float, learning: bool
 ) -> tuple[Tensor, State]:
     """An action for each client, after learning from the last cohort's, whose transition this cohort closes."""
-    agent = shared.seat(s, config, player["agent"], NETS_AND_LEARNING)
-    members = evenly(len(ids), config.members, server_uniform(s, 1, EVENLY))
+    agent = shared.seat(s, config, player["agent"], streams.COHORT_AGENT)
+    members = evenly(len(ids), config.members, server_uniform(s, 1, streams.COHORT_MEMBERS[0]))
     last = {name: player[name].unsqueeze(0) for name in ("state", "action", "reward")}
     rows = {**last, "next": seen[members].unsqueeze(0)}
     if int(player["turns"]) == 0:
         rows = {name: value[:0] for name, value in rows.items()}
-    agent = shared.learn(s, config, agent, rows, NETS_AND_LEARNING, learning)
-    u = draws(s, ids, 1, NOISE).squeeze(-1)
+    agent = shared.learn(s, config, agent, rows, streams.COHORT_AGENT, learning)
+    u = draws(s, ids, 1, streams.COHORT_NOISE[0]).squeeze(-1)
     if int(agent["updates"]) > 0:
         noise = spread * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
         action = (scores(config, agent, seen) + noise).clamp(-1.0, 1.0)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, State, Train, Tree
+from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
-from equipoise.methods.page.player import STREAM
 
 SWING = 0.3  # the part of a range in which a round's own draw moves a parameter
 
@@ -128,10 +128,14 @@ def client_init() -> State:
 def forecast(c: Client, resources: Resources, held: State, first: Tensor) -> State:
     """This round's prices, which a client knows before it decides; ``first``: whether it has to draw who it is."""
     count = len(NAMES)
-    usual = torch.where(first, c.uniform(count, stream=STREAM + 3), held["usual"])
+    usual = torch.where(first, c.uniform(count, stream=streams.ENERGY[0]), held["usual"])
     samples = c.steps(Train(torch.ones_like(c.train.epochs), c.train.lr)) * c.training.batch_size  # to whole batches
     bits = 8.0 * sum(value.numel() * value.element_size() for value in c.start.values())
-    return {**held, "usual": usual, "cost": price(resources, usual, c.uniform(count, stream=STREAM + 4), samples, bits)}
+    return {
+        **held,
+        "usual": usual,
+        "cost": price(resources, usual, c.uniform(count, stream=streams.ENERGY[1]), samples, bits),
+    }
 
 
 def affordable(held: State) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ LEAST = 0.01  # losses below count as this: validation sets are small, and 1/f w
 class Game(Over):
     """Clients lead with alpha and eta, the server follows with p. Subclasses say who the players are."""
 
+    prompt: ClassVar[bool] = True
     adapt: str = option("alpha,eta,p", "what agents decide: any of alpha (epochs), eta (rate), p (weights)")
     epochs_most: int = option(20, "largest number of epochs that an agent may choose")
     lr_low: float = option(0.001, "smallest rate that an agent may choose")

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Train, Tree
+from equipoise.contract import Client, Train, Tree
 from equipoise.core.errors import UsageError
 from equipoise.methods.page.game import Game
 
@@ -34,7 +34,7 @@ def check(game: Game, bias: str, scales_rewards: bool) -> None:
         raise UsageError(f"bias is '{bias}': must be a ratio like 10:1, from 1:100 to 100:1")
     if power > 0 and "p" not in game.factors and not scales_rewards:
         raise UsageError(f"bias {bias} acts through the weights: let the server decide them (--adapt ...,p)")
-    if power < 0 and type(game.below).personal is not Method.personal and not scales_rewards:
+    if power < 0 and "personal" in game.below.decides and not scales_rewards:
         raise UsageError(
             f"bias {bias} gives clients a last touch of their models, but '{game.base}' makes personal models "
             "itself: choose another --base"

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Client, Server, State
-from equipoise.core import random
+from equipoise.core import random, streams
+from equipoise.core.streams import Stream
 from equipoise.learners import ddpg
 from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE
 
-STREAM = 1000  # the first of the agents' random streams; local training has those below
 NETS = ("actor", "critic", "actor_target", "critic_target")
 
 
@@ -37,7 +37,7 @@ def seat(c: Client, config: Config, player: State) -> State:
     if not c.anybody(new):
         return player
     sizes = player["state"].shape[-1], player["action"].shape[-1]
-    drawn = ddpg.init(config, *sizes, c.uniform(ddpg.init_draws(config, *sizes), stream=STREAM))
+    drawn = ddpg.init(config, *sizes, c.uniform(ddpg.init_draws(config, *sizes), stream=streams.AGENT[0]))
     nets = pytree.tree_map(
         lambda fresh, held: torch.where(new, fresh, held),
         {name: drawn[name] for name in NETS},
@@ -49,7 +49,7 @@ def seat(c: Client, config: Config, player: State) -> State:
 def client_turn(c: Client, config: Config, player: State, observed: Tensor) -> tuple[Tensor, State]:
     """The client's next action, after learning from its last one."""
     player = seat(c, config, player)
-    u = c.uniform(_draws(config, player), stream=STREAM + 1)
+    u = c.uniform(_draws(config, player), stream=streams.AGENT[1])
     return _turn(config, player, observed, u, c.round > config.warmup)
 
 
@@ -57,13 +57,13 @@ def server_turn(s: Server, config: Config, player: State, observed: Tensor) -> t
     """The same for the server's one player."""
     if int(player["turns"]) == 0:
         sizes = len(player["state"]), len(player["action"])
-        drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), STREAM))
+        drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), streams.AGENT[0]))
         player = {**player, "agent": {**player["agent"], **{name: drawn[name] for name in NETS}}}
-    u = server_uniform(s, _draws(config, player), STREAM + 1)
+    u = server_uniform(s, _draws(config, player), streams.AGENT[1])
     return _turn(config, player, observed, u, s.round > config.warmup)
 
 
-def server_uniform(s: Server, count: int, stream: int) -> Tensor:
+def server_uniform(s: Server, count: int, stream: Stream) -> Tensor:
     """Random numbers of the server: those of a client that does not exist."""
     key = random.keys(s.seed, np.array([-1]), s.round, stream)
     return torch.from_numpy(random.uniform(key, count)[0])

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Server, State, Tree
+from equipoise.core import streams
+from equipoise.core.streams import Streams
 from equipoise.learners import ddpg
 from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE, remember
-from equipoise.methods.page.player import NETS, STREAM, server_uniform
+from equipoise.methods.page.player import NETS, server_uniform
 
 FEATURES = 5  # of a client's state, besides its last action
 LEAST = 1e-3
@@ -127,7 +129,7 @@ def log_loss(loss: Tensor) -> Tensor:
 
 
 def _draws(c: Client, actions: int) -> Tensor:
-    return c.uniform(actions, stream=STREAM + 2)
+    return c.uniform(actions, stream=streams.RESIDUAL[0])
 
 
 # --- server ---------------------------------------------------------------------------------------------------------
@@ -137,12 +139,12 @@ def server_init(config: Config, features: int, actions: int) -> State:
     return ddpg.init(config, features, actions, torch.zeros(ddpg.init_draws(config, features, actions)))
 
 
-def seat(s: Server, config: Config, agent: State, stream: int = STREAM) -> State:
+def seat(s: Server, config: Config, agent: State, stream: Streams = streams.AGENT) -> State:
     """Draw the nets in the first round, when the seed is known."""
     if s.round > 1:
         return agent
     sizes = agent["replay"]["state"].shape[-1], agent["replay"]["action"].shape[-1]
-    drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), stream))
+    drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), stream[0]))
     return {**agent, **{name: drawn[name] for name in NETS}}
 
 
@@ -151,10 +153,12 @@ def closed(metrics: Tree) -> Tree:
     return {name: metrics[f"agent_{name}"][metrics["agent_closed"]] for name in ("state", "action", "reward", "next")}
 
 
-def learn(s: Server, config: Config, agent: State, rows: Tree, stream: int = STREAM, learning: bool = True) -> State:
+def learn(
+    s: Server, config: Config, agent: State, rows: Tree, stream: Streams = streams.AGENT, learning: bool = True
+) -> State:
     """Remember these transitions; and learn, unless it is too early."""
     agent = remember(agent, rows)
     if not learning:
         return agent
-    u = server_uniform(s, config.steps * config.batch, stream + 1)
+    u = server_uniform(s, config.steps * config.batch, stream[1])
     return ddpg.learn(config, agent, u.reshape(config.steps, config.batch))

@@ -21,6 +21,7 @@ class DeepQ(Method):
     ``two_rates`` move both at alpha_t.
     """
 
+    trains: ClassVar[str] = "deep"
     two_rates: ClassVar[bool] = False
     head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step")
     body_rate: float = option(1.0, "rate of the body as a share of the head's, at first")

@@ -21,6 +21,7 @@ class LinearRepresentation(Method):
     delta theta;  alpha_t = alpha0 / (1 + t/t0)^(2/3), beta_t = beta0 / (1 + t/t0), so that beta_t / alpha_t -> 0.
     """
 
+    trains: ClassVar[str] = "linear"
     learns: ClassVar[str]
     """The task's model: v, values of states, or q, values of states and actions."""
     keeps_model: ClassVar[bool] = True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option, take_sent
+from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.task import TabularTask
 
@@ -17,6 +18,7 @@ from equipoise.frl.task import TabularTask
 class FederatedQ(Method):
     """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
 
+    trains: ClassVar[str] = "tabular"
     rule: ClassVar[str]
     eta: float = option(0.05, "learning rate of Q-learning, in (0, 1)")
     tau: int = option(50, "local steps between synchronisations")
@@ -46,7 +48,7 @@ class FederatedQ(Method):
         if c.round == 1 and isinstance(task, TabularTask) and task.config.random_q0:
             from equipoise.frl.tabular import first_table
 
-            start = {"q": first_table(c.uniform(*start["q"].shape), task.mdp.gamma)}
+            start = {"q": first_table(c.uniform(*start["q"].shape, stream=streams.FIRST_TABLES), task.mdp.gamma)}
         return start, c.state
 
     def decide(self, c: Client) -> tuple[Train, State]:
