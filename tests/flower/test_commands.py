@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.cli import flower as command
 from equipoise.cli import main
 from equipoise.core.errors import UsageError
-from equipoise.flower import command, options, register
+from equipoise.flower import options, register
 from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig
 from equipoise.tasks.apart import Apart, ApartConfig, OwnFolder, build

@@ -259,7 +259,7 @@ def _tune(arguments: list[str]) -> int:
 
 
 def _flower(arguments: list[str]) -> int:
-    from equipoise.flower.command import main as flower
+    from equipoise.cli.flower import main as flower
 
     return flower(arguments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +10,10 @@ from torch import Tensor
 from equipoise.contract import Fit, Pull, Tree, When
 from equipoise.core import random, streams, trees
 from equipoise.learners import batches
-
-if TYPE_CHECKING:
-    from equipoise.tasks.classify import Classify
+from equipoise.learners.network import Network
 
 
-def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+def fit(task: Network, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     """v <- momentum v + (gradient + decay p + linear + strength (p - anchor)); p <- p - lr v, for every step."""
     ids = client.reshape(1).numpy()
     split = task.data.split(ids, "train").part(*fit.part)
@@ -54,7 +51,7 @@ def fit(task: Classify, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tre
     return {name: value.contiguous() for name, value in params.items()}, anchor
 
 
-def fit_each(task: Classify, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:
+def fit_each(task: Network, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:
     """A stack of clients, one after another: for models that no batched computation serves."""
     out = []
     for k in range(len(ids)):

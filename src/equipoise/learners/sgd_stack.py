@@ -6,7 +6,6 @@ Clients are sorted by their number of steps, so the active ones are a prefix of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from equipoise.contract import Fit, Loss, State, Tree, When
 from equipoise.core import random, streams
 from equipoise.data.federation import Ints
 from equipoise.learners import batches, sgd_linear
-
-if TYPE_CHECKING:
-    from equipoise.tasks.classify import Classify
+from equipoise.learners.network import Network
 
 Advance = Callable[[Tree, State, Tensor, Tensor, Tensor | float], None]
 """(stacked parameters, aux, x, y, weights of the samples): one step, in place."""
@@ -27,7 +24,7 @@ Gradient = Callable[[Tree, State, Tensor, Tensor, Tensor | float], Tree]
 """The same arguments to the gradients of the parameters that move."""
 
 
-def fit(task: Classify, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     """As :func:`equipoise.learners.sgd_one.fit`, for every client of the stack."""
     clients, training = ids.numpy(), when.training
     split = task.data.split(clients, "train").part(*fit.part)
@@ -115,7 +112,7 @@ class _Rule:
                 anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
 
 
-def _laned(task: Classify, fit: Fit, when: When, params: Tree, rows: Tensor) -> sgd_linear.Laned | None:
+def _laned(task: Network, fit: Fit, when: When, params: Tree, rows: Tensor) -> sgd_linear.Laned | None:
     """A linear model with a bias, on plain numbers, under SGD with nothing but weight decay; else ``None``."""
     names = task.linear
     if names is None or names[1] is None or set(fit.names) != set(names) or rows.dim() != 2 or rows.dtype != task.dtype:
@@ -136,7 +133,7 @@ def _by_product(laned: sgd_linear.Laned, fit: Fit, when: When, sort: Tensor) -> 
     return advance
 
 
-def _by_gradient(task: Classify, fit: Fit, rule: _Rule) -> Advance:
+def _by_gradient(task: Network, fit: Fit, rule: _Rule) -> Advance:
     gradient = _gradient(task, fit)
 
     def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
@@ -145,7 +142,7 @@ def _by_gradient(task: Classify, fit: Fit, rule: _Rule) -> Advance:
     return advance
 
 
-def _gradient(task: Classify, fit: Fit) -> Gradient:
+def _gradient(task: Network, fit: Fit) -> Gradient:
     """The closed form where there is one; else one backward pass through the mapped losses."""
     names = fit.names
     if fit.loss is None and task.linear is not None:
@@ -169,7 +166,7 @@ def _gradient(task: Classify, fit: Fit) -> Gradient:
     return backward
 
 
-def _sample_weights(counts: Ints, batch_size: int, task: Classify) -> Tensor:
+def _sample_weights(counts: Ints, batch_size: int, task: Network) -> Tensor:
     """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
     safe = np.maximum(counts, 1)[..., None]
     return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(task.device, task.dtype)

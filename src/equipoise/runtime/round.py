@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from equipoise.contract import Down, Held, Method, Server, State, Task, Training
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
-from equipoise.privacy.ledger import Ledger
 from equipoise.runtime import cost
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
@@ -27,6 +26,19 @@ LISTED = 1000  # cohorts up to this size have per-client decisions in the log
 
 RoundLog = dict[str, Any]
 """One JSON object a round; see :meth:`Federation.round`."""
+
+
+class Ledger(Protocol):
+    """Whoever counts what a method costs under differential privacy."""
+
+    def after(self, asked: Ints, replies: int) -> Any:
+        """What has been spent after a round that asked these clients and used so many replies, ready for JSON."""
+
+    def state(self) -> State:
+        """For a checkpoint."""
+
+    def load(self, state: State) -> None:
+        """The inverse of :meth:`state`."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""What the engines of local SGD ask of whoever brings a network and rows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import State, Tree
+from equipoise.data.federation import ClientData
+from equipoise.learners.sgd_linear import Names
+
+
+class Network(Protocol):
+    """A network, its loss for each sample, and the rows of every client."""
+
+    data: ClientData
+    dtype: torch.dtype
+    device: torch.device
+    linear: Names | None
+    """Names of weight and bias if the network is one linear layer under cross-entropy, which has a closed form."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Stored rows as the network takes them."""
+
+    def laid_out(self, value: Tensor) -> Tensor:
+        """The same numbers in the memory layout that the network is fastest on."""
+
+    def with_lanes(self, x: Tensor) -> Tensor:
+        """Training rows as the closed form takes them."""
+
+    def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
+        """Losses ``[B]`` of one model."""
+
+    def forward_stack(self, stack: Tree, x: Tensor) -> Tensor:
+        """Outputs ``[K, B, ...]`` of K models, each on its own rows."""
+
+    def losses_stack(self, stack: Tree, x: Tensor, y: Tensor) -> Tensor:
+        """Losses ``[K, B]`` of K models."""

@@ -1,0 +1,112 @@
+"""What a method decides is known from its hooks; decision 0 is a hook; wrappers forward all that they leave alone."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from equipoise.contract import Method, Server, Wrapper
+from equipoise.contract.method import HOOKS
+from equipoise.core import random
+from equipoise.core.errors import UsageError
+from equipoise.methods import all_methods, find_method
+from equipoise.privacy.options import Privacy
+from equipoise.wrappers.late import Delayed, delayed
+from equipoise.wrappers.private import Private, private
+from helpers import largest_difference, simulate, small_task
+
+
+@pytest.mark.parametrize(
+    ("name", "decides"),
+    [
+        ("fedavg", set()),
+        ("fedprox", {"update"}),
+        ("fedavgm", {"aggregate"}),
+        ("scaffold", {"give", "update", "upload", "weigh", "aggregate"}),
+        ("ditto", {"personal"}),
+    ],
+)
+def test_hooks_of_its_own(name, decides):
+    assert decides <= find_method(name)().decides
+    if not decides:
+        assert find_method(name)().decides == frozenset()
+
+
+def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
+    wrapped = private(find_method("fedavgm")(), Privacy(dp_clip=1.0))
+    assert isinstance(wrapped, Private)
+    assert wrapped.decides == {"upload", "weigh", "aggregate"}
+    assert find_method("page")(base="scaffold").decides >= {"decide", "weigh", "give", "update"}
+    assert "install" not in find_method("page")().decides
+
+
+@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method().trains == "gradient"])
+def test_forwarding_alone_changes_nothing(name):
+    @dataclass(frozen=True)
+    class Same(Wrapper):
+        method: Method
+        name: ClassVar[str] = "same"
+
+        @property
+        def below(self) -> Method:
+            return self.method
+
+    task, method = small_task("mlp"), find_method(name)()
+    plain, wrapped = simulate(method, task, 2), simulate(Same(method), task, 2)
+    assert largest_difference(plain.params, wrapped.params) == 0
+    assert largest_difference(plain.store.scores, wrapped.store.scores) == 0
+    assert largest_difference(plain.store.state, wrapped.store.state["base"]) == 0
+    assert Same(method).decides == method.decides
+
+
+@dataclass(frozen=True)
+class Oldest(Method):
+    """FedAvg with the clients of lowest number."""
+
+    name: ClassVar[str] = "oldest"
+    count: int = 2
+
+    def select(self, s: Server):
+        return torch.arange(self.count), s.state
+
+
+def test_decision_0_by_default_is_the_cohort_of_the_seed():
+    task = small_task()
+    s = Server(task, task.training, {}, {}, seed=5, round=3, rounds=9, participation=0.5)
+    ids, state = Method().select(s)
+    assert ids.tolist() == random.cohort(5, 3, task.clients, 0.5).tolist()
+    assert state == {}
+
+
+def test_decision_0_of_a_methods_own():
+    run = simulate(Oldest(), small_task(), 3)
+    assert sorted(run.store.ids.tolist()) == [0, 1]
+    assert run.store.counts["rounds"].tolist() == [3, 3]
+    both = simulate(delayed(Oldest(), 1, 0.5), small_task(), 3)
+    assert sorted(both.store.ids.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("ids", [[], [1, 0], [0, 0], [-1, 0], [5, 6], [0.0, 1.0]])
+def test_decision_0_that_is_no_cohort(ids):
+    @dataclass(frozen=True)
+    class Wrong(Method):
+        name: ClassVar[str] = "wrong"
+
+        def select(self, s: Server):
+            return torch.tensor(ids), s.state
+
+    with pytest.raises(UsageError, match=r"wrong\.select must give"):
+        simulate(Wrong(), small_task(), 1)
+
+
+def test_noise_counts_on_chance_alone():
+    task = small_task()
+    with pytest.raises(UsageError, match="chooses who takes part"):
+        private(Oldest(), Privacy(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3)).check(task, task.training)
+
+
+def test_every_hook_is_forwarded():
+    """A hook that Wrapper forgot would silently be FedAvg's."""
+    assert set(HOOKS) <= set(vars(Wrapper))
+    assert isinstance(delayed(Method(), 1, 1.0), Delayed)
