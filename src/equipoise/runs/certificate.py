@@ -19,6 +19,7 @@ from equipoise.core.errors import UsageError
 from equipoise.methods.page.actions import epochs_of, rate_of, simplex
 from equipoise.runtime.executors import Stacked
 from equipoise.runtime.round import Simulation
+from equipoise.wrappers.late import Delayed
 
 LEAST = 0.01  # losses below count as this, as in PAGE's rewards
 
@@ -68,8 +69,8 @@ def _server(
     """Gains of other weights: in the paper's utility 1 / sum p_i f_i, and in that of the aggregate on public data."""
     method = simulation.method
     p, s.state = method.weigh(s, ids, up)
-    if not isinstance(p, Tensor) or not method.has_global(simulation.task) or len(p) != len(ids):
-        return {}  # no weights of whole models, or of uploads from other rounds as well
+    if not isinstance(p, Tensor) or not method.has_global(simulation.task) or isinstance(method, Delayed):
+        return {}  # no weights of whole models, or weights of uploads from other rounds as well
     u = torch.rand(samples, len(ids), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     tried = torch.cat([p.double().unsqueeze(0), simplex(2 * u - 1)])
     f = scores["val"]["trained"]["loss"].double()
