@@ -1,0 +1,71 @@
+"""Rooms: who may import whom, as the map in CONTRIBUTING.md says; no cycles, and no file too long to read."""
+
+import ast
+import re
+import statistics
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "equipoise"
+
+
+def _map() -> dict[str, set[str]]:
+    """Room to the rooms that it may import, from the table in CONTRIBUTING.md."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| ?(.*?) ?\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    found: dict[str, set[str]] = {}
+    for room, _, imports in rows:
+        found[room] = set(found) if imports == "all of the above" else set(re.findall(r"`(\w+)`", imports))
+    return found
+
+
+def _imports() -> dict[str, dict[str, str]]:
+    """Room to the rooms that it really imports, each with a file that does."""
+    found: dict[str, dict[str, str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        parts = file.relative_to(SOURCE).parts
+        if len(parts) == 1:  # equipoise/__init__.py hands out what is public
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            for target in _targets(node):
+                if target != parts[0] and (SOURCE / target).is_dir():
+                    found.setdefault(parts[0], {})[target] = str(file.relative_to(ROOT))
+    return found
+
+
+def _targets(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "equipoise":
+        parts = node.module.split(".")
+        return [parts[1]] if len(parts) > 1 else [item.name for item in node.names]
+    if isinstance(node, ast.Import):
+        return [item.name.split(".")[1] for item in node.names if item.name.startswith("equipoise.")]
+    return []
+
+
+def test_the_map_names_every_room():
+    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert set(_map()) == rooms
+
+
+def test_nobody_imports_what_the_map_does_not_allow():
+    allowed = _map()
+    wrong = [
+        f"{file} imports {target}, which {room} may not"
+        for room, targets in _imports().items()
+        for target, file in targets.items()
+        if target not in allowed[room]
+    ]
+    assert wrong == []
+
+
+def test_the_map_has_no_cycle():
+    left = _map()
+    while free := [room for room, imports in left.items() if not imports & left.keys()]:
+        for room in free:
+            del left[room]
+    assert left == {}
+
+
+def test_files_are_short():
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
+    assert statistics.median(lengths.values()) < 100
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
