@@ -1,1 +1,1 @@
-"""What a run writes down, as types: rounds, scores, summary."""
+"""What a run writes down, as types: rounds, scores, summary, and the folder that holds them."""

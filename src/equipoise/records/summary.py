@@ -1,62 +1,108 @@
-"""From a run's round logs to its summary: last and best-by-validation figures, convergence, totals."""
+"""The summary of a run, ``summary.json``: last and best-by-validation scores, convergence, totals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from equipoise.runtime.round import RoundLog
+from equipoise.records.codec import Flat
+from equipoise.records.results import Certificate, Finetuned, Newcomers
+from equipoise.records.rounds import Bytes, RoundRecord, Spent
+from equipoise.records.scores import NOTHING, Evaluated, Evaluations
 
-NAMED = ("global", "received", "trained", "personal")
 WINDOW = 5  # evaluations that are averaged to judge convergence
 TOLERANCE = 0.005  # half a point
 
 
-def validation_score(log: RoundLog, headline: str, higher_is_better: bool) -> float | None:
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """Which run it was."""
+
+    method: str
+    task: str
+    model: str
+    seed: int
+    executor: str | None = None
+    """How clients were computed, and why so; ``None`` where clients were elsewhere."""
+
+
+@dataclass(frozen=True)
+class Converged:
+    """The first round from which a score has stopped improving; ``None`` where it has not."""
+
+    global_: int | None
+    personal: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Evaluated):
+    """A finished run; its scores (``summary.personal.acc``) are those of the last round."""
+
+    about: Flat[About]
+    rounds: int
+    stopped: str | None
+    """Why it ended before its last round, if it did."""
+    test: Flat[Evaluations]
+    best_round: int
+    """The round with the best validation score; the last one where there are none."""
+    best: Evaluations
+    converged_round: Converged
+    clients_seen: int
+    dropped_updates: int
+    bytes: Bytes
+    seconds: float
+    privacy: Spent | None = None
+    extra: Flat[dict[str, Any]] = field(default_factory=dict)
+    """What the task adds (:meth:`Task.summary`)."""
+    newcomers: Newcomers | None = None
+    finetuned: Finetuned | None = None
+    certificate: Certificate | None = None
+
+
+def validation_score(record: RoundRecord, headline: str, higher_is_better: bool) -> float | None:
     """What "best" means: the global model on public data and the personal ones on their own count alike."""
-    named = [log.get("val", {}).get(name) for name in ("global", "personal")]
-    values = [score[headline] for score in named if score and score.get(headline) is not None]
+    scores = (record.val.global_, record.val.personal) if record.val else ()
+    values = [value for score in scores if (value := score.get(headline)) is not None]
     if not values:
         return None
     return fmean(values) if higher_is_better else -fmean(values)
 
 
-def convergence_round(logs: Sequence[RoundLog], name: str, headline: str, higher_is_better: bool) -> int | None:
+def convergence_round(records: Sequence[RoundRecord], name: str, headline: str, higher_is_better: bool) -> int | None:
     """The first round from which a named score has stopped improving.
 
     That is: the first evaluation whose mean over the last five is within half a point of the best such mean.
     """
-    points = [(log["round"], log[name][headline]) for log in logs if log.get(name) and log[name][headline] is not None]
+    points = [(record.round, value) for record in records if (value := record.named(name).get(headline)) is not None]
     if len(points) < WINDOW:
         return None
     sign = 1.0 if higher_is_better else -1.0
     means = [sign * fmean(value for _, value in points[i - WINDOW + 1 : i + 1]) for i in range(WINDOW - 1, len(points))]
     first = next(i for i, mean in enumerate(means) if mean >= max(means) - TOLERANCE)
-    return int(points[first + WINDOW - 1][0])
+    return points[first + WINDOW - 1][0]
 
 
-def summarise(about: dict[str, Any], logs: Sequence[RoundLog], headline: str, higher_is_better: bool) -> dict[str, Any]:
-    """``about`` names the run; ``logs`` are all its rounds."""
-    last = logs[-1]
-    evaluated = [log for log in logs if "trained" in log]
-    scored = [(validation_score(log, headline, higher_is_better), log) for log in evaluated]
-    best = max(
-        ((score, log) for score, log in scored if score is not None), key=lambda pair: pair[0], default=(None, last)
-    )[1]
-    return {
-        **about,
-        "rounds": last["round"],
-        "stopped": last.get("stop"),
-        **{name: last.get(name) for name in NAMED},
-        "best_round": best["round"],
-        "best": {name: best.get(name) for name in NAMED},
-        "converged_round": {
-            name: convergence_round(evaluated, name, headline, higher_is_better) for name in ("global", "personal")
-        },
-        "clients_seen": last["seen"],
-        "dropped_updates": sum(len(log["dropped"]) for log in logs),
-        "bytes": {way: sum(log["bytes"][way] for log in logs) for way in ("up", "down")},
-        "seconds": sum(log["seconds"] for log in logs),
-        **({"privacy": last["privacy"]} if "privacy" in last else {}),
-    }
+def summarise(about: About, records: Sequence[RoundRecord], headline: str, higher_is_better: bool) -> Summary:
+    """From all rounds of a run to its summary."""
+    last, nothing = records[-1], Evaluations(global_=NOTHING)
+    evaluated = [record for record in records if record.evaluated]
+    scored = [(validation_score(record, headline, higher_is_better), record) for record in evaluated]
+    known = [(score, record) for score, record in scored if score is not None]
+    best = max(known, key=lambda pair: pair[0])[1] if known else last
+    converged = [convergence_round(evaluated, name, headline, higher_is_better) for name in ("global", "personal")]
+    return Summary(
+        about=about,
+        rounds=last.round,
+        stopped=last.stop,
+        test=last.test or nothing,
+        best_round=best.round,
+        best=best.test or nothing,
+        converged_round=Converged(*converged),
+        clients_seen=last.seen,
+        dropped_updates=sum(len(record.dropped) for record in records),
+        bytes=sum((record.bytes for record in records), Bytes(0, 0)),
+        seconds=sum(record.seconds for record in records),
+        privacy=last.privacy,
+    )

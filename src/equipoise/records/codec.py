@@ -1,0 +1,152 @@
+"""Records to JSON and back, by the types of their fields: the one place where names and numbers change form.
+
+A field is written under its name without the underscore that Python's reserved words need (``global_``); one that has
+its default is left out; the parts of a :data:`Flat` one stand beside their owner's. JSON has no NaN and no infinity:
+they become null, and null is read as NaN where a number must be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from equipoise.records.scores import Scores
+
+T = TypeVar("T")
+Flat = Annotated[T, "flat"]
+"""The type of a field whose parts stand in JSON beside those of its owner."""
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "a table"}
+
+
+def dumps(record: Any, indent: int | None = None) -> str:
+    """A record as JSON text."""
+    tree = encode(record)
+    try:
+        return json.dumps(tree, indent=indent, allow_nan=False)
+    except ValueError:  # rare, so that the common case is spared a walk through every number
+        return json.dumps(_finite(tree), indent=indent, allow_nan=False)
+
+
+def encode(value: Any) -> Any:
+    """A record as a tree of what JSON knows, numbers as they are."""
+    if is_dataclass(value):
+        tree: dict[str, Any] = {}
+        for item in fields(value):
+            part = getattr(value, item.name)
+            if _is_flat(type(value), item):
+                tree |= encode(part) or {}
+            elif part != _default(item):
+                tree[_key(item)] = encode(part)
+        return tree
+    if isinstance(value, Scores) and not value:
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): encode(part) for key, part in value.items()}
+    return value
+
+
+def decode(kind: type[T], tree: Any) -> T:
+    """The record of this kind; a ``ValueError`` says which entry is missing, unknown or of the wrong type."""
+    found: T = _decode(kind, tree, "")
+    return found
+
+
+def _decode(kind: Any, value: Any, name: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _decode(inner[0], value, name)
+    if kind is Any:
+        return value
+    if origin in (Union, UnionType):
+        if value is None and NoneType in inner:
+            return None
+        return _decode_any([one for one in inner if one is not NoneType], value, name)
+    if is_dataclass(kind):
+        return _decode_record(kind, _checked(dict, value, name), name)
+    if kind is Scores:
+        return Scores(_decode(dict[str, float | None], value or {}, name))
+    if origin is dict:
+        to_key, to_value = inner
+        parts = _checked(dict, value, name).items()
+        return {to_key(key): _decode(to_value, part, f"{name}.{key}".lstrip(".")) for key, part in parts}
+    if origin is list:
+        return [_decode(inner[0], part, name) for part in _checked(list, value, name)]
+    if kind is float and value is None:
+        return math.nan
+    return _checked(kind, value, name)
+
+
+def _decode_any(kinds: list[Any], value: Any, name: str) -> Any:
+    """The first of several kinds that the value is of."""
+    for kind in kinds[:-1]:
+        try:
+            return _decode(kind, value, name)
+        except ValueError:
+            continue
+    return _decode(kinds[-1], value, name)
+
+
+def _decode_record(kind: Any, tree: dict[str, Any], name: str) -> Any:
+    hints, rest, found = _hints(kind), dict(tree), {}
+    flattened = [item for item in fields(kind) if _is_flat(kind, item)]
+    for item in fields(kind):
+        if item in flattened:
+            continue
+        key = _key(item)
+        if key in rest:
+            found[item.name] = _decode(hints[item.name], rest.pop(key), f"{name}.{key}".lstrip("."))
+        elif _default(item) is MISSING:
+            raise ValueError(f"'{key}' is missing" + (f" in '{name}'" if name else ""))
+    for item in flattened:
+        known = set(_names(hints[item.name]))
+        mine = {key: rest.pop(key) for key in list(rest) if not known or key in known}
+        if mine or _default(item) is MISSING:
+            found[item.name] = _decode(hints[item.name], mine, name)
+    if rest:
+        raise ValueError(f"'{next(iter(rest))}' is unknown" + (f" in '{name}'" if name else ""))
+    return kind(**found)
+
+
+def _names(kind: Any) -> Iterator[str]:
+    """The entries that a flat field takes from its owner's; none means all that are left."""
+    kind = get_args(kind)[0]
+    for one in get_args(kind) or (kind,):
+        if is_dataclass(one):
+            yield from map(_key, fields(one))
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    fits = isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if not fits:
+        raise ValueError(f"'{name or 'it'}' must be {WORDS.get(kind, kind.__name__)}")
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _is_flat(kind: Any, item: Field[Any]) -> bool:
+    return get_origin(_hints(kind)[item.name]) is Annotated
+
+
+def _key(item: Field[Any]) -> str:
+    return item.name.rstrip("_")
+
+
+def _default(item: Field[Any]) -> Any:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _finite(part) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(part) for part in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
