@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from equipoise import __version__
 from equipoise.cli.arguments import Parser, add_options, early_options, given_options
 from equipoise.core.errors import UsageError, nearest
 from equipoise.methods import all_methods, find_method
 from equipoise.models import MODELS
 from equipoise.privacy.ledger import in_words
+from equipoise.records.folder import Folder
+from equipoise.records.rounds import RoundRecord
 from equipoise.report import tables
 from equipoise.report.page import html
+from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
+from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
 from equipoise.settings.config import Settings, options, read_config
 from equipoise.tasks import all_tasks, find_task
@@ -54,10 +56,10 @@ def _run(arguments: list[str]) -> int:
     add_options(parser, known, early)
     chosen = vars(parser.parse(arguments))
     settings = Settings.of({**early, **given_options(chosen, known)})
-    from equipoise.runs.running import Folder, run
+    from equipoise.runs.running import run
 
     out = Path(chosen["out"])
-    done = len(Folder(out).logs()) if chosen["resume"] else 0
+    done = len(Folder(out).records()) if chosen["resume"] else 0
     return _finish(
         out,
         settings,
@@ -74,13 +76,12 @@ def _resume(arguments: list[str]) -> int:
     _add_log(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     chosen = parser.parse(arguments)
-    from equipoise.runs.running import Folder, resume_run
+    from equipoise.runs.running import resume_run
 
     out = Path(chosen.folder)
-    if not Folder(out).config.is_file():
-        raise UsageError(f"'{out}' is not a run folder: it has no config.json")
+    Folder(out).demand()
     settings = Settings.of(read_config(Folder(out).config))
-    done = len(Folder(out).logs())
+    done = len(Folder(out).records())
     tracking = Tracking(chosen.log, out, done)
     return _finish(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch))
 
@@ -108,13 +109,16 @@ def _report(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("folders", nargs="+", metavar="DIR", help="folders of runs or comparisons, finished or not")
-    parser.add_argument("--out", help="the page (default: report.html in the first folder)")
+    parser.add_argument(
+        "--out",
+        help="the page (default: report.html in the folder; of several folders report-NAMES.html beside the first)",
+    )
     chosen = parser.parse(arguments)
     folders = [Path(folder) for folder in chosen.folders]
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"'{folder}' is not a folder")
-    out = _output_file(chosen.out) if chosen.out else folders[0] / "report.html"
+    out = _output_file(chosen.out) if chosen.out else html.place(folders)
     print(html.write(folders, out))
     return 0
 
@@ -127,7 +131,7 @@ def _watch(arguments: list[str]) -> int:
     from equipoise.report.terminal.live import watch
 
     with contextlib.suppress(KeyboardInterrupt):  # the run itself goes on
-        watch(Path(chosen.folder), chosen.every, _console())
+        watch(Path(chosen.folder), chosen.every, output())
     return 0
 
 
@@ -160,15 +164,15 @@ def _finish(out: Path, settings: Settings, quiet: bool, tracking: Tracking, done
     report = html.offer(out)
     if not quiet:
         shown = tables.columns(summary)
-        console = _console()
-        tables.to_screen(title, tables.rows({settings.run.method: [summary]}, shown), shown, console)
-        if summary["stopped"]:
-            console.print(f"stopped at round {summary['rounds']}: {summary['stopped']}", highlight=False)
-        if "privacy" in summary:
-            console.print(in_words(summary["privacy"]), highlight=False)
-        if "executor" in summary:
-            console.print(f"executor: {summary['executor']}", highlight=False)
-        console.print(f"best by validation: round {summary['best_round']}; everything is in {out}", highlight=False)
+        console = output()
+        to_screen(title, tables.rows({settings.run.method: [summary]}, shown), shown, console)
+        if summary.stopped:
+            console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
+        if summary.privacy:
+            console.print(in_words(summary.privacy), highlight=False)
+        if summary.about.executor:
+            console.print(f"executor: {summary.about.executor}", highlight=False)
+        console.print(f"best by validation: round {summary.best_round}; everything is in {out}", highlight=False)
         console.print(report, highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -204,7 +208,7 @@ def _compare(arguments: list[str]) -> int:
     _add_output(parser, "runs/compare")
     chosen, cells = _several(arguments, parser)
     from equipoise.runs.compare import compare
-    from equipoise.runs.running import Folder, Interrupted, Watch
+    from equipoise.runs.running import Interrupted, Watch
     from equipoise.runs.tune import read_best
 
     if chosen["tuned"]:
@@ -214,7 +218,7 @@ def _compare(arguments: list[str]) -> int:
 
     def announce(settings: Settings, folder: Path) -> Watch:
         cell.close()
-        done = len(Folder(folder).logs()) if chosen["resume"] else 0
+        done = len(Folder(folder).records()) if chosen["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
         display = cell.enter_context(Display(title, settings.run.rounds, quiet, done))
         return _both(display, cell.enter_context(Tracking(chosen["log"], folder, done)))
@@ -230,8 +234,8 @@ def _compare(arguments: list[str]) -> int:
         return 1
     report = html.offer(out)
     if not quiet:
-        console = _console()
-        tables.to_screen("mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console)
+        console = output()
+        to_screen("mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console)
         console.print(f"tables and runs are in {out}", highlight=False)
         console.print(report, highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -321,18 +325,12 @@ def _add_log(parser: Parser) -> None:
     parser.add_argument("--log", default="", help="trackers told of every round: tensorboard, mlflow, wandb")
 
 
-def _both(display: Display, tracking: Tracking) -> Callable[[dict[str, Any]], None]:
-    def watch(log: dict[str, Any]) -> None:
-        display(log)
-        tracking(log)
+def _both(display: Display, tracking: Tracking) -> Callable[[RoundRecord], None]:
+    def watch(record: RoundRecord) -> None:
+        display(record)
+        tracking(record)
 
     return watch
-
-
-def _console() -> Console:
-    """Standard output; wide enough for a table when it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
 
 
 if __name__ == "__main__":

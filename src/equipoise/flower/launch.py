@@ -15,7 +15,7 @@ from typing import Any
 from equipoise.core.errors import UsageError
 from equipoise.flower import options
 from equipoise.flower.address import host_port
-from equipoise.runs.running import Folder
+from equipoise.records.folder import Folder
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 LOOK = 10.0  # seconds between questions about the run's status
@@ -57,17 +57,17 @@ def table_of(app: Path) -> dict[str, Any]:
 
 def _follow(link: Link, number: str, folder: Folder) -> str:
     """Print rounds as they are written; give the run's last status."""
-    shown, asked, status = len(folder.logs()), 0.0, ""
+    shown, asked, status = len(folder.records()), 0.0, ""
     while True:
         if time.monotonic() - asked > LOOK:
             asked = time.monotonic()
             runs = link.ask("list", "link", "--run-id", number, "--format", "json").get("runs", [])
             status = str(runs[0]["status"]) if runs else "unknown"
-        logs = folder.logs()  # after the status, so that a run that is over has all its rounds shown
-        for log in logs[shown:]:
-            absent = f"; absent: {', '.join(log['absent'])}" if "absent" in log else ""
-            print(f"round {log['round']}: {log['clients']} asked, {log['seconds']:.1f} s{absent}", flush=True)
-        shown = max(shown, len(logs))
+        records = folder.records()  # after the status, so that a run that is over has all its rounds shown
+        for record in records[shown:]:
+            absent = f"; absent: {', '.join(map(str, record.absent))}" if record.absent else ""
+            print(f"round {record.round}: {record.clients} asked, {record.seconds:.1f} s{absent}", flush=True)
+        shown = max(shown, len(records))
         if status == "unknown" or status.startswith("finished"):
             return status
         time.sleep(1)

@@ -17,8 +17,8 @@ from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
 from equipoise.privacy.ledger import in_words
+from equipoise.records.rounds import RoundRecord
 from equipoise.runs import running as runs
-from equipoise.runtime.round import RoundLog
 
 LOG = logging.getLogger("equipoise")
 app = ServerApp()
@@ -43,19 +43,19 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         limit, fewest = deployment.time_limit, deployment.min_replies
         return Remote(*about, wire=wire, run=_run_id(out), time_limit=limit, fewest=fewest)
 
-    def watch(log: RoundLog) -> None:
-        scores = {name: log[name] and log[name].get("acc") for name in ("global", "personal") if name in log}
-        LOG.info("round %d of %d: %s, %.1f s", log["round"], settings.run.rounds, scores, log["seconds"])
-        if "privacy" in log:
-            LOG.info("round %d: %s", log["round"], in_words(log["privacy"]))
-        if "skipped" in log:
-            LOG.warning("round %d changed nothing: %s", log["round"], log["skipped"])
+    def watch(record: RoundRecord) -> None:
+        scores = {"global": record.global_.get("acc"), "personal": record.personal.get("acc")} if record.test else {}
+        LOG.info("round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds)
+        if record.privacy:
+            LOG.info("round %d: %s", record.round, in_words(record.privacy))
+        if record.skipped:
+            LOG.warning("round %d changed nothing: %s", record.round, record.skipped)
             if deployment.below == "stop":
-                raise TooFewReplies(log["skipped"])
+                raise TooFewReplies(record.skipped)
 
     resume = (out / "config.json").is_file()
     summary = runs.run(settings, out, resume=resume, watch=watch, make_executor=remote)
-    LOG.info("finished after %d rounds; everything is in %s", summary["rounds"], out)
+    LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
 
 def _run_id(out: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.contract import State
 from equipoise.privacy.options import Privacy
+from equipoise.records.rounds import Spent
 
 ORDERS = tuple(range(2, 65))
 
@@ -46,26 +46,25 @@ class Ledger:
         self.released: NDArray[np.float64] = np.zeros(clients)
         self.replies: list[int] = []
 
-    def after(self, asked: NDArray[np.int64], replies: int) -> dict[str, Any]:
-        """Note a round: who was asked, and how many uploads went into the new model (0: it stayed). Gives the log."""
+    def after(self, asked: NDArray[np.int64], replies: int) -> Spent:
+        """Note a round: who was asked, and how many uploads went into the new model (0: it stayed)."""
         self.uploads[asked] += 1
         if self.privacy.noisy and replies:
             self.released[asked] += 1 / self._multiplier(replies) ** 2
         self.replies.append(replies)
-        return self.figures()
+        return self.spent()
 
-    def figures(self) -> dict[str, Any]:
+    def spent(self) -> Spent:
         """``epsilon`` of all models released so far; ``epsilon_server`` of all uploads of the client that made most."""
         p, most = self.privacy, int(self.uploads.max())
-        told: dict[str, Any] = {"epsilon": None, "epsilon_server": None, "delta": p.dp_delta, "uploads": most}
         if not self.sends:
-            return told | {"epsilon": 0.0, "epsilon_server": 0.0, "uploads": 0}
-        if p.noisy:
-            told["epsilon_server"] = gaussian_epsilon(most * upload_cost(p.dp_noise), p.dp_delta)
-            told["epsilon"] = gaussian_epsilon(float(self.released.max()), p.dp_delta)
-            if self.amplified:  # both are upper bounds: the smaller one holds
-                told["epsilon"] = min(told["epsilon"], self._sampled())
-        return told
+            return Spent(0.0, 0.0, p.dp_delta, 0)
+        if not p.noisy:
+            return Spent(None, None, p.dp_delta, most)
+        epsilon = gaussian_epsilon(float(self.released.max()), p.dp_delta)
+        if self.amplified:  # both are upper bounds: the smaller one holds
+            epsilon = min(epsilon, self._sampled())
+        return Spent(epsilon, gaussian_epsilon(most * upload_cost(p.dp_noise), p.dp_delta), p.dp_delta, most)
 
     def state(self) -> State:
         return {
@@ -104,11 +103,11 @@ def _cohort_rdp(clients: int, cohort: int, multiplier: float) -> NDArray[np.floa
     return np.asarray(accountant._rdp)  # kept, since it takes half a second and adds up over rounds
 
 
-def in_words(told: dict[str, Any]) -> str:
-    """A round's figures as one line."""
-    if told["epsilon"] is None:
+def in_words(spent: Spent) -> str:
+    """As one line for people."""
+    if spent.epsilon is None:
         return "uploads are clipped; without noise nothing is promised (epsilon is infinite)"
     return (
-        f"epsilon {told['epsilon']:.3g} for the global models, {told['epsilon_server']:.3g} for uploads as the server "
-        f"sees them (delta {told['delta']:g})"
+        f"epsilon {spent.epsilon:.3g} for the global models, {spent.epsilon_server:.3g} for uploads as the server "
+        f"sees them (delta {spent.delta:g})"
     )

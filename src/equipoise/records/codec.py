@@ -45,6 +45,8 @@ def encode(value: Any) -> Any:
         return tree
     if isinstance(value, Scores) and not value:
         return None
+    if isinstance(value, list):
+        return [encode(part) if is_dataclass(part) else part for part in value]
     if isinstance(value, Mapping):
         return {str(key): encode(part) for key, part in value.items()}
     return value

@@ -61,6 +61,14 @@ class Summary(Evaluated):
     certificate: Certificate | None = None
 
 
+@dataclass(frozen=True)
+class Compared:
+    """``compare.json``: the command as typed, and the summaries of each method, one per seed."""
+
+    command: list[str]
+    summaries: dict[str, list[Summary]]
+
+
 def validation_score(record: RoundRecord, headline: str, higher_is_better: bool) -> float | None:
     """What "best" means: the global model on public data and the personal ones on their own count alike."""
     scores = (record.val.global_, record.val.personal) if record.val else ()

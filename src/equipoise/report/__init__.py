@@ -1,1 +1,1 @@
-"""What people look at: progress, tables."""
+"""What people look at: tables and progress in the terminal, the page, trackers."""

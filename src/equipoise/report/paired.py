@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
-from equipoise.report.tables import Column, Summary
+from equipoise.records.summary import Summary
+from equipoise.report.tables import Column
 
 # Quantile 0.975 of Student's t for 1, 2, ... 30 degrees of freedom; beyond, the normal one serves.
 T975 = (
@@ -55,7 +56,7 @@ def against_best(
 
 
 def to_markdown(by_method: Mapping[str, Sequence[Summary]], columns: Sequence[Column]) -> str:
-    """One table a column; nothing when there is but one seed or one method."""
+    """One table per column; nothing when there is but one seed or one method."""
     if len(by_method) < 2 or min(map(len, by_method.values())) < 2:
         return ""
     lines = ["", "## Paired differences to the best, 95 % intervals over seeds", ""]

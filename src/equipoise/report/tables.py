@@ -1,4 +1,4 @@
-"""Tables of summaries: on screen, as Markdown, CSV and JSON."""
+"""Tables of summaries over seeds, as Markdown and CSV; on screen they are drawn by ``terminal.results``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-Summary = dict[str, Any]
-LOWER_IS_BETTER = ("error", "loss")  # headlines; of any other one, more is better
+from equipoise.records.scores import LOWER_IS_BETTER, NOTHING, Scores
+from equipoise.records.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -29,38 +25,33 @@ class Column:
     """Whether more is better."""
 
 
-def _score(name: str, metric: str) -> Callable[[Summary], float | None]:
-    return lambda summary: (summary.get(name) or {}).get(metric)
-
-
-def _newcomer(epochs: str, metric: str) -> Callable[[Summary], float | None]:
-    return lambda summary: summary.get("newcomers", {}).get(epochs, {}).get(metric)
-
-
 def columns(summary: Summary) -> list[Column]:
     """All named evaluations, convergence, bytes and time; the first figure of a score is the one shown."""
-    headline = next(iter(summary["trained"]))
+    headline = summary.trained.headline or "acc"
     higher = headline not in LOWER_IS_BETTER
-    form = (100.0, 2, True, higher) if headline == "acc" else (1.0, 4, True, higher)
     unit = "%" if headline == "acc" else headline
-    tuned = [Column(f"fine-tuned {unit}", _score("finetuned", headline), *form)] if "finetuned" in summary else []
+
+    def score(title: str, get: Callable[[Summary], Scores], metric: str = headline) -> Column:
+        scale, digits = (100.0, 2) if headline == "acc" else (1.0, 4)
+        return Column(f"{title} {unit}", lambda summary: get(summary).get(metric), scale, digits, True, higher)
+
+    def newcomers(after: int) -> Column:
+        return score(f"new, k={after}", lambda s: s.newcomers.after.get(after, NOTHING) if s.newcomers else NOTHING)
+
+    tuned = [score("fine-tuned", lambda s: s.finetuned.scores if s.finetuned else NOTHING)]
     return [
-        Column(f"global {unit}", _score("global", headline), *form),
-        Column(f"personal {unit}", _score("personal", headline), *form),
-        *tuned,
-        Column(f"{'worst' if higher else 'best'} decile {unit}", _score("personal", "p10"), *form),
-        Column(f"trained {unit}", _score("trained", headline), *form),
-        Column(f"received {unit}", _score("received", headline), *form),
-        *(
-            Column(f"new, k={k} {unit}", _newcomer(k, headline), *form)
-            for k in summary.get("newcomers", {})
-            if k != "clients"
-        ),
-        Column("rounds to converge: global", _score("converged_round", "global"), 1, 0, on_screen=False, higher=False),
-        Column("rounds to converge", _score("converged_round", "personal"), 1, 0, higher=False),
-        Column("MB up", _score("bytes", "up"), 1e-6, higher=False),
-        Column("MB down", _score("bytes", "down"), 1e-6, higher=False),
-        Column("seconds", lambda summary: summary["seconds"], 1, 1, on_screen=False, higher=False),
+        score("global", lambda s: s.global_),
+        score("personal", lambda s: s.personal),
+        *(tuned if summary.finetuned else []),
+        score(f"{'worst' if higher else 'best'} decile", lambda s: s.personal, "p10"),
+        score("trained", lambda s: s.trained),
+        score("received", lambda s: s.received),
+        *(newcomers(after) for after in (summary.newcomers.after if summary.newcomers else {})),
+        Column("rounds to converge: global", lambda s: s.converged_round.global_, 1, 0, on_screen=False, higher=False),
+        Column("rounds to converge", lambda s: s.converged_round.personal, 1, 0, higher=False),
+        Column("MB up", lambda s: s.bytes.up, 1e-6, higher=False),
+        Column("MB down", lambda s: s.bytes.down, 1e-6, higher=False),
+        Column("seconds", lambda s: s.seconds, 1, 1, on_screen=False, higher=False),
     ]
 
 
@@ -88,7 +79,7 @@ class Cell:
 
 
 def rows(by_method: Mapping[str, Sequence[Summary]], shown: Sequence[Column]) -> dict[str, list[Cell]]:
-    """A row a method, a cell a column; a seed without the figure does not count in it."""
+    """One row per method, one cell per column; a seed without the figure does not count in it."""
     return {
         method: [
             Cell(tuple(v * column.scale for s in summaries if (v := column.get(s)) is not None), column)
@@ -96,17 +87,6 @@ def rows(by_method: Mapping[str, Sequence[Summary]], shown: Sequence[Column]) ->
         ]
         for method, summaries in by_method.items()
     }
-
-
-def to_screen(title: str, table: dict[str, list[Cell]], shown: Sequence[Column], console: Console) -> None:
-    picture = Table(title=title, title_justify="left")
-    picture.add_column("method", no_wrap=True)
-    for column in shown:
-        if column.on_screen:
-            picture.add_column(column.title, justify="right", min_width=7)
-    for method, cells in table.items():
-        picture.add_row(method, *(str(cell) for cell in cells if cell.column.on_screen))
-    console.print(picture)
 
 
 def to_markdown(title: str, table: dict[str, list[Cell]], shown: Sequence[Column], command: str) -> str:

@@ -8,7 +8,6 @@ gain of utility over all players is an epsilon for which the strategies are an e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from equipoise.contract import Client, Method, Scores, Server, State, Train, Up,
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.methods.page.actions import epochs_of, rate_of, simplex
+from equipoise.records.results import Certificate, ClientGains, ServerGains
 from equipoise.runtime.executors import Stacked
 from equipoise.runtime.round import Simulation
 from equipoise.wrappers.late import Delayed
@@ -24,7 +24,7 @@ from equipoise.wrappers.late import Delayed
 LEAST = 0.01  # losses below count as this, as in PAGE's rewards
 
 
-def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> dict[str, Any]:
+def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> Certificate:
     """Play one more round without keeping it, then every player's deviations from it."""
     task, method, schedule = simulation.task, simulation.method, simulation.schedule
     if samples < 1:
@@ -49,28 +49,20 @@ def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> dict[st
         assert many is not None
         mine, theirs = _utility(played.scores), _utility(many.scores).view(samples, -1)
         gains = (theirs.max(0).values / mine - 1).clamp(min=0.0)
-        result: dict[str, Any] = {
-            "round": t,
-            "samples": samples,
-            "clients": {
-                "largest": float(gains.max()),
-                "mean": float(gains.mean()),
-                "gaining": float((gains > 0).double().mean()),
-            },
-        }
-        result |= _server(simulation, server, ids, played.up, played.scores, samples, seed)
-    result["epsilon"] = max(result["clients"]["largest"], result.get("server", {}).get("gain", 0.0))
-    return result
+        clients = ClientGains(float(gains.max()), float(gains.mean()), float((gains > 0).double().mean()))
+        weights = _server(simulation, server, ids, played.up, played.scores, samples, seed)
+    epsilon = max(clients.largest, weights.gain if weights else 0.0)
+    return Certificate(round=t, samples=samples, clients=clients, server=weights, epsilon=epsilon)
 
 
 def _server(
     simulation: Simulation, s: Server, ids: Tensor, up: Up, scores: Scores, samples: int, seed: int
-) -> dict[str, Any]:
+) -> ServerGains | None:
     """Gains of other weights: in the paper's utility 1 / sum p_i f_i, and in that of the aggregate on public data."""
     method = simulation.method
     p, s.state = method.weigh(s, ids, up)
     if not isinstance(p, Tensor) or not method.has_global(simulation.task) or isinstance(method, Delayed):
-        return {}  # no weights of whole models, or weights of uploads from other rounds as well
+        return None  # no weights of whole models, or weights of uploads from other rounds as well
     u = torch.rand(samples, len(ids), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     tried = torch.cat([p.double().unsqueeze(0), simplex(2 * u - 1)])
     f = scores["val"]["trained"]["loss"].double()
@@ -78,7 +70,7 @@ def _server(
     models = [method.aggregate(s, ids, up, weights)[0] for weights in tried]
     stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}
     real = 1 / s.evaluate(stack)["loss"].double().clamp(min=LEAST)
-    return {"server": {"gain": _gain(paper), "gain_of_the_aggregate": _gain(real)}}
+    return ServerGains(_gain(paper), _gain(real))
 
 
 def _gain(utilities: Tensor) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
+from equipoise.records.folder import Folder
 from equipoise.runs.certificate import certify
-from equipoise.runs.running import Folder, build_task, read_summary
+from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings, read_config
 
@@ -16,8 +17,7 @@ from equipoise.settings.config import Settings, read_config
 def certify_run(path: Path, samples: int) -> list[str]:
     """Add ``certificate`` to the run's summary; gives it in words."""
     folder = Folder(path)
-    if not folder.config.is_file():
-        raise UsageError(f"'{path}' is not a run folder: it has no config.json")
+    folder.demand()
     if not (folder.summary.is_file() and folder.checkpoint.is_file()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
     settings = Settings.of(read_config(folder.config))
@@ -27,14 +27,12 @@ def certify_run(path: Path, samples: int) -> list[str]:
     state, meta = checkpoint.load(folder.checkpoint)
     simulation.load(state["simulation"], meta["round"])
     found = certify(simulation, samples)
-    checkpoint.write_text(folder.summary, json.dumps({**read_summary(path), "certificate": found}, indent=1))
-    clients, server = found["clients"], found.get("server")
+    folder.write_summary(replace(folder.read_summary(), certificate=found))
+    clients, server = found.clients, found.server
     lines = [
-        f"clients: the largest gain is {clients['largest']:.1%}, the mean {clients['mean']:.1%}; "
-        f"{clients['gaining']:.0%} of them gain ({samples} deviations each)"
+        f"clients: the largest gain is {clients.largest:.1%}, the mean {clients.mean:.1%}; "
+        f"{clients.gaining:.0%} of them gain ({samples} deviations each)"
     ]
     if server:
-        lines.append(
-            f"server: {server['gain']:.1%} in its utility, {server['gain_of_the_aggregate']:.1%} in the aggregate's"
-        )
-    return [*lines, f"epsilon {found['epsilon']:.4f}, in {folder.summary}"]
+        lines.append(f"server: {server.gain:.1%} in its utility, {server.gain_of_the_aggregate:.1%} in the aggregate's")
+    return [*lines, f"epsilon {found.epsilon:.4f}, in {folder.summary}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
+from equipoise.records import codec
+from equipoise.records.summary import Compared, Summary
 from equipoise.report import folders, paired, tables
 from equipoise.report.page import pareto
 from equipoise.runs.running import Watch, build_task, run
@@ -30,7 +31,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     announce: Announce | None = None,
-) -> tuple[dict[str, list[dict[str, Any]]], list[tables.Column]]:
+) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
     """``cells`` maps each method to its options; seed ``s`` of ``seeds`` is the given seed plus ``s``.
 
     Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv``, ``compare.json``
@@ -44,7 +45,7 @@ def compare(
             settings = Settings.of({**given, "method": method, "seed": given.get("seed", 0) + seed})
             plan.append((method, settings, out / folders.cell_name(method) / f"seed-{settings.run.seed}"))
     _refuse_early(plan, out, resume, overwrite)
-    by_method: dict[str, list[dict[str, Any]]] = {method: [] for method in cells}
+    by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     for method, settings, folder in plan:
         watch = announce(settings, folder) if announce else None
         by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch))
@@ -55,7 +56,7 @@ def compare(
     text = tables.to_markdown(title, table, shown, shlex.join(command)) + paired.to_markdown(by_method, both)
     checkpoint.write_text(out / "table.md", text)
     checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
-    checkpoint.write_text(out / "compare.json", json.dumps({"command": command, "summaries": by_method}, indent=1))
+    checkpoint.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
     means = {method: tuple(cells[shown.index(column)].mean for column in both) for method, cells in table.items()}
     points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
     pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)

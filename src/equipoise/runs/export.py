@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from equipoise.contract import Supervised, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
-from equipoise.runs.running import Folder, build_task
+from equipoise.records.folder import Folder
+from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings, read_config
 
 ROWS = 64  # of the server's test set, that predictions are compared on
@@ -28,8 +29,7 @@ def export(path: Path, client: int | None, form: str, out: Path | None) -> tuple
     if form not in FORMATS:
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
-    if not folder.config.is_file():
-        raise UsageError(f"'{path}' is not a run folder: it has no config.json")
+    folder.demand()
     params = read_model(folder, client)
     task = build_task(Settings.of({**read_config(folder.config), "device": "cpu"}))
     if not isinstance(task, Supervised):

@@ -7,13 +7,15 @@ on a few dozen samples is worse. No tuning at all is among the choices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Held, Method, State, Train, Tree, Up
+from equipoise.records.results import Finetuned
+from equipoise.records.scores import Scores
 from equipoise.runtime.choose import EXECUTORS
 from equipoise.runtime.round import Simulation
 
@@ -50,7 +52,7 @@ class Sweep(Method):
         return {f"{split} {name}": v for split in ("val", "test") for name, v in c.evaluate(params, split).items()}
 
 
-def finetuned(simulation: Simulation) -> dict[str, Any]:
+def finetuned(simulation: Simulation) -> Finetuned:
     """Scores of the tuned personal models over all clients seen, and the choice that was made."""
     task, schedule = simulation.task, simulation.schedule
     ids, models = simulation.personal_models()
@@ -63,14 +65,14 @@ def finetuned(simulation: Simulation) -> dict[str, Any]:
     pooled = out[f"val {task.headline}"].double().mean(0) * (1 if task.higher_is_better else -1)
     rate, step = _first_best(pooled)
     head = out[f"test {task.headline}"][:, rate, step].double()
-    return {
+    scores = {
         task.headline: float(head.mean()),
         "loss": float(out["test loss"][:, rate, step].double().mean()),
         "std": float(head.std(correction=0)),
         "p10": float(np.quantile(head.numpy(), 0.1)),
-        "lr": simulation.training.lr * SHARES_OF_RATE[rate] if step else None,
-        "epochs": (0, *EPOCHS)[step],
     }
+    lr = simulation.training.lr * SHARES_OF_RATE[rate] if step else None
+    return Finetuned(Scores(scores), lr, (0, *EPOCHS)[step])
 
 
 def _first_best(pooled: Tensor) -> tuple[int, int]:

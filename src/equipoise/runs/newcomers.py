@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -11,6 +9,8 @@ from equipoise.contract import Down, Task, Train
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
+from equipoise.records.results import Newcomers
+from equipoise.records.scores import Scores
 from equipoise.runtime.choose import Choice
 from equipoise.runtime.executors import fresh_clients
 from equipoise.runtime.round import Simulation
@@ -29,7 +29,7 @@ def hold_out(task: Task, share: float, seed: int) -> Task:
     return members
 
 
-def newcomers(simulation: Simulation, choice: Choice) -> dict[str, Any]:
+def newcomers(simulation: Simulation, choice: Choice) -> Newcomers:
     """Scores on the newcomers' own test data after 0, 1 and 5 epochs of local training; of agents, after some steps.
 
     They start from the server's model: its shared blocks as trained, blocks that never travel as they were at first.
@@ -39,11 +39,11 @@ def newcomers(simulation: Simulation, choice: Choice) -> dict[str, Any]:
     there, training, s = task.newcomers, simulation.training, simulation.schedule
     adapted = task.adapted(simulation.method, simulation.params, s.seed)
     if adapted is not None:
-        return {"clients": there.clients, **adapted}
+        return Newcomers(there.clients, {int(steps): Scores(scores) for steps, scores in adapted.items()})
     ids, method = torch.arange(there.clients), FedAvg()
     executor = choice.make(method, there, training, s.seed, s.rounds)
     lr = torch.full((len(ids),), training.lr, dtype=torch.float64)
-    result: dict[str, Any] = {"clients": there.clients}
+    after: dict[int, Scores] = {}
     for epochs in EPOCHS:
         train = Train(torch.full_like(ids, epochs), lr)
         down = Down(simulation.params, dict.fromkeys(there.blocks, True), train)
@@ -51,6 +51,6 @@ def newcomers(simulation: Simulation, choice: Choice) -> dict[str, Any]:
         reply = executor.run(s.rounds + 1, ids, down, held, ("test",)).stack
         assert reply is not None
         scores = reply.scores["test"]["trained"]
-        result[str(epochs)] = {name: float(value.double().mean()) for name, value in scores.items()}
-        result[str(epochs)]["std"] = float(scores[there.headline].double().std(correction=0))
-    return result
+        means = {name: float(value.double().mean()) for name, value in scores.items()}
+        after[epochs] = Scores({**means, "std": float(scores[there.headline].double().std(correction=0))})
+    return Newcomers(there.clients, after)

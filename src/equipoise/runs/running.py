@@ -1,14 +1,13 @@
-"""A run is a folder: config, one JSON line a round, summary, models, checkpoint."""
+"""Running to the end, or from where a run stopped; everything that comes out is in the run's folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,69 +18,24 @@ from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.privacy.ledger import Ledger
-from equipoise.records.summary import summarise, validation_score
+from equipoise.records.folder import Folder, append_round, write_table
+from equipoise.records.rounds import RoundRecord
+from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
-from equipoise.runtime.round import RoundLog, Schedule, Simulation
+from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings, read_config
 
-ENTRIES = (
-    *("config.json", "rounds.jsonl", "summary.json", "clients.csv", "labels.csv", "report.html", "executor.json"),
-    *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
-)
 LABELLED = 1000  # clients up to this number have their classes counted
-Watch = Callable[[RoundLog], None]
-"""Called after each round with its log."""
+Watch = Callable[[RoundRecord], None]
+"""Called after each round with its record."""
 
 
 class Interrupted(Exception):
     """The user asked to stop; everything up to the last whole round is on disk."""
-
-
-@dataclass
-class Folder:
-    """The paths of a run."""
-
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def rounds(self) -> Path:
-        return self.path / "rounds.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "last.safetensors"
-
-    @property
-    def executor(self) -> Path:
-        return self.path / "executor.json"
-
-    @property
-    def models(self) -> Path:
-        return self.path / "models"
-
-    def logs(self) -> list[RoundLog]:
-        """Rounds on disk; a last line that a crash cut short is left out."""
-        if not self.rounds.exists():
-            return []
-        logs = []
-        for line in self.rounds.read_text().splitlines():
-            try:
-                logs.append(json.loads(line))
-            except ValueError:
-                break
-        return logs
 
 
 def run(
@@ -92,7 +46,7 @@ def run(
     overwrite: bool = False,
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
 
     ``make_executor``: where the clients are, if not in this process.
@@ -109,38 +63,24 @@ def run(
         return resume_run(folder.path, watch, make_executor)
     task = build_task(settings)
     if exists:
-        for name in ENTRIES:
-            entry = folder.path / name
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+        folder.clear()
     folder.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
     return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
-def resume_run(
-    path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None
-) -> dict[str, Any]:
+def resume_run(path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None) -> Summary:
     """Go on where a run stopped; a finished one just gives its summary."""
     folder = Folder(Path(path))
-    if not folder.config.is_file():
-        raise UsageError(f"'{path}' is not a run folder: it has no config.json")
+    folder.demand()
     settings = Settings.of(read_config(folder.config))
     if folder.summary.exists():
-        return read_summary(folder.path)
+        return folder.read_summary()
     folder.checkpoint.parent.mkdir(exist_ok=True)
     running = _Running(settings, build_task(settings), folder, make_executor)
     if folder.checkpoint.exists():
         running.restore()
     return running.to_the_end(watch)
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """The summary of a finished run."""
-    try:
-        summary: dict[str, Any] = json.loads(Folder(path).summary.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"'{path}' has no readable summary.json: {error}") from error
-    return summary
 
 
 def build_task(settings: Settings) -> Task:
@@ -176,7 +116,7 @@ class _Running:
         )
         make = make_executor or self.choice.make
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
-        self.logs: list[RoundLog] = []
+        self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}
 
@@ -207,8 +147,8 @@ class _Running:
 
     def restore(self) -> None:
         state, meta = checkpoint.load(self.folder.checkpoint)
-        self.logs = self.folder.logs()[: meta["round"]]
-        if len(self.logs) < meta["round"]:
+        self.records = self.folder.records()[: meta["round"]]
+        if len(self.records) < meta["round"]:
             raise UsageError(f"'{self.folder.rounds}' has fewer rounds than the checkpoint: it was cut or edited")
         try:
             self.simulation.load(state["simulation"], meta["round"])
@@ -219,60 +159,59 @@ class _Running:
         self.best = tuple(meta["best"]) if meta["best"] else None
         self.best_params = state["best"]
 
-    def to_the_end(self, watch: Watch | None) -> dict[str, Any]:
-        checkpoint.write_text(self.folder.rounds, "".join(json.dumps(log) + "\n" for log in self.logs))
+    def to_the_end(self, watch: Watch | None) -> Summary:
+        self.folder.write_rounds(self.records)
         with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
             while not self._finished():
-                log = self._round(file)
+                record = self._round(file)
                 if watch:
-                    watch(log)
+                    watch(record)
                 if asked():
                     self._save()
                     raise Interrupted
             summary = self._summary()
         self._write_models()
         self._write_clients()
-        checkpoint.write_text(self.folder.summary, json.dumps(summary, indent=1))
+        self.folder.write_summary(summary)
         return summary
 
-    def _round(self, file: TextIO) -> RoundLog:
-        log = self.simulation.round()
-        score = validation_score(log, self.task.headline, self.task.higher_is_better)
+    def _round(self, file: TextIO) -> RoundRecord:
+        record = self.simulation.round()
+        score = validation_score(record, self.task.headline, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
-            self.best, self.best_params = (score, log["round"]), self.simulation.params
+            self.best, self.best_params = (score, record.round), self.simulation.params
         patience = self.settings.run.patience
-        if patience and self.best is not None and "stop" not in log:
-            since = sum("trained" in earlier for earlier in [*self.logs, log] if earlier["round"] > self.best[1])
+        if patience and self.best is not None and record.stop is None:
+            since = sum(earlier.evaluated for earlier in [*self.records, record] if earlier.round > self.best[1])
             if since >= patience:
-                log["stop"] = f"no better validation score in {patience} evaluations"
-        self.logs.append(log)
-        file.write(json.dumps(log) + "\n")
-        file.flush()
-        if log["round"] % self.settings.run.checkpoint_every == 0 or self._finished():
+                record = replace(record, stop=f"no better validation score in {patience} evaluations")
+        self.records.append(record)
+        append_round(file, record)
+        if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
             self._save()
-        return log
+        return record
 
     def _finished(self) -> bool:
-        return bool(self.logs) and (self.logs[-1]["round"] == self.settings.run.rounds or "stop" in self.logs[-1])
+        if not self.records:
+            return False
+        last = self.records[-1]
+        return last.round == self.settings.run.rounds or last.stop is not None
 
     def _save(self) -> None:
         state = {"simulation": self.simulation.state(), "best": self.best_params}
         checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best})
 
-    def _summary(self) -> dict[str, Any]:
-        run = self.settings.run
-        about = {"method": run.method, "task": run.task, "model": run.model, "seed": run.seed}
-        if self.here:
-            task = self.task
-            there = f" on {task.device}" if task.device.type != "cpu" else ""
-            about["executor"] = f"{self.choice}{there}"
-        summary = summarise(about, self.logs, self.task.headline, self.task.higher_is_better)
-        summary |= self.task.summary(self.simulation.params)
-        if run.holdout_clients:
-            summary["newcomers"] = newcomers(self.simulation, self.choice)
-        if run.finetune:
-            summary["finetuned"] = finetuned(self.simulation)
-        return summary
+    def _summary(self) -> Summary:
+        run, task = self.settings.run, self.task
+        there = f" on {task.device}" if task.device.type != "cpu" else ""
+        executor = f"{self.choice}{there}" if self.here else None
+        about = About(method=run.method, task=run.task, model=run.model, seed=run.seed, executor=executor)
+        return replace(
+            summarise(about, self.records, task.headline, task.higher_is_better),
+            extra=task.summary(self.simulation.params),
+            newcomers=newcomers(self.simulation, self.choice) if run.holdout_clients else None,
+            finetuned=finetuned(self.simulation) if run.finetune else None,
+        )
 
     def _write_models(self) -> None:
         self.folder.models.mkdir(exist_ok=True)
@@ -290,10 +229,10 @@ class _Running:
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
 
     def _write_clients(self) -> None:
-        """One line a client seen: size, scores on its own test data, bytes; and its training samples of each class."""
+        """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
         store, head = self.simulation.store, self.task.headline
         ids = store.ids
-        columns: dict[str, list[Any]] = {
+        columns: dict[str, list[float]] = {
             "client": ids.tolist(),
             "samples": self.task.sizes(torch.from_numpy(ids)).tolist(),
         }
@@ -301,19 +240,11 @@ class _Running:
             columns[f"{name}_{head}"] = scores[head].tolist()
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
-        self._write_table("clients.csv", columns)
+        write_table(self.folder.clients, columns)
         if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:
             counts = self.task.label_counts(torch.from_numpy(ids)).T
             classes = {str(label): held.tolist() for label, held in enumerate(counts)}
-            self._write_table("labels.csv", {"client": ids.tolist(), **classes})
-
-    def _write_table(self, name: str, columns: dict[str, list[Any]]) -> None:
-        rows = sorted(zip(*columns.values(), strict=True))
-        lines = [
-            ",".join(columns),
-            *(",".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in r) for r in rows),
-        ]
-        checkpoint.write_text(self.folder.path / name, "\n".join(lines) + "\n")
+            write_table(self.folder.labels, {"client": ids.tolist(), **classes})
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from equipoise.contract import Method
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
+from equipoise.records.folder import Folder
 from equipoise.records.summary import validation_score
-from equipoise.runs.running import Folder, run
+from equipoise.runs.running import run
 from equipoise.settings.config import Settings
 
 LAST = 3  # evaluations whose mean validation score judges a trial
@@ -89,10 +90,10 @@ def _score(flat: dict[str, Any], folder: Path) -> float | None:
         run(settings, folder)
     except UsageError:
         return None
-    evaluated = [log for log in Folder(folder).logs() if "trained" in log]
-    if "acc" not in evaluated[-1]["trained"]:
+    evaluated = [record for record in Folder(folder).stream() if record.evaluated]
+    if "acc" not in evaluated[-1].trained:
         raise UsageError(f"tuning needs a task that scores accuracy, and '{settings.run.task}' does not")
-    scores = [validation_score(log, "acc", True) for log in evaluated]
+    scores = [validation_score(record, "acc", True) for record in evaluated]
     last = [score for score in scores[-LAST:] if score is not None]
     shutil.rmtree(folder / "checkpoint")
     shutil.rmtree(folder / "models")

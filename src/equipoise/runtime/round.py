@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,23 +15,21 @@ from equipoise.contract import Down, Held, Method, Server, State, Task, Training
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
+from equipoise.records.rounds import Bytes, Note, RoundRecord, Spent, Spread
+from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.runtime import cost
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
 from equipoise.runtime.store import ClientStore
 
-NAMED = ("received", "trained", "personal")
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
-
-RoundLog = dict[str, Any]
-"""One JSON object a round; see :meth:`Federation.round`."""
 
 
 class Ledger(Protocol):
     """Whoever counts what a method costs under differential privacy."""
 
-    def after(self, asked: Ints, replies: int) -> Any:
-        """What has been spent after a round that asked these clients and used so many replies, ready for JSON."""
+    def after(self, asked: Ints, replies: int) -> Spent:
+        """What has been spent after a round that asked these clients and used so many replies."""
 
     def state(self) -> State:
         """For a checkpoint."""
@@ -81,16 +78,8 @@ class Simulation:
         self.keeps_local = method.keeps_model or schedule.keep_models or not method.has_global(task)
         self.store = ClientStore(task.clients, self._fresh)
 
-    def round(self) -> RoundLog:
-        """One round; gives its log.
-
-        ``global, received, trained, personal``: test scores of the four named evaluations (absent in rounds without
-        evaluation; ``global`` is null where the server holds no whole model). Clients' scores are over all clients
-        seen so far: one that was absent counts with the model it holds. ``val``: the same on validation data.
-        ``ids``: who replied, where it is not everybody; lists under ``decisions`` and ``notes`` are in this order.
-        ``dropped``: clients whose update, state or personal model was not finite; ``absent``: who did not reply, and
-        why; ``skipped``: why the round changed nothing; ``privacy``: epsilon so far, under differential privacy.
-        """
+    def round(self) -> RoundRecord:
+        """One round, from the choice of clients to the new model."""
         started = time.perf_counter()
         s, method, task = self.schedule, self.method, self.task
         t = self.done + 1
@@ -121,32 +110,30 @@ class Simulation:
                     server.params = self.params
         self.server_state, self.done = server.state, t
 
-        log: RoundLog = {"round": t, "clients": len(ids), "seen": int((self.store.counts["rounds"] > 0).sum())}
-        if evaluating:
-            log |= self._scores(splits)
-        train = {} if reply is None else trees.plain(reply.train) or {}
-        log["train"] = {name: _spread(value) for name, value in train.items()}
-        if len(here) < min(task.clients, LISTED + 1):  # lists of a cohort say nothing without its ids
-            log["ids"] = here.tolist()
-        if len(here) <= LISTED and any(value["min"] != value["max"] for value in log["train"].values()):
-            log["decisions"] = {name: _plain(value) for name, value in train.items()}
-        log["bytes"] = {way: int(spent[way].sum()) for way in ("up", "down")}
-        log["dropped"] = here[~finite.numpy()].tolist()
-        if replies.absent:
-            log["absent"] = {str(client): reason for client, reason in replies.absent.items()}
-        if not enough and self.executor.fewest > 1:
-            log["skipped"] = f"{int(finite.sum())} usable replies, {self.executor.fewest} are needed"
-        if self.ledger is not None:
-            sent = np.array([client not in replies.unsent for client in ids.tolist()], bool)
-            log["privacy"] = self.ledger.after(ids[sent], int(taken.sum()))
+        stats: Tree = {} if reply is None else trees.plain(reply.train) or {}
         notes = {**(reply.notes if reply else {}), **server.notes}
-        if notes:
-            log["notes"] = {name: _note(value) for name, value in notes.items()}
-        stop = method.stop(server)
-        if stop:
-            log["stop"] = stop
-        log["seconds"] = time.perf_counter() - started
-        return log
+        train = {name: _spread(value) for name, value in stats.items()}
+        differ = any(value.min != value.max for value in train.values())
+        needed = self.executor.fewest
+        return RoundRecord(
+            round=t,
+            clients=len(ids),
+            seen=int((self.store.counts["rounds"] > 0).sum()),
+            test=self._scores("test") if "test" in splits else None,
+            val=self._scores("val") if "val" in splits else None,
+            train=train,
+            # Lists of a cohort say nothing without its ids.
+            ids=here.tolist() if len(here) < min(task.clients, LISTED + 1) else None,
+            decisions={n: _plain(v) for n, v in stats.items()} if differ and len(here) <= LISTED else None,
+            bytes=Bytes(int(spent["up"].sum()), int(spent["down"].sum())),
+            dropped=here[~finite.numpy()].tolist(),
+            absent=replies.absent,
+            skipped=None if enough or needed == 1 else f"{int(finite.sum())} usable replies, {needed} are needed",
+            privacy=self._privacy(ids, replies, int(taken.sum())),
+            notes={name: _note(value) for name, value in notes.items()},
+            stop=method.stop(server) or None,
+            seconds=time.perf_counter() - started,
+        )
 
     def state(self) -> State:
         """Everything that the next round depends on."""
@@ -186,31 +173,33 @@ class Simulation:
         self.store.count(ids, spent)
         return spent
 
-    def _scores(self, splits: tuple[str, ...]) -> RoundLog:
-        scores, log = self.store.scores, RoundLog()
-        whole = self.method.has_global(self.task)
-        one = {name: value.unsqueeze(0) for name, value in self.params.items()}
-        for split in splits:
-            named: RoundLog = {"global": None}
-            if whole:
-                with torch.no_grad():
-                    values = self.task.evaluate_server(one, "test" if split == "test" else "public")
-                named["global"] = {name: _number(value[0]) for name, value in values.items()}
-            for name in NAMED if scores else ():
-                if name not in scores[split]:  # the personal model is the trained one
-                    named[name] = named["trained"]
-                    continue
-                values = scores[split][name]
-                named[name] = {metric: _number(value.double().nanmean()) for metric, value in values.items()}
-                head = values[self.task.headline].double()
-                head = head[torch.isfinite(head)]
-                named[name]["std"] = _number(head.std(correction=0)) if len(head) else None
-                named[name]["p10"] = float(np.quantile(head.numpy(), 0.1)) if len(head) else None
-            if split == "test":
-                log |= named
-            else:
-                log["val"] = named
-        return log
+    def _privacy(self, ids: Ints, replies: Replies, taken: int) -> Spent | None:
+        if self.ledger is None:
+            return None
+        sent = np.array([client not in replies.unsent for client in ids.tolist()], bool)
+        return self.ledger.after(ids[sent], taken)
+
+    def _scores(self, split: str) -> Evaluations:
+        """The named evaluations on a split; clients' are of all clients seen so far."""
+        whole = NOTHING
+        if self.method.has_global(self.task):
+            one = {name: value.unsqueeze(0) for name, value in self.params.items()}
+            with torch.no_grad():
+                values = self.task.evaluate_server(one, "test" if split == "test" else "public")
+            whole = Scores({name: float(value[0]) for name, value in values.items()})
+        known = self.store.scores
+        clients = {name: self._over_clients(values) for name, values in known[split].items()} if known else {}
+        if known and "personal" not in clients:
+            clients["personal"] = clients["trained"]  # the personal model is the trained one
+        return Evaluations(global_=whole, **clients)
+
+    def _over_clients(self, values: Tree) -> Scores:
+        means = {metric: float(value.double().nanmean()) for metric, value in values.items()}
+        head = values[self.task.headline].double()
+        head = head[torch.isfinite(head)]
+        if not len(head):
+            return Scores({**means, "std": None, "p10": None})
+        return Scores({**means, "std": float(head.std(correction=0)), "p10": float(np.quantile(head.numpy(), 0.1))})
 
 
 def _cohort(ids: Tensor, clients: int, method: Method) -> Ints:
@@ -243,25 +232,19 @@ def _finite(tree: Any, clients: int) -> Tensor:
     return fine
 
 
-def _number(value: Tensor) -> float | None:
-    """A plain number for JSON, which has no NaN or infinity."""
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _spread(value: Tensor) -> dict[str, float]:
+def _spread(value: Tensor) -> Spread:
     value = value.double()
-    return {"mean": float(value.mean()), "min": float(value.min()), "max": float(value.max())}
+    return Spread(float(value.mean()), float(value.min()), float(value.max()))
 
 
 def _plain(value: Tensor) -> list[float]:
     return [float(f"{number:.6g}") for number in value.tolist()]
 
 
-def _note(value: Any) -> Any:
-    """A number as it is; one number a client as a list, or as its spread when there are many."""
+def _note(value: Any) -> Note:
+    """A number as it is; one number per client as a list, or as their spread when there are many."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
-        return _number(value)
+        return float(value)
     return _plain(value) if len(value) <= LISTED else _spread(value)

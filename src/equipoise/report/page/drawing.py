@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from equipoise.report.tables import LOWER_IS_BETTER
+import numpy as np
+
+from equipoise.records.scores import LOWER_IS_BETTER
 
 Figure = dict[str, Any]
 
@@ -50,6 +52,13 @@ def number(value: float | None) -> float | None:
 
 def numbers(values: Iterable[float | None]) -> list[float | None]:
     return [number(value) for value in values]
+
+
+def quantiles(values: Sequence[float], most: int) -> list[float]:
+    """As they are, or as so many quantiles: a box of them is the same."""
+    if len(values) <= most:
+        return list(values)
+    return [float(v) for v in np.quantile(values, np.linspace(0, 1, most))]
 
 
 def thin(rounds: Sequence[int]) -> list[int]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.report.folders import Run, rounds
+from equipoise.records.rounds import RoundRecord
 from equipoise.report.page.drawing import Figure, number
+from equipoise.report.reading import Run
 
 MOST_CLIENTS, MOST_ROUNDS = 200, 300  # cells of a picture; more are averaged
 BUSY = 2_000_000  # entries of one list, from which every so many rounds are looked at
@@ -52,25 +53,28 @@ class Grid:
 
 def grids(run: Run) -> dict[str, Grid]:
     """Every per-client list of the rounds: epochs, rates, and what the method noted."""
-    last = run.logs[-1]["round"]
-    known = run.clients.get("client", [])
-    clients = int(max(known)) + 1 if known else max(log["clients"] for log in run.logs)
+    last, clients = run.last, run.most_clients
     stride = max(1, math.ceil(clients * last / BUSY))
     found: dict[str, Grid] = {}
-    for log in rounds(run.path):
-        t = log["round"]
+    for record in run.folder.stream():
+        t = record.round
         if t % stride and t != last:
             continue
-        ids = np.asarray(log.get("ids", range(log["clients"])))
-        for name, values in _lists(log).items():
-            here = ids if len(values) == len(ids) else ids[~np.isin(ids, log["dropped"])]
+        ids = replied(record)
+        for name, values in _lists(record).items():
+            here = ids if len(values) == len(ids) else ids[~np.isin(ids, record.dropped)]
             if len(here) == len(values) and here.max() < clients:
                 found.setdefault(name, Grid(clients, last)).add(t, here, values)
     return found
 
 
-def _lists(log: dict[str, Any]) -> dict[str, Floats]:
-    everything = {**log.get("decisions", {}), **log.get("notes", {})}
+def replied(record: RoundRecord) -> npt.NDArray[np.int64]:
+    """The clients of a round's lists."""
+    return np.arange(record.clients) if record.ids is None else np.asarray(record.ids, np.int64)
+
+
+def _lists(record: RoundRecord) -> dict[str, Floats]:
+    everything = {**(record.decisions or {}), **record.notes}
     lists = {name: np.asarray(v, np.float64) for name, v in everything.items() if isinstance(v, list) and v}
     if "part" in lists:  # full, backbone, head, none: the two blocks can be averaged, numbers of parts cannot
         part = lists.pop("part")

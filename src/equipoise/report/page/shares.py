@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.methods.fedpolicy.parts import PARTS
-from equipoise.report.folders import Run, rounds
 from equipoise.report.page.drawing import Figure, colour, figure, numbers
-from equipoise.report.page.heat import BUSY, MOST_ROUNDS
+from equipoise.report.page.heat import BUSY, MOST_ROUNDS, replied
+from equipoise.report.reading import Run
 
 BINS = 5  # groups of clients with about equally many in each
 
@@ -20,22 +20,20 @@ Floats = npt.NDArray[np.float64]
 
 def counted(run: Run) -> tuple[Floats, Floats] | None:
     """How often each part was chosen: ``[rounds, parts]``, neighbouring rounds together, and ``[clients, parts]``."""
-    last = run.logs[-1]["round"]
-    clients = int(max(run.clients.get("client") or [run.logs[-1]["clients"] - 1])) + 1
+    last, clients = run.last, run.most_clients
     stride = max(1, math.ceil(clients * last / BUSY))
     by_round, by_client = np.zeros((min(last, MOST_ROUNDS), len(PARTS))), np.zeros((clients, len(PARTS)))
-    for log in rounds(run.path):
-        part = np.asarray(log.get("notes", {}).get("part", []), np.int64)
-        ids = np.asarray(log.get("ids", range(log["clients"])))
-        if (log["round"] % stride and log["round"] != last) or len(part) != len(ids) or ids.max() >= clients:
+    for record in run.folder.stream():
+        t, part, ids = record.round, np.asarray(record.notes.get("part", []), np.int64), replied(record)
+        if (t % stride and t != last) or len(part) != len(ids) or ids.max() >= clients:
             continue
-        by_round[(log["round"] - 1) * len(by_round) // last] += np.bincount(part, minlength=len(PARTS))
+        by_round[(t - 1) * len(by_round) // last] += np.bincount(part, minlength=len(PARTS))
         np.add.at(by_client, (ids, part), 1)
     return (by_round, by_client) if by_round.any() else None
 
 
 def over_rounds(by_round: Floats, last: int) -> Figure:
-    """A stacked area a part; rounds in which nobody was counted are left out."""
+    """One stacked area per part; rounds in which nobody was counted are left out."""
     seen = by_round.sum(1) > 0
     x = (1 + np.arange(len(by_round)) * last // len(by_round))[seen].tolist()
     share = 100 * by_round[seen] / by_round[seen].sum(1, keepdims=True)

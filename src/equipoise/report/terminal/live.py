@@ -2,79 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from equipoise.core.errors import UsageError
-from equipoise.records.summary import NAMED
-from equipoise.report.folders import readable, run_folders
-from equipoise.report.terminal.progress import written
-from equipoise.runs.running import Folder
-from equipoise.runtime.round import RoundLog
-from equipoise.settings.config import read_config
+from equipoise.records.folder import Folder
+from equipoise.records.rounds import Bytes, Note, Spread
+from equipoise.records.scores import NAMED
+from equipoise.report.folders import run_folders
+from equipoise.report.reading import readable
+from equipoise.report.terminal.tail import Tail
+from equipoise.report.terminal.words import duration, sparkline, written
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-WIDTH = 40  # characters of a course
-RECENT = 20  # rounds that tell how long the next ones take
+WIDTH = 40  # characters of a course, where there is room
+NARROW = 8  # characters of a course below which names and states share a column
 
-
-class Tail:
-    """A run's rounds, read on from where the last look ended."""
-
-    def __init__(self, path: Path) -> None:
-        self.folder = Folder(path)
-        self.config = read_config(self.folder.config)
-        self.logs: list[RoundLog] = []
-        self._offset = 0
-
-    def look(self) -> None:
-        """Take in the lines that are whole; a file that shrank was written anew by a resume."""
-        file = self.folder.rounds
-        size = file.stat().st_size if file.exists() else 0
-        if size < self._offset:
-            self.logs, self._offset = [], 0
-        if size == self._offset:
-            return
-        with open(file, "rb") as lines:
-            lines.seek(self._offset)
-            text = lines.read()
-        whole = text.rfind(b"\n") + 1
-        self._offset += whole
-        self.logs += [json.loads(line) for line in text[:whole].splitlines()]
-
-    @property
-    def finished(self) -> bool:
-        return self.folder.summary.exists()
-
-    @property
-    def title(self) -> str:
-        return f"{self.config['method']} on {self.config['task']}, seed {self.config['seed']}"
-
-    @property
-    def state(self) -> str:
-        """Rounds done, and what is to come."""
-        done, planned = (self.logs[-1]["round"] if self.logs else 0), self.config["rounds"]
-        if self.finished:
-            stop = self.logs[-1].get("stop") if self.logs else None
-            return f"round {done}/{planned}, finished" + (f": {stop}" if stop else "")
-        left = seconds_left(self.logs, planned)
-        return f"round {done}/{planned}" + ("" if left is None else f", {duration(left)} left")
-
-    def course(self, name: str) -> tuple[str, list[float]]:
-        """The headline, and a named score over rounds."""
-        headline = next((next(iter(log["trained"])) for log in self.logs if log.get("trained")), "acc")
-        values = [(log.get(name) or {}).get(headline) for log in self.logs]
-        return headline, [value for value in values if value is not None]
+Row = tuple[list[str], list[float]]
+"""The texts of a line, and the course that is drawn at its end."""
 
 
 def watch(path: Path, every: float, console: Console) -> None:
@@ -83,99 +36,102 @@ def watch(path: Path, every: float, console: Console) -> None:
         raise UsageError(f"every is {every}: must be a number of seconds above 0")
     tails = [Tail(folder) for folder in run_folders(path)]
     if not console.is_terminal:
-        console.print(frame(tails))
+        console.print(frame(tails, console.width))
         return
-    with Live(frame(tails), console=console, auto_refresh=False) as live:
+    with Live(frame(tails, console.width), console=console, auto_refresh=False) as live:
         while not all(tail.finished for tail in tails):
             time.sleep(every)
             if len(tails) > 1 or not Folder(path).config.is_file():  # a comparison gets new cells
                 known = {tail.folder.path for tail in tails}
                 tails += [Tail(folder) for folder in run_folders(path) if folder not in known]
-            live.update(frame(tails), refresh=True)
+            live.update(frame(tails, console.width), refresh=True)
 
 
-def frame(tails: Sequence[Tail]) -> RenderableType:
+def frame(tails: Sequence[Tail], width: int) -> RenderableType:
     """One look: a run in detail, or a line each of several."""
     with readable(tails[0].folder.path):
         for tail in tails:
             tail.look()
-        return _one(tails[0]) if len(tails) == 1 else _several(tails)
+        return _one(tails[0], width) if len(tails) == 1 else _several(tails, width)
 
 
-def _one(tail: Tail) -> RenderableType:
-    done = tail.logs[-1]["round"] if tail.logs else 0
+def _one(tail: Tail, width: int) -> RenderableType:
     head = Text(f"{tail.title}   {tail.state}", style="bold")
-    filled = 2 * WIDTH * done // tail.config["rounds"]
-    bar = Text("━" * filled, style="green").append("─" * (2 * WIDTH - filled), style="dim")
-    if not tail.logs:
+    long = min(2 * WIDTH, width)
+    filled = long * tail.done // tail.planned
+    bar = Text("━" * filled, style="green").append("─" * (long - filled), style="dim")
+    if not tail.records:
         return Group(head, bar, Text("no round has ended yet"))
-    last = tail.logs[-1]
-    scores = _table("score", "now", "lowest", "highest", "over rounds")
+    scores: list[Row] = []
     for name in NAMED:
-        headline, values = tail.course(name)
-        if values:
-            figures = [written(headline, value) for value in (values[-1], min(values), max(values))]
-            scores.add_row(name, *figures, sparkline(values))
-    choices = _table("decisions of the clients", "mean", "least", "most", "mean over rounds")
-    for name, spread in last["train"].items():
-        means = [log["train"][name]["mean"] for log in tail.logs if name in log["train"]]
-        choices.add_row(name, *(f"{spread[key]:.4g}" for key in ("mean", "min", "max")), sparkline(means))
-    for name, note in last.get("notes", {}).items():
-        if isinstance(note, list) and note:
-            means = [_mean(log.get("notes", {}).get(name)) for log in tail.logs]
-            figures = [f"{value:.4g}" for value in (_mean(note), min(note), max(note))]
-            choices.add_row(name, *figures, sparkline([mean for mean in means if mean == mean]))
-        elif isinstance(note, int | float):
-            values = [v for log in tail.logs if isinstance(v := log.get("notes", {}).get(name), int | float)]
-            choices.add_row(name, f"{note:.4g}", f"{min(values):.4g}", f"{max(values):.4g}", sparkline(values))
-    sent = {way: sum(log["bytes"][way] for log in tail.logs) / 1e6 for way in ("up", "down")}
-    dropped = sum(len(log["dropped"]) for log in tail.logs)
-    spent = duration(sum(log["seconds"] for log in tail.logs))
-    foot = f"{sent['up']:.2f} MB up, {sent['down']:.2f} MB down, {spent}, {dropped} updates dropped"
-    return Group(head, bar, scores, choices, Text(foot, style="dim"))
+        if values := tail.course(name):
+            figures = [written(tail.headline, value) for value in (values[-1], min(values), max(values))]
+            scores.append(([name, *figures], values))
+    sent = sum((record.bytes for record in tail.records), Bytes(0, 0))
+    dropped = sum(len(record.dropped) for record in tail.records)
+    spent = duration(sum(record.seconds for record in tail.records))
+    foot = f"{sent.up / 1e6:.2f} MB up, {sent.down / 1e6:.2f} MB down, {spent}, {dropped} updates dropped"
+    return Group(
+        *(head, bar),
+        _table(["score", "now", "lowest", "highest", "over rounds"], scores, width),
+        _table(["decisions of the clients", "mean", "least", "most", "mean over rounds"], _decisions(tail), width),
+        Text(foot, style="dim"),
+    )
 
 
-def _several(tails: Sequence[Tail]) -> RenderableType:
-    table = _table("run", "state", "global", "personal", "personal over rounds")
+def _decisions(tail: Tail) -> list[Row]:
+    """What clients chose, and what the method noted: figures of the last round, means of all."""
+    last, rows = tail.records[-1], []
+    for name, spread in last.train.items():
+        means = [record.train[name].mean for record in tail.records if name in record.train]
+        rows.append((_line(name, spread), means))
+    for name, note in last.notes.items():
+        values = [known.mean for record in tail.records if (known := _spread(record.notes.get(name)))]
+        if isinstance(note, list) and (noted := _spread(note)):
+            rows.append((_line(name, noted), values))
+        elif isinstance(note, int | float) and values:  # one number: its least and most are those of all rounds
+            rows.append((_line(name, Spread(note, min(values), max(values))), values))
+    return rows
+
+
+def _line(name: str, spread: Spread) -> list[str]:
+    return [name, *(f"{value:.4g}" for value in (spread.mean, spread.min, spread.max))]
+
+
+def _spread(note: Note) -> Spread | None:
+    """Of a note that is a number, or one number per client; unknown ones do not count."""
+    values = [value for value in (note if isinstance(note, list) else [note]) if isinstance(value, int | float)]
+    known = [value for value in values if math.isfinite(value)]
+    return Spread(fmean(known), min(known), max(known)) if known else None
+
+
+def _several(tails: Sequence[Tail], width: int) -> RenderableType:
+    rows: list[Row] = []
     for tail in tails:
-        headline, theirs = tail.course("personal")
-        ours = tail.course("global")[1]
-        figures = [written(headline, values[-1] if values else None) for values in (ours, theirs)]
-        table.add_row(tail.title, tail.state, *figures, sparkline(theirs))
-    return table
+        ours, theirs = tail.course("global"), tail.course("personal")
+        figures = [written(tail.headline, values[-1] if values else None) for values in (ours, theirs)]
+        rows.append(([tail.title, tail.state, *figures], theirs))
+    titles = ["run", "state", "global", "personal", "personal over rounds"]
+    if _room(titles, rows, width) < NARROW:  # the state goes below the name
+        titles = [titles[0], *titles[2:]]
+        rows = [([f"{texts[0]}\n  {texts[1]}", *texts[2:]], course) for texts, course in rows]
+    return _table(titles, rows, width)
 
 
-def _table(*titles: str) -> Table:
+def _table(titles: Sequence[str], rows: Sequence[Row], width: int) -> Table:
+    """Courses take the room that is left; the last title folds with them."""
+    room = max(1, min(WIDTH, _room(titles, rows, width)))
     table = Table(box=None, pad_edge=False)
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="left" if i in (0, len(titles) - 1) else "right", no_wrap=True)
+    for i, title in enumerate(titles[:-1]):
+        table.add_column(title, justify="left" if i == 0 else "right", no_wrap=True)
+    table.add_column(titles[-1], max_width=room)
+    for texts, course in rows:
+        table.add_row(*texts, sparkline(course, room))
     return table
 
 
-def _mean(values: Any) -> float:
-    return sum(values) / len(values) if isinstance(values, list) and values else float("nan")
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """The course of a number from its lowest to its highest, averaged to at most :data:`WIDTH` blocks."""
-    if not values:
-        return ""
-    count = min(len(values), WIDTH)
-    edges = [i * len(values) // count for i in range(count + 1)]
-    means = [_mean(list(values[a:b])) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    if math.isclose(low, high, rel_tol=1e-4):  # logs have six digits: do not draw what rounding left
-        return BLOCKS[0] * count
-    return "".join(BLOCKS[min(7, int(8 * (value - low) / (high - low)))] for value in means)
-
-
-def seconds_left(logs: Sequence[RoundLog], planned: int) -> float | None:
-    """What the last rounds took, for those to come."""
-    recent = [log["seconds"] for log in logs[-RECENT:]]
-    return sum(recent) / len(recent) * (planned - logs[-1]["round"]) if recent else None
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+def _room(titles: Sequence[str], rows: Sequence[Row], width: int) -> int:
+    """Characters that are left for the course beside all other columns."""
+    lines = [titles[:-1], *(texts for texts, _ in rows)]
+    taken = sum(max(cell_len(part) for line in lines for part in line[i].split("\n")) for i in range(len(titles) - 1))
+    return width - taken - 2 * (len(titles) - 1)

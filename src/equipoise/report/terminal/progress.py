@@ -9,10 +9,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from equipoise.runtime.round import RoundLog
+from equipoise.records.rounds import RoundRecord
+from equipoise.report.terminal.words import written
 
-LINES = 20  # plain lines a run
-SHOWN = (("global", "global"), ("local", "personal"))  # label and name of the two accuracies
+LINES = 20  # plain lines of a run
+SHOWN = ("global", "personal")  # the two scores of the line
 
 
 class Display:
@@ -44,17 +45,17 @@ class Display:
         if self._bar:
             self._bar.stop()
 
-    def __call__(self, log: RoundLog) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         if self.quiet:
             return
-        t = log["round"]
-        if "trained" in log:
-            self._scores = self._line(log)
-        if log["dropped"]:
-            self._say(f"round {t}: dropped non-finite updates of clients {log['dropped']}")
+        t = record.round
+        if record.evaluated:
+            self._scores = self._line(record)
+        if record.dropped:
+            self._say(f"round {t}: dropped non-finite updates of clients {record.dropped}")
         if self._bar:
             self._bar.update(self._id, completed=t, scores=self._scores)
-        elif t == self.rounds or "stop" in log or t % max(1, self.rounds // LINES) == 0:
+        elif t == self.rounds or record.stop or t % max(1, self.rounds // LINES) == 0:
             left = (time.perf_counter() - self._started) / max(1, t - self._first) * (self.rounds - t)
             self._say(f"{self.title}  round {t}/{self.rounds}  {self._scores}  {left:.0f} s left")
 
@@ -62,14 +63,6 @@ class Display:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @staticmethod
-    def _line(log: RoundLog) -> str:
-        headline = next(iter(log["trained"]))
-        values = [(label, (log.get(name) or {}).get(headline)) for label, name in SHOWN]
-        return "  ".join(f"{label} {written(headline, value)}" for label, value in values)
-
-
-def written(headline: str, value: float | None) -> str:
-    """A score as people read it."""
-    if value is None:
-        return "—"
-    return f"{100 * value:.2f} %" if headline == "acc" else f"{headline} {value:.4g}"
+    def _line(record: RoundRecord) -> str:
+        headline = record.trained.headline or "acc"
+        return "  ".join(f"{name} {written(headline, record.named(name).get(headline))}" for name in SHOWN)

@@ -1,0 +1,52 @@
+"""Tables that fit the terminal: columns that have no room beside the others continue in a table below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.table import Table
+
+GAP = 3  # characters between the contents of two columns: their padding and the line
+LEAST = 7  # characters of a column of figures
+
+
+def fitted(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Group:
+    """The first column names the row and is repeated; all others are shown, in as many tables as it takes."""
+    names = max(cell_len(text) for text in (head[0], *(row[0] for row in rows)))
+    widths = [max(LEAST, *map(_longest_word, (head[i], *(row[i] for row in rows)))) for i in range(1, len(head))]
+    tables = []
+    for number, part in enumerate(_parts(widths, width - names - 4)):
+        table = Table(title=title if number == 0 else None, title_justify="left")
+        table.add_column(head[0], no_wrap=True)
+        for i in part:
+            table.add_column(head[i], justify="right", min_width=widths[i - 1])
+        for row in rows:
+            table.add_row(row[0], *(row[i] for i in part))
+        tables.append(table)
+    return Group(*tables)
+
+
+def output() -> Console:
+    """Standard output; wide enough for a table when it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Numbers of columns, from 1 on, that have room beside each other."""
+    part: list[int] = []
+    left = room
+    for number, width in enumerate(widths, 1):
+        if part and width + GAP > left:
+            yield part
+            part, left = [], room
+        part.append(number)
+        left -= width + GAP
+    yield part
+
+
+def _longest_word(text: str) -> int:
+    """Titles may be broken between words; a figure with its spread stays on one line."""
+    return cell_len(text) if "±" in text else max(map(cell_len, text.split()), default=0)
