@@ -117,12 +117,12 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
     for _ in range(run.rounds):
         log = simulation.round()
         logs.append(log)
-        if "trained" in log:
+        if log.evaluated:
             each = simulation.store.scores["test"]["trained"]["return"].numpy()
             each = each[np.isfinite(each)]  # an agent that was always absent so far has none
-            steps = log["round"] * settings.training.epochs * task.config.parallel
+            steps = log.round * settings.training.epochs * task.config.parallel
             row = {"steps": steps, "mean": each.mean(), "std": each.std(), "worst": each.min()}
-            row["received"] = log["received"]["return"]
+            row["received"] = log.received["return"]
             curve.append({key: round(float(value), 1) if key != "steps" else value for key, value in row.items()})
     cell: dict[str, Any] = {
         "task": task_name,
@@ -131,10 +131,10 @@ def run_cell(task_name: str, name: str, seed: int, options: dict[str, Any]) -> d
         "options": options,
         "curve": curve,
         "agents": [round(float(value), 1) for value in each],
-        "bytes": {way: sum(log["bytes"][way] for log in logs) for way in ("up", "down")},
+        "bytes": {way: sum(getattr(log.bytes, way) for log in logs) for way in ("up", "down")},
     }
     if name.startswith("fedpolicy"):
-        parts = [part for log in logs for part in log["notes"]["part"]]
+        parts = [part for log in logs for part in log.notes["part"]]
         cell["parts"] = {part: parts.count(k) / len(parts) for k, part in enumerate(("full", "backbone", "head"))}
     if name in MAIN and seed in SEEDS:
         MODELS.mkdir(exist_ok=True)

@@ -96,11 +96,11 @@ def run(scenario: str, options: dict[str, Any], seed: int, data: str) -> dict[st
     tuned = finetuned(simulation)
     last, down, up, curve = logs[-1], 0, 0, []
     for log in logs:
-        down, up = down + log["bytes"]["down"], up + log["bytes"]["up"]
-        if "trained" in log:
-            whole = round(100 * log["global"]["acc"], 2) if log["global"] else None
-            curve.append([log["round"], round(100 * log["personal"]["acc"], 2), whole, down + up])
-    notes = [log.get("notes", {}) for log in logs]
+        down, up = down + log.bytes.down, up + log.bytes.up
+        if log.evaluated:
+            whole = round(100 * log.global_.acc, 2) if log.global_ else None
+            curve.append([log.round, round(100 * log.personal.acc, 2), whole, down + up])
+    notes = [log.notes for log in logs]
     errors = {
         name: statistics.fmean(values)
         for name in ("error_of_last", "error_of_foreseen")
@@ -111,11 +111,11 @@ def run(scenario: str, options: dict[str, Any], seed: int, data: str) -> dict[st
         "scenario": scenario,
         "options": options,
         "seed": seed,
-        "personal": 100 * last["personal"]["acc"],
-        "std": 100 * last["personal"]["std"],
-        "p10": 100 * last["personal"]["p10"],
-        "tuned": 100 * tuned["acc"],
-        "global": 100 * last["global"]["acc"] if whole else None,
+        "personal": 100 * last.personal.acc,
+        "std": 100 * last.personal.std,
+        "p10": 100 * last.personal.p10,
+        "tuned": 100 * tuned.scores.acc,
+        "global": 100 * last.global_.acc if whole else None,
         "newcomer": newcomer(settings, task, simulation.params, seed) if whole else None,
         "down": down,
         "up": up,
@@ -137,7 +137,7 @@ def newcomer(settings: Settings, task: Task, params: Tree, seed: int) -> float:
     fresh = build_task(known)
     simulation = Simulation(known.method, fresh, known.training, Schedule(1, seed, 1.0, "stacked", 1, True))
     simulation.initial = params
-    return float(100 * simulation.round()["personal"]["acc"])
+    return float(100 * simulation.round().personal.acc)
 
 
 def main() -> None:

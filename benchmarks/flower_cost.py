@@ -11,12 +11,13 @@ import os
 import statistics
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from equipoise.flower import project
-from equipoise.runs.running import Folder
+from equipoise.records.folder import Folder
 from flower_live.harness import fleet, wait_until
 
 RESULT = Path(__file__).parent / "results" / "flower_cost.json"
@@ -26,8 +27,8 @@ import json, time
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from equipoise.config import Settings
-from equipoise.runs import build_task
+from equipoise.settings.config import Settings
+from equipoise.runs.running import build_task
 
 app = ServerApp()
 
@@ -55,9 +56,9 @@ PLAIN_CLIENT = """
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from equipoise.config import Settings
+from equipoise.settings.config import Settings
 from equipoise.contract import Fit, When
-from equipoise.runs import build_task
+from equipoise.runs.running import build_task
 
 app = ClientApp()
 
@@ -97,9 +98,9 @@ def main() -> None:
                 wait_until(end.exists, 60 * rounds, f"{app.name} ends")
                 wait_until(lambda run=run: running.status(run).startswith("finished"), 60, "the run is closed")
                 traffic[app.name] = running.traffic(run) / rounds
-            logs = Folder(ours / "run").logs()
+            logs = Folder(ours / "run").records()
             seconds = {
-                "ours": [log["seconds"] for log in logs],
+                "ours": [log.seconds for log in logs],
                 "plain": json.loads((folder / "plain.json").read_text()),
             }
     # The first round of ours waits for the nodes' introduction: it is left out on both sides.
@@ -112,7 +113,7 @@ def main() -> None:
         for name in seconds
     }
     load = {"load before": [round(x, 1) for x in before], "load after": [round(x, 1) for x in os.getloadavg()]}
-    text = json.dumps({"rounds": rounds, **load, **report, "billed bytes": logs[-1]["bytes"]}, indent=1)
+    text = json.dumps({"rounds": rounds, **load, **report, "billed bytes": asdict(logs[-1].bytes)}, indent=1)
     print(text)
     if chosen.write:
         RESULT.write_text(text + "\n")

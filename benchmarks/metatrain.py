@@ -89,7 +89,7 @@ def played(coefficients: Any, seed: int, clients: int, rounds: int) -> list[floa
     method = Trained(coefficients=tuple(float(value) for value in coefficients))
     simulation = Simulation(method, task, settings.training, Schedule(rounds, seed, 1.0, "stacked", rounds, False))
     log = [simulation.round() for _ in range(rounds)][-1]
-    return [100 * log["global"]["acc"], 100 * log["trained"]["acc"]]
+    return [100 * log.global_.acc, 100 * log.trained.acc]
 
 
 def generation(number: int, centre: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:

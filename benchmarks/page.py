@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from equipoise.records.codec import encode
 from equipoise.runs.certificate import certify
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
@@ -75,16 +76,16 @@ def run(options: dict[str, Any], rounds: int, seed: int) -> dict[str, Any]:
     curve, seconds, stop, budget = [], 0.0, None, []
     for _ in range(rounds):
         log = simulation.round()
-        seconds += log["seconds"]
-        if "trained" in log:
-            accuracies = [round(100 * log[name]["acc"], 3) for name in ("global", "trained", "received", "personal")]
-            curve.append([log["round"], *accuracies])
-        if "excess" in log.get("notes", {}):
-            over = [excess > 0 for excess in log["notes"]["excess"]]
-            prices = log["notes"]["multiplier"]
-            budget.append([statistics.fmean(over), statistics.fmean(prices), statistics.fmean(log["notes"]["joules"])])
-        if log.get("stop"):
-            stop = log["round"]
+        seconds += log.seconds
+        if log.evaluated:
+            accuracies = [round(100 * log.named(name).acc, 3) for name in ("global", "trained", "received", "personal")]
+            curve.append([log.round, *accuracies])
+        if "excess" in log.notes:
+            over = [excess > 0 for excess in log.notes["excess"]]
+            prices = log.notes["multiplier"]
+            budget.append([statistics.fmean(over), statistics.fmean(prices), statistics.fmean(log.notes["joules"])])
+        if log.stop:
+            stop = log.round
             break
     cell = {
         "options": options,
@@ -96,7 +97,7 @@ def run(options: dict[str, Any], rounds: int, seed: int) -> dict[str, Any]:
         "personal": curve[-1][4],
         "stopped": stop,
         "seconds": round(seconds, 1),
-        "certificate": certify(simulation),
+        "certificate": encode(certify(simulation)),
         "curve": curve,
     }
     if budget:  # share of clients above their budget, mean multiplier and energy, in every tenth round

@@ -127,27 +127,27 @@ def run(column: Column, method: str, seed: int, data: str) -> dict[str, Any]:
     last = logs[-1]
     curve = [
         [
-            log["round"],
-            *(round(100 * log[name]["acc"], 2) if log.get(name) else None for name in ("global", "personal")),
+            log.round,
+            *(round(100 * log.named(name).acc, 2) if log.named(name) else None for name in ("global", "personal")),
         ]
         for log in logs
-        if "trained" in log
+        if log.evaluated
     ]
     return {
         "options": column.options | mine,
         "method": method,
         "seed": seed,
         "rounds": rounds,
-        "global": 100 * last["global"]["acc"] if last.get("global") else None,
-        "personal": 100 * last["personal"]["acc"],
-        "p10": 100 * last["personal"]["p10"],
+        "global": 100 * last.global_.acc if last.global_ else None,
+        "personal": 100 * last.personal.acc,
+        "p10": 100 * last.personal.p10,
         "seconds": round(time.perf_counter() - started, 1),
         "curve": curve,
     }
 
 
 def accuracies(log: dict[str, Any]) -> list[float | None]:
-    return [round(100 * log[name]["acc"], 2) if log.get(name) else None for name in ("global", "personal")]
+    return [round(100 * log.named(name).acc, 2) if log.named(name) else None for name in ("global", "personal")]
 
 
 def cells(column: str, method: str) -> list[dict[str, Any]]:

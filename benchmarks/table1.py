@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from equipoise.records.codec import decode
+from equipoise.records.summary import Summary
 from equipoise.report import paired, tables
 
 RESULTS = Path(__file__).parent / "results" / "synthetic"
@@ -41,7 +42,7 @@ def section(name: str, title: str) -> list[str]:
     if not path.exists():
         return []
     kept = json.loads(path.read_text())
-    by_method: dict[str, list[dict[str, Any]]] = kept["summaries"]
+    by_method = {name: [decode(Summary, tree) for tree in each] for name, each in kept["summaries"].items()}
     shown = tables.columns(next(iter(by_method.values()))[0])
     wanted = ("global %", "personal %", "fine-tuned %", "worst decile %", *ROUNDS)
     picked = [next(c for c in shown if c.title == title) for title in wanted]

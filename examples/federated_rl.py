@@ -26,7 +26,7 @@ def main(out: str = "runs/example-rl", steps: str = "20000") -> None:
             steps=int(steps),
             sims=4,
         )
-        print(f"{rule:22} largest error of the server's table: {summary['global']['error']:.3f}")
+        print(f"{rule:22} largest error of the server's table: {summary.global_.error:.3f}")
 
 
 if __name__ == "__main__":

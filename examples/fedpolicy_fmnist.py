@@ -42,8 +42,8 @@ def main(
         summary = equipoise.run(
             Path(out) / method, overwrite=True, task="fmnist", method=method, data=data, rounds=int(rounds), **SMALL
         )
-        sent = (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6
-        print(f"{method:10} personal models: {100 * summary['personal']['acc']:.1f} %, {sent:.1f} MB")
+        sent = (summary.bytes.up + summary.bytes.down) / 1e6
+        print(f"{method:10} personal models: {100 * summary.personal.acc:.1f} %, {sent:.1f} MB")
 
 
 if __name__ == "__main__":

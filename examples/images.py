@@ -52,7 +52,7 @@ def main(out: str = "runs/example-images", rounds: str = "20") -> None:
     equipoise.add_task("drawings", [Drawings(client) for client in range(6)], SmallNet())
     for method in ("fedavg", "fedrep"):
         summary = equipoise.run(Path(out) / method, overwrite=True, task="drawings", method=method, rounds=int(rounds))
-        print(f"{method:8} personal models: {100 * summary['personal']['acc']:.1f} %")
+        print(f"{method:8} personal models: {100 * summary.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def main(out: str = "runs/example-own-method", rounds: str = "40") -> None:
     for method in ("fedavg", f"{__file__}:Cautious"):
         folder = Path(out) / method.rpartition(":")[2].lower()
         summary = equipoise.run(folder, overwrite=True, method=method, rounds=int(rounds), clients=30)
-        print(f"{folder.name:8} personal models: {100 * summary['personal']['acc']:.1f} %")
+        print(f"{folder.name:8} personal models: {100 * summary.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def main(out: str = "runs/example-tabular", rounds: str = "30") -> None:
             method=method,
             rounds=int(rounds),
         )
-        print(f"{method:8} personal models: {100 * summary['personal']['acc']:.1f} %")
+        print(f"{method:8} personal models: {100 * summary.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

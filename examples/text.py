@@ -44,7 +44,7 @@ def main(out: str = "runs/example-text", rounds: str = "20") -> None:
     for method in ("fedavg", "fedper"):
         folder = Path(out) / method
         summary = equipoise.run(folder, overwrite=True, task="stories", method=method, rounds=int(rounds), lr=0.5)
-        print(f"{method:8} personal models: {100 * summary['personal']['acc']:.1f} %")
+        print(f"{method:8} personal models: {100 * summary.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from equipoise.contract import Method, Task, Training
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
+from equipoise.records.rounds import RoundRecord
+from equipoise.records.summary import Summary
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
@@ -49,11 +52,19 @@ def largest_difference(a: Any, b: Any) -> float:
     return max((float((x.double() - y.double()).abs().max()) for x, y in zip(left, right, strict=True)), default=0.0)
 
 
-def cut_and_resumed(settings: Settings, folder: Path, at: int) -> dict[str, Any]:
+Timed = TypeVar("Timed", RoundRecord, Summary)
+
+
+def timeless(record: Timed) -> Timed:
+    """All but the time that it took."""
+    return replace(record, seconds=0.0)
+
+
+def cut_and_resumed(settings: Settings, folder: Path, at: int) -> Summary:
     """The summary of a run that is interrupted after this round, with a checkpoint every third, and goes on."""
 
-    def stop(log: dict[str, Any]) -> None:
-        if log["round"] == at:
+    def stop(log: RoundRecord) -> None:
+        if log.round == at:
             raise Interrupted
 
     with pytest.raises(Interrupted):

@@ -34,17 +34,17 @@ def test_members_and_newcomers_part_the_population():
 def test_newcomers_are_in_the_summary(tmp_path, method):
     model = {"model": "mlp"} if method == "fedper" else {}
     summary = run(Settings.of({**OPTIONS, **model, "method": method}), tmp_path / "out")
-    new = summary["newcomers"]
-    assert new["clients"] == 2
-    assert set(new) == {"clients", "0", "1", "5"}
-    assert new["0"] != new["1"] != new["5"]
-    assert summary["clients_seen"] == 8
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"] == new
+    new = summary.newcomers
+    assert new.clients == 2
+    assert set(new.after) == {0, 1, 5}
+    assert new.after[0] != new.after[1] != new.after[5]
+    assert summary.clients_seen == 8
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"]["1"] == new.after[1]
 
 
 def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_path):
     settings = Settings.of(OPTIONS)
-    new = run(settings, tmp_path / "out")["newcomers"]
+    new = run(settings, tmp_path / "out").newcomers
     params = load_file(tmp_path / "out" / "models" / "global.safetensors")
     there, training = build_task(settings).newcomers, settings.training
     for epochs in (0, 1, 5):
@@ -54,17 +54,17 @@ def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_pa
             fit = Fit(params, torch.tensor(epochs), lr, names=tuple(params))
             trained, _, _ = there.fit(torch.tensor(k), fit, {}, When(0, OPTIONS["rounds"] + 1, training))
             accuracies.append(float(there.evaluate(torch.tensor(k), trained, "test")["acc"]))
-        assert new[str(epochs)]["acc"] == pytest.approx(np.mean(accuracies), abs=1e-6)
+        assert new.after[epochs].acc == pytest.approx(np.mean(accuracies), abs=1e-6)
 
 
 def test_every_executor_gives_the_same_newcomers(tmp_path):
     found = [
-        run(Settings.of({**OPTIONS, "executor": executor}), tmp_path / executor)["newcomers"]
+        run(Settings.of({**OPTIONS, "executor": executor}), tmp_path / executor).newcomers.after
         for executor in ("loop", "workers", "stacked")
     ]
     assert found[0] == found[1]
-    for k in ("0", "1", "5"):
-        assert found[0][k]["acc"] == pytest.approx(found[2][k]["acc"], abs=1e-6)
+    for k in (0, 1, 5):
+        assert found[0][k].acc == pytest.approx(found[2][k].acc, abs=1e-6)
 
 
 def test_bad_shares_are_refused():
@@ -90,4 +90,4 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "out", watch=watch)
     monkeypatch.setattr(runs, "choose", lambda *_: pytest.fail("measured again"))
-    assert resume_run(tmp_path / "out")["executor"] == "loop, 1 thread (measured)"
+    assert resume_run(tmp_path / "out").about.executor == "loop, 1 thread (measured)"

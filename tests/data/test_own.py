@@ -176,7 +176,7 @@ def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
     results = []
     for name, clients in forms.items():
         equipoise.add_task(name, clients, nn.Linear(6, 3))
-        results.append(equipoise.run(tmp_path / name, task=name, rounds=2, lr=0.1)["global"]["loss"])
+        results.append(equipoise.run(tmp_path / name, task=name, rounds=2, lr=0.1).global_.loss)
     assert results[0] == results[1] == results[2]
 
 
@@ -195,7 +195,7 @@ def test_a_module_a_builder_or_a_name(tmp_path):
         ("n", "mlp"),
     ):
         equipoise.add_task(name, _clients(), model, server=_clients(1)[0])
-        assert equipoise.run(tmp_path / name, task=name, rounds=1)["rounds"] == 1
+        assert equipoise.run(tmp_path / name, task=name, rounds=1).rounds == 1
 
 
 def test_bytes_become_images_and_whole_numbers_tokens():

@@ -93,7 +93,7 @@ def test_a_scenario_runs_from_the_settings(tmp_path):
     given = {"task": "fmnist", "data": str(tmp_path / "data"), "clients": 6, "rounds": 2, "model": "mlp", "pool": 2}
     settings = Settings.of({**given, "scenario": "M3", "method": "fedpolicy", "val_share": 0.2})
     assert build_task(settings).data.shape == (1, 14, 14)
-    assert run(settings, tmp_path / "out")["clients_seen"] == 6
+    assert run(settings, tmp_path / "out").clients_seen == 6
     for options, words in (
         ({"scenario": "M4"}, "did you mean"),
         ({"scenario": "M3", "clients": 2}, "needs 3 clients"),

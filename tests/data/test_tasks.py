@@ -149,7 +149,7 @@ def test_fmnist_learns_through_every_partition(tmp_path, options):
 
     files.write_fmnist(tmp_path / "data", train=300, test=50)
     summary = run(_settings("fmnist", tmp_path / "data", lr=0.02, **options), tmp_path / "out")
-    assert summary["global"]["loss"] < 2.35
+    assert summary.global_.loss < 2.35
     assert json.loads((tmp_path / "out" / "config.json").read_text())["partition"] == options.get(
         "partition", "dirichlet"
     )

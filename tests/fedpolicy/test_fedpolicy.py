@@ -31,27 +31,27 @@ def test_always_the_same_part_is_a_known_method_to_the_bit(policy: str, particip
     ours = simulate(FedPolicy(policy=policy), task, 4, executor, participation)
     theirs = simulate(find_method(SAME[policy])(), task, 4, executor, participation)
     assert largest_difference(ours.store.local, theirs.store.local) == 0
-    assert [log["bytes"]["down"] for log in ours.logs] == [log["bytes"]["down"] for log in theirs.logs]
+    assert [log.bytes.down for log in ours.logs] == [log.bytes.down for log in theirs.logs]
     if policy == "full":
         assert largest_difference(ours.params, theirs.params) == 0
-        assert [log["bytes"] for log in ours.logs] == [log["bytes"] for log in theirs.logs]
+        assert [log.bytes for log in ours.logs] == [log.bytes for log in theirs.logs]
 
 
 def test_only_what_is_sent_is_billed() -> None:
     task = small_task()
     sim = simulate(FedPolicy(policy="random", parts="full,backbone,head,none"), task, 3)
     for log in sim.logs:
-        chosen = parts.TAKES[torch.tensor(log["notes"]["part"]).long()]
-        assert log["bytes"]["down"] == int((chosen * torch.tensor(sizes(task))).sum())
-        assert sorted(set(log["notes"]["part"])) == [0, 1, 2, 3]  # stratified: six clients, every part
+        chosen = parts.TAKES[torch.tensor(log.notes["part"]).long()]
+        assert log.bytes.down == int((chosen * torch.tensor(sizes(task))).sum())
+        assert sorted(set(log.notes["part"])) == [0, 1, 2, 3]  # stratified: six clients, every part
 
 
 def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> None:
     task = small_task()
     log = simulate(FedPolicy(policy="probe"), task, FULL_ROUNDS + 3).logs[-1]
     words = 3 + 2 * 4 * 4  # its part, whether it probes and chooses, and how much it trusts and leans
-    assert log["bytes"]["down"] == 6 * (sum(sizes(task)) + words)
-    assert log["bytes"]["up"] == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
+    assert log.bytes.down == 6 * (sum(sizes(task)) + words)
+    assert log.bytes.up == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_controller_over_an_unsound_base_is_refused_too() -> None:
 @pytest.mark.parametrize("base", ["fedprox", "fedavgm", "ditto", "pfedme", "fedrod", "dapfl"])
 def test_sound_bases_run(base: str) -> None:
     sim = simulate(FedPolicy(base=base, policy="random", sync="on"), small_task(), 3)
-    assert not any(log["dropped"] for log in sim.logs)
+    assert not any(log.dropped for log in sim.logs)
 
 
 def test_full_over_a_base_is_the_base() -> None:
@@ -238,8 +238,8 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
         assert torch.equal(seen["scores"][~asked], old[~asked].double())
         sent = parts.TAKES[known["offered"]] | asked[:, None]
         words = 3 + 2 * 4 * 4
-        assert log["bytes"]["down"] == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
-        assert log["notes"]["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
+        assert log.bytes.down == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
+        assert log.notes["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
         spared += int((~sent).sum())
     assert spared > 0
 
@@ -293,10 +293,10 @@ def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
     task = small_task()
     sim = Simulation(FedPolicy(policy="learned"), task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
     logs = [sim.round() for _ in range(20)]
-    last = [log["notes"] for log in logs[16:]]  # the last 15 %, and the round before
+    last = [log.notes for log in logs[16:]]  # the last 15 %, and the round before
     assert all(note["part"] == last[0]["part"] for note in last)
     assert not any(note["probes"] for note in last[1:])
-    assert any(log["notes"]["probes"] for log in logs)
+    assert any(log.notes["probes"] for log in logs)
 
 
 # --- copies: the global side ----------------------------------------------------------------------------------------
@@ -308,14 +308,14 @@ def test_copies_give_fedavg_beside_local_training(monkeypatch: pytest.MonkeyPatc
     sim = simulate(FedPolicy(policy="none", copies=1), task, 4)
     assert largest_difference(sim.store.local, simulate(find_method("local")(), task, 4).store.local) == 0
     assert largest_difference(sim.params, simulate(find_method("fedavg")(), task, 4).params) == 0
-    assert sim.logs[0]["notes"]["gradients"] == [2 * n for n in steps(task)]
+    assert sim.logs[0].notes["gradients"] == [2 * n for n in steps(task)]
 
 
 def test_copies_are_made_only_where_the_global_model_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedpolicy, "USABLE", 9.0)
     task = small_task()
     sim = simulate(FedPolicy(policy="none", copies=2), task, 2)
-    assert sim.logs[1]["notes"]["gradients"] == steps(task)
+    assert sim.logs[1].notes["gradients"] == steps(task)
     assert largest_difference(sim.params, simulate(FedPolicy(policy="none"), task, 2).params) == 0
 
 

@@ -19,6 +19,7 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 
 from equipoise.core import files as checkpoint
 from equipoise.flower import options, project
+from equipoise.records.folder import Folder
 from equipoise.runs import running as runs
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
@@ -57,7 +58,7 @@ def _row(tree: Any, k: int) -> Any:
 
 
 def logs_of(app: Path) -> list[dict[str, Any]]:
-    return runs.Folder(app / "run").logs()
+    return Folder(app / "run").records()
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +95,14 @@ def test_the_models_are_those_of_loop(
     run = open_fleet.submit(tmp_path / "app")
     wait_until((tmp_path / "app" / "run" / "summary.json").exists, RUN, f"run {run} ends")
     logs, loop = logs_of(tmp_path / "app"), same_run_in_loop(tmp_path / "loop", given)
-    assert all("absent" not in log for log in logs)
+    assert all(not log.absent for log in logs)
     assert_same(open_fleet, tmp_path / "app", loop)
-    assert [log["bytes"] for log in logs] == [log["bytes"] for log in runs.Folder(loop).logs()]
-    billed = sum(sum(log["bytes"].values()) for log in logs)
+    assert [log.bytes for log in logs] == [log.bytes for log in Folder(loop).records()]
+    billed = sum(log.bytes.both for log in logs)
     beside_billed[method] = open_fleet.traffic(run) - billed
     if method == "fedpolicy":  # what it saves on paper is really not sent: what is beside it stays what it is
-        whole = sum(log["bytes"]["up"] for log in logs)
-        saved = whole - sum(log["bytes"]["down"] for log in logs)
+        whole = sum(log.bytes.up for log in logs)
+        saved = whole - sum(log.bytes.down for log in logs)
         assert saved > 0
         assert beside_billed[method] - beside_billed["fedavg"] < saved / 2
 
@@ -117,7 +118,7 @@ def test_a_killed_server_app_goes_on_at_the_next_round(open_fleet: Fleet, tmp_pa
     assert not (app / "run" / "summary.json").exists()
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the resumed run ends")
-    assert [log["round"] for log in logs_of(app)] == [1, 2, 3]
+    assert [log.round for log in logs_of(app)] == [1, 2, 3]
     assert_same(open_fleet, app, same_run_in_loop(tmp_path / "loop", given))
 
 
@@ -130,9 +131,9 @@ def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> 
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     logs = logs_of(app)
-    assert all("absent" not in log for log in logs)
+    assert all(not log.absent for log in logs)
     assert (app / "run" / "clients.csv").read_text().splitlines()[1].startswith("0,45,")
-    assert logs[-1]["global"]["acc"] > 0.5
+    assert logs[-1].global_.acc > 0.5
 
 
 def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(open_fleet: Fleet, tmp_path: Path) -> None:
@@ -141,9 +142,9 @@ def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(ope
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     (log,) = logs_of(app)
-    assert 0 < log["privacy"]["epsilon"] < log["privacy"]["epsilon_server"]
-    assert "trained" not in log
-    assert log["global"]["acc"] >= 0
+    assert 0 < log.privacy.epsilon < log.privacy.epsilon_server
+    assert not log.evaluated
+    assert log.global_.acc >= 0
     assert (open_fleet.folder / "client-0" / "privacy.json").exists()
 
 
@@ -154,13 +155,13 @@ def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(open_fleet: Fleet
     run = open_fleet.submit(app)
     wait_until(lambda: logs_of(app), RUN, "the first round is over")
     open_fleet.kill("node-2")
-    wait_until(lambda: any("2" in log.get("absent", {}) for log in logs_of(app)), RUN, "client 2 is missed")
-    missed = next(log for log in logs_of(app) if "2" in log.get("absent", {}))
-    reason = missed["absent"]["2"]
+    wait_until(lambda: any(2 in log.absent for log in logs_of(app)), RUN, "client 2 is missed")
+    missed = next(log for log in logs_of(app) if 2 in log.absent)
+    reason = missed.absent[2]
     assert reason in ("no reply in time", "not connected") or reason.startswith("Flower reports error")
     assert missed["bytes"]["up"] > 0
     open_fleet.node(2)
-    wait_until(lambda: "2" not in logs_of(app)[-1].get("absent", {}), RUN, "client 2 is back")
+    wait_until(lambda: 2 not in logs_of(app)[-1].absent, RUN, "client 2 is back")
     open_fleet.flwr("stop", run, "here")
 
 

@@ -12,10 +12,11 @@ from equipoise.cli import main
 from equipoise.core.errors import UsageError
 from equipoise.frl import tabular
 from equipoise.methods import all_methods, find_method
+from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
 from equipoise.settings.config import Settings
 from equipoise.tasks import all_tasks
-from helpers import cut_and_resumed, largest_difference, simulate
+from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 METHODS = ("fedsynq", "fedasynq-eq", "fedasynq-im", "fedasynq-ta")
 SLOW = pytest.param("taxi", marks=pytest.mark.slow)
@@ -42,7 +43,7 @@ def test_rounds_of_the_contract_are_the_rounds_of_the_driver(name, policy):
         np.testing.assert_allclose(done.params["q"].numpy(), state.table, rtol=1e-12)
     else:
         np.testing.assert_array_equal(done.params["q"].numpy(), state.table)
-    assert done.logs[-1]["global"]["error"] == pytest.approx(tabular.errors(state.table, task.mdp).mean(), rel=1e-10)
+    assert done.logs[-1].global_.error == pytest.approx(tabular.errors(state.table, task.mdp).mean(), rel=1e-10)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -53,7 +54,7 @@ def test_loop_equals_stacked(name, participation):
         settings, task = built(name, perturbation=0.3)
         both.append(simulate(settings.method, task, 4, executor, participation))
     assert largest_difference(both[0].state(), both[1].state()) < 1e-14
-    assert both[0].logs[-1]["bytes"] == both[1].logs[-1]["bytes"]
+    assert both[0].logs[-1].bytes == both[1].logs[-1].bytes
 
 
 def test_fedavg_on_agents_is_equal_averaging():
@@ -87,10 +88,10 @@ def test_counts_double_the_uplink():
     logs = {}
     for name in METHODS:
         settings, task = built(name)
-        logs[name] = simulate(settings.method, task, 1).logs[0]["bytes"]
+        logs[name] = simulate(settings.method, task, 1).logs[0].bytes
     table = 6 * 3 * 2 * 5 * 8
-    assert logs["fedasynq-eq"] == logs["fedsynq"] == {"up": table, "down": table}
-    assert logs["fedasynq-im"] == logs["fedasynq-ta"] == {"up": 2 * table, "down": table}
+    assert logs["fedasynq-eq"] == logs["fedsynq"] == Bytes(table, table)
+    assert logs["fedasynq-im"] == logs["fedasynq-ta"] == Bytes(2 * table, table)
 
 
 def test_the_command_of_the_papers_experiment(tmp_path, capsys):
@@ -110,8 +111,7 @@ def test_resume_after_an_interruption_to_the_bit(tmp_path):
     settings, _ = built("fedasynq-im", steps=200)
     whole = run(settings, tmp_path / "whole")
     resumed = cut_and_resumed(settings, tmp_path / "cut", 4)
-    for name in ("global", "trained", "error", "bytes", "rounds"):
-        assert resumed[name] == whole[name]
+    assert timeless(resumed) == timeless(whole)
 
 
 def test_perturbed_agents_have_their_own_yardstick():
@@ -131,7 +131,7 @@ def test_every_tabular_task_runs(name, tmp_path):
     elif name not in ("two-state", "garnet"):
         pytest.importorskip("gymnasium")
     summary = run(Settings.of(options), tmp_path / "run")
-    assert 0 < summary["error"] < float("inf")
+    assert 0 < summary.extra["error"] < float("inf")
     assert name in all_tasks()
 
 

@@ -62,19 +62,19 @@ def test_beside_a_shared_block_only_the_personal_one_learns(name, learns):
 
 def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
     settings = Settings.of({**TINY, "method": "dqnavg"})
-    new = run(settings, tmp_path / "out")["newcomers"]
-    assert set(new) == {"clients", "0", "100", "400"}
+    new = run(settings, tmp_path / "out").newcomers.after
+    assert set(new) == {0, 100, 400}
     from safetensors.torch import load_file
 
     params = load_file(tmp_path / "out" / "models" / "global.safetensors")
     there = build_task(settings).newcomers
     stack = {name: value.expand(2, *value.shape) for name, value in params.items()}
     each = there.evaluate_stack(torch.arange(2), stack, "test")["return"]
-    assert new["0"] == {
+    assert new[0] == {
         "return": pytest.approx(float(each.mean())),
         "std": pytest.approx(float(each.std(correction=0))),
     }
-    assert new["400"] != new["0"]
+    assert new[400] != new[0]
 
 
 @pytest.mark.parametrize("name", ["pfeddqn-rep", "perdqnavg"])
@@ -99,7 +99,7 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
 def test_a_resumed_run_has_the_same_newcomers(tmp_path):
     settings = Settings.of({**TINY, "method": "pfeddqn-rep", "rounds": 6})
     whole = run(settings, tmp_path / "whole")
-    assert cut_and_resumed(settings, tmp_path / "cut", 3)["newcomers"] == whole["newcomers"]
+    assert cut_and_resumed(settings, tmp_path / "cut", 3).newcomers == whole.newcomers
 
 
 def test_compare_shows_them(tmp_path, capsys):

@@ -102,7 +102,7 @@ def test_loop_equals_stacked_and_shares_the_body():
     end = both[1]
     assert largest_difference(end.store.local["c2"].mean(0), end.params["c2"]) < 1e-12
     assert float((end.store.local["c3"][0] - end.store.local["c3"][1]).abs().max()) > 0
-    assert end.logs[-1]["trained"]["return"] < 0
+    assert end.logs[-1].trained["return"] < 0
 
 
 def test_legs_are_edited_and_nothing_else():
@@ -134,7 +134,7 @@ def test_federated_ddpg_on_mujoco(name):
     task.world.limit = 50
     one, two = (simulate(settings.method, task, 2) for _ in range(2))
     assert largest_difference(one.state(), two.state()) == 0
-    assert math.isfinite(one.logs[-1]["trained"]["return"])
+    assert math.isfinite(one.logs[-1].trained["return"])
 
 
 def test_without_mujoco_the_task_says_what_to_install(monkeypatch):

@@ -80,12 +80,12 @@ def test_resume_to_the_bit(tmp_path):
     whole = run(settings, tmp_path / "whole")
 
     def stop(log):
-        if log["round"] == 3:
+        if log.round == 3:
             raise Interrupted
 
     with pytest.raises(Interrupted):
         run(Settings.of({**settings.flat, "checkpoint_every": 2}), tmp_path / "cut", watch=stop)
-    assert resume_run(tmp_path / "cut")["trained"] == whole["trained"]
+    assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
 @pytest.mark.parametrize(

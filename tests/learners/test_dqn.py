@@ -110,7 +110,7 @@ def test_executors_agree_through_a_learning_run(policy: str) -> None:
     method = FedPolicy(policy=policy, parts="full,backbone,head,none", sync="on", copies=4)
     loop, stacked = (simulate(method, small_task(), 14, executor, 0.5) for executor in ("loop", "stacked"))
     assert largest_difference(loop.state(), stacked.state()) < 1e-9
-    assert [log["bytes"] for log in loop.logs] == [log["bytes"] for log in stacked.logs]
+    assert [log.bytes for log in loop.logs] == [log.bytes for log in stacked.logs]
 
 
 def test_the_discount_counts_the_rounds_that_a_client_was_away() -> None:
@@ -124,7 +124,7 @@ def test_the_discount_counts_the_rounds_that_a_client_was_away() -> None:
         for client in range(6):
             if client in cohort(t):
                 took_part[client].add(t)
-        assert log["clients"] == 3
+        assert log.clients == 3
     expected = []
     for rounds in took_part:
         expected += [later - earlier for earlier, later in itertools.pairwise(sorted(rounds)[1:])]

@@ -28,7 +28,7 @@ def test_lambda_zero_is_local_training_to_the_bit(participation: float) -> None:
 def test_the_global_model_is_fedavg_to_the_bit() -> None:
     ditto, fedavg = (simulate(m, small_task(), 3, participation=0.5) for m in (Ditto(), FedAvg()))
     assert largest_difference(ditto.params, fedavg.params) == 0
-    assert [log["bytes"] for log in ditto.logs] == [log["bytes"] for log in fedavg.logs]
+    assert [log.bytes for log in ditto.logs] == [log.bytes for log in fedavg.logs]
 
 
 def test_personal_models_are_proximal_points_of_the_global_one() -> None:
@@ -39,7 +39,7 @@ def test_personal_models_are_proximal_points_of_the_global_one() -> None:
 
 
 def test_both_phases_are_counted() -> None:
-    notes = simulate(Ditto(), small_task(size_sigma=0.0), 1).logs[0]["notes"]
+    notes = simulate(Ditto(), small_task(size_sigma=0.0), 1).logs[0].notes
     assert notes["gradients"] == [2 * 2 * 4] * 6  # two models, two epochs, 28 rows in batches of 8
 
 

@@ -23,7 +23,7 @@ def test_weights_of_one_are_fedavg_to_the_bit(model: str) -> None:
     fedala = simulate(FedAla(ala_lr=1e-300), small_task(model, closed_form=False), 3, participation=0.5)
     assert largest_difference(fedavg.params, fedala.params) == 0
     assert largest_difference(fedavg.store.local, fedala.store.local) == 0
-    assert [log["bytes"] for log in fedavg.logs] == [log["bytes"] for log in fedala.logs]
+    assert [log.bytes for log in fedavg.logs] == [log.bytes for log in fedala.logs]
 
 
 def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() -> None:
@@ -61,7 +61,7 @@ def test_momentum_of_the_model_never_reaches_the_weights() -> None:
 
 def test_skipped_at_first_then_until_settled_then_one_pass() -> None:
     run = simulate(FedAla(), small_task(size_sigma=0.0), 4)
-    gradients = [log["notes"]["gradients"] for log in run.logs]
+    gradients = [log.notes["gradients"] for log in run.logs]
     assert gradients[0] == [STEPS] * 6
     passes = [(count - STEPS) / ALA_STEPS for count in gradients[1]]
     assert all(11 <= count <= 50 and count == int(count) for count in passes)
@@ -73,7 +73,7 @@ def test_each_client_has_its_own_first_time_under_sampling(executor: str) -> Non
     run = simulate(FedAla(), small_task(size_sigma=0.0), 5, executor, participation=0.5)
     taken = np.zeros(6, int)
     for t, log in enumerate(run.logs, 1):
-        for client, count in zip(random.cohort(0, t, 6, 0.5), log["notes"]["gradients"], strict=True):
+        for client, count in zip(random.cohort(0, t, 6, 0.5), log.notes["gradients"], strict=True):
             passes = (count - STEPS) / ALA_STEPS
             assert (passes == 0, passes >= 11, passes == 1) == (
                 taken[client] == 0,

@@ -3,6 +3,7 @@ import torch
 
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedbabu import FedBabu
+from equipoise.records.rounds import Bytes
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -28,8 +29,8 @@ def test_the_server_holds_a_whole_model_though_backbones_alone_travel() -> None:
     task = small_task()
     log = simulate(FedBabu(), task, 1).logs[0]
     size = sum(task.init_params(0)[name].nbytes for name in task.blocks["backbone"])
-    assert log["bytes"] == {"up": 6 * size, "down": 6 * size}
-    assert 0 <= log["global"]["acc"] <= 1
+    assert log.bytes == Bytes(6 * size, 6 * size)
+    assert 0 <= log.global_.acc <= 1
 
 
 def test_unsound_use_is_refused() -> None:

@@ -7,6 +7,7 @@ from equipoise.core.errors import UsageError
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.methods.local import Local
+from equipoise.records.rounds import Bytes
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -43,8 +44,8 @@ def test_only_its_block_is_billed_and_there_is_no_whole_global_model(method: Met
     task = small_task()
     log = simulate(method, task, 1).logs[0]
     size = sum(task.init_params(0)[name].nbytes for name in task.blocks[shared])
-    assert log["bytes"] == {"up": 6 * size, "down": 6 * size}
-    assert log["global"] is None
+    assert log.bytes == Bytes(6 * size, 6 * size)
+    assert not log.global_
 
 
 @MIRRORS

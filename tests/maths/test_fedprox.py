@@ -18,7 +18,7 @@ def test_two_steps_by_hand() -> None:
 def test_mu_zero_is_fedavg_to_the_bit() -> None:
     fedavg, fedprox = (simulate(m, small_task(), 3, participation=0.5) for m in (FedAvg(), FedProx(mu=0.0)))
     assert largest_difference(fedavg.state(), fedprox.state()) == 0
-    assert [log["bytes"] for log in fedavg.logs] == [log["bytes"] for log in fedprox.logs]
+    assert [log.bytes for log in fedavg.logs] == [log.bytes for log in fedprox.logs]
 
 
 def test_long_training_ends_at_the_proximal_point() -> None:

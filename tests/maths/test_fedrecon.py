@@ -2,6 +2,7 @@ import pytest
 
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedrecon import FedRecon
+from equipoise.records.rounds import Bytes
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -31,12 +32,12 @@ def test_nothing_about_the_head_is_kept_or_sent() -> None:
     for name, value in run.store.state["l"].items():
         assert bool((value == start[name]).all())
     size = sum(start[name].nbytes for name in task.blocks["backbone"])
-    assert all(log["bytes"] == {"up": 3 * size, "down": 3 * size} for log in run.logs)
-    assert run.logs[-1]["global"] is None
+    assert all(log.bytes == Bytes(3 * size, 3 * size) for log in run.logs)
+    assert not run.logs[-1].global_
 
 
 def test_gradients_of_both_phases_are_counted_on_their_own_rows() -> None:
-    notes = simulate(FedRecon(recon_epochs=3, support=0.25), small_task(size_sigma=0.0), 1).logs[0]["notes"]
+    notes = simulate(FedRecon(recon_epochs=3, support=0.25), small_task(size_sigma=0.0), 1).logs[0].notes
     assert notes["gradients"] == [3 * 1 + 2 * 3] * 6  # 28 rows: 7 and 21, in batches of 8
 
 

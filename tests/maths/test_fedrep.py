@@ -2,6 +2,7 @@ import pytest
 
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedrep import FedRep
+from equipoise.records.rounds import Bytes
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -26,8 +27,8 @@ def test_backbones_alone_travel_and_both_phases_are_counted() -> None:
     task = small_task(size_sigma=0.0)
     log = simulate(FedRep(head_epochs=10), task, 1).logs[0]
     size = sum(task.init_params(0)[name].nbytes for name in task.blocks["backbone"])
-    assert log["bytes"] == {"up": 6 * size, "down": 6 * size}
-    assert log["notes"]["gradients"] == [(10 + 2) * 4] * 6
+    assert log.bytes == Bytes(6 * size, 6 * size)
+    assert log.notes["gradients"] == [(10 + 2) * 4] * 6
 
 
 def test_unsound_use_is_refused() -> None:

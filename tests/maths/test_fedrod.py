@@ -61,13 +61,13 @@ def test_with_equal_class_counts_the_generic_model_is_fedavgs() -> None:
     task = three_classes([0, 1, 2, 2, 1, 0], clients=3)
     fedrod, fedavg = simulate(FedRod(), task, 3), simulate(FedAvg(), task, 3)
     assert largest_difference(fedrod.params, fedavg.params) < 1e-14
-    assert [log["bytes"] for log in fedrod.logs] == [log["bytes"] for log in fedavg.logs]
-    assert fedrod.logs[-1]["global"] == pytest.approx(fedavg.logs[-1]["global"], abs=1e-12)
+    assert [log.bytes for log in fedrod.logs] == [log.bytes for log in fedavg.logs]
+    assert fedrod.logs[-1].global_ == pytest.approx(fedavg.logs[-1].global_, abs=1e-12)
 
 
 def test_personal_heads_fit_the_clients_own_classes_better() -> None:
     log = simulate(FedRod(), small_task(training=Training(epochs=5, lr=0.1, batch_size=8)), 15).logs[-1]
-    assert log["personal"]["loss"] < log["trained"]["loss"]
+    assert log.personal.loss < log.trained.loss
 
 
 def test_unsound_models_and_tasks_are_refused() -> None:

@@ -21,21 +21,21 @@ def test_the_score_is_that_of_the_chosen_rate_and_epochs():
     task = small_task("mlp")
     run = simulate(FedAvg(), task, 1)
     result = finetuned(run)
-    assert result["epochs"] > 0
-    rate = SHARES_OF_RATE.index(round(result["lr"] / task.training.lr, 6))
+    assert result.epochs > 0
+    rate = SHARES_OF_RATE.index(round(result.lr / task.training.lr, 6))
     ids, models = torch.arange(6), run.personal_models()[1]
     done = 0
-    for step, epochs in enumerate(EPOCHS[: EPOCHS.index(result["epochs"]) + 1]):
+    for step, epochs in enumerate(EPOCHS[: EPOCHS.index(result.epochs) + 1]):
         fit = Fit(
             models,
             torch.full((6,), epochs - done),
-            torch.full((6,), result["lr"], dtype=torch.float64),
+            torch.full((6,), result.lr, dtype=torch.float64),
             names=tuple(models),
             stream=rate * len(EPOCHS) + step + 1,
         )
         models, _, _ = task.fit_stack(ids, fit, {}, When(0, 2, task.training))
         done = epochs
-    assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(result["acc"], abs=1e-12)
+    assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(result.scores.acc, abs=1e-12)
 
 
 def test_among_equals_the_fewest_epochs_then_the_gentlest_rate():

@@ -10,6 +10,7 @@ import torch
 from equipoise.contract import Method, weighted_mean
 from equipoise.core import random
 from equipoise.core.trees import row
+from equipoise.records.rounds import Bytes
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.finetune import Finetune
 from equipoise.methods.local import Local
@@ -42,8 +43,8 @@ def test_bytes_are_those_of_the_model_times_those_who_take_part():
     size = sum(v.nbytes for v in task.init_params(0).values())
     for participation, clients in ((1.0, 6), (0.5, 3)):
         for log in simulate(FedAvg(), task, 2, participation=participation).logs:
-            assert log["bytes"] == {"up": clients * size, "down": clients * size}
-    assert all(log["bytes"] == {"up": 0, "down": 0} for log in simulate(Local(), task).logs)
+            assert log.bytes == Bytes(clients * size, clients * size)
+    assert all(log.bytes == Bytes(0, 0) for log in simulate(Local(), task).logs)
 
 
 def test_each_clients_bytes_and_rounds_are_counted():
@@ -58,7 +59,7 @@ def test_each_clients_bytes_and_rounds_are_counted():
 
 def test_all_methods_meet_the_same_cohorts():
     logs = [simulate(m, small_task("mlp"), 4, participation=0.5).logs for m in (FedAvg(), Finetune())]
-    assert [log["trained"] for log in logs[0]] == [log["trained"] for log in logs[1]]
+    assert [log.trained for log in logs[0]] == [log.trained for log in logs[1]]
 
 
 def test_named_evaluations_are_of_the_models_they_name():
@@ -67,15 +68,15 @@ def test_named_evaluations_are_of_the_models_they_name():
     one_less = simulate(Finetune(), task, 1)
     ids = torch.arange(6)
     received = task.evaluate_stack(ids, {k: v.expand(6, *v.shape) for k, v in one_less.params.items()}, "test")
-    assert run.logs[-1]["received"]["acc"] == pytest.approx(float(received["acc"].mean()))
+    assert run.logs[-1].received.acc == pytest.approx(float(received["acc"].mean()))
     trained = task.evaluate_stack(ids, run.store.local, "test")
-    assert run.logs[-1]["trained"]["loss"] == pytest.approx(float(trained["loss"].mean()))
+    assert run.logs[-1].trained.loss == pytest.approx(float(trained["loss"].mean()))
     personal = task.evaluate_stack(ids, run.personal_models()[1], "test")
-    assert run.logs[-1]["personal"]["acc"] == pytest.approx(float(personal["acc"].mean()))
-    assert run.logs[-1]["personal"] != run.logs[-1]["trained"]
+    assert run.logs[-1].personal.acc == pytest.approx(float(personal["acc"].mean()))
+    assert run.logs[-1].personal != run.logs[-1].trained
     whole = task.evaluate_server({k: v[None] for k, v in run.params.items()}, "test")
-    assert run.logs[-1]["global"]["acc"] == pytest.approx(float(whole["acc"][0]))
-    assert run.logs[-1]["trained"]["p10"] <= run.logs[-1]["trained"]["acc"]
+    assert run.logs[-1].global_.acc == pytest.approx(float(whole["acc"][0]))
+    assert run.logs[-1].trained.p10 <= run.logs[-1].trained.acc
 
 
 def test_absent_clients_keep_their_model_and_score():
@@ -107,7 +108,7 @@ class Poisoned(Method):
 def test_a_client_that_turns_non_finite_is_dropped_named_and_may_come_back(executor):
     task = small_task("mlp")
     run = simulate(Poisoned(), task, 3, executor)
-    assert [log["dropped"] for log in run.logs] == [[], [2], []]
+    assert [log.dropped for log in run.logs] == [[], [2], []]
     assert all(torch.isfinite(v).all() for v in run.params.values())
     assert all(torch.isfinite(v).all() for v in run.store.local.values())
     # Round 2 averaged the five others, with weights renormalised over them.
@@ -131,9 +132,9 @@ class AllPoisoned(Method):
 def test_a_round_that_loses_everybody_leaves_the_global_model_alone():
     task = small_task("mlp")
     run = simulate(AllPoisoned(), task, 2)
-    assert run.logs[-1]["dropped"] == list(range(6))
+    assert run.logs[-1].dropped == list(range(6))
     assert largest_difference(run.params, task.init_params(0)) == 0
-    assert run.logs[-1]["trained"]["acc"] is None  # nobody has a score yet
+    assert run.logs[-1].trained.acc is None  # nobody has a score yet
 
 
 def test_rounds_between_evaluations_have_no_scores_but_the_last_has():
@@ -141,7 +142,7 @@ def test_rounds_between_evaluations_have_no_scores_but_the_last_has():
 
     task = small_task("mlp")
     run = Simulation(FedAvg(), task, task.training, Schedule(5, 0, 1.0, "stacked", 2, True))
-    assert ["trained" in run.round() for _ in range(5)] == [False, True, False, True, True]
+    assert [run.round().evaluated for _ in range(5)] == [False, True, False, True, True]
 
 
 def test_models_of_clients_need_not_be_kept():
@@ -182,7 +183,7 @@ class BadSecondModel(Method):
 
 def test_a_client_whose_own_model_breaks_is_dropped_too():
     run = simulate(BadSecondModel(), small_task("mlp"), 2)
-    assert [log["dropped"] for log in run.logs] == [[1], [1]]
+    assert [log.dropped for log in run.logs] == [[1], [1]]
     assert all(torch.isfinite(v).all() for v in run.personal_models()[1].values())
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from equipoise.records.summary import convergence_round, summarise
+from equipoise.records.rounds import Bytes, RoundRecord
+from equipoise.records.scores import Evaluations, Scores
+from equipoise.records.summary import About, convergence_round, summarise
 from equipoise.report import tables
 from equipoise.report.page.pareto import draw, front
 from equipoise.report.paired import against_best, difference
@@ -43,19 +45,19 @@ def test_the_picture_is_written(tmp_path):
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
 
-def _logs(values, name="personal"):
+def _logs(values):
     return [
-        {
-            "round": t,
-            "seen": 1,
-            "dropped": [],
-            "bytes": {"up": 1, "down": 2},
-            "seconds": 0.5,
-            "global": None,
-            "trained": {"acc": v},
-            name: {"acc": v},
-            "val": {"global": None, "personal": {"acc": 1 - v}},
-        }
+        RoundRecord(
+            round=t,
+            clients=1,
+            seen=1,
+            test=Evaluations(global_=Scores(), trained=Scores({"acc": v}), personal=Scores({"acc": v})),
+            val=Evaluations(global_=Scores(), personal=Scores({"acc": 1 - v})),
+            train={},
+            bytes=Bytes(1, 2),
+            dropped=[],
+            seconds=0.5,
+        )
         for t, v in enumerate(values, 1)
     ]
 
@@ -69,11 +71,11 @@ def test_convergence_is_the_first_window_near_the_best_one():
 
 
 def test_best_is_by_validation_not_by_test():
-    summary = summarise({}, _logs([0.2, 0.9, 0.5]), "acc", True)
-    assert summary["best_round"] == 1  # validation is highest where test is lowest in this log
-    assert summary["best"]["personal"]["acc"] == 0.2
-    assert summary["personal"]["acc"] == 0.5  # the last
-    assert summary["bytes"] == {"up": 3, "down": 6}
+    summary = summarise(About(method="m", task="t", model="", seed=0), _logs([0.2, 0.9, 0.5]), "acc", True)
+    assert summary.best_round == 1  # validation is highest where test is lowest in this log
+    assert summary.best.personal.acc == 0.2
+    assert summary.personal.acc == 0.5  # the last
+    assert summary.bytes == Bytes(3, 6)
 
 
 def test_cells_write_themselves_for_people():

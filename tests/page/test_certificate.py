@@ -34,8 +34,8 @@ def test_the_largest_gain_is_that_of_the_best_deviation_tried() -> None:
     mine = utility(torch.full((6,), 2), torch.full((6,), 0.05, dtype=torch.float64))
     others = torch.stack([utility(epochs_of(a[:, 0], 20), rate_of(a[:, 1], 1e-3, 1e-1)) for a in u])
     gains = (others.max(0).values / mine - 1).clamp(min=0)
-    assert found["clients"]["largest"] == pytest.approx(float(gains.max()), rel=1e-6)
-    assert found["clients"]["mean"] == pytest.approx(float(gains.mean()), rel=1e-6)
+    assert found.clients.largest == pytest.approx(float(gains.max()), rel=1e-6)
+    assert found.clients.mean == pytest.approx(float(gains.mean()), rel=1e-6)
 
 
 def test_the_servers_gain_by_hand() -> None:
@@ -48,8 +48,8 @@ def test_the_servers_gain_by_hand() -> None:
     u = torch.rand(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     other = torch.softmax((2 * u - 1) * torch.tensor(10.0).log().double(), -1)
     gain = float(((n / n.sum()) @ f) / (other @ f).min() - 1)
-    assert found["server"]["gain"] == pytest.approx(max(0.0, gain), rel=1e-5)
-    assert found["epsilon"] >= found["server"]["gain"]
+    assert found.server.gain == pytest.approx(max(0.0, gain), rel=1e-5)
+    assert found.epsilon >= found.server.gain
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_a_certificate_leaves_the_run_as_it_was(method: Method) -> None:
     found = certify(sim, samples=2)
     assert largest_difference(sim.state(), untouched.state()) == 0.0
     assert found == certify(sim, samples=2)
-    assert found["clients"]["largest"] >= found["clients"]["mean"] >= 0.0
+    assert found.clients.largest >= found.clients.mean >= 0.0
 
 
 def test_where_training_changes_nothing_nobody_gains() -> None:
     """Rates so small that every deviation gives the same model: an exact equilibrium of the clients."""
     method = Page(adapt="alpha,eta", lr_low=1e-300, lr_high=2e-300, warmup=0, replay=8, agent_batch=2)
-    assert certify(simulate(method, small_task(), 2), samples=3)["clients"]["largest"] < 1e-12
+    assert certify(simulate(method, small_task(), 2), samples=3).clients.largest < 1e-12
 
 
 def test_bad_use_is_refused() -> None:

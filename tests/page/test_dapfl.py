@@ -24,7 +24,7 @@ def test_state_reward_and_weights_by_hand() -> None:
 
 def test_rates_stay_in_the_published_range_and_agents_learn() -> None:
     sim = simulate(DapFL(warmup=2, replay=16), small_task(), 5)
-    rates = [rate for log in sim.logs for rate in log["decisions"]["lr"]]
+    rates = [rate for log in sim.logs for rate in log.decisions["lr"]]
     assert min(rates) >= 1e-4
     assert max(rates) <= 1e-2
     assert int(sim.store.state["player"]["agent"]["updates"].min()) > 0

@@ -63,12 +63,12 @@ def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     method = Page(resources=str(ranges), warmup=2, agent_batch=4, replay=16, window=0)
     loop, stacked = (simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.state(), stacked.state()) < 1e-7
-    notes = stacked.logs[-1]["notes"]
+    notes = stacked.logs[-1].notes
     assert len(notes["excess"]) == len(notes["multiplier"]) == len(notes["joules"]) == 6
     assert max(notes["multiplier"]) > 0
     first = stacked.logs[0]
-    broken = [over > 0 for over in first["notes"]["excess"]]
-    risen = [value > 0 for value in stacked.logs[1]["notes"]["multiplier"]]
+    broken = [over > 0 for over in first.notes["excess"]]
+    risen = [value > 0 for value in stacked.logs[1].notes["multiplier"]]
     assert broken == risen
     held = stacked.store.state["energy"]
     again = simulate(method, small_task(), 3).store.state["energy"]

@@ -23,10 +23,10 @@ def test_rate_weights_and_momentum_by_hand() -> None:
     received = task.evaluate_stack(torch.arange(6), everybody(sim.initial), "train")
     # The only round is the last one: rates are at a tenth of the rule's, and the weights are equal.
     rates = (0.1 * (received["loss"] / 0.5).sqrt()).clamp(0.01, 0.1) * 0.1
-    decided = sim.logs[0]["train"]["lr"]
+    decided = sim.logs[0].train["lr"]
     assert decided["min"] == pytest.approx(float(rates.min()))
     assert decided["max"] == pytest.approx(float(rates.max()))
-    assert sim.logs[0]["train"]["epochs"]["mean"] == 8
+    assert sim.logs[0].train["epochs"].mean == 8
     mean = {name: value.mean(0) for name, value in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12
 
@@ -74,7 +74,7 @@ def test_a_residual_of_zero_is_the_rule_and_of_one_its_bound() -> None:
 def test_random_control_stays_in_the_range_and_differs_from_the_rule() -> None:
     task = small_task()
     sim = simulate(Equilibrium(control="random"), task, 2)
-    epochs = sim.logs[0]["decisions"]["epochs"]
+    epochs = sim.logs[0].decisions["epochs"]
     assert min(epochs) >= 4
     assert max(epochs) <= 16
     assert len(set(epochs)) > 1
@@ -91,8 +91,8 @@ def test_the_learned_residual_is_one_agent_fed_by_all(monkeypatch: pytest.Monkey
     assert int(agent["updates"]) == 4 * 2
     held = stacked.store.state["player"]
     assert largest_difference(agent["replay"]["action"][18:24], held["transition"]["action"]) == 0.0
-    rate = stacked.logs[0]["train"]["lr"]
-    rule = simulate(Equilibrium(), small_task(), 5).logs[0]["train"]["lr"]
+    rate = stacked.logs[0].train["lr"]
+    rule = simulate(Equilibrium(), small_task(), 5).logs[0].train["lr"]
     assert rate["mean"] != rule["mean"]
 
 

@@ -62,7 +62,7 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
     trained_loss = task.evaluate_stack(ids, sim.store.local, "val")["loss"]
     assert largest_difference(held["reward"], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
-    assert sim.logs[0]["decisions"]["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
+    assert sim.logs[0].decisions["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
     assert int(held["agent"]["stored"].sum()) == 0  # the transition closes a round later
 
     sim.round()
@@ -81,7 +81,7 @@ def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
     accs = task.evaluate_server(uploads, "public")["acc"]
     state = sim.server_state["player"]
     assert largest_difference(state["state"], accs) < 1e-12
-    p = torch.tensor(sim.logs[0]["notes"]["p"], dtype=torch.float64)
+    p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert bool((p > 0).all())
     f = task.evaluate_stack(torch.arange(6), uploads, "val")["loss"]
@@ -96,11 +96,11 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
     sim = simulate(Page(adapt=adapt, **SHORT), task, 4)
     factors = adapt.split(",")
     last = sim.logs[-1]
-    assert (last["train"]["epochs"]["min"] != last["train"]["epochs"]["max"]) == ("alpha" in factors)
-    assert (last["train"]["lr"]["min"] != last["train"]["lr"]["max"]) == ("eta" in factors)
-    assert ("p" in last["notes"]) == ("p" in factors)
+    assert (last.train["epochs"].min != last.train["epochs"].max) == ("alpha" in factors)
+    assert (last.train["lr"].min != last.train["lr"].max) == ("eta" in factors)
+    assert ("p" in last.notes) == ("p" in factors)
     if "alpha" not in factors:
-        assert last["train"]["epochs"]["mean"] == task.training.epochs
+        assert last.train["epochs"].mean == task.training.epochs
 
 
 @pytest.mark.parametrize("options", [{}, {"as_published": True}, {"base": "scaffold", "adapt": "alpha,eta"}])
@@ -124,8 +124,8 @@ def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() 
     absent = [k for k in range(6) if k not in sim.store.ids.tolist()]
     assert len(absent) == 3
     assert sim.server_state["accs"][absent].tolist() == [0.0] * 3
-    assert len(sim.logs[0]["notes"]["p"]) == 3
-    assert sum(sim.logs[0]["notes"]["p"]) == pytest.approx(1.0, abs=1e-5)
+    assert len(sim.logs[0].notes["p"]) == 3
+    assert sum(sim.logs[0].notes["p"]) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_as_published_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
@@ -157,25 +157,25 @@ def test_the_game_ends_when_neither_utility_evolves() -> None:
 def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
     method = Page(warmup=0, window=2, tolerance=1e9, agent_batch=4, replay=8)
     logs = simulate(method, small_task(), 4).logs
-    assert ["stop" in log for log in logs] == [False, False, False, True]
-    assert "equilibrium" in logs[-1]["stop"]
+    assert [log.stop is not None for log in logs] == [False, False, False, True]
+    assert "equilibrium" in logs[-1].stop
 
 
 def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -> None:
     task = small_task()
     plain, biased = (simulate(Page(bias=bias, **SHORT), task, 1) for bias in ("1:1", "100:1"))
     error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial), "val")["acc"]
-    tilted = torch.tensor(plain.logs[0]["notes"]["p"]).double() * (error + LEAST_ERROR) ** 2
+    tilted = torch.tensor(plain.logs[0].notes["p"]).double() * (error + LEAST_ERROR) ** 2
     expected = (tilted / tilted.sum()).tolist()
-    assert biased.logs[0]["notes"]["p"] == pytest.approx(expected, rel=1e-4)
+    assert biased.logs[0].notes["p"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone() -> None:
     task = small_task()
     plain, biased = (simulate(Page(bias=bias, **SHORT), task, 3) for bias in ("1:1", "1:10"))
     assert largest_difference(plain.params, biased.params) == 0.0
-    assert plain.logs[-1]["personal"] == plain.logs[-1]["trained"]
-    assert biased.logs[-1]["personal"] != biased.logs[-1]["trained"]
+    assert plain.logs[-1].personal == plain.logs[-1].trained
+    assert biased.logs[-1].personal != biased.logs[-1].trained
 
 
 def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:

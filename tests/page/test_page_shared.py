@@ -153,12 +153,12 @@ def test_transitions_by_hand() -> None:
     left = torch.zeros(6, dtype=torch.float64)  # one round asked for, and it is the last
     first = torch.stack([before["acc"], before["loss"].log(), nothing, nothing, left, nothing, nothing], 1)
     assert largest_difference(held["state"], first) < 1e-12
-    assert sim.logs[0]["decisions"]["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
+    assert sim.logs[0].decisions["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
 
     # The server: its weights, what it saw, what it is paid.
     follower = sim.server_state["follower"]
     seen = cohort.features(trained["acc"], before["loss"], trained["loss"], task.sizes(ids))
-    p = torch.tensor(sim.logs[0]["notes"]["p"], dtype=torch.float64)
+    p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert float(follower["reward"]) == pytest.approx(float(1 / (p @ trained["loss"])), rel=1e-4)
     mean = {name: torch.tensordot(p, value, 1) for name, value in uploads.items()}
@@ -199,8 +199,8 @@ def test_chance_decides_until_the_agents_have_learned() -> None:
     """The warm-up is over, but nothing has been learned: with so large a batch, not even in the last round."""
     task = small_task()
     early, never = (simulate(PageShared(warmup=1, window=0, agent_batch=batch), task, 4, seed=5) for batch in (2, 1000))
-    assert early.logs[0]["decisions"] == never.logs[0]["decisions"]
-    assert early.logs[-1]["decisions"] != never.logs[-1]["decisions"]
+    assert early.logs[0].decisions == never.logs[0].decisions
+    assert early.logs[-1].decisions != never.logs[-1].decisions
     assert int(never.server_state["leader"]["updates"]) == 0
     assert int(never.server_state["leader"]["stored"]) == 18
 
@@ -210,10 +210,10 @@ def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> Non
     sim = simulate(PageShared(**SHORT), task, 8, participation=0.5)
     turns = torch.zeros(6, dtype=torch.int64)
     for log in sim.logs:
-        turns[log["ids"]] += 1
-        assert len(log["notes"]["p"]) == 3
-        assert sum(log["notes"]["p"]) == pytest.approx(1.0, abs=1e-5)
-        assert min(log["notes"]["p"]) > 0
+        turns[log.ids] += 1
+        assert len(log.notes["p"]) == 3
+        assert sum(log.notes["p"]) == pytest.approx(1.0, abs=1e-5)
+        assert min(log.notes["p"]) > 0
     held = sim.store.state["player"]["turns"]
     assert held.tolist() == turns[torch.from_numpy(sim.store.ids)].tolist()
     assert int(sim.server_state["leader"]["stored"]) == int((turns - 1).clamp(min=0).sum())
@@ -243,7 +243,8 @@ def test_the_actor_and_the_transitions_are_billed() -> None:
     sim = simulate(PageShared(**SHORT), task, 1)
     plain = simulate(PageShared(**SHORT, adapt="p"), task, 1)
     actor = tree_bytes(ddpg.export(PageShared().leader(task), sim.server_state["leader"]))
-    down, up = (sim.logs[0]["bytes"][way] - plain.logs[0]["bytes"][way] for way in ("down", "up"))
+    ours, theirs = sim.logs[0].bytes, plain.logs[0].bytes
+    down, up = ours.down - theirs.down, ours.up - theirs.up
     assert down == 6 * (actor + 1)
     assert up == 6 * (8 * (7 + 2 + 1 + 7) + 1)
 
@@ -253,9 +254,9 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
     task = small_task()
     last = simulate(PageShared(adapt=adapt, **SHORT), task, 4).logs[-1]
     factors = adapt.split(",")
-    assert (last["train"]["epochs"]["min"] != last["train"]["epochs"]["max"]) == ("alpha" in factors)
-    assert (last["train"]["lr"]["min"] != last["train"]["lr"]["max"]) == ("eta" in factors)
-    assert ("p" in last["notes"]) == ("p" in factors)
+    assert (last.train["epochs"].min != last.train["epochs"].max) == ("alpha" in factors)
+    assert (last.train["lr"].min != last.train["lr"].max) == ("eta" in factors)
+    assert ("p" in last.notes) == ("p" in factors)
 
 
 def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
@@ -273,7 +274,7 @@ def test_noise_fades_after_the_warm_up() -> None:
 
 def test_a_run_stops_at_the_equilibrium() -> None:
     method = PageShared(warmup=0, window=2, tolerance=1e9, agent_batch=2)
-    assert "equilibrium" in simulate(method, small_task(), 4).logs[-1]["stop"]
+    assert "equilibrium" in simulate(method, small_task(), 4).logs[-1].stop
 
 
 @pytest.mark.parametrize(

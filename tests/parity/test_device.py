@@ -60,7 +60,7 @@ def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
     assert build_task(settings).newcomers.device == FAR
     assert found["executor"].endswith("on meta")
     monkeypatch.undo()
-    assert run(settings, tmp_path / "here")["newcomers"]["5"] == pytest.approx(found["newcomers"]["5"])
+    assert run(settings, tmp_path / "here").newcomers.after[5] == pytest.approx(found.newcomers.after[5])
 
 
 def test_the_device_is_chosen_and_named(monkeypatch):

@@ -16,8 +16,8 @@ def test_stacked_equals_loop(name: str, participation: float) -> None:
     )
     assert largest_difference(loop.state(), stacked.state()) < 1e-9
     for one, other in zip(loop.logs, stacked.logs, strict=True):
-        assert one["bytes"] == other["bytes"]
-        assert one["trained"] == pytest.approx(other["trained"], abs=1e-9)
+        assert one.bytes == other.bytes
+        assert one.trained == pytest.approx(other.trained, abs=1e-9)
 
 
 @pytest.mark.parametrize("closed_form", [True, False])

@@ -19,7 +19,7 @@ from equipoise.runtime.arena import Arena, Layout
 from equipoise.runtime.choose import Choice
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import Workers
-from helpers import largest_difference, small_task
+from helpers import largest_difference, small_task, timeless
 
 
 def _run(method, task, workers, rounds=2, participation=1.0):
@@ -27,7 +27,7 @@ def _run(method, task, workers, rounds=2, participation=1.0):
     schedule = Schedule(rounds, 0, participation, "loop", 1, True)
     simulation = Simulation(method, task, task.training, schedule, make)
     logs = [simulation.round() for _ in range(rounds)]
-    return simulation, [{k: v for k, v in log.items() if k != "seconds"} for log in logs]
+    return simulation, [timeless(log) for log in logs]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedala", "fedrod", "page"])

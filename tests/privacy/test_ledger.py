@@ -34,9 +34,9 @@ def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> N
     ledger = Ledger(Privacy(1.0, noise), 10, 10, True, amplified=True)
     for _ in range(rounds):
         told = ledger.after(np.arange(10), 10)
-    assert delta_of(told["epsilon_server"], 2 * math.sqrt(rounds) / noise) == pytest.approx(1e-5, rel=1e-4)
-    assert delta_of(told["epsilon"], 2 * math.sqrt(rounds / 9) / noise) == pytest.approx(1e-5, rel=1e-4)
-    assert told["uploads"] == rounds
+    assert delta_of(told.epsilon_server, 2 * math.sqrt(rounds) / noise) == pytest.approx(1e-5, rel=1e-4)
+    assert delta_of(told.epsilon, 2 * math.sqrt(rounds / 9) / noise) == pytest.approx(1e-5, rel=1e-4)
+    assert told.uploads == rounds
 
 
 def test_cohorts_are_amplified_as_the_library_does_it() -> None:
@@ -47,8 +47,8 @@ def test_cohorts_are_amplified_as_the_library_does_it() -> None:
     library = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(2.0))
     library.compose(event, 100)
-    assert told["epsilon"] == pytest.approx(library.get_epsilon(1e-5), rel=1e-9)
-    assert told["epsilon"] == pytest.approx(5.379, abs=1e-3)
+    assert told.epsilon == pytest.approx(library.get_epsilon(1e-5), rel=1e-9)
+    assert told.epsilon == pytest.approx(5.379, abs=1e-3)
 
 
 def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() -> None:
@@ -56,28 +56,28 @@ def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() 
     for t in range(10):
         ids = np.arange(10) + 10 * (t % 5)
         one, other = hidden.after(ids, 10), known.after(ids, 10)
-    assert other["epsilon"] == pytest.approx(gaussian_epsilon(2 * 4 / (0.25 * 9), 1e-5))
-    assert one["epsilon"] <= other["epsilon"]
-    assert other["uploads"] == 2
+    assert other.epsilon == pytest.approx(gaussian_epsilon(2 * 4 / (0.25 * 9), 1e-5))
+    assert one.epsilon <= other.epsilon
+    assert other.uploads == 2
 
 
 def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_but_the_uploads() -> None:
     few, many = (Ledger(Privacy(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2))
-    assert few.after(np.arange(10), 3)["epsilon"] > many.after(np.arange(10), 10)["epsilon"]
-    before = many.figures()
+    assert few.after(np.arange(10), 3).epsilon > many.after(np.arange(10), 10).epsilon
+    before = many.spent()
     after = many.after(np.arange(10), 0)
-    assert after["epsilon"] == before["epsilon"]
-    assert after["epsilon_server"] > before["epsilon_server"]
+    assert after.epsilon == before.epsilon
+    assert after.epsilon_server > before.epsilon_server
 
 
 def test_one_reply_is_no_better_hidden_than_the_upload() -> None:
     told = Ledger(Privacy(1.0, 5.0), 1, 1, True, amplified=True).after(np.arange(1), 1)
-    assert told["epsilon"] == told["epsilon_server"]
+    assert told.epsilon == told.epsilon_server
 
 
 def test_nothing_sent_costs_nothing_and_no_noise_promises_nothing() -> None:
-    assert Ledger(Privacy(1.0, 1.0), 3, 3, False, amplified=True).after(np.arange(3), 3)["epsilon"] == 0
-    assert Ledger(Privacy(1.0), 3, 3, True, amplified=True).after(np.arange(3), 3)["epsilon"] is None
+    assert Ledger(Privacy(1.0, 1.0), 3, 3, False, amplified=True).after(np.arange(3), 3).epsilon == 0
+    assert Ledger(Privacy(1.0), 3, 3, True, amplified=True).after(np.arange(3), 3).epsilon is None
 
 
 def test_a_resumed_run_goes_on_counting() -> None:
@@ -94,7 +94,7 @@ def test_a_resumed_run_goes_on_counting() -> None:
     for _ in range(2):
         first.round()
     second.load(first.state(), 2)
-    assert [second.round()["privacy"] for _ in range(2)] == [log["privacy"] for log in logs[2:]]
+    assert [second.round().privacy for _ in range(2)] == [log.privacy for log in logs[2:]]
 
 
 def test_a_client_s_own_budget_holds_over_runs(tmp_path: Path) -> None:

@@ -123,10 +123,10 @@ def test_workers_equal_loop_under_privacy() -> None:
 def test_bytes_and_blocks_are_those_of_the_method() -> None:
     task = small_task("mlp")
     one, other = simulate(FedPer(), task, 1), simulate(private(FedPer(), Privacy(0.5, 0.3)), task, 1)
-    assert one.logs[0]["bytes"] == other.logs[0]["bytes"]
+    assert one.logs[0].bytes == other.logs[0].bytes
     head = task.blocks["head"]
     assert largest_difference({n: one.params[n] for n in head}, {n: other.params[n] for n in head}) == 0
-    assert simulate(private(Local(), Privacy(0.5, 0.3)), task, 1).logs[0]["bytes"]["up"] == 0
+    assert simulate(private(Local(), Privacy(0.5, 0.3)), task, 1).logs[0].bytes.up == 0
 
 
 @pytest.mark.parametrize(

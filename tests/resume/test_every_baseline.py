@@ -7,7 +7,7 @@ import pytest
 from equipoise.core import files as checkpoint
 from equipoise.methods import all_methods
 from equipoise.runtime.round import Schedule, Simulation
-from helpers import largest_difference, simulate, small_task
+from helpers import largest_difference, simulate, small_task, timeless
 
 OTHERS = ("dapfl", "equilibrium")  # see tests/resume/test_control.py
 BASELINES = {name: m for name, m in all_methods().items() if m.__module__.count(".") == 2 and name not in OTHERS}
@@ -25,7 +25,7 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
     logs += [second.round(), second.round()]
     assert largest_difference(whole.state(), second.state()) == 0
     for one, other in zip(whole.logs, logs, strict=True):
-        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+        assert timeless(one) == timeless(other)
 
 
 @pytest.mark.parametrize("name", BASELINES)
