@@ -20,6 +20,7 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 from equipoise.core import files as checkpoint
 from equipoise.flower import options, project
 from equipoise.records.folder import Folder
+from equipoise.records.rounds import RoundRecord
 from equipoise.runs import running as runs
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
@@ -57,7 +58,7 @@ def _row(tree: Any, k: int) -> Any:
     return {name: _row(value, k) for name, value in tree.items()} if isinstance(tree, dict) else tree[k]
 
 
-def logs_of(app: Path) -> list[dict[str, Any]]:
+def logs_of(app: Path) -> list[RoundRecord]:
     return Folder(app / "run").records()
 
 

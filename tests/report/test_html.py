@@ -11,11 +11,18 @@ import torch
 
 from equipoise.cli import main
 from equipoise.core.errors import UsageError
+from equipoise.records.folder import Folder
+from equipoise.records.rounds import Spread
 from equipoise.report import folders
-from equipoise.report.page import drawing, figures, heat, html, pareto, shares, text
+from equipoise.report.page import drawing, frame, heat, html, pareto, plane, shares, spending
+from equipoise.report.page.repeat import command
+from equipoise.report.page.sections import draw
+from equipoise.report.page.table import table
+from equipoise.report.reading import Group, Run, read
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings, read_config
 from equipoise.tasks.classify import Classify
+from helpers_records import NO_SUMMARY, line, record, scores
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
 
@@ -65,7 +72,7 @@ def test_utilities_have_an_axis_of_their_own(page_run: Path) -> None:
     _, plots = drawn(page_run)
     scores = plots["plot-0"]
     utility = [trace for trace in scores["data"] if trace["name"] == "utility, local"]
-    noted = folders.read(page_run).note("log_utility_local")
+    noted = read(page_run).note("log_utility_local")
     assert utility[0]["yaxis"] == "y2"
     assert utility[0]["y"] == pytest.approx(np.exp(list(noted.values())), rel=1e-3)
 
@@ -114,11 +121,11 @@ def test_grid_is_a_mean_and_bounded() -> None:
 
 def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
     logs = [
-        {"round": 1, "clients": 2, "ids": [0, 3], "dropped": [], "notes": {"p": [0.25, 0.75], "part": [0, 3]}},
-        {"round": 2, "clients": 2, "ids": [1, 3], "dropped": [1], "notes": {"p": [1.0]}},
+        record(1, clients=2, ids=[0, 3], notes={"p": [0.25, 0.75], "part": [0, 3]}),
+        record(2, clients=2, ids=[1, 3], dropped=[1], notes={"p": [1.0]}),
     ]
-    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(log) + "\n" for log in logs))
-    run = folders.Run(tmp_path, {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
+    Folder(tmp_path).write_rounds(logs)
+    run = Run(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
     found = heat.grids(run)
     expected = [[0.25, np.nan], [np.nan] * 2, [np.nan] * 2, [0.75, 1.0]]  # the dropped client has no weight
     np.testing.assert_array_equal(found["p"].mean(), expected)
@@ -129,41 +136,40 @@ def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = "--clients 6 --epochs 1 --rounds 2 --participation 0.5 --executor stacked --quiet".split()
     assert main(["run", *options, "--out", str(out)]) == 0
-    assert all(len(log["ids"]) == 3 == log["clients"] for log in folders.rounds(out))
+    assert all(len(log.ids or []) == 3 == log.clients for log in Folder(out).stream())
 
 
 def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     clients, rounds = 1000, 1000
     rng = np.random.default_rng(0)
-    scores = {"acc": 0.5, "loss": 1.0, "std": 0.1, "p10": 0.2}
+    each = {"acc": 0.5, "loss": 1.0, "std": 0.1, "p10": 0.2}
+    test = scores(global_={"acc": 0.5, "loss": 1.0}, received=each, trained=each, personal=each)
     with open(tmp_path / "rounds.jsonl", "w") as file:
         for t in range(1, rounds + 1):
-            log = {"round": t, "clients": clients, "seen": clients, "global": {"acc": 0.5, "loss": 1.0}}
-            log |= dict.fromkeys(("received", "trained", "personal"), scores)
-            log |= {"train": {"epochs": {"mean": 10, "min": 1, "max": 20}}, "bytes": {"up": 1, "down": 1}}
-            log |= {"decisions": {"epochs": rng.integers(1, 20, clients).tolist()}, "dropped": [], "seconds": 0.1}
-            log |= {"notes": {"part": rng.integers(0, 4, clients).tolist()}}
-            file.write(json.dumps(log) + "\n")
+            decisions = {"epochs": rng.integers(1, 20, clients).tolist()}
+            notes = {"part": rng.integers(0, 4, clients).tolist()}
+            train = {"epochs": Spread(10, 1, 20)}
+            file.write(line(t, clients=clients, test=test, train=train, decisions=decisions, notes=notes))
     (tmp_path / "config.json").write_text(json.dumps({"method": "page", "task": "synthetic", "seed": 0}))
     table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]
     (tmp_path / "clients.csv").write_text("\n".join(table))
     held = [f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rng.integers(0, 50, (clients, 10)).tolist())]
     (tmp_path / "labels.csv").write_text("\n".join(["client,0,1,2,3,4,5,6,7,8,9", *held]))
-    page = html.draw(folders.gather([tmp_path]), "")
-    assert len(page) - len(html._plotly()) < 3_000_000
+    page = draw(folders.gather([tmp_path]), "")
+    assert len(page) - len(frame.plotly()) < 3_000_000
     assert "not finished" in page
     assert {"Parts given, over rounds", "Parts given, by evenness of labels", "Partition"} <= set(titles(page))
 
 
 def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
     logs = [
-        {"round": 1, "clients": 4, "dropped": [], "notes": {"part": [0, 0, 1, 3]}},
-        {"round": 2, "clients": 2, "ids": [0, 3], "dropped": [], "notes": {"part": [2, 3]}},
+        record(1, clients=4, notes={"part": [0, 0, 1, 3]}),
+        record(2, clients=2, ids=[0, 3], notes={"part": [2, 3]}),
     ]
-    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(log) + "\n" for log in logs))
+    Folder(tmp_path).write_rounds(logs)
     # Client 0 has one class, clients 1 and 2 two alike, client 3 one in four of the other.
     labels = {"client": [0.0, 1.0, 2.0, 3.0], "0": [8.0, 4.0, 2.0, 3.0], "1": [0.0, 4.0, 2.0, 1.0]}
-    run = folders.Run(tmp_path, {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
+    run = Run(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
     found = shares.counted(run)
     assert found
     assert found[0].tolist() == [[2, 1, 0, 1], [0, 0, 1, 1]]
@@ -215,11 +221,11 @@ def test_long_lines_are_thinned_and_keep_their_ends() -> None:
 
 
 def test_lower_errors_are_the_front() -> None:
-    def group(label: str, ours: float, theirs: float) -> folders.Group:
-        log = {"round": 1, "global": {"error": ours}, "personal": {"error": theirs}, "trained": {"error": theirs}}
-        return folders.Group(label, [folders.Run(Path(), {}, [log], None, {}, {})])
+    def group(label: str, ours: float, theirs: float) -> Group:
+        test = scores(global_={"error": ours}, personal={"error": theirs}, trained={"error": theirs})
+        return Group(label, [Run(Folder(Path()), {}, [record(test=test)], None, {}, {})])
 
-    found = figures.both_sides([group("a", 0.1, 0.2), group("b", 0.3, 0.4)], drawing.Score("error"))
+    found = plane.both_sides([group("a", 0.1, 0.2), group("b", 0.3, 0.4)], drawing.Score("error"))
     assert found
     assert found["data"][0]["x"] == [0.1]
 
@@ -245,19 +251,19 @@ def test_labels_tell_equal_methods_apart(tmp_path: Path) -> None:
         folder = tmp_path / str(lr)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"method": "fedavg", "task": "synthetic", "seed": 0, "lr": lr}))
-        (folder / "rounds.jsonl").write_text('{"round": 1, "trained": {"acc": 1.0}}\n{"round": 2, "tra')
+        (folder / "rounds.jsonl").write_text(line(test=scores(trained={"acc": 1.0})) + '{"round": 2, "tra')
     groups = folders.gather([tmp_path])
     assert [group.label for group in groups] == ["fedavg lr=0.1", "fedavg lr=0.2"]
-    assert len(groups[0].first.logs) == 1  # the line that was cut short does not count
+    assert len(groups[0].first.records) == 1  # the line that was cut short does not count
 
 
 def test_command_says_what_is_not_default() -> None:
     config = {"method": "fedprox", "task": "synthetic", "rounds": 100, "mu": 0.5, "save_personal": False}
-    assert text.command(config) == "equipoise run --method fedprox --task synthetic --mu 0.5 --no-save-personal"
+    assert command(config) == "equipoise run --method fedprox --task synthetic --mu 0.5 --no-save-personal"
 
 
 def test_script_in_a_name_stays_text() -> None:
-    assert "<script>" not in text.table([("<script>", True)], [[("<script>", None, False)]])
+    assert "<script>" not in table([("<script>", True)], [[("<script>", None, False)]])
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +279,14 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("config.json", b"{}"),
         ("rounds.jsonl", b'{"round": 1}\n'),
         ("rounds.jsonl", b"\xff\xfe\x00\n"),
+        ("rounds.jsonl", line(bytes={"up": "many", "down": 0}).encode()),
+        ("rounds.jsonl", line(train={"lr": {"mean": 1, "min": 1, "max": 1, "mode": 1}}).encode()),
         ("summary.json", b"[1]"),
+        ("summary.json", b'{"method": "fedavg"'),
+        ("summary.json", b'{"method": "fedavg"}'),
+        ("summary.json", json.dumps({**NO_SUMMARY, "rounds": "1"}).encode()),
+        ("summary.json", json.dumps({**NO_SUMMARY, "personal": {"acc": True}}).encode()),
+        ("summary.json", json.dumps({**NO_SUMMARY, "bytes": {"up": 1, "down": 2, "sideways": 3}}).encode()),
         ("clients.csv", b"client,samples\n1\n"),
         ("labels.csv", b""),
     ],
@@ -290,13 +303,29 @@ def test_damaged_files_are_one_line(
         assert re.fullmatch(r"equipoise: .*another version.*\n", capsys.readouterr().err)
 
 
+def test_a_page_of_several_runs_overwrites_none_of_theirs(
+    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, method in zip(folders, ("fedavg", "local"), strict=True):
+        shutil.copytree(comparison / method / "seed-0", folder)
+        (folder / "report.html").write_text("its own")
+    assert main(["report", *map(str, folders)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report-a-b.html'}\n"
+    assert "2 methods on synthetic" in (tmp_path / "report-a-b.html").read_text()
+    assert [(folder / "report.html").read_text() for folder in folders] == ["its own"] * 2
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert "report-NAMES.html" in capsys.readouterr().out
+
+
 def test_without_plotly_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> str:
         raise UsageError("it needs Plotly: pip install 'equipoise[report]'")
 
-    monkeypatch.setattr(html, "_plotly", missing)
+    monkeypatch.setattr(frame, "plotly", missing)
     options = [
         "--clients",
         "4",
@@ -315,7 +344,7 @@ def test_without_plotly_a_run_goes_on(
 
 
 def test_a_failing_picture_does_not_fail_the_run(page_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "seconds", lambda groups, score: 1 / 0)
+    monkeypatch.setattr(spending, "seconds", lambda groups, score: 1 / 0)
     assert html.offer(page_run).startswith("report: ")  # drawn already
     (page_run / "summary.json").touch()
     assert html.offer(page_run).startswith("no report: drawing it failed (ZeroDivisionError")

@@ -8,21 +8,25 @@ import pytest
 from rich.console import Console
 
 from equipoise.cli import main
+from equipoise.records.rounds import Bytes, Spread
 from equipoise.report.terminal import live
+from equipoise.report.terminal.tail import Tail
+from equipoise.report.terminal.words import BLOCKS, duration, sparkline
+from helpers_records import line, scores
 
 
-def shown(tails: list[live.Tail]) -> str:
-    console = Console(width=140, file=io.StringIO())
-    console.print(live.frame(tails))
+def shown(tails: list[Tail], width: int = 140) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(live.frame(tails, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def log(t: int, acc: float) -> str:
-    scores = {"acc": acc, "loss": 1.0}
-    train = {"epochs": {"mean": 2.0 * t, "min": 1.0, "max": 9.0}}
-    rest = {"train": train, "bytes": {"up": 10**6, "down": 2 * 10**6}, "dropped": [], "seconds": 2.0}
-    return json.dumps({"round": t, "global": None, "trained": scores, "personal": scores, **rest}) + "\n"
+    each = {"acc": acc, "loss": 1.0}
+    train = {"epochs": Spread(2.0 * t, 1.0, 9.0)}
+    test = scores(trained=each, personal=each)
+    return line(t, test=test, train=train, bytes=Bytes(10**6, 2 * 10**6), seconds=2.0)
 
 
 @pytest.fixture
@@ -32,18 +36,18 @@ def growing(tmp_path: Path) -> Path:
 
 
 def test_courses() -> None:
-    assert live.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == live.BLOCKS
-    assert live.sparkline([5.0, 5.0]) == "▁▁"
-    assert live.sparkline([]) == ""
-    assert len(live.sparkline(range(1000))) == live.WIDTH
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == BLOCKS
+    assert sparkline([5.0, 5.0], 40) == "▁▁"
+    assert sparkline([], 40) == ""
+    assert len(sparkline(range(1000), 40)) == 40
 
 
 def test_durations() -> None:
-    assert [live.duration(s) for s in (3, 61, 7260)] == ["3 s", "1 min 01 s", "2 h 01 min"]
+    assert [duration(s) for s in (3, 61, 7260)] == ["3 s", "1 min 01 s", "2 h 01 min"]
 
 
 def test_a_run_that_grows(growing: Path) -> None:
-    tail = live.Tail(growing)
+    tail = Tail(growing)
     assert "no round has ended yet" in shown([tail])
     with open(growing / "rounds.jsonl", "w") as file:
         file.write(log(1, 0.5) + log(2, 0.75) + '{"round": 3, "tr')  # the third is being written

@@ -9,7 +9,12 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
+from equipoise.records.folder import Folder
+from equipoise.records.rounds import RoundRecord
 from equipoise.report.trackers import tracking as trackers
+from equipoise.report.trackers.tracker import Figures, of_round
+from helpers_records import record as a_round
+from helpers_records import scores
 
 SMALL = "--clients 4 --samples 40 --epochs 1 --rounds 4 --executor stacked --quiet".split()
 Series = dict[str, dict[int, float]]
@@ -18,10 +23,9 @@ Series = dict[str, dict[int, float]]
 def logged(out: Path) -> Series:
     """What a tracker must hold, from the run's own files."""
     found: Series = {}
-    for line in (out / "rounds.jsonl").read_text().splitlines():
-        log = json.loads(line)
-        for name, value in trackers.figures(log).items():
-            found.setdefault(name, {})[log["round"]] = value
+    for entry in Folder(out).stream():
+        for name, value in of_round(entry).items():
+            found.setdefault(name, {})[entry.round] = value
     return found
 
 
@@ -96,12 +100,17 @@ def assert_same(found: Series, expected: Series) -> None:
 
 
 def test_figures_are_the_numbers_of_a_round() -> None:
-    log = {
-        **{"round": 3, "clients": 2, "ids": [0, 4], "dropped": [4], "stop": "enough"},
-        **{"global": {"acc": 0.5, "loss": float("nan")}, "personal": None},
-        **{"notes": {"p": [0.25, 0.75], "price": 2}, "decisions": {"epochs": [1, 2]}},
+    log = a_round(
+        3,
+        **{"clients": 2, "ids": [0, 4], "dropped": [4], "stop": "enough", "seconds": float("inf")},
+        test=scores(global_={"acc": 0.5, "loss": float("nan")}),
+        notes={"p": [0.25, 0.75], "price": 2},
+        decisions={"epochs": [1, 2]},
+    )
+    assert of_round(log) == {
+        **{"clients": 2, "seen": 1, "dropped": 1, "bytes/up": 0, "bytes/down": 0},
+        **{"global/acc": 0.5, "notes/p": 0.5, "notes/price": 2},
     }
-    assert trackers.figures(log) == {"clients": 2, "dropped": 1, "global/acc": 0.5, "notes/p": 0.5, "notes/price": 2}
 
 
 def test_tensorboard_has_every_figure_of_every_round(tmp_path: Path) -> None:
@@ -158,9 +167,9 @@ def stopped_run(out: Path, log: str) -> None:
         pass
 
     class Stopping(trackers.Tracking):
-        def __call__(self, entry: dict[str, object]) -> None:
+        def __call__(self, entry: RoundRecord) -> None:
             super().__call__(entry)
-            if entry["round"] == 5:
+            if entry.round == 5:
                 raise Stop
 
     options = {"clients": 4, "samples": 40, "epochs": 1, "rounds": 6, "checkpoint_every": 2, "executor": "stacked"}
@@ -216,7 +225,7 @@ class Broken:
     def __init__(self, out: Path, config: dict[str, object], known: str | None) -> None:
         pass
 
-    def write(self, step: int, figures: trackers.Figures) -> None:
+    def write(self, step: int, figures: Figures) -> None:
         if step > 1:
             raise ConnectionError("the server\nis away")
 

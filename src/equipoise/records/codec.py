@@ -125,7 +125,7 @@ def _names(kind: Any) -> Iterator[str]:
 def _checked(kind: Any, value: Any, name: str) -> Any:
     fits = isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
     if not fits:
-        raise ValueError(f"'{name or 'it'}' must be {WORDS.get(kind, kind.__name__)}")
+        raise ValueError(f"{repr(name) if name else 'it'} must be {WORDS.get(kind, kind.__name__)}")
     return value
 
 

@@ -82,7 +82,7 @@ def _asset(name: str) -> str:
 def plotly() -> str:
     """Plotly's own script, packed: a third of its size, and unpacked by the browser."""
     try:
-        from plotly.offline import getplotlyjs
+        from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UsageError("it needs Plotly: pip install 'equipoise[report]', then 'equipoise report DIR'") from error
-    return base64.b64encode(gzip.compress(getplotlyjs().encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

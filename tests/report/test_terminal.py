@@ -1,0 +1,77 @@
+"""Tables and lines in a terminal: all columns at any width, and one name for one thing."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from equipoise.records.folder import Folder
+from equipoise.report import tables
+from equipoise.report.terminal import live
+from equipoise.report.terminal.progress import Display
+from equipoise.report.terminal.results import to_screen
+from equipoise.report.terminal.tail import Tail
+from helpers_records import record, scores
+
+WIDTHS = (80, 140)
+
+
+def on_screen(width: int) -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(width=width, file=text), text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_result_shows_every_figure(comparison: Path, width: int) -> None:
+    found = {
+        method: [Folder(comparison / method / f"seed-{seed}").read_summary() for seed in (0, 1)]
+        for method in ("local", "fedavg")
+    }
+    shown = tables.columns(found["fedavg"][0])
+    table = tables.rows(found, shown)
+    console, text = on_screen(width)
+    to_screen("title", table, shown, console)
+    printed = text.getvalue()
+    assert max(map(cell_len, printed.splitlines())) <= width
+    for cells in table.values():
+        for cell in cells:
+            assert not cell.column.on_screen or str(cell) in printed
+    for column in shown:
+        assert not column.on_screen or all(word in printed for word in column.title.split())
+    assert "…" not in printed
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_watching_a_run_shows_every_column(page_run: Path, width: int) -> None:
+    tail = Tail(page_run)
+    console, text = on_screen(width)
+    console.print(live.frame([tail], width))
+    printed = text.getvalue()
+    assert max(map(cell_len, printed.splitlines())) <= width
+    for word in ("now", "lowest", "highest", "least", "most", "log_utility_local", "▁", "█"):
+        assert word in printed
+    assert f"{100 * tail.course('personal')[-1]:.2f} %" in printed
+    assert "…" not in printed
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_watching_a_comparison_shows_every_column(comparison: Path, width: int) -> None:
+    tails = [Tail(comparison / method / "seed-0") for method in ("local", "finetune")]
+    console, text = on_screen(width)
+    console.print(live.frame(tails, width))
+    printed = text.getvalue()
+    assert max(map(cell_len, printed.splitlines())) <= width
+    for tail in tails:
+        for part in (tail.title, tail.state, f"{100 * tail.course('personal')[-1]:.2f} %"):
+            assert part in printed
+    assert "█" in printed
+    assert "…" not in printed
+
+
+def test_progress_and_table_have_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
+    each = {"acc": 0.5}
+    with Display("title", 1, quiet=False) as display:
+        display(record(1, test=scores(global_={"acc": 0.25}, trained=each, personal=each)))
+    assert "round 1/1  global 25.00 %  personal 50.00 %" in capsys.readouterr().err
