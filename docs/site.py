@@ -20,6 +20,7 @@ API = (
     *("equipoise.contract.server", "equipoise.contract.task", "equipoise.contract.method"),
     *("equipoise.settings.config", "equipoise.runs.running", "equipoise.runs.compare", "equipoise.runs.tune"),
     *("equipoise.runs.export", "equipoise.tasks.own", "equipoise.models", "equipoise.data.partition"),
+    *("equipoise.records.scores", "equipoise.records.rounds", "equipoise.records.summary", "equipoise.records.folder"),
     *("equipoise.learners.ddpg", "equipoise.report.page.html", "equipoise.report.trackers.tracking"),
 )
 SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'

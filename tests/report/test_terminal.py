@@ -35,6 +35,7 @@ def test_the_result_shows_every_figure(comparison: Path, width: int) -> None:
     to_screen("title", table, shown, console)
     printed = text.getvalue()
     assert max(map(cell_len, printed.splitlines())) <= width
+    assert {text.rstrip()[-1] for text in printed.splitlines()[1:]} <= set("┓┃┩│┘")  # no edge is cut off
     for cells in table.values():
         for cell in cells:
             assert not cell.column.on_screen or str(cell) in printed

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.errors import UsageError
-from equipoise.records.folder import Folder, read_table
+from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
+from equipoise.records.tables import read_table
 from equipoise.settings.config import read_config
 
 

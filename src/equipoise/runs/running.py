@@ -18,9 +18,10 @@ from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.privacy.ledger import Ledger
-from equipoise.records.folder import Folder, append_round, write_table
+from equipoise.records.folder import Folder, append_round
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
+from equipoise.records.tables import write_table
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runtime.choose import Choice, MakeExecutor, choose

@@ -14,14 +14,17 @@ LEAST = 7  # characters of a column of figures
 
 def fitted(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Group:
     """The first column names the row and is repeated; all others are shown, in as many tables as it takes."""
-    names = max(cell_len(text) for text in (head[0], *(row[0] for row in rows)))
-    widths = [max(LEAST, *map(_longest_word, (head[i], *(row[i] for row in rows)))) for i in range(1, len(head))]
+    columns = list(zip(head, *rows, strict=True))
+    room = width - max(map(cell_len, columns[0])) - GAP - 1
+    whole = [max(LEAST, *map(cell_len, column)) for column in columns]
+    folded = [max(LEAST, *map(_longest_word, column)) for column in columns]
     tables = []
-    for number, part in enumerate(_parts(widths, width - names - 4)):
+    for number, part in enumerate(_parts(folded[1:], room)):
+        fits = sum(whole[i] + GAP for i in part) <= room
         table = Table(title=title if number == 0 else None, title_justify="left")
         table.add_column(head[0], no_wrap=True)
         for i in part:
-            table.add_column(head[i], justify="right", min_width=widths[i - 1])
+            table.add_column(head[i], justify="right", width=(whole if fits else folded)[i])
         for row in rows:
             table.add_row(row[0], *(row[i] for i in part))
         tables.append(table)
