@@ -10,10 +10,10 @@ import torch
 from equipoise.contract import Method, weighted_mean
 from equipoise.core import random
 from equipoise.core.trees import row
-from equipoise.records.rounds import Bytes
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.finetune import Finetune
 from equipoise.methods.local import Local
+from equipoise.records.rounds import Bytes
 from helpers import largest_difference, simulate, small_task
 
 
