@@ -15,7 +15,8 @@ import equipoise
 from equipoise.cli import main
 from equipoise.methods import all_methods, find_method
 from equipoise.records.codec import encode
-from equipoise.settings.config import Settings, options
+from equipoise.settings.config import Settings
+from equipoise.settings.names import options
 from equipoise.tasks import all_tasks
 
 SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]

@@ -9,7 +9,7 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 
 def test_two_batches_of_two_steps_by_hand() -> None:
     task = Quadratic([2.0], [[3.0]], Training(epochs=1, lr=0.1), per_epoch=[2])
-    run = simulate(PFedMe(lam=5.0, inner_steps=2, outer_lr=0.1, mix=0.5), task, 1)
+    run = simulate(PFedMe(lam=5.0, inner_steps=2, outer_lr=0.1, beta=0.5), task, 1)
     # theta 0 -> 0.6 -> 0.78, w_i = 0.39; theta warm-started -> 1.029 -> 1.1037, w_i = 0.39 + 0.5 (1.1037 - 0.39)
     assert float(run.store.state["theta"]["w"][0]) == pytest.approx(1.1037, abs=1e-14)
     assert float(run.store.local["w"][0]) == pytest.approx(0.74685, abs=1e-14)
@@ -28,7 +28,7 @@ def test_reaches_the_optimum_of_the_envelopes_and_their_proximal_points() -> Non
 
 def test_no_step_of_the_server_leaves_the_model_alone() -> None:
     task = small_task()
-    run = simulate(PFedMe(mix=1e-300), task, 2)
+    run = simulate(PFedMe(beta=1e-300), task, 2)
     assert largest_difference(run.params, task.init_params(0)) == 0
 
 
@@ -46,7 +46,7 @@ def test_gradients_of_the_inner_loop_are_counted() -> None:
         ({"lam": 0.0}, "lam"),
         ({"lam": -1.0}, "lam"),
         ({"inner_steps": 0}, "inner_steps"),
-        ({"mix": 0.0}, "mix"),
+        ({"beta": 0.0}, "beta"),
         ({"outer_lr": float("nan")}, "outer_lr"),
     ],
 )

@@ -12,7 +12,8 @@ import equipoise
 from equipoise.cli import main
 from equipoise.runs import export as exporting
 from equipoise.runs.running import Folder, build_task
-from equipoise.settings.config import Settings, read_config
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
 from equipoise.tasks import all_tasks
 from equipoise.tasks.classify import Classify
 

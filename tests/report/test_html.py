@@ -20,7 +20,8 @@ from equipoise.report.page.sections import draw
 from equipoise.report.page.table import table
 from equipoise.report.reading import Group, Run, read
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings, read_config
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
 from equipoise.tasks.classify import Classify
 from helpers_records import NO_SUMMARY, line, record, scores
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise.core.errors import UsageError, nearest
-from equipoise.settings.config import Option, parse, read_config
+from equipoise.settings.files import read_config
+from equipoise.settings.names import Known, Option, resolved, takes
+from equipoise.settings.text import parse
 
 OWNERS = {
     "run": "run",
@@ -48,22 +50,36 @@ def early_options(arguments: list[str]) -> dict[str, Any]:
     return given
 
 
-def add_options(parser: Parser, known: dict[str, Option], early: dict[str, Any]) -> None:
+def add_options(parser: Parser, known: Known, early: dict[str, Any]) -> None:
     groups = {owner: parser.add_argument_group(title.format_map(early)) for owner, title in OWNERS.items()}
-    for item in known.values():
-        kwargs: dict[str, Any] = {"default": None, "dest": item.name}
-        kwargs["help"] = f"{item.help} (default: {item.default!r})".replace("%", "%%")
-        if item.type is bool:
-            kwargs["action"] = argparse.BooleanOptionalAction
-        else:
-            kwargs["metavar"] = {int: "N", float: "X"}.get(item.type, "NAME")
-        groups[item.owner].add_argument(f"--{item.name.replace('_', '-')}", **kwargs)
+    for key, item in known.items():
+        _add(groups[item.owner], key, item, item.help.replace("%", "%%"))
+    there = set(known)
+    for item in known.values():  # names that are understood, but not shown
+        for name in sorted({item.name, item.full, *item.rule.was} - there):
+            _add(groups[item.owner], name, item, argparse.SUPPRESS)
+            there.add(name)
 
 
-def given_options(chosen: dict[str, Any], known: dict[str, Option]) -> dict[str, Any]:
-    """Values that stood on the command line, in their own types."""
-    return {
-        name: parse(known[name], value) if isinstance(value, str) else value
-        for name, value in chosen.items()
-        if name in known and value is not None
+def _add(group: argparse._ArgumentGroup, name: str, item: Option, help: str) -> None:
+    how: dict[str, Any] = {"default": None, "dest": name, "help": help}
+    if item.kind.type is bool:
+        how["action"] = argparse.BooleanOptionalAction
+    else:
+        how["metavar"] = {int: "N", float: "X"}.get(item.kind.type, "NAME")
+    group.add_argument(f"--{name.replace('_', '-')}", **how)
+
+
+def given_options(early: dict[str, Any], chosen: dict[str, Any], known: Known) -> dict[str, Any]:
+    """Values of the config file and the command line, by the names of ``known``; the latter in their own types."""
+    typed = {name: value for name, value in chosen.items() if value is not None and takes(known, name)}
+    mine = {
+        key: parse(known[key], value) if isinstance(value, str) else value
+        for key, value in resolved(known, typed).items()
     }
+    return {**resolved(known, early), **mine}
+
+
+def own_options(given: dict[str, Any], known: Known) -> dict[str, Any]:
+    """Those that a method has, of options that were given for several."""
+    return {name: value for name, value in given.items() if takes(known, name)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import __version__
-from equipoise.cli.arguments import Parser, add_options, early_options, given_options
+from equipoise.cli.arguments import Parser, add_options, early_options, given_options, own_options
 from equipoise.core.errors import UsageError, nearest
 from equipoise.methods import all_methods, find_method
 from equipoise.models import MODELS
@@ -23,7 +23,9 @@ from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
-from equipoise.settings.config import Settings, options, read_config
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
+from equipoise.settings.names import options, resolved
 from equipoise.tasks import all_tasks, find_task
 
 
@@ -55,7 +57,7 @@ def _run(arguments: list[str]) -> int:
     _add_output(parser, "runs/last")
     add_options(parser, known, early)
     chosen = vars(parser.parse(arguments))
-    settings = Settings.of({**early, **given_options(chosen, known)})
+    settings = Settings.of(given_options(early, chosen, known))
     from equipoise.runs.running import run
 
     out = Path(chosen["out"])
@@ -191,14 +193,18 @@ def _several(arguments: list[str], parser: Parser) -> tuple[dict[str, Any], dict
     known = {option: item for items in each.values() for option, item in items.items() if option != "method"}
     add_options(parser, known, {**early, "method": "' and '".join(names)})
     chosen = vars(parser.parse(arguments))
-    given = {**{k: v for k, v in early.items() if k != "method"}, **given_options(chosen, known)}
+    del early["method"]
+    cells = {
+        name: given_options(own_options(early, items), own_options(chosen, items), items)
+        for name, items in each.items()
+    }
     if text == "all":
         from equipoise.runs.compare import suitable
 
-        names, refused = suitable(names, given)
+        cells, refused = suitable(cells)
         for reason in refused.values():
             print(f"left out: {reason}", file=sys.stderr)
-    return chosen, {name: {k: v for k, v in given.items() if k in each[name]} for name in names}
+    return chosen, cells
 
 
 def _compare(arguments: list[str]) -> int:
@@ -212,7 +218,9 @@ def _compare(arguments: list[str]) -> int:
     from equipoise.runs.tune import read_best
 
     if chosen["tuned"]:
-        cells = {name: {**read_best(Path(chosen["tuned"]), name), **given} for name, given in cells.items()}
+        for name, given in cells.items():
+            known = options(find_method(name), find_task(given["task"]))
+            cells[name] = {**resolved(known, read_best(Path(chosen["tuned"]), name)), **given}
     out, quiet = Path(chosen["out"]), chosen["quiet"]
     cell = contextlib.ExitStack()  # what watches the cell under way
 
@@ -280,7 +288,7 @@ def _data(arguments: list[str]) -> int:
     from equipoise.report.terminal.describe import describe, in_words
     from equipoise.runs.running import build_task
 
-    found = describe(build_task(Settings.of({**early, **given_options(chosen, known)})))
+    found = describe(build_task(Settings.of(given_options(early, chosen, known))))
     print(json.dumps(found) if chosen["json"] else in_words(found))
     return 0
 

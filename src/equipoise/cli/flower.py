@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from equipoise.cli.arguments import Parser, add_options, early_options, given_op
 from equipoise.core.errors import UsageError, nearest
 from equipoise.flower.options import Deployment
 from equipoise.methods import find_method
-from equipoise.settings.config import Option, options
+from equipoise.settings.names import of_config, options
 from equipoise.tasks import find_task
 
 
@@ -33,8 +32,7 @@ def needs_flower() -> None:
 def _init(arguments: list[str]) -> int:
     early = early_options(arguments)
     known = options(find_method(early["method"]), find_task(early["task"]))
-    items = dataclasses.fields(Deployment)
-    deployment = {i.name: Option(i.name, "run", type(i.default), i.default, i.metadata["help"]) for i in items}
+    deployment = {item.name: item for item in of_config(Deployment, "run")}
     known = deployment | {name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")}
     parser = Parser("equipoise flower init", description="Write a ready Flower app.", allow_abbrev=False)
     parser.add_argument("folder", help="folder to be made")
@@ -44,7 +42,7 @@ def _init(arguments: list[str]) -> int:
     from equipoise.flower import project
 
     folder = Path(chosen["folder"])
-    project.write(folder, {**early, **given_options(chosen, known)})
+    project.write(folder, given_options(early, chosen, known))
     print(f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}")
     return 0
 

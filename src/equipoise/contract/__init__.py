@@ -28,7 +28,8 @@ from equipoise.contract.words import (
     When,
 )
 from equipoise.contract.wrap import Wrapper
-from equipoise.core.options import option
+from equipoise.core.options import Options, option
+from equipoise.core.schedules import OverRounds, Schedule
 from equipoise.core.trees import State, Tree
 
 __all__ = [
@@ -39,8 +40,11 @@ __all__ = [
     "Held",
     "Loss",
     "Method",
+    "Options",
+    "OverRounds",
     "Pull",
     "Reply",
+    "Schedule",
     "Scores",
     "Server",
     "State",

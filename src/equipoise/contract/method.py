@@ -15,6 +15,7 @@ from equipoise.contract.task import Task
 from equipoise.contract.words import Down, Train, Training, Up
 from equipoise.core import random
 from equipoise.core.errors import UsageError
+from equipoise.core.options import Options
 from equipoise.core.trees import State, Tree
 
 HOOKS = ("select", "give", "install", "decide", "update", "upload", "weigh", "aggregate", "personal", "stop")
@@ -23,7 +24,7 @@ install, 5 personal."""
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Options):
     """A policy at the decisions of a round; its fields are its options. The defaults are FedAvg.
 
     Hooks that may change state return it beside their result, so that it cannot be forgotten.

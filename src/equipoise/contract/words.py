@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from equipoise.core.options import option
+from equipoise.core.options import Options, option
+from equipoise.core.schedules import OverRounds
 from equipoise.core.trees import State, Tree, message, row, static
 
 Blocks = Mapping[str, tuple[str, ...]]
@@ -21,14 +22,14 @@ Loss = Callable[[Tree, Tensor, Tensor, State], Tensor]
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Options):
     """How clients train unless a method decides otherwise."""
 
-    epochs: int = option(1, "local epochs a round")
-    lr: float = option(0.1, "learning rate of local SGD")
-    batch_size: int = option(32, "samples a local step")
-    weight_decay: float = option(0.0, "L2 penalty of local SGD")
-    momentum: float = option(0.0, "momentum of local SGD, started anew each round")
+    epochs: OverRounds[int] = option(1, "local epochs per round", low=1)
+    lr: OverRounds[float] = option(0.1, "learning rate of local SGD", above=0)
+    batch_size: int = option(32, "samples per local step", low=1)
+    weight_decay: OverRounds[float] = option(0.0, "L2 penalty of local SGD", low=0)
+    momentum: OverRounds[float] = option(0.0, "momentum of local SGD, started anew each round", low=0, below=1)
 
 
 @message

@@ -21,12 +21,9 @@ from equipoise.data.split import Shares, federate, split_rows
 class OwnShares(Shares):
     """Shares of the splits where clients are given."""
 
-    server_share: float = option(0.1, "share of each client's rows for the server's sets, if the server has none")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.server_share < 1:
-            raise UsageError(f"server_share is {self.server_share}: must lie in (0, 1)")
+    server_share: float = option(
+        0.1, "share of each client's rows for the server's sets, if the server has none", above=0, below=1
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.errors import UsageError
-from equipoise.core.options import option
+from equipoise.core.options import Options, option
 from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form
 from equipoise.data.partition import Parts
@@ -21,34 +21,22 @@ FEWEST = 4  # rows that a client needs for its three splits
 
 
 @dataclass(frozen=True)
-class Shares:
+class Shares(Options):
     """Shares of the splits; PAGE's are 7 : 3 for each client."""
 
-    test_share: float = option(0.3, "share of a client's rows kept for its test")
-    val_share: float = option(0.1, "share of a client's training rows kept for validation; 0 for none")
-    public_share: float = option(0.1, "share of the server's rows that is its public set; the rest is its test set")
-    min_rows: int = option(10, "rows that every client gets at least")
-
-    def __post_init__(self) -> None:
-        for name in ("test_share", "public_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}: must lie in (0, 1)")
-        if not 0 <= self.val_share < 1:
-            raise UsageError(f"val_share is {self.val_share}: must lie in [0, 1)")
-        if self.min_rows < FEWEST:
-            raise UsageError(f"min_rows is {self.min_rows}: a client needs {FEWEST} rows for its splits")
+    test_share: float = option(0.3, "share of a client's rows kept for its test", above=0, below=1)
+    val_share: float = option(0.1, "share of a client's training rows kept for validation; 0 for none", low=0, below=1)
+    public_share: float = option(
+        0.1, "share of the server's rows that is its public set; the rest is its test set", above=0, below=1
+    )
+    min_rows: int = option(10, "rows that every client gets at least, for its splits", low=FEWEST)
 
 
 @dataclass(frozen=True)
 class SplitConfig(Shares):
     """Shares of the splits of a set that is dealt out to clients."""
 
-    clients: int = option(100, "number of clients")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clients < 1:
-            raise UsageError(f"clients is {self.clients}: must be at least 1")
+    clients: int = option(100, "number of clients", low=1)
 
 
 def client_splits(sizes: Ints, config: Shares) -> dict[str, Ints]:

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core.errors import UsageError
-from equipoise.core.options import option
+from equipoise.core.options import Options, option
 from equipoise.data.federation import ClientData, Federation, Ints, Split
 
 IN_MEMORY = 20_000  # populations up to this size are made once; larger ones by cohort
@@ -20,40 +19,27 @@ Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class SyntheticConfig:
+class SyntheticConfig(Options):
     """Inputs x ~ N(m_i, diag(j^-1.2)) with m_i ~ N(B_i, 1), B_i ~ N(0, beta^2); labels argmax(x W_i + b_i)."""
 
-    clients: int = option(100, "number of clients")
-    features: int = option(30, "dimension of an input")
-    classes: int = option(30, "number of classes")
-    samples: int = option(375, "samples a client draws on average, the server's share included")
-    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)")
-    alpha: float = option(0.0, "how far clients' labelling models differ; 0 is one model for all")
-    beta: float = option(1.0, "how far clients' inputs lie apart")
-    server_share: float = option(0.2, "share of each client's samples that form the server's test set")
-    public_share: float = option(0.04, "further samples, as a share, that form the server's public set")
-    test_share: float = option(0.3, "share of the client's own samples kept for its test")
-    val_share: float = option(0.1, "share of the client's training samples kept for validation; 0 for none")
-    server_clients: int = option(1000, "at most so many clients contribute to the server's sets")
-
-    def __post_init__(self) -> None:
-        for name in ("clients", "features", "server_clients"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.classes < 2:
-            raise UsageError(f"classes is {self.classes}: must be at least 2")
-        for name in ("server_share", "public_share", "test_share", "val_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}: must lie in [0, 1)")
-        for name in ("size_sigma", "alpha", "beta"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"{name} is {getattr(self, name)}: must be a number of at least 0")
-        if self.server_share == 0 or self.public_share == 0 or self.test_share == 0:
-            raise UsageError("server_share, public_share and test_share must be above 0: each gives a set that is used")
-        if self.samples < 10:
-            raise UsageError(
-                f"samples is {self.samples}: too few for train, validation, test and server sets (10 or more)"
-            )
+    clients: int = option(100, "number of clients", low=1)
+    features: int = option(30, "dimension of an input", low=1)
+    classes: int = option(30, "number of classes", low=2)
+    samples: int = option(375, "samples that a client draws on average, the server's share included", low=10)
+    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)", low=0)
+    alpha: float = option(0.0, "how far clients' labelling models differ; 0 is one model for all", low=0)
+    beta: float = option(1.0, "how far clients' inputs lie apart", low=0)
+    server_share: float = option(
+        0.2, "share of each client's samples that form the server's test set", above=0, below=1
+    )
+    public_share: float = option(
+        0.04, "further samples, as a share, that form the server's public set", above=0, below=1
+    )
+    test_share: float = option(0.3, "share of the client's own samples kept for its test", above=0, below=1)
+    val_share: float = option(
+        0.1, "share of the client's training samples kept for validation; 0 for none", low=0, below=1
+    )
+    server_clients: int = option(1000, "at most so many clients contribute to the server's sets", low=1)
 
 
 class Synthetic(ClientData):

@@ -8,36 +8,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.contract import option
 from equipoise.core.errors import UsageError
+from equipoise.core.options import Options, option
 from equipoise.settings.config import Settings
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Options):
     """What a server asks of clients that are elsewhere."""
 
     out: str = option("", "the server's folder of the result: an absolute path")
-    time_limit: float = option(600.0, "seconds that a round waits for replies")
-    wait: float = option(300.0, "seconds to wait for clients to connect, at the start or when too few are left")
-    min_replies: int = option(1, "usable replies below which a round changes nothing")
+    time_limit: float = option(600.0, "seconds that a round waits for replies", above=0)
+    wait: float = option(
+        300.0, "seconds to wait for clients to connect, at the start or when too few are left", above=0
+    )
+    min_replies: int = option(1, "usable replies below which a round changes nothing", low=1)
     nodes: str = option("", "file of 'equipoise flower register': a node may only be the client of its key")
-    below: str = option("skip", "what happens then: skip (go on with the next round) or stop (resume later)")
+    below: str = option(
+        "skip", "what happens then: skip (go on with the next round) or stop (resume later)", choices=("skip", "stop")
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not Path(self.out).is_absolute():
             raise UsageError(
                 f"out is '{self.out}': must be an absolute path, for the server runs in a folder of its own"
             )
         if self.nodes and not Path(self.nodes).is_absolute():
             raise UsageError(f"nodes is '{self.nodes}': must be an absolute path")
-        for name in ("time_limit", "wait"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is {getattr(self, name)}: must be a number of seconds above 0")
-        if self.min_replies < 1:
-            raise UsageError(f"min_replies is {self.min_replies}: must be at least 1")
-        if self.below not in ("skip", "stop"):
-            raise UsageError(f"below is '{self.below}': choose skip or stop")
 
 
 NAMES = tuple(item.name for item in dataclasses.fields(Deployment))
@@ -47,12 +45,6 @@ def read(table: dict[str, Any]) -> tuple[Settings, Deployment]:
     """Both from one flat table, as it stands in the app's ``pyproject.toml``."""
     given = {name.replace("-", "_"): value for name, value in table.items()}
     deployment = {name: given.pop(name) for name in NAMES if name in given}
-    for item in dataclasses.fields(Deployment):
-        kind, value = type(item.default), deployment.get(item.name, item.default)
-        if kind is float and type(value) is int:
-            deployment[item.name] = float(value)
-        elif type(value) is not kind:
-            raise UsageError(f"{item.name} is {value!r}: must be of type {kind.__name__}")
     # Saved after every round: clients can go back one round, not more.
     settings = Settings.of({**given, "checkpoint_every": 1})
     if settings.run.finetune:

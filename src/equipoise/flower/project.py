@@ -8,6 +8,7 @@ from typing import Any
 
 from equipoise.core.errors import UsageError
 from equipoise.flower import options
+from equipoise.settings.text import to_file
 
 PYPROJECT = """\
 [build-system]
@@ -45,10 +46,16 @@ def write(folder: Path, given: dict[str, Any]) -> None:
     given = {"out": str((folder / "run").resolve()), **given}
     options.read(given)
     (folder / "app").mkdir(parents=True)
-    table = "\n".join(f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in given.items())
+    table = "\n".join(f"{_key(name)} = {json.dumps(to_file(value))}" for name, value in given.items())
     name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
     (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name, table=table))
     (folder / ".gitignore").write_text("/run/\n")  # Flower leaves out of the app what is ignored
     (folder / "app" / "__init__.py").write_text("")
     for side in ("server", "client"):
         (folder / "app" / f"{side}.py").write_text(f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n")
+
+
+def _key(name: str) -> str:
+    """A name in TOML: quoted where it has a dot, which would open a table."""
+    plain = name.replace("_", "-")
+    return f'"{plain}"' if "." in plain else plain

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Training, Tree, When, option
+from equipoise.contract import Fit, Method, Options, State, Training, Tree, When, option
 from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
 from equipoise.frl.mdp import DEFAULT_GAMMA, TabularMDP
@@ -27,13 +27,13 @@ MODELS = ("v", "q")
 
 
 @dataclass(frozen=True)
-class LinearConfig:
+class LinearConfig(Options):
     """Options that every task with linear values shares."""
 
-    agents: int = option(20, "agents (clients), each in an environment of its own")
-    rank: int = option(3, "features d of the shared representation")
-    gamma: float = option(DEFAULT_GAMMA, "discount, in (0, 1)")
-    epsilon: float = option(0.5, "chance of a random action, else the best known one")
+    agents: int = option(20, "agents (clients), each in an environment of its own", low=1)
+    rank: int = option(3, "features d of the shared representation", low=1)
+    gamma: float = option(DEFAULT_GAMMA, "discount of a later reward", above=0, below=1)
+    epsilon: float = option(0.5, "chance of a random action, else the best known one", low=0, high=1)
 
 
 class LinearTask(Agents):

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Training, Tree, When, option
+from equipoise.contract import Fit, Method, Options, State, Training, Tree, When, option
 from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
 from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
-from equipoise.frl.policies import behaviour
+from equipoise.frl.policies import POLICIES, behaviour
 from equipoise.frl.theory import coverage
 
 if TYPE_CHECKING:
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TabularConfig:
+class TabularConfig(Options):
     """Options that every tabular task shares."""
 
-    agents: int = option(20, "agents (clients)")
-    sims: int = option(100, "independent simulations, side by side in one run")
-    gamma: float = option(DEFAULT_GAMMA, "discount, in (0, 1)")
-    behaviour: str = option("epsilon", "how agents behave: fixed, epsilon, regions or uniform")
-    epsilon: float = option(0.5, "behaviour epsilon: chance of a random action instead of the agent's own one")
-    perturbation: float = option(0.0, "how far each agent's MDP is moved from the common one, in [0, 1]")
+    agents: int = option(20, "agents (clients)", low=1)
+    sims: int = option(100, "independent simulations, side by side in one run", low=1)
+    gamma: float = option(DEFAULT_GAMMA, "discount of a later reward", above=0, below=1)
+    behaviour: str = option("epsilon", "how agents behave", choices=POLICIES)
+    epsilon: float = option(
+        0.5, "behaviour epsilon: chance of a random action instead of the agent's own one", low=0, high=1
+    )
+    perturbation: float = option(0.0, "how far each agent's MDP is moved from the common one", low=0, high=1)
     random_q0: bool = option(False, "start each agent from its own random table instead of zero")
 
 
@@ -49,10 +51,6 @@ class TabularTask(Agents):
     higher_is_better = False
 
     def __init__(self, name: str, mdp: TabularMDP, config: TabularConfig, training: Training, seed: int) -> None:
-        if config.sims < 1:
-            raise UsageError(f"sims is {config.sims}: must be at least 1")
-        if not 0.0 <= config.perturbation <= 1.0:
-            raise UsageError(f"perturbation is {config.perturbation}: must lie in [0, 1]")
         self.name, self.config, self.training, self.seed = name, config, training, seed
         self.clients, self.blocks = config.agents, {"backbone": ("q",), "head": ()}
         self.policies = behaviour(config.behaviour, mdp, config.agents, config.epsilon)

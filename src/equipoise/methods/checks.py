@@ -1,27 +1,9 @@
-"""Refusals that several methods share: bad option values, before any work starts."""
+"""A refusal that several methods share: a pull that makes SGD diverge."""
 
 from __future__ import annotations
 
-import math
-
 from equipoise.contract import Method, Training
 from equipoise.core.errors import UsageError
-
-
-def refuse_below(method: Method, least: float, *options: str) -> None:
-    """Options that must be finite and at least ``least``."""
-    for name in options:
-        value = getattr(method, name)
-        if not least <= value < math.inf:
-            raise UsageError(f"{method.name} needs {name} of at least {least:g}, not {value:g}")
-
-
-def refuse_not_above(method: Method, bound: float, *options: str) -> None:
-    """Options that must be finite and above ``bound``."""
-    for name in options:
-        value = getattr(method, name)
-        if not bound < value < math.inf:
-            raise UsageError(f"{method.name} needs {name} above {bound:g}, not {value:g}")
 
 
 def refuse_unstable_pull(method: Method, name: str, training: Training) -> None:

@@ -20,21 +20,17 @@ class DapFL(Method):
     """State: loss and accuracy of the received model. Reward: what training improves of both, added up."""
 
     name: ClassVar[str] = "dapfl"
-    epochs_most: int = option(20, "largest number of epochs that an agent may choose")
-    lr_low: float = option(1e-4, "smallest rate that an agent may choose")
-    lr_high: float = option(1e-2, "largest rate that an agent may choose")
-    agent_rate: float = option(0.01, "rate of the critics, ten times that of the actors")
-    warmup: int = option(35, "rounds of random actions before the agents decide")
-    explore: int = option(500, "rounds over which the agents' noise fades after the warm-up")
-    replay: int = option(1000, "transitions that an agent remembers; it sees one a round")
+    epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
+    lr_low: float = option(1e-4, "smallest rate that an agent may choose", above=0)
+    lr_high: float = option(1e-2, "largest rate that an agent may choose", above=0)
+    agent_rate: float = option(0.01, "rate of the critics, ten times that of the actors", above=0)
+    warmup: int = option(35, "rounds of random actions before the agents decide", low=0)
+    explore: int = option(500, "rounds over which the agents' noise fades after the warm-up", low=0)
+    replay: int = option(1000, "transitions that an agent remembers; it sees one per round", low=1)
 
     def check(self, task: Task, training: Training) -> None:
-        if min(self.epochs_most, self.replay) < 1 or min(self.warmup, self.explore) < 0 or self.agent_rate <= 0:
-            raise UsageError(
-                "dapfl needs epochs_most and replay of at least 1, warmup and explore of at least 0, agent_rate above 0"
-            )
-        if not 0 < self.lr_low < self.lr_high:
-            raise UsageError(f"lr_low is {self.lr_low} and lr_high {self.lr_high}: must be 0 < lr_low < lr_high")
+        if not self.lr_low < self.lr_high:
+            raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
         if not task.has("val"):
             raise UsageError(
                 f"dapfl rewards its agents on validation data, and task '{task.name}' has none: set val_share"

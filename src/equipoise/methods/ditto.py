@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, Pull, State, Task, Training, Tree, option
-from equipoise.methods.checks import refuse_below, refuse_unstable_pull
+from equipoise.contract import Client, Method, OverRounds, Pull, State, Task, Training, Tree, option
+from equipoise.methods.checks import refuse_unstable_pull
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,11 @@ class Ditto(Method):
 
     name: ClassVar[str] = "ditto"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
-    lam: float = option(1.0, "strength lambda of the personal model's pull to the global one (0 is local training)")
+    lam: OverRounds[float] = option(
+        1.0, "strength lambda of the personal model's pull to the global one (0 is local training)", low=0
+    )
 
     def check(self, task: Task, training: Training) -> None:
-        refuse_below(self, 0, "lam")
         refuse_unstable_pull(self, "lam", training)
 
     def client_init(self, task: Task, params: Tree) -> State:

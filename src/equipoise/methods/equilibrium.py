@@ -16,6 +16,7 @@ from equipoise.contract import (
     Client,
     Down,
     Method,
+    OverRounds,
     Server,
     State,
     Task,
@@ -43,25 +44,19 @@ class Equilibrium(Method):
     """
 
     name: ClassVar[str] = "equilibrium"
-    control: str = option("zero", "what an agent adds to the rule: zero (nothing), learned, or random in its range")
-    server_momentum: float = option(0.97, "momentum m of the server's step")
-    local_epochs: int = option(8, "epochs of the rule")
-    lr_low: float = option(0.01, "smallest rate of the rule")
-    lr_high: float = option(0.1, "largest rate of the rule")
-    decay_from: float = option(0.5, "share of the rounds after which rate and weights decay")
-    decay_to: float = option(0.1, "part of the rate that is left in the last round")
+    control: str = option(
+        "zero", "what an agent adds to the rule: zero (nothing), learned, or random in its range", choices=CONTROLS
+    )
+    server_momentum: OverRounds[float] = option(0.97, "momentum m of the server's step", low=0, below=1)
+    local_epochs: int = option(8, "epochs of the rule", low=1)
+    lr_low: float = option(0.01, "smallest rate of the rule", above=0)
+    lr_high: float = option(0.1, "largest rate of the rule", above=0)
+    decay_from: float = option(0.5, "share of the rounds after which rate and weights decay", low=0, below=1)
+    decay_to: float = option(0.1, "part of the rate that is left in the last round", above=0, high=1)
 
     def check(self, task: Task, training: Training) -> None:
-        if self.control not in CONTROLS:
-            raise UsageError(f"control is '{self.control}': must be {', '.join(CONTROLS)}")
-        if not 0 <= self.server_momentum < 1:
-            raise UsageError(f"server_momentum is {self.server_momentum}: must lie in [0, 1)")
-        if self.local_epochs < 1:
-            raise UsageError(f"local_epochs is {self.local_epochs}: must be at least 1")
-        if not 0 < self.lr_low <= self.lr_high:
-            raise UsageError(f"lr_low is {self.lr_low} and lr_high {self.lr_high}: must be 0 < lr_low <= lr_high")
-        if not (0 <= self.decay_from < 1 and 0 < self.decay_to <= 1):
-            raise UsageError("decay_from must lie in [0, 1) and decay_to in (0, 1]")
+        if self.lr_low > self.lr_high:
+            raise UsageError(f"lr_low is {self.lr_low}: must be at most lr_high ({self.lr_high})")
         if self.control == "learned" and not task.has("val"):
             raise UsageError(
                 f"the agent is rewarded on validation data, and task '{task.name}' has none: set val_share"

@@ -9,10 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Loss, Method, State, Task, Train, Training, Tree, option, take_sent
+from equipoise.contract import Client, Loss, Method, OverRounds, State, Task, Train, Training, Tree, option, take_sent
 from equipoise.contract.supervised import Supervised, supervised
-from equipoise.core.errors import UsageError
-from equipoise.methods.checks import refuse_not_above
 
 WINDOW, SETTLED, MOST_PASSES = 10, 0.1, 50  # of the first learning of A: until std(last 10 losses) < 0.1, capped
 NEW, TRAINED, LEARNED = 0, 1, 2  # a client's phase: never took part; has a model of its own; has learned A once
@@ -25,14 +23,11 @@ class FedAla(Method):
     name: ClassVar[str] = "fedala"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"ala_lr": (0.05, 2.0)}
     keeps_model: ClassVar[bool] = True
-    ala_lr: float = option(1.0, "rate of the weights A (the paper's eta)")
-    ala_part: float = option(0.8, "share of the training rows that A is learned on (the paper's s)")
+    ala_lr: OverRounds[float] = option(1.0, "rate of the weights A (the paper's eta)", above=0)
+    ala_part: float = option(0.8, "share of the training rows that A is learned on (the paper's s)", above=0, high=1)
 
     def check(self, task: Task, training: Training) -> None:
         supervised(self, task)
-        refuse_not_above(self, 0, "ala_lr")
-        if not 0 < self.ala_part <= 1:
-            raise UsageError(f"fedala needs ala_part above 0 and at most 1, not {self.ala_part:g}")
 
     def client_init(self, task: Task, params: Tree) -> State:
         ones = {name: torch.ones_like(params[name]) for name in task.blocks["head"]}

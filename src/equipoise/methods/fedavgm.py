@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Server, State, Task, Training, Tree, Up, option, weighted_mean
-from equipoise.core.errors import UsageError
+from equipoise.contract import Method, OverRounds, Server, State, Task, Tree, Up, option, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,7 @@ class FedAvgM(Method):
 
     name: ClassVar[str] = "fedavgm"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
-    server_momentum: float = option(0.9, "the server's momentum m (0 is FedAvg)")
-
-    def check(self, task: Task, training: Training) -> None:
-        if not 0 <= self.server_momentum < 1:
-            raise UsageError(f"fedavgm needs server_momentum from 0 to below 1, not {self.server_momentum:g}")
+    server_momentum: OverRounds[float] = option(0.9, "the server's momentum m (0 is FedAvg)", low=0, below=1)
 
     def server_init(self, task: Task, params: Tree) -> State:
         return {"v": {name: torch.zeros_like(w) for name, w in params.items()}}

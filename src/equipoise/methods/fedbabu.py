@@ -10,7 +10,6 @@ import torch
 
 from equipoise.contract import Client, Method, State, Task, Training, Tree, option
 from equipoise.core.errors import UsageError
-from equipoise.methods.checks import refuse_below
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,10 @@ class FedBabu(Method):
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_epochs": (1, 20)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True
-    tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model")
+    tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model", low=1)
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
-        refuse_below(self, 1, "tune_epochs")
         start = task.init_params(0)
         if not any(bool(start[name].any()) for name in task.blocks["head"]):
             raise UsageError(

@@ -23,21 +23,20 @@ from equipoise.contract import (
     option,
     weighted_mean,
 )
-from equipoise.methods.checks import refuse_not_above, refuse_unstable_pull
+from equipoise.methods.checks import refuse_unstable_pull
 
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Their algorithm 1, with alpha called ``reg``. Clients keep G_i, the server h, all from 0: h = mean of all G_i."""
+    """Their algorithm 1. Clients keep G_i, the server h, all from 0: h = mean of all G_i."""
 
     name: ClassVar[str] = "feddyn"
     one_start: ClassVar[bool] = True
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"reg": (1e-4, 0.1)}
-    reg: float = option(0.01, "strength of the dynamic regulariser (the paper's alpha)")
+    search: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
+    alpha: float = option(0.01, "strength of the dynamic regulariser", above=0, was=("reg",))
 
     def check(self, task: Task, training: Training) -> None:
-        refuse_not_above(self, 0, "reg")
-        refuse_unstable_pull(self, "reg", training)
+        refuse_unstable_pull(self, "alpha", training)
 
     def client_init(self, task: Task, params: Tree) -> State:
         return {"G": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -48,15 +47,15 @@ class FedDyn(Method):
     def update(self, c: Client) -> tuple[Tree, State]:
         """min F_i(theta) - <G_i, theta> + alpha/2 |theta - theta_prev|^2; G_i <- G_i - alpha (theta_i - theta_prev)."""
         G, before = c.state["G"], c.start
-        theta = c.fit(before, linear={name: -G[name] for name in G}, pull=Pull(before, self.reg))
-        return theta, {"G": {name: G[name] - self.reg * (theta[name] - before[name]) for name in G}}
+        theta = c.fit(before, linear={name: -G[name] for name in G}, pull=Pull(before, self.alpha))
+        return theta, {"G": {name: G[name] - self.alpha * (theta[name] - before[name]) for name in G}}
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         return equal_weights(ids), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         """h <- h - alpha/N sum_S(theta_i - theta_prev); theta <- mean_S theta_i - h/alpha."""
-        share = self.reg / s.task.clients
+        share = self.alpha / s.task.clients
         h = {name: old - share * (up.params[name] - s.params[name]).sum(0) for name, old in s.state["h"].items()}
         mean = weighted_mean(up.params, weights)
-        return {name: mean[name] - h[name] / self.reg for name in mean}, {"h": h}
+        return {name: mean[name] - h[name] / self.alpha for name in mean}, {"h": h}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, Pull, State, Task, Training, Tree, option
-from equipoise.methods.checks import refuse_below, refuse_unstable_pull
+from equipoise.contract import Client, Method, OverRounds, Pull, State, Task, Training, Tree, option
+from equipoise.methods.checks import refuse_unstable_pull
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,9 @@ class FedProx(Method):
 
     name: ClassVar[str] = "fedprox"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
-    mu: float = option(0.01, "strength of the pull to the received model (0 is FedAvg)")
+    mu: OverRounds[float] = option(0.01, "strength of the pull to the received model (0 is FedAvg)", low=0)
 
     def check(self, task: Task, training: Training) -> None:
-        refuse_below(self, 0, "mu")
         refuse_unstable_pull(self, "mu", training)
 
     def update(self, c: Client) -> tuple[Tree, State]:

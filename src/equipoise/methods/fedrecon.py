@@ -9,9 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option, weighted_mean
-from equipoise.core.errors import UsageError
-from equipoise.methods.checks import refuse_below, refuse_not_above
+from equipoise.contract import Client, Method, OverRounds, Server, State, Task, Train, Tree, Up, option, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -21,16 +19,11 @@ class FedRecon(Method):
     name: ClassVar[str] = "fedrecon"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"recon_epochs": (1, 20), "server_lr": (0.3, 1.5)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    recon_epochs: int = option(2, "epochs of reconstruction of the head, on the support rows")
-    support: float = option(0.5, "share of the training rows that reconstruct the head; the others train the backbone")
-    server_lr: float = option(1.0, "the server's rate eta_s")
-
-    def check(self, task: Task, training: Training) -> None:
-        super().check(task, training)
-        refuse_below(self, 1, "recon_epochs")
-        refuse_not_above(self, 0, "server_lr")
-        if not 0 < self.support < 1:
-            raise UsageError(f"fedrecon needs support between 0 and 1, not {self.support:g}")
+    recon_epochs: OverRounds[int] = option(2, "epochs of reconstruction of the head, on the support rows", low=1)
+    support: float = option(
+        0.5, "share of the training rows that reconstruct the head; the others train the backbone", above=0, below=1
+    )
+    server_lr: OverRounds[float] = option(1.0, "the server's rate eta_s", above=0)
 
     def client_init(self, task: Task, params: Tree) -> State:
         return {"l": {name: params[name] for name in task.blocks["head"]}}

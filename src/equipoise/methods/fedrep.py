@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, State, Task, Training, Tree, option
-from equipoise.methods.checks import refuse_below
+from equipoise.contract import Client, Method, OverRounds, State, Tree, option
 
 
 @dataclass(frozen=True)
@@ -20,11 +19,9 @@ class FedRep(Method):
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_epochs": (1, 20)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True
-    head_epochs: int = option(10, "epochs on the head with the backbone frozen, before the backbone's own")
-
-    def check(self, task: Task, training: Training) -> None:
-        super().check(task, training)
-        refuse_below(self, 1, "head_epochs")
+    head_epochs: OverRounds[int] = option(
+        10, "epochs on the head with the backbone frozen, before the backbone's own", low=1
+    )
 
     def update(self, c: Client) -> tuple[Tree, State]:
         head = replace(c.train, epochs=torch.full_like(c.train.epochs, self.head_epochs))

@@ -8,9 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, Train, Training, Tree, option
-from equipoise.contract import Task as Task
-from equipoise.core.errors import UsageError
+from equipoise.contract import Client, Method, Train, Tree, option
 
 
 @dataclass(frozen=True)
@@ -19,12 +17,8 @@ class Finetune(Method):
 
     name: ClassVar[str] = "finetune"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_lr": (1e-3, 0.1), "tune_epochs": (1, 20)}
-    tune_epochs: int = option(5, "epochs of fine-tuning")
-    tune_lr: float = option(0.01, "learning rate of fine-tuning")
-
-    def check(self, task: Task, training: Training) -> None:
-        if self.tune_epochs < 1 or not 0 < self.tune_lr < float("inf"):
-            raise UsageError("finetune needs tune_epochs of at least 1 and a tune_lr above 0")
+    tune_epochs: int = option(5, "epochs of fine-tuning", low=1)
+    tune_lr: float = option(0.01, "learning rate of fine-tuning", above=0)
 
     def personal(self, c: Client) -> Tree:
         gently = Train(torch.full_like(c.train.epochs, self.tune_epochs), torch.full_like(c.train.lr, self.tune_lr))

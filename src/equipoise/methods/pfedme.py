@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.contract import (
     Client,
     Method,
+    OverRounds,
     Pull,
     Server,
     State,
@@ -23,7 +24,7 @@ from equipoise.contract import (
     weighted_mean,
 )
 from equipoise.core.errors import UsageError
-from equipoise.methods.checks import refuse_below, refuse_not_above, refuse_unstable_pull
+from equipoise.methods.checks import refuse_unstable_pull
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,12 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
-    lam: float = option(15.0, "strength lambda of the envelope")
-    inner_steps: int = option(5, "SGD steps K on each batch, for theta")
-    outer_lr: float = option(0.005, "rate eta at which the local copy w_i follows theta")
-    mix: float = option(1.0, "the server's step towards the clients' mean (the paper's beta)")
+    lam: OverRounds[float] = option(15.0, "strength lambda of the envelope", above=0)
+    inner_steps: int = option(5, "SGD steps K on each batch, for theta", low=1)
+    outer_lr: OverRounds[float] = option(0.005, "rate eta at which the local copy w_i follows theta", above=0)
+    beta: OverRounds[float] = option(1.0, "the server's step towards the clients' mean", above=0, was=("mix",))
 
     def check(self, task: Task, training: Training) -> None:
-        refuse_below(self, 1, "inner_steps")
-        refuse_not_above(self, 0, "lam", "outer_lr", "mix")
         if self.outer_lr * self.lam >= 1:
             raise UsageError(
                 f"pfedme with outer_lr={self.outer_lr:g} and lam={self.lam:g} steps past its own optimum, since their "
@@ -67,4 +66,4 @@ class PFedMe(Method):
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         """w <- (1 - beta) w + beta mean_S w_i."""
         mean, w = weighted_mean(up.params, weights), s.params
-        return {name: (1 - self.mix) * w[name] + self.mix * mean[name] for name in w}, s.state
+        return {name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, s.state

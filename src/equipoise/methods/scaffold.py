@@ -13,6 +13,7 @@ from equipoise.contract import (
     Client,
     Down,
     Method,
+    OverRounds,
     Server,
     State,
     Task,
@@ -24,7 +25,6 @@ from equipoise.contract import (
     weighted_mean,
 )
 from equipoise.core.errors import UsageError
-from equipoise.methods.checks import refuse_not_above
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,9 @@ class Scaffold(Method):
     name: ClassVar[str] = "scaffold"
     one_start: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_lr": (0.3, 1.5)}
-    server_lr: float = option(1.0, "the server's rate eta_g")
+    server_lr: OverRounds[float] = option(1.0, "the server's rate eta_g", above=0)
 
     def check(self, task: Task, training: Training) -> None:
-        refuse_not_above(self, 0, "server_lr")
         if training.momentum:
             raise UsageError(
                 "scaffold reads the mean gradient off the path of plain SGD, which momentum bends: set momentum to 0"

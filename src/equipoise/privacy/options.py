@@ -6,25 +6,22 @@ import importlib.util
 import math
 from dataclasses import dataclass
 
-from equipoise.contract import option
 from equipoise.core.errors import UsageError
+from equipoise.core.options import Options, option
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Options):
     """An upload's change is clipped to norm C; Gaussian noise of standard deviation sigma C is added to it."""
 
-    dp_clip: float = option(0.0, "L2 norm C to which a client's change of the model is clipped; 0 for no clipping")
-    dp_noise: float = option(0.0, "standard deviation of the noise on each upload, over C; 0 for none")
-    dp_delta: float = option(1e-5, "delta at which epsilon is told")
+    dp_clip: float = option(
+        0.0, "L2 norm C to which a client's change of the model is clipped; 0 for no clipping", low=0, high=math.inf
+    )
+    dp_noise: float = option(0.0, "standard deviation of the noise on each upload, over C; 0 for none", low=0)
+    dp_delta: float = option(1e-5, "delta at which epsilon is told", above=0, below=1)
 
     def __post_init__(self) -> None:
-        if not self.dp_clip >= 0:
-            raise UsageError(f"dp_clip is {self.dp_clip:g}: must be a number above 0, or 0 for no clipping")
-        if not 0 <= self.dp_noise < math.inf:
-            raise UsageError(f"dp_noise is {self.dp_noise:g}: must be a number of at least 0")
-        if not 0 < self.dp_delta < 1:
-            raise UsageError(f"dp_delta is {self.dp_delta:g}: must lie between 0 and 1")
+        super().__post_init__()
         if self.dp_noise and not 0 < self.dp_clip < math.inf:
             raise UsageError("dp_noise protects nobody whose change is not clipped: set dp_clip too")
         if self.dp_noise and importlib.util.find_spec("dp_accounting") is None:

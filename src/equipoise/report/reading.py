@@ -14,7 +14,7 @@ from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
 from equipoise.records.tables import read_table
-from equipoise.settings.config import read_config
+from equipoise.settings.files import read_config
 
 
 @dataclass(frozen=True)

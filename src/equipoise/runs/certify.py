@@ -11,7 +11,8 @@ from equipoise.records.folder import Folder
 from equipoise.runs.certificate import certify
 from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings, read_config
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
 
 
 def certify_run(path: Path, samples: int) -> list[str]:

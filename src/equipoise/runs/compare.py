@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
-from equipoise.methods import find_method
 from equipoise.records import codec
 from equipoise.records.summary import Compared, Summary
 from equipoise.report import folders, paired, tables
 from equipoise.report.page import pareto
 from equipoise.runs.running import Watch, build_task, run
-from equipoise.settings.config import Settings, options, read_config
-from equipoise.tasks import find_task
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
 
 Announce = Callable[[Settings, Path], Watch]
 """Called before each cell; gives what watches its rounds."""
@@ -63,17 +62,16 @@ def compare(
     return by_method, shown
 
 
-def suitable(methods: Iterable[str], given: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Those methods that can run with these options, and the reasons of the others."""
-    names, refused = [], {}
-    for method in methods:
-        known = options(find_method(method), find_task(given.get("task", "synthetic")))
+def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Those methods that can run with their options, and the reasons of the others."""
+    suited, refused = {}, {}
+    for method, given in cells.items():
         try:
-            build_task(Settings.of({**{k: v for k, v in given.items() if k in known}, "method": method}))
-            names.append(method)
+            build_task(Settings.of({**given, "method": method}))
+            suited[method] = given
         except UsageError as error:
             refused[method] = str(error)
-    return names, refused
+    return suited, refused
 
 
 def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: bool, overwrite: bool) -> None:
@@ -88,5 +86,5 @@ def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: boo
             build_task(settings)
             seen.add(method)
         config = folder / "config.json"
-        if resume and config.exists() and read_config(config) != settings.flat:
+        if resume and config.exists() and Settings.of(read_config(config)).flat != settings.flat:
             raise UsageError(f"'{folder}' holds a run with other options: choose another --out, or --overwrite")

@@ -18,7 +18,8 @@ from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings, read_config
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
 
 ROWS = 64  # of the server's test set, that predictions are compared on
 CLOSE = 1e-4  # how far logits may differ, relative to the largest

@@ -28,7 +28,8 @@ from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
-from equipoise.settings.config import Settings, read_config
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
 
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], None]

@@ -21,6 +21,8 @@ from equipoise.records.folder import Folder
 from equipoise.records.summary import validation_score
 from equipoise.runs.running import run
 from equipoise.settings.config import Settings
+from equipoise.settings.names import find, options, resolved
+from equipoise.settings.text import to_file
 
 LAST = 3  # evaluations whose mean validation score judges a trial
 Told = Callable[[str, int, float | None, dict[str, Any]], None]
@@ -36,7 +38,7 @@ def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told 
     base = Settings.of({**given, "method": method, "save_personal": False})
     ranges = search_space(find_method(method), base, given)
     out.mkdir(parents=True, exist_ok=True)
-    _same_search(out, {"method": method, "given": given, "ranges": ranges})
+    _same_search(out, {"method": method, "given": {k: to_file(v) for k, v in given.items()}, "ranges": ranges})
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.log")))
     sampler = optuna.samplers.TPESampler(seed=base.run.seed)
     study = optuna.create_study(
@@ -62,12 +64,14 @@ def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told 
 def search_space(method: type[Method], base: Settings, given: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Rate within a tenth and three times the task's own, epochs up to the task's own, and what the method names;
     an option that is given stays fixed."""
+    usual, known = base.task_spec.training, options(method, base.task_spec)
     ranges: dict[str, tuple[float, float]] = {
-        "lr": (base.training.lr / 10, base.training.lr * 3),
-        "epochs": (1, base.training.epochs),
-        **method.search,
+        "lr": (usual.lr / 10, usual.lr * 3),
+        "epochs": (1, usual.epochs),
+        **{find(known, f"method.{name}"): bounds for name, bounds in method.search.items()},
     }
-    return {name: bounds for name, bounds in ranges.items() if name not in given and bounds[0] < bounds[1]}
+    fixed = resolved(known, given)
+    return {name: bounds for name, bounds in ranges.items() if name not in fixed and bounds[0] < bounds[1]}
 
 
 def read_best(folder: Path, method: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Options, Task, Training
 from equipoise.core.errors import UsageError, nearest
 
 
@@ -19,7 +19,7 @@ class TaskSpec:
 
     name: str
     help: str
-    config: type
+    config: type[Options]
     """A dataclass whose fields are the task's options."""
     training: Training
     """The task's own defaults of local training."""

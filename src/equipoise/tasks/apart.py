@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Options, Task, Training, option
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Split
 from equipoise.models import MODELS
@@ -21,19 +21,15 @@ Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class ApartConfig:
+class ApartConfig(Options):
     """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it)."""
 
     data: str = option("", "this machine's folder: train and test at a client, public and test at the server")
-    clients: int = option(3, "number of clients")
-    classes: int = option(2, "number of classes; labels are 0 to classes - 1")
-    val_share: float = option(0.1, "share of a client's training rows that is kept for validation; 0 for none")
-
-    def __post_init__(self) -> None:
-        if self.clients < 1 or self.classes < 2:
-            raise UsageError("clients must be at least 1 and classes at least 2")
-        if not 0 <= self.val_share < 1:
-            raise UsageError(f"val_share is {self.val_share}: must lie in [0, 1)")
+    clients: int = option(3, "number of clients", low=1)
+    classes: int = option(2, "number of classes; labels are 0 to classes - 1", low=2)
+    val_share: float = option(
+        0.1, "share of a client's training rows that is kept for validation; 0 for none", low=0, below=1
+    )
 
 
 class OwnFolder(ClientData):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
-from equipoise.core.errors import UsageError
 from equipoise.frl.mdp import garnet
 from equipoise.frl.task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec
@@ -13,14 +12,12 @@ from equipoise.tasks import TaskSpec
 
 @dataclass(frozen=True)
 class GarnetConfig(TabularConfig):
-    states: int = option(10, "states")
-    actions: int = option(5, "actions")
-    branching: int = option(3, "states that follow each state-action pair")
+    states: int = option(10, "states", low=1)
+    actions: int = option(5, "actions", low=1)
+    branching: int = option(3, "states that follow each state-action pair", low=1)
 
 
 def build(config: GarnetConfig, model: str, training: Training, seed: int) -> Task:
-    if config.states < 1 or config.actions < 1:
-        raise UsageError("states and actions must be at least 1")
     mdp = garnet(seed, config.states, config.actions, config.branching, config.gamma)
     return TabularTask("garnet", mdp, config, training, seed)
 

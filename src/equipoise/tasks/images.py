@@ -10,7 +10,8 @@ import numpy as np
 
 from equipoise.contract import Task, Training, option
 from equipoise.core import streams
-from equipoise.core.errors import UsageError, nearest
+from equipoise.core.errors import UsageError
+from equipoise.core.options import with_default
 from equipoise.data import partition
 from equipoise.data.cache import Arrays
 from equipoise.data.forms import Pixels
@@ -26,41 +27,31 @@ class ImageConfig(SplitConfig):
     """Where the images are and how clients share them."""
 
     data: str = option("", "folder with the data set; empty for $EQUIPOISE_DATA, else it is fetched from the hub")
-    partition: str = option("dirichlet", "who gets which rows: dirichlet, iid or classes (a few classes a client)")
-    delta: float = option(0.3, "label skew of the dirichlet partition; smaller is more skewed")
-    scenario: str = option("", f"population in place of the partition: {', '.join(SCENARIOS)}; empty for none")
-    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)")
-    classes_per_client: int = option(2, "classes a client of the classes partition")
-    pool: int = option(1, "average squares of so many pixels a side into one: smaller images, faster rounds")
-    train_rows: int = option(0, "use only so many of the training images, drawn by the seed; 0 for all")
-    server_rows: int = option(0, "use only so many of the original test images; 0 for all")
+    partition: str = option(
+        "dirichlet", "who gets which rows; classes: a few classes per client", choices=partition.PARTITIONS
+    )
+    delta: float = option(0.3, "label skew of the dirichlet partition; smaller is more skewed", above=0)
+    scenario: str = option("", "population in place of the partition; empty for none", choices=("", *SCENARIOS))
+    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)", low=0)
+    classes_per_client: int = option(2, "classes per client of the classes partition", low=1)
+    pool: int = option(1, "average squares of so many pixels a side into one: smaller images, faster rounds", low=1)
+    train_rows: int = option(0, "use only so many of the training images, drawn by the seed; 0 for all", low=0)
+    server_rows: int = option(0, "use only so many of the original test images; 0 for all", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.partition not in partition.PARTITIONS:
-            known = partition.PARTITIONS
-            raise UsageError(
-                f"unknown partition '{self.partition}'{nearest(self.partition, known)}: choose {', '.join(known)}"
-            )
-        if self.scenario and self.scenario not in SCENARIOS:
-            raise UsageError(
-                f"unknown scenario '{self.scenario}'{nearest(self.scenario, SCENARIOS)}: choose {', '.join(SCENARIOS)}"
-            )
         if self.scenario and self.clients < len(SCENARIOS[self.scenario]):
             raise UsageError(f"scenario {self.scenario} needs {len(SCENARIOS[self.scenario])} clients or more")
         if self.size_sigma and (self.scenario or self.partition == "classes"):
             other = f"scenario {self.scenario}" if self.scenario else f"partition '{self.partition}'"
             raise UsageError(f"size_sigma has no effect on {other}: leave it at 0, or use --partition dirichlet or iid")
-        for name in ("train_rows", "server_rows"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} is {getattr(self, name)}: must be at least 0")
 
 
 @dataclass(frozen=True)
 class TwentyClients(ImageConfig):
     """FedPolicy's populations; PAGE's have a hundred."""
 
-    clients: int = option(20, "number of clients")
+    clients: int = with_default(ImageConfig, "clients", 20)
 
 
 def build_images(

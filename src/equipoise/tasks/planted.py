@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
-from equipoise.core.errors import UsageError
 from equipoise.frl.families import planted, spread
 from equipoise.frl.linear_task import MODELS, LinearConfig, LinearTask
 from equipoise.tasks import TaskSpec
@@ -13,15 +12,13 @@ from equipoise.tasks import TaskSpec
 
 @dataclass(frozen=True)
 class PlantedConfig(LinearConfig):
-    states: int = option(30, "states")
-    actions: int = option(4, "actions of model q; model v has none")
-    branching: int = option(3, "states that follow each state-action pair at u = 0 and at u = 1")
-    planted_rank: int = option(3, "dimension of the subspace that holds all agents' values")
+    states: int = option(30, "states", low=1)
+    actions: int = option(4, "actions of model q; model v has none", low=1)
+    branching: int = option(3, "states that follow each state-action pair at u = 0 and at u = 1", low=1)
+    planted_rank: int = option(3, "dimension of the subspace that holds all agents' values", low=1)
 
 
 def build(config: PlantedConfig, model: str, training: Training, seed: int) -> Task:
-    if config.states < 1 or config.actions < 1:
-        raise UsageError("states and actions must be at least 1")
     actions = 1 if model == "v" else config.actions
     u = spread(config.agents)
     mdps = planted(seed, u, config.states, actions, config.branching, config.planted_rank, config.gamma)

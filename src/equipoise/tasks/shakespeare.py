@@ -28,15 +28,14 @@ class ShakespeareConfig(SplitConfig):
     """The paper takes 100 roles with more than 8,000 samples: 7,000 of each (4,900 : 2,100), the rest to the server."""
 
     data: str = option("", "folder with the text; empty for $EQUIPOISE_DATA")
-    role_samples: int = option(7000, "samples of each role for its client: 7,000 is the paper's")
-    spare_samples: int = option(1000, "samples that a role must have beyond these, for the server")
-    server_rows: int = option(10_000, "samples of the server's sets, drawn from what the roles leave")
+    role_samples: int = option(7000, "samples of each role for its client: 7,000 is the paper's", low=1)
+    spare_samples: int = option(1000, "samples that a role must have beyond these, for the server", low=1)
+    server_rows: int = option(10_000, "samples of the server's sets, drawn from what the roles leave", low=2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("role_samples", self.min_rows), ("spare_samples", 1), ("server_rows", 2)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}: must be at least {least}")
+        if self.role_samples < self.min_rows:
+            raise UsageError(f"role_samples is {self.role_samples}: must be at least min_rows ({self.min_rows})")
 
 
 def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Generator) -> Ints:

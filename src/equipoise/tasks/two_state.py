@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
+from equipoise.core.options import with_default
 from equipoise.frl.mdp import two_state
 from equipoise.frl.task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec
@@ -12,9 +13,9 @@ from equipoise.tasks import TaskSpec
 
 @dataclass(frozen=True)
 class TwoStateConfig(TabularConfig):
-    actions: int = option(20, "actions")
-    behaviour: str = option("fixed", "how agents behave: fixed, epsilon, regions or uniform")
-    random_q0: bool = option(True, "start each agent from its own random table instead of zero")
+    actions: int = option(20, "actions", low=1)
+    behaviour: str = with_default(TabularConfig, "behaviour", "fixed")
+    random_q0: bool = with_default(TabularConfig, "random_q0", True)
 
 
 def build(config: TwoStateConfig, model: str, training: Training, seed: int) -> Task:

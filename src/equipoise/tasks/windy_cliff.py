@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.contract import Task, Training, option
+from equipoise.core.options import with_default
 from equipoise.frl.families import soft_greedy, spread, under_policy, windy_cliff
 from equipoise.frl.linear_task import MODELS, LinearConfig, LinearTask
 from equipoise.tasks import TaskSpec
@@ -14,8 +15,10 @@ from equipoise.tasks import TaskSpec
 
 @dataclass(frozen=True)
 class WindyCliffConfig(LinearConfig):
-    rank: int = option(2, "features d of the shared representation")
-    wind: float = option(0.5, "chance of a gust towards the cliff for the agent with u = 1; others have wind * u")
+    rank: int = with_default(LinearConfig, "rank", 2)
+    wind: float = option(
+        0.5, "chance of a gust towards the cliff for the agent with u = 1; others have wind * u", low=0, high=1
+    )
 
 
 def build(config: WindyCliffConfig, model: str, training: Training, seed: int) -> Task:

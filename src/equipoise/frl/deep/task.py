@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, State, Training, Tree, When, Wrapper, option
+from equipoise.contract import Fit, Method, Options, State, Training, Tree, When, Wrapper, option
 from equipoise.core import random, streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
@@ -31,34 +31,26 @@ ALLOWED = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(Options):
     """Options of a task whose clients are deep agents."""
 
-    agents: int = option(10, "agents (clients)")
+    agents: int = option(10, "agents (clients)", low=1)
     u: str = option("", "the agents' numbers in (0, 1), separated by commas; empty for evenly spread ones")
-    parallel: int = option(8, "parallel copies of each agent's environment: environment steps a gradient step")
-    width: int = option(128, "units of each of the two hidden layers")
-    discount: float = option(0.99, "discount of a later reward, in [0, 1)")
+    parallel: int = option(8, "parallel copies of each agent's environment: environment steps per gradient step", low=1)
+    width: int = option(128, "units of each of the two hidden layers", low=1)
+    discount: float = option(0.99, "discount of a later reward", low=0, below=1)
     capacity: int = option(20000, "transitions that an agent remembers")
-    learn_after: int = option(1000, "environment steps of an agent before it learns")
-    explore_steps: int = option(5000, "environment steps of an agent over which exploration falls to its last value")
-    last_epsilon: float = option(0.05, "chance of a random action at last, in [0, 1]")
-    target_rate: float = option(0.01, "how far the target net follows in one gradient step, in (0, 1]")
-    episodes: int = option(10, "episodes of an evaluation, of each agent")
-    val_episodes: int = option(0, "episodes that decisions may be based on, of each agent; 0 for none")
+    learn_after: int = option(1000, "environment steps of an agent before it learns", low=1)
+    explore_steps: int = option(
+        5000, "environment steps of an agent over which exploration falls to its last value", low=0
+    )
+    last_epsilon: float = option(0.05, "chance of a random action at last", low=0, high=1)
+    target_rate: float = option(0.01, "how far the target net follows in one gradient step", above=0, high=1)
+    episodes: int = option(10, "episodes of an evaluation, of each agent", low=1)
+    val_episodes: int = option(0, "episodes that decisions may be based on, of each agent; 0 for none", low=0)
 
     def __post_init__(self) -> None:
-        for name in ("agents", "parallel", "width", "learn_after", "episodes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.explore_steps < 0 or self.val_episodes < 0:
-            raise UsageError("explore_steps and val_episodes must be at least 0")
-        if not 0 <= self.discount < 1:
-            raise UsageError(f"discount is {self.discount}: must lie in [0, 1)")
-        if not 0 <= self.last_epsilon <= 1:
-            raise UsageError(f"last_epsilon is {self.last_epsilon}: must lie in [0, 1]")
-        if not 0 < self.target_rate <= 1:
-            raise UsageError(f"target_rate is {self.target_rate}: must lie in (0, 1]")
+        super().__post_init__()
         if self.capacity < max(self.learn_after, self.parallel):
             raise UsageError(f"capacity is {self.capacity}: must reach learn_after ({self.learn_after}) and parallel")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Server, State, Task, Training, Tree, Up, option
-from equipoise.core.errors import UsageError, nearest
+from equipoise.core.errors import UsageError
 from equipoise.methods.fedpolicy import parts, policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
 from equipoise.methods.fedpolicy.parts import PARTS, TAKES
@@ -31,17 +31,23 @@ class FedPolicy(Over):
     """w_i <- full (B, H), backbone (B, own h), head (own b, H) or none (own b, h); the rest is the base's."""
 
     name: ClassVar[str] = "fedpolicy"
-    policy: str = option("learned", f"{', '.join((*PARTS, *POLICIES))}")
+    policy: str = option("learned", "who chooses the part that a client gets back", choices=(*PARTS, *POLICIES))
     parts: str = option("full,backbone,head", "what a policy may choose from; none may be added")
-    sync: str = option("auto", "weights that know who installed what: on, off, or auto (on for the policy learned)")
-    rho: float = option(0.5, "what an upload still counts for each round since its client installed the block")
-    copies: int = option(0, "rounds between those in which clients also train a copy of the global model; 0 for never")
-    price: float = option(
-        0.01, "accuracy that a download of the whole model costs in a reward, and in the choices of learned"
+    sync: str = option(
+        "auto", "weights that know who installed what; auto is on for the policy learned", choices=("on", "off", "auto")
     )
-    probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares")
-    probe_every: int = option(16, "rounds between probes at most, for the policy learned")
-    policy_gamma: float = option(0.5, "discount of the next round in the policy dqn")
+    rho: float = option(
+        0.5, "what an upload still counts for each round since its client installed the block", above=0, high=1
+    )
+    copies: int = option(
+        0, "rounds between those in which clients also train a copy of the global model; 0 for never", low=0
+    )
+    price: float = option(
+        0.01, "accuracy that a download of the whole model costs in a reward, and in the choices of learned", low=0
+    )
+    probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares", low=0)
+    probe_every: int = option(16, "rounds between probes at most, for the policy learned", low=1)
+    policy_gamma: float = option(0.5, "discount of the next round in the policy dqn", low=0, below=1)
 
     @property
     def keeps_model(self) -> bool:  # type: ignore[override]
@@ -61,19 +67,8 @@ class FedPolicy(Over):
         return self.sync == "on" or (self.sync == "auto" and self.policy == "learned")
 
     def check(self, task: Task, training: Training) -> None:
-        known = (*PARTS, *POLICIES)
-        if self.policy not in known:
-            raise UsageError(f"unknown policy '{self.policy}'{nearest(self.policy, known)}: choose {', '.join(known)}")
         if len(self.choices) < 2 or any(name not in PARTS for name in self.choices) or "full" not in self.choices:
             raise UsageError(f"parts is '{self.parts}': must be full and one or more of {', '.join(PARTS[1:])}")
-        if self.sync not in ("on", "off", "auto"):
-            raise UsageError(f"sync is '{self.sync}': must be on, off or auto")
-        if not 0 < self.rho <= 1:
-            raise UsageError(f"rho is {self.rho}: must lie in (0, 1]")
-        if self.copies < 0 or self.probe_every < 1 or self.price < 0 or self.probe_bonus < 0:
-            raise UsageError("copies, price and probe_bonus must be at least 0, and probe_every at least 1")
-        if not 0 <= self.policy_gamma < 1:
-            raise UsageError(f"policy_gamma is {self.policy_gamma}: must lie in [0, 1)")
         if (self.agent.probes or self.agent.learns or self.copies) and not task.has("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task '{task.name}' has none: "

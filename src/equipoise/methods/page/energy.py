@@ -65,14 +65,12 @@ def read(where: str) -> Resources:
     return Resources(**{name: (float(low), float(high)) for name, (low, high) in given.items()})
 
 
-def check(where: str, rate: float, decided: tuple[str, ...]) -> None:
-    """Refuse a budget that cannot be read, or that nobody could keep, and a bad rate of the multipliers."""
+def check(where: str, decided: tuple[str, ...]) -> None:
+    """Refuse a budget that cannot be read, or that nobody could keep."""
     if where:
         read(where)
         if "alpha" not in decided:
             raise UsageError("an energy budget limits epochs: let the agents decide them (--adapt alpha,...)")
-    if not rate > 0:
-        raise UsageError(f"multiplier_rate is {rate}: must be above 0")
 
 
 def parameters(resources: Resources, usual: Tensor, today: Tensor) -> Tree:

@@ -26,7 +26,7 @@ class Page(Game):
     name: ClassVar[str] = "page"
     bias: str = option("1:1", "weight of the global against the local model, as 10:1 or 1:10")
     resources: str = option("", "energy budget of the clients: 'default' or a TOML file of ranges; empty for none")
-    multiplier_rate: float = option(0.5, "rate of the Lagrangian multipliers under an energy budget")
+    multiplier_rate: float = option(0.5, "rate of the Lagrangian multipliers under an energy budget", above=0)
     as_published: bool = option(False, "the authors' own choices: clipped actions, rewards on test data (see docs)")
 
     @cached_property
@@ -44,7 +44,7 @@ class Page(Game):
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
         leaning.check(self, self.bias, self.as_published)
-        energy.check(self.resources, self.multiplier_rate, self.own)
+        energy.check(self.resources, self.own)
 
     def config(self, task: Task, noise: str) -> Config:
         plain = {"normalise": False, "restraint": 0.0} if self.as_published else {}

@@ -27,7 +27,9 @@ class PageShared(Game):
     """
 
     name: ClassVar[str] = "page-shared"
-    replay: int = option(10_000, "transitions that the clients' agent remembers; it sees one a client and round")
+    replay: int = option(
+        10_000, "transitions that the clients' agent remembers; it sees one per client and round", low=1
+    )
 
     def leader(self, task: Task) -> Config:
         return self.agent(task, steps=STEPS, warmup=self.agent_batch)

@@ -23,17 +23,13 @@ class DeepQ(Method):
 
     trains: ClassVar[str] = "deep"
     two_rates: ClassVar[bool] = False
-    head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step")
-    body_rate: float = option(1.0, "rate of the body as a share of the head's, at first")
-    slow_after: int = option(10, "rounds t0 over which the rates fall, the body's faster; 0 keeps them")
+    head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step", low=0)
+    body_rate: float = option(1.0, "rate of the body as a share of the head's, at first", above=0, high=1)
+    slow_after: int = option(10, "rounds t0 over which the rates fall, the body's faster; 0 keeps them", low=0)
 
     def check(self, task: Task, training: Training) -> None:
         if not isinstance(task, AgentTask):
             raise UsageError(f"{self.name} trains deep agents, and task '{task.name}' has none: try --task cartpole")
-        if self.head_steps < 0 or self.slow_after < 0:
-            raise UsageError("head_steps and slow_after must be at least 0")
-        if not 0 < self.body_rate <= 1:
-            raise UsageError(f"body_rate is {self.body_rate}: must lie in (0, 1]")
         super().check(task, training)
 
     def update(self, c: Client) -> tuple[Tree, State]:

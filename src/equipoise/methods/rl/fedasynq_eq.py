@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import option
+from equipoise.core.options import with_default
 from equipoise.methods.rl.qlearning import FederatedQ
 
 
@@ -15,4 +15,4 @@ class FedAsynQEq(FederatedQ):
 
     name: ClassVar[str] = "fedasynq-eq"
     rule: ClassVar[str] = "equal"
-    eta: float = option(0.2, "learning rate of Q-learning, in (0, 1)")
+    eta: float = with_default(FederatedQ, "eta", 0.2)

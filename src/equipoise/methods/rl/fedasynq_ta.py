@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Up, option
+from equipoise.contract import Client, State, Up
+from equipoise.core.options import with_default
 from equipoise.methods.rl.qlearning import FederatedQ
 
 
@@ -21,7 +22,7 @@ class FedAsynQTa(FederatedQ):
 
     name: ClassVar[str] = "fedasynq-ta"
     rule: ClassVar[str] = "targets"
-    eta: float = option(0.005, "learning rate of Q-learning, in (0, 1)")
+    eta: float = with_default(FederatedQ, "eta", 0.005)
 
     def upload(self, c: Client) -> tuple[Up, State]:
         visits = c.source["visits"]

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Tree, option
+from equipoise.contract import Client, State, Tree
+from equipoise.core.options import with_default
 from equipoise.methods.rl.qlearning import FederatedQ
 
 
@@ -17,7 +18,7 @@ class FedSynQ(FederatedQ):
 
     name: ClassVar[str] = "fedsynq"
     rule: ClassVar[str] = "equal"
-    tau: int = option(5, "local steps between synchronisations")
+    tau: int = with_default(FederatedQ, "tau", 5)
 
     def update(self, c: Client) -> tuple[Tree, State]:
         return c.fit(c.start, aux={"synchronous": torch.ones_like(c.id)}), c.state

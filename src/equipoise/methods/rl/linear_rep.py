@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,8 +10,8 @@ import torch
 
 from equipoise.contract import Client, Method, State, Task, Train, Training, Tree, option, take_sent
 from equipoise.core.errors import UsageError
+from equipoise.core.options import with_default
 from equipoise.frl.linear_task import LinearTask
-from equipoise.methods.checks import refuse_below, refuse_not_above
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,14 @@ class LinearRepresentation(Method):
     learns: ClassVar[str]
     """The task's model: v, values of states, or q, values of states and actions."""
     keeps_model: ClassVar[bool] = True
-    local_steps: int = option(10, "TD steps on an agent's own weights in a round, before the one on the representation")
-    alpha0: float = option(0.05, "first rate of the weights; fades as (1 + t/t0)^(-2/3)")
-    beta0: float = option(0.3, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it")
-    t0: float = option(3000.0, "rounds after which the rates begin to fade; inf for constant rates")
+    local_steps: int = option(
+        10, "TD steps on an agent's own weights in a round, before the one on the representation", low=1
+    )
+    alpha0: float = option(0.05, "first rate of the weights; fades as (1 + t/t0)^(-2/3)", above=0)
+    beta0: float = option(0.3, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it", low=0)
+    t0: float = option(
+        3000.0, "rounds after which the rates begin to fade; inf for constant rates", above=0, high=math.inf
+    )
 
     def check(self, task: Task, training: Training) -> None:
         if not isinstance(task, LinearTask):
@@ -37,11 +42,6 @@ class LinearRepresentation(Method):
             )
         if task.model != self.learns:
             raise UsageError(f"{self.name} learns {self.learns}-values: give --model {self.learns}")
-        refuse_below(self, 1, "local_steps")
-        refuse_not_above(self, 0, "alpha0")
-        refuse_below(self, 0, "beta0")
-        if not self.t0 > 0:
-            raise UsageError(f"{self.name} needs t0 above 0, not {self.t0:g}")
 
     def install(self, c: Client) -> tuple[Tree, State]:
         """Phi <- sqrt(S/d) Q of its thin QR; theta as keeps the values that its owner had with the old Phi best."""
@@ -67,8 +67,8 @@ class LinearControl(LinearRepresentation):
     """The same for Q-learning, slower: values overshoot at first, and with them the steps on Phi."""
 
     learns: ClassVar[str] = "q"
-    beta0: float = option(0.1, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it")
-    t0: float = option(10_000.0, "rounds after which the rates begin to fade; inf for constant rates")
+    beta0: float = with_default(LinearRepresentation, "beta0", 0.1)
+    t0: float = with_default(LinearRepresentation, "t0", 10_000.0)
 
 
 def _train(c: Client, steps: int, rate: float) -> Train:

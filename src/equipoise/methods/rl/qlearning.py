@@ -20,26 +20,21 @@ class FederatedQ(Method):
 
     trains: ClassVar[str] = "tabular"
     rule: ClassVar[str]
-    eta: float = option(0.05, "learning rate of Q-learning, in (0, 1)")
-    tau: int = option(50, "local steps between synchronisations")
+    eta: float = option(0.05, "learning rate of Q-learning", above=0, below=1)
+    tau: int = option(50, "local steps between synchronisations", low=1)
     steps: int = option(
-        0, "local steps of an agent in the whole run, a multiple of tau; 0 for as many as --rounds give"
+        0, "local steps of an agent in the whole run, a multiple of tau; 0 for as many as --rounds give", low=0
     )
 
     def check(self, task: Task, training: Training) -> None:
-        from equipoise.frl.tabular import check_rates
-
         if not isinstance(task, TabularTask):
             raise UsageError(
                 f"{self.name} learns tables of an MDP, and task '{task.name}' has none: try --task two-state"
             )
-        check_rates(self.eta, self.tau)
 
     def planned_rounds(self, asked: int) -> int:
-        if self.steps < 0 or self.tau < 1 or self.steps % self.tau:
-            raise UsageError(
-                f"steps is {self.steps} and tau {self.tau}: steps must be a multiple of tau, both positive"
-            )
+        if self.steps % self.tau:
+            raise UsageError(f"steps is {self.steps}: must be a multiple of tau ({self.tau})")
         return self.steps // self.tau or asked
 
     def install(self, c: Client) -> tuple[Tree, State]:

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.report.reading import Group
-from equipoise.settings.config import options
+from equipoise.settings.names import options
 from equipoise.tasks import find_task
 
 

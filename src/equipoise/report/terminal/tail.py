@@ -9,7 +9,7 @@ from pathlib import Path
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.terminal.words import duration
-from equipoise.settings.config import read_config
+from equipoise.settings.files import read_config
 
 RECENT = 20  # rounds that tell how long the next ones take
 

@@ -18,7 +18,7 @@ from equipoise.report.trackers.mlflow import MLflow
 from equipoise.report.trackers.tensorboard import TensorBoard
 from equipoise.report.trackers.tracker import Tracker, of_round, of_summary
 from equipoise.report.trackers.wandb import WandB
-from equipoise.settings.config import read_config
+from equipoise.settings.files import read_config
 
 TRACKERS: dict[str, tuple[str, Callable[[Path, dict[str, Any], str | None], Tracker]]] = {
     "tensorboard": ("tensorboard", TensorBoard),

@@ -1,0 +1,112 @@
+"""Which options a run has, whose they are, and by which names they are given.
+
+An option's short name is enough where it is unique. Where method and task both have one of that name, it is given as
+``method.alpha`` or ``task.alpha``; these full names are always accepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any
+
+from equipoise.contract import Method, Options, Training
+from equipoise.core.errors import UsageError, nearest
+from equipoise.core.options import Kind, Rule, documented, kinds, rule_of
+from equipoise.privacy.options import Privacy
+from equipoise.settings.run import RunConfig
+from equipoise.tasks import TaskSpec
+
+OWNED = ("task", "method")
+"""Owners whose options have full names; those of the others are nobody else's."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a run: where it belongs, its type, default, and what is declared of it."""
+
+    name: str
+    owner: str
+    kind: Kind
+    default: Any
+    rule: Rule
+
+    @property
+    def full(self) -> str:
+        return f"{self.owner}.{self.name}" if self.owner in OWNED else self.name
+
+    @property
+    def help(self) -> str:
+        return f"{self.rule.help} {documented(self.default, self.rule)}".lstrip()
+
+
+Known = Mapping[str, Option]
+"""Options by the name under which a run's files keep them: the short one where it is unique, else the full one."""
+
+
+def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
+    """Every option that a run of this method on this task takes."""
+    found = [
+        *of_config(RunConfig, "run"),
+        *of_config(Training, "training", task.training),
+        *of_config(Privacy, "privacy"),
+        *of_config(task.config, "task"),
+        *of_config(method, "method"),
+    ]
+    known: dict[str, Option] = {}
+    for item in found:
+        same = [other for other in found if other.name == item.name]
+        if any(other.owner not in OWNED for other in same) and len(same) > 1:
+            raise UsageError(f"{same[1].owner} option '{item.name}' is also an option of {same[0].owner}: rename it")
+        known[item.name if len(same) == 1 else item.full] = item
+    return known
+
+
+def of_config(config: type, owner: str, defaults: Options | None = None) -> list[Option]:
+    """The options of one typed config; ``defaults``: an instance whose values are the defaults here."""
+    found = []
+    for item in dataclasses.fields(config):
+        if item.default is MISSING:
+            raise UsageError(f"option '{item.name}' has no default: every option needs one")
+        default = getattr(defaults, item.name) if defaults else item.default
+        found.append(Option(item.name, owner, kinds(config)[item.name], default, rule_of(item)))
+    return found
+
+
+def takes(known: Known, name: str) -> bool:
+    """Whether there is an option with this short, full or former name."""
+    return any(name in (item.name, item.full, *item.rule.was) for item in known.values())
+
+
+def find(known: Known, name: str, among: Iterable[str] = ()) -> str:
+    """The key in ``known`` of an option with this short, full or former name, given ``among`` others."""
+    if name in known:
+        return name
+    keys = [key for key, item in known.items() if name in (item.full, *item.rule.was)]
+    if not keys:
+        # A file with the former name of one of them is from a time when the short name could only mean the other.
+        former = set(among)
+        keys = [key for key, item in known.items() if item.name == name and not former & set(item.rule.was)]
+    if len(keys) == 1:
+        return keys[0]
+    if keys:
+        raise UsageError(f"option '{name}' is one of the method and one of the task: say {' or '.join(keys)}")
+    raise UsageError(f"unknown option '{name}'{nearest(name, known)}")
+
+
+def resolved(known: Known, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, by the keys of ``known``; all that is wrong with the names is told at once."""
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, value in given.items():
+        try:
+            key = find(known, name, given)
+            if key in found:
+                raise UsageError(f"option '{name}' is given twice, under two names")
+            found[key] = value
+        except UsageError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UsageError("; ".join(wrong))
+    return found

@@ -1,0 +1,39 @@
+"""The run's own config: what to run, how long, where and what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.core.options import Options, option
+from equipoise.core.schedules import OverRounds
+from equipoise.runtime.choose import EXECUTORS
+
+
+@dataclass(frozen=True)
+class RunConfig(Options):
+    """What to run and how long."""
+
+    method: str = option("fedavg", "method, or your own as module:Class or file.py:Class")
+    task: str = option("synthetic", "task")
+    model: str = option("", "model; empty for the task's default")
+    rounds: int = option(100, "federated rounds", low=1)
+    seed: int = option(0, "seed of data, initial model, cohorts and batches", low=0)
+    participation: OverRounds[float] = option(1.0, "share of the clients that take part in a round", above=0, high=1)
+    executor: str = option(
+        "auto",
+        "stacked (all clients at once), loop (one after another), workers (processes), or auto: what suits the model",
+        choices=EXECUTORS,
+    )
+    threads: int = option(1, "threads of one tensor operation, unless auto finds more to be faster", low=1)
+    workers: int = option(0, "processes of the workers executor; 0 for one per core", low=0)
+    device: str = option("auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one")
+    delay: int = option(0, "rounds after which the uploads of late clients reach the aggregate; 0 for at once", low=0)
+    late: float = option(1.0, "share of the clients that are late, if there is a delay", above=0, high=1)
+    holdout_clients: float = option(
+        0.0, "share of the clients kept out of training, to see how newcomers adapt", low=0, below=1
+    )
+    eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
+    patience: int = option(0, "stop after so many evaluations without a better validation score; 0 for never", low=0)
+    finetune: bool = option(False, "also score the personal models after validation-stopped local fine-tuning")
+    save_personal: bool = option(True, "keep every client's personal model in the run folder")
