@@ -45,9 +45,9 @@ def test_an_option_that_is_given_stays_fixed():
 
 def test_every_option_that_tuning_may_change_exists_and_admits_its_default():
     for name, method in all_methods().items():
-        flat = Settings.of({"method": name}).flat
+        chosen = Settings.of({"method": name}).method
         for option, (low, high) in method.search.items():
-            assert low <= flat[option] <= high, (name, option)
+            assert low <= getattr(chosen, option) <= high, (name, option)
 
 
 def test_bad_searches_are_refused(tmp_path, capsys):

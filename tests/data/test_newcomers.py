@@ -68,7 +68,7 @@ def test_every_executor_gives_the_same_newcomers(tmp_path):
 
 
 def test_bad_shares_are_refused():
-    with pytest.raises(UsageError, match="must lie in"):
+    with pytest.raises(UsageError, match=r"holdout_clients is 1.0: must be a number in \[0, 1\)"):
         Settings.of({**OPTIONS, "holdout_clients": 1.0})
     with pytest.raises(UsageError, match="leaves nobody"):
         hold_out(small_task(clients=3), 0.9, 0)

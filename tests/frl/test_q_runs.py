@@ -142,13 +142,13 @@ def test_methods_are_found():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"eta": 1.0}, "strictly between 0 and 1"),
-        ({"eta": 0.0}, "strictly between 0 and 1"),
-        ({"tau": 0}, "multiple of tau"),
+        ({"eta": 1.0}, r"eta is 1.0: must be a number in \(0, 1\)"),
+        ({"eta": 0.0}, "eta is 0.0"),
+        ({"tau": 0}, "tau is 0: must be a whole number of at least 1"),
         ({"steps": 30}, "multiple of tau"),
         ({"sims": 0}, "sims is 0"),
-        ({"agents": 0}, "at least one"),
-        ({"behaviour": "greedy"}, "no behaviour policy"),
+        ({"agents": 0}, "agents is 0"),
+        ({"behaviour": "greedy"}, "behaviour is 'greedy': must be one of"),
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"perturbation": 2.0}, "perturbation"),
     ],

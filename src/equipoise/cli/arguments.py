@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise.core.errors import UsageError, nearest
+from equipoise.core.text import parse
 from equipoise.settings.files import read_config
 from equipoise.settings.names import Known, Option, resolved, takes
-from equipoise.settings.text import parse
 
 OWNERS = {
     "run": "run",
@@ -74,7 +74,7 @@ def given_options(early: dict[str, Any], chosen: dict[str, Any], known: Known) -
     """Values of the config file and the command line, by the names of ``known``; the latter in their own types."""
     typed = {name: value for name, value in chosen.items() if value is not None and takes(known, name)}
     mine = {
-        key: parse(known[key], value) if isinstance(value, str) else value
+        key: parse(key, value, known[key].kind, known[key].rule) if isinstance(value, str) else value
         for key, value in resolved(known, typed).items()
     }
     return {**resolved(known, early), **mine}

@@ -104,9 +104,13 @@ class Kind:
         return math.floor(number + 0.5) if self.type is int else float(number)
 
 
-@functools.cache
 def kinds(config: type) -> dict[str, Kind]:
     """The types of a config's options by name."""
+    return _kinds(config)
+
+
+@functools.cache
+def _kinds(config: type) -> dict[str, Kind]:
     hints = get_type_hints(config)
     found = {}
     for item in dataclasses.fields(config):
@@ -143,8 +147,7 @@ class Options:
     """A typed config: its options are checked when it is made, all of them, whoever makes it."""
 
     def __post_init__(self) -> None:
-        cls: type = type(self)
-        known, found = kinds(cls), []
+        known, found = kinds(type(self)), []
         for item in dataclasses.fields(self):
             kind, rule, value = known[item.name], rule_of(item), getattr(self, item.name)
             plain = _converted(kind, value)
@@ -157,12 +160,13 @@ class Options:
 
     def at(self, round: int, rounds: int) -> Self:
         """The same with the plain numbers of one round; itself where no option is a schedule."""
-        cls: type = type(self)
-        moving = {
-            name: kind.plain(value.at(round, rounds))
-            for name, kind in kinds(cls).items()
-            if kind.over_rounds and isinstance(value := getattr(self, name), Schedule)
-        }
+        moving: dict[str, Any] = {}
+        for name, kind in kinds(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, Schedule):
+                moving[name] = kind.plain(value.at(round, rounds))
+            elif isinstance(value, Options) and (now := value.at(round, rounds)) is not value:
+                moving[name] = now  # a method around another
         return dataclasses.replace(self, **moving) if moving else self
 
 

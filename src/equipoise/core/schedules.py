@@ -25,7 +25,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def at(self, round: int, rounds: int) -> float:
-        """The value in this round, from 1 on, of so many."""
+        """The value in this round, from 1 on, of so many; after the last one its value stays."""
 
     @property
     @abstractmethod
@@ -52,7 +52,7 @@ class _Way(Schedule):
     end: float
 
     def at(self, round: int, rounds: int) -> float:
-        way = self.share((round - 1) / (rounds - 1)) if rounds > 1 else 0.0
+        way = self.share((min(round, rounds) - 1) / (rounds - 1)) if rounds > 1 else 0.0
         return self.start * (1 - way) + self.end * way
 
     @abstractmethod
@@ -139,6 +139,11 @@ def constant(value: float) -> Schedule:
 
 
 KINDS: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "linear": linear, "steps": steps, "constant": constant}
+
+
+def value_at(value: float | Schedule, round: int, rounds: int) -> float:
+    """A number as it is, a schedule's value in this round."""
+    return value.at(round, rounds) if isinstance(value, Schedule) else value
 
 
 def read(text: str) -> Schedule:

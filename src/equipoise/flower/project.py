@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.errors import UsageError
+from equipoise.core.text import to_file
 from equipoise.flower import options
-from equipoise.settings.text import to_file
 
 PYPROJECT = """\
 [build-system]

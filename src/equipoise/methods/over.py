@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from copy import copy
+from dataclasses import Field, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from equipoise.contract import Method, Task, Training, Wrapper, option
 from equipoise.core.errors import UsageError, nearest
+from equipoise.core.options import kinds, rule_of
+from equipoise.core.text import parse
 from equipoise.methods import find_method
 
 
@@ -21,18 +24,22 @@ class Over(Wrapper):
     @cached_property
     def below(self) -> Method:
         kind, values = find_method(self.base), {}
-        known = {item.name: item for item in fields(kind)}
+        known: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
         for text in self.base_options.split():
             name, _, value = text.partition("=")
             name = name.replace("-", "_")
             if name not in known:
                 raise UsageError(f"unknown option '{name}' of '{self.base}' in base_options{nearest(name, known)}")
-            wanted: Any = type(known[name].default)
-            try:
-                values[name] = value.lower() == "true" if wanted is bool else wanted(value)
-            except ValueError as error:
-                raise UsageError(f"base_options has {name}={value}: must be a number") from error
+            values[name] = parse(name, value, kinds(kind)[name], rule_of(known[name]))
         return kind(**values)
+
+    def at(self, round: int, rounds: int) -> Self:
+        here, below = super().at(round, rounds), self.below.at(round, rounds)
+        if here is self and below is self.below:
+            return self
+        here = copy(here)
+        vars(here)["below"] = below
+        return here
 
     def check(self, task: Task, training: Training) -> None:
         if "decide" in self.below.decides:

@@ -26,15 +26,16 @@ LEAST = 0.01  # losses below count as this, as in PAGE's rewards
 
 def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> Certificate:
     """Play one more round without keeping it, then every player's deviations from it."""
-    task, method, schedule = simulation.task, simulation.method, simulation.schedule
+    task, schedule = simulation.task, simulation.schedule
     if samples < 1:
         raise UsageError(f"samples is {samples}: must be at least 1")
     if not task.has("val"):
         raise UsageError(f"utilities are measured on validation data, and task '{task.name}' has none: set val_share")
     ids = torch.from_numpy(simulation.store.ids).sort().values
     t = simulation.done + 1
-    server = Server(task, simulation.training, simulation.params, simulation.server_state, schedule.seed, t, t)
-    make = (task, simulation.training, schedule.seed, t)
+    method, training = simulation.method.at(t, schedule.rounds), simulation.training.at(t, schedule.rounds)
+    server = Server(task, training, simulation.params, simulation.server_state, schedule.seed, t, t)
+    make = (task, training, schedule.seed, t)
     with torch.no_grad():
         down, server.state = method.give(server, ids)
         held = simulation.store.held(ids.numpy())
@@ -59,7 +60,7 @@ def _server(
     simulation: Simulation, s: Server, ids: Tensor, up: Up, scores: Scores, samples: int, seed: int
 ) -> ServerGains | None:
     """Gains of other weights: in the paper's utility 1 / sum p_i f_i, and in that of the aggregate on public data."""
-    method = simulation.method
+    method = simulation.method.at(s.round, simulation.schedule.rounds)
     p, s.state = method.weigh(s, ids, up)
     if not isinstance(p, Tensor) or not method.has_global(simulation.task) or isinstance(method, Delayed):
         return None  # no weights of whole models, or weights of uploads from other rounds as well

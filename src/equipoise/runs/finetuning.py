@@ -55,8 +55,9 @@ class Sweep(Method):
 def finetuned(simulation: Simulation) -> Finetuned:
     """Scores of the tuned personal models over all clients seen, and the choice that was made."""
     task, schedule = simulation.task, simulation.schedule
+    last = simulation.training.at(schedule.rounds, schedule.rounds)
     ids, models = simulation.personal_models()
-    executor = EXECUTORS[schedule.executor](Sweep(), task, simulation.training, schedule.seed, schedule.rounds)
+    executor = EXECUTORS[schedule.executor](Sweep(), task, last, schedule.seed, schedule.rounds)
     held = Held(models, {}, task.source_init(torch.from_numpy(ids)))
     down = Down(simulation.params, dict.fromkeys(task.blocks, False))
     reply = executor.run(schedule.rounds + 1, torch.from_numpy(ids), down, held, ()).stack
@@ -71,7 +72,7 @@ def finetuned(simulation: Simulation) -> Finetuned:
         "std": float(head.std(correction=0)),
         "p10": float(np.quantile(head.numpy(), 0.1)),
     }
-    lr = simulation.training.lr * SHARES_OF_RATE[rate] if step else None
+    lr = last.lr * SHARES_OF_RATE[rate] if step else None
     return Finetuned(Scores(scores), lr, (0, *EPOCHS)[step])
 
 

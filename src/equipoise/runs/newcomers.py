@@ -36,7 +36,8 @@ def newcomers(simulation: Simulation, choice: Choice) -> Newcomers:
     """
     task = simulation.task
     assert task.newcomers is not None
-    there, training, s = task.newcomers, simulation.training, simulation.schedule
+    there, s = task.newcomers, simulation.schedule
+    training = simulation.training.at(s.rounds, s.rounds)
     adapted = task.adapted(simulation.method, simulation.params, s.seed)
     if adapted is not None:
         return Newcomers(there.clients, {int(steps): Scores(scores) for steps, scores in adapted.items()})

@@ -87,18 +87,28 @@ def resume_run(path: Path | str, watch: Watch | None = None, make_executor: Make
 
 def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
-    task = settings.task_spec.build(settings.task_config, settings.run.model, settings.training, settings.run.seed)
+    run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
+    task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task = place(task, settings.run.device)
     task.check()
     task.suits(settings.method)
-    settings.policy.check(task, settings.training)
+    _check_rounds(settings, task)
     if settings.run.finetune and not isinstance(task, Supervised):
         raise UsageError(f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off")
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     return task
+
+
+def _check_rounds(settings: Settings, task: Task) -> None:
+    """The method's own check; on every round's numbers, where options follow schedules."""
+    method, training, rounds = settings.policy, settings.training, settings.run.rounds
+    constant = method.at(1, rounds) is method and training.at(1, rounds) is training
+    each = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, 2 if constant else rounds + 1))
+    for one, numbers in dict.fromkeys(each):
+        one.check(task, numbers)
 
 
 class _Running:
@@ -141,8 +151,9 @@ class _Running:
                 return Choice(**json.loads(file.read_text()))
             except (ValueError, TypeError) as error:
                 raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
-        cohort = len(random.cohort(run.seed, 1, self.task.clients, run.participation))
-        choice = choose(self.task, self.settings.training, cohort)
+        first = run.at(1, run.rounds)
+        cohort = len(random.cohort(run.seed, 1, self.task.clients, first.participation))
+        choice = choose(self.task, self.settings.training.at(1, run.rounds), cohort)
         choice = replace(choice, threads=max(choice.threads, run.threads) if choice.executor != "workers" else 1)
         checkpoint.write_text(file, json.dumps(asdict(choice)))
         return choice

@@ -16,13 +16,13 @@ from typing import Any
 from equipoise.contract import Method
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
+from equipoise.core.text import to_file
 from equipoise.methods import find_method
 from equipoise.records.folder import Folder
 from equipoise.records.summary import validation_score
 from equipoise.runs.running import run
 from equipoise.settings.config import Settings
 from equipoise.settings.names import find, options, resolved
-from equipoise.settings.text import to_file
 
 LAST = 3  # evaluations whose mean validation score judges a trial
 Told = Callable[[str, int, float | None, dict[str, Any]], None]

@@ -54,9 +54,9 @@ class Executor(ABC):
 
     def one(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down, held: Held) -> Reply:
         """One client's round."""
-        when = When(self.seed, round, self.training)
-        client = RunningClient(self.task, self.training, when, self.rounds, id, down, held)
-        return client_round(self.method, client, splits)
+        method, training = self.method.at(round, self.rounds), self.training.at(round, self.rounds)
+        client = RunningClient(self.task, training, When(self.seed, round, training), self.rounds, id, down, held)
+        return client_round(method, client, splits)
 
 
 class Loop(Executor):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Server, State, Task, Training, Tree
-from equipoise.core import trees
+from equipoise.core import schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
 from equipoise.records.rounds import Bytes, Note, RoundRecord, Spent, Spread
@@ -44,7 +44,7 @@ class Schedule:
 
     rounds: int
     seed: int
-    participation: float
+    participation: float | schedules.Schedule
     executor: str
     eval_every: int
     keep_models: bool
@@ -81,13 +81,15 @@ class Simulation:
     def round(self) -> RoundRecord:
         """One round, from the choice of clients to the new model."""
         started = time.perf_counter()
-        s, method, task = self.schedule, self.method, self.task
+        s, task = self.schedule, self.task
         t = self.done + 1
+        method, training = self.method.at(t, s.rounds), self.training.at(t, s.rounds)
+        participation = schedules.value_at(s.participation, t, s.rounds)
         last = t == s.rounds
         evaluating = last or t % s.eval_every == 0
         splits = tuple(split for split in ("test", "val") if task.has(split)) if evaluating else ()
 
-        server = Server(task, self.training, self.params, self.server_state, s.seed, t, s.rounds, s.participation)
+        server = Server(task, training, self.params, self.server_state, s.seed, t, s.rounds, participation)
         with torch.no_grad():
             tensor_ids, server.state = method.select(server)
             ids = _cohort(tensor_ids, task.clients, method)

@@ -57,8 +57,9 @@ class Workers(Executor):
         if self._crew is None:
             loop = Loop(self.method, self.task, self.training, self.seed, self.rounds)
             self._crew = _Crew(loop, self.workers)
-        epochs = torch.full_like(ids, self.training.epochs) if down.train is None else down.train.epochs
-        steps = self.task.steps(ids, epochs, self.training)
+        training = self.training.at(round, self.rounds)
+        epochs = torch.full_like(ids, training.epochs) if down.train is None else down.train.epochs
+        steps = self.task.steps(ids, epochs, training)
         order = torch.argsort(steps, descending=True, stable=True).tolist()
         return Replies.of_all(ids, self._crew.run((round, splits), _Load(ids, down, held), order))
 

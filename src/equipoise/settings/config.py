@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from equipoise.contract import Method, Training
 from equipoise.core.errors import UsageError, nearest
+from equipoise.core.schedules import Schedule
+from equipoise.core.text import from_file, to_file
 from equipoise.methods import find_method
 from equipoise.privacy.options import Privacy
 from equipoise.settings.names import options, resolved
 from equipoise.settings.run import RunConfig
-from equipoise.settings.text import from_file, to_file
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.wrappers.late import delayed
 from equipoise.wrappers.private import private
@@ -40,7 +41,7 @@ class Settings:
         values: dict[str, dict[str, Any]] = {"run": {}, "training": {}, "privacy": {}, "task": {}, "method": {}}
         for key, value in resolved(known, given).items():
             try:
-                values[known[key].owner][known[key].name] = from_file(known[key], value)
+                values[known[key].owner][known[key].name] = from_file(key, value, known[key].kind)
             except UsageError as error:
                 wrong.append(str(error))
 
@@ -81,6 +82,8 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, task: TaskSpec)
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
     if run.delay and privacy.on:
         raise UsageError("delay is not offered with dp_clip: epsilon is counted for means of one round's uploads")
+    if privacy.on and isinstance(run.participation, Schedule):
+        raise UsageError("participation must be one number with dp_clip: epsilon is counted for cohorts of one size")
     model = run.model
     if not model and task.models:
         model = method.model if method.model in task.models else task.models[0]

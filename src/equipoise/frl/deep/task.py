@@ -39,7 +39,7 @@ class AgentConfig(Options):
     parallel: int = option(8, "parallel copies of each agent's environment: environment steps per gradient step", low=1)
     width: int = option(128, "units of each of the two hidden layers", low=1)
     discount: float = option(0.99, "discount of a later reward", low=0, below=1)
-    capacity: int = option(20000, "transitions that an agent remembers")
+    capacity: int = option(20000, "transitions that an agent remembers", low=1)
     learn_after: int = option(1000, "environment steps of an agent before it learns", low=1)
     explore_steps: int = option(
         5000, "environment steps of an agent over which exploration falls to its last value", low=0

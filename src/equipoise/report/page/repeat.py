@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from equipoise.core.errors import UsageError
+from equipoise.core.text import to_file
 from equipoise.methods import find_method
 from equipoise.report.reading import Group
 from equipoise.settings.names import options
@@ -33,7 +34,7 @@ def command(config: dict[str, Any]) -> str:
     except UsageError:  # a method or task of somebody's own, which is not here
         known = {}
     for name, value in config.items():
-        if name in ("method", "task") or (name in known and known[name].default == value):
+        if name in ("method", "task") or (name in known and to_file(known[name].default) == value):
             continue
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

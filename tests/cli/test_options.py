@@ -1,0 +1,300 @@
+"""Options: bounds stand with the option; names of method and task may be the same; former names still open."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from equipoise.cli import main
+from equipoise.contract import Method, Options, OverRounds, Training, option
+from equipoise.core.errors import UsageError
+from equipoise.core.options import rule_of
+from equipoise.core.schedules import Schedule, cosine, steps
+from equipoise.data.synthetic import SyntheticConfig
+from equipoise.flower.options import Deployment
+from equipoise.frl.deep.task import AgentConfig
+from equipoise.methods import all_methods, find_method
+from equipoise.methods.feddyn import FedDyn
+from equipoise.methods.fedprox import FedProx
+from equipoise.methods.page.page import Page
+from equipoise.methods.page.page_shared import PageShared
+from equipoise.methods.pfedme import PFedMe
+from equipoise.methods.rl.linear_rep import LinearRepresentation
+from equipoise.privacy.options import Privacy
+from equipoise.runs.running import resume_run, run
+from equipoise.settings.config import Settings
+from equipoise.settings.names import options
+from equipoise.settings.run import RunConfig
+from equipoise.tasks import all_tasks, find_task
+
+SMALL = {"task": "synthetic", "clients": 4, "rounds": 2, "samples": 40}
+
+
+@dataclass(frozen=True)
+class Example(Options):
+    share: float = option(0.5, "a share", low=0, below=1)
+    most: float = option(2.0, "at most five", high=5)
+    time: float = option(1.0, "a time", above=0, high=math.inf)
+    count: OverRounds[int] = option(3, "a number", low=1)
+    kind: str = option("plain", "a kind", choices=("plain", "fancy"))
+    sure: bool = option(True, "whether")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"share": 1}, "share is 1: must be a number in [0, 1)"),
+        ({"share": math.nan}, "share is nan: must be a number in [0, 1)"),
+        ({"share": "much"}, "share is 'much': must be a number in [0, 1)"),
+        ({"share": True}, "share is True: must be a number in [0, 1)"),
+        ({"share": None}, "share is None: must be a number in [0, 1)"),
+        ({"most": 5.5}, "most is 5.5: must be a number of at most 5"),
+        ({"most": -math.inf}, "most is -inf: must be a number of at most 5"),
+        ({"time": 0.0}, "time is 0.0: must be a number above 0 or inf"),
+        ({"count": 0}, "count is 0: must be a whole number of at least 1"),
+        ({"count": 1.0}, "count is 1.0: must be a whole number of at least 1"),
+        ({"kind": "fency"}, "kind is 'fency': must be one of plain, fancy (did you mean 'fancy'?)"),
+        ({"sure": 1}, "sure is 1: must be true or false"),
+        (
+            {"count": steps({0: 1, 3: 0})},
+            "count is steps({0: 1, 3: 0}): must be a whole number of at least 1 in every round",
+        ),
+        (
+            {"share": -1.0, "most": 6},
+            "share is -1.0: must be a number in [0, 1); most is 6: must be a number of at most 5",
+        ),
+    ],
+)
+def test_refusals_are_worded_from_the_declaration(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Example(**given)
+    assert str(error.value) == words
+
+
+def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
+    made = Example(share=0, most=np.float64(3), count=np.int64(2), time=math.inf)
+    assert made == Example(share=0.0, most=3.0, count=2, time=math.inf)
+    assert [type(value) for value in dataclasses.astuple(made)] == [float, float, float, int, str, bool]
+
+
+@pytest.mark.parametrize(
+    ("config", "given"),
+    [
+        (FedProx, {"mu": -1}),
+        (Training, {"lr": 0.0}),
+        (Training, {"momentum": 1.0}),
+        (RunConfig, {"participation": 0.0}),
+        (RunConfig, {"executor": "fast"}),
+        (Privacy, {"dp_delta": 1.0}),
+        (SyntheticConfig, {"val_share": 1.0}),
+        (AgentConfig, {"target_rate": 0.0}),
+        (Page, {"agent_rate": -0.1}),
+        (LinearRepresentation, {"t0": math.nan}),
+        (Deployment, {"out": "/x", "below": "wait"}),
+    ],
+)
+def test_every_typed_config_is_checked_when_it_is_made(config: type, given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{list(given)[-1]} is"):
+        config(**given)
+
+
+def test_a_method_of_ones_own_has_its_bounds_checked() -> None:
+    @dataclass(frozen=True)
+    class Cautious(Method):
+        name: ClassVar[str] = "cautious"
+        caution: float = option(0.5, "share of the way to go", low=0.0, high=1.0)
+
+    assert Cautious(caution=1).caution == 1.0
+    with pytest.raises(UsageError, match=r"caution is 1\.5: must be a number in \[0, 1\]"):
+        Cautious(caution=1.5)
+
+
+def test_every_number_of_every_method_and_task_has_bounds_that_admit_its_default() -> None:
+    free = {"gym": {"return_low", "return_high"}}
+    for method in all_methods().values():
+        for task in all_tasks().values():
+            for item in options(method, task).values():
+                assert item.rule.help, item.full
+                number = item.kind.type in (int, float) and item.name not in free.get(task.name, set())
+                assert bool(item.rule.limits) or not number, item.full
+                assert item.rule.allows(item.default), item.full
+
+
+def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--method", "fedprox", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: 0.1; above 0)" in text
+    assert "(default: 1.0; in (0, 1])" in text
+    assert "one of auto, stacked, loop, workers" in text
+    assert "--task.alpha" not in text
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_method_and_task_may_have_an_option_of_one_name() -> None:
+    found = Settings.of({**SMALL, "method": "feddyn", "method.alpha": 0.2, "task.alpha": 1.5})
+    assert found.method == FedDyn(alpha=0.2)
+    assert found.task_config.alpha == 1.5
+    assert found.flat["method.alpha"] == 0.2
+    assert found.flat["task.alpha"] == 1.5
+    assert "alpha" not in found.flat
+    assert Settings.of(found.flat) == found
+
+
+def test_a_short_name_stays_where_it_is_unique() -> None:
+    for name in ("alpha", "task.alpha"):
+        assert Settings.of({**SMALL, name: 1.5}).flat["alpha"] == 1.5
+    known = options(find_method("feddyn"), find_task("fmnist"))
+    assert known["alpha"].owner == "method"
+
+
+@pytest.mark.parametrize("more", [{}, {"method.alpha": 0.1}])
+def test_an_ambiguous_name_is_refused_with_both_full_names(more: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"say task\.alpha or method\.alpha"):
+        Settings.of({**SMALL, "method": "feddyn", "alpha": 0.1, **more})
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "value", "task_value"),
+    [
+        ("feddyn", {"reg": 0.03, "alpha": 0.5}, FedDyn(alpha=0.03), {"alpha": 0.5}),
+        ("feddyn", {"alpha": 0.5, "reg": 0.03}, FedDyn(alpha=0.03), {"alpha": 0.5}),
+        ("pfedme", {"mix": 0.7, "beta": 0.5}, PFedMe(beta=0.7), {"beta": 0.5}),
+        ("feddyn", {"reg": 0.03}, FedDyn(alpha=0.03), {"alpha": 0.0}),
+    ],
+)
+def test_beside_a_former_name_the_short_one_is_the_tasks(
+    method: str, given: dict[str, float], value: Method, task_value: dict[str, float]
+) -> None:
+    found = Settings.of({**SMALL, "method": method, **given})
+    assert found.method == value
+    assert {name: getattr(found.task_config, name) for name in task_value} == task_value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reg": 0.1, "method.alpha": 0.1},
+        {"task.alpha": 0.1, "reg": 0.1, "alpha": 0.1},
+        {"lam": 1.0, "method.lam": 1.0, "method": "ditto"},
+    ],
+)
+def test_an_option_is_given_once(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="given twice"):
+        Settings.of({**SMALL, "method": "feddyn", **given})
+
+
+def test_an_own_option_with_a_name_of_the_run_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Clash(Method):
+        name: ClassVar[str] = "clash"
+        lr: float = option(0.5, "a rate")
+
+    with pytest.raises(UsageError, match="method option 'lr' is also an option of training: rename it"):
+        options(Clash, find_task("synthetic"))
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(UsageError) as error:
+        Settings.of({**SMALL, "lr": -1, "rounds": 0, "test_share": 2.0, "method": "fedprox", "mu": "high"})
+    assert all(f"{name} is" in str(error.value) for name in ("lr", "rounds", "test_share", "mu"))
+    with pytest.raises(UsageError) as error:
+        Settings.of({"learning_rate": 1, "round": 0})
+    assert "'learning_rate'" in str(error.value)
+    assert "'round'" in str(error.value)
+
+
+def test_an_old_folder_opens_and_resumes(tmp_path: Path) -> None:
+    """Its config.json holds FedDyn's alpha as reg, and Synthetic's as alpha."""
+    settings = Settings.of({**SMALL, "method": "feddyn", "method.alpha": 0.03, "task.alpha": 0.5})
+    whole = run(settings, tmp_path / "new")
+    old = settings.flat
+    old["reg"], old["alpha"] = old.pop("method.alpha"), old.pop("task.alpha")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/config.json").write_text(json.dumps(old))
+    assert {**resume_run(tmp_path / "old"), "seconds": 0} == {**whole, "seconds": 0}
+    assert {**run(settings, tmp_path / "old", resume=True), "seconds": 0} == {**whole, "seconds": 0}
+    assert main(["report", str(tmp_path / "old")]) == 0
+    page = (tmp_path / "old/report.html").read_text()
+    assert "--reg 0.03" in page
+
+
+def test_the_command_line_and_files_take_full_names_and_schedules(tmp_path: Path) -> None:
+    few = "--clients 4 --rounds 2 --samples 40 --quiet".split()
+    file = tmp_path / "run.toml"
+    lines = ['method = "feddyn"', '"task.alpha" = 0.5', 'lr = "cosine(0.1, 0.01)"', 'weight-decay = "linear(0, 0.1)"']
+    file.write_text("\n".join(lines))
+    out = tmp_path / "a"
+    typed = ["--method.alpha", "0.05", "--lr", "steps({0: 0.1, 1: 0.05})", "--out", str(out)]
+    assert main(["run", "--config", str(file), *few, *typed]) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert (config["method.alpha"], config["task.alpha"]) == (0.05, 0.5)
+    assert config["lr"] == "steps({0: 0.1, 1: 0.05})"
+    assert config["weight_decay"] == "linear(0, 0.1)"
+    again = tmp_path / "b"
+    assert main(["run", "--config", str(out / "config.json"), "--out", str(again), "--quiet"]) == 0
+    assert json.loads((again / "config.json").read_text()) == config
+    assert (again / "models/global.safetensors").read_bytes() == (out / "models/global.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("--method feddyn --alpha 0.1", "say task.alpha or method.alpha"),
+        ("--lr cosine(0.1", "lr is 'cosine(0.1': must be a number or a schedule"),
+        ("--lr cosine(0.1,0)", "lr is cosine(0.1, 0): must be a number above 0 in every round"),
+        ("--lr -1", "lr is -1.0: must be a number above 0"),
+        ("--batch-size cosine(1,2)", "batch_size is 'cosine(1,2)': must be a whole number of at least 1"),
+        ("--epochs many", "epochs is 'many': must be a whole number of at least 1"),
+    ],
+)
+def test_bad_values_are_one_line(typed: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", *typed.split(), "--out", str(tmp_path / "x")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_comparison_gives_each_method_its_own(tmp_path: Path) -> None:
+    few = "--clients 4 --rounds 1 --samples 40 --seeds 1 --quiet".split()
+    out = tmp_path / "c"
+    typed = ["--task.alpha", "0.5", "--method.alpha", "0.05", "--mu", "linear(0, 1)", "--out", str(out)]
+    assert main(["compare", "--methods", "fedprox,feddyn", *few, *typed]) == 0
+    one, other = (json.loads((out / name / "seed-0/config.json").read_text()) for name in ("fedprox", "feddyn"))
+    assert (one["alpha"], one["mu"]) == (0.5, "linear(0, 1)")
+    assert (other["task.alpha"], other["method.alpha"]) == (0.5, 0.05)
+    assert main(["compare", "--methods", "fedprox,feddyn", *few, *typed, "--resume"]) == 0
+
+
+def test_from_python_a_schedule_is_given_as_it_is() -> None:
+    settings = Settings.of({**SMALL, "lr": cosine(0.1, 0.001)})
+    assert isinstance(settings.training.lr, Schedule)
+    assert settings.training.at(1, 2).lr == 0.1
+
+
+# --- PAGE's table 7 -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Page(), PageShared()])
+def test_the_critics_have_table_7s_rate_of_the_task_they_are_on(method: Page | PageShared) -> None:
+    from types import SimpleNamespace
+
+    rates = {"synthetic": 0.01, "cifar100": 0.05, "tinyimagenet": 0.001, "shakespeare": 0.005}
+    for name, rate in rates.items():
+        assert find_task(name)
+        assert method.agent(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]
+
+
+def test_former_names_are_nobody_elses() -> None:
+    for method in all_methods().values():
+        names = {item.name for item in dataclasses.fields(method)}
+        assert not names & {old for item in dataclasses.fields(method) for old in rule_of(item).was}
