@@ -18,7 +18,15 @@ RESULTS = "benchmarks/results"
 API = (
     *("equipoise", "equipoise.contract", "equipoise.contract.words", "equipoise.contract.client"),
     *("equipoise.contract.server", "equipoise.contract.task", "equipoise.contract.method"),
-    *("equipoise.settings.config", "equipoise.runs.running", "equipoise.runs.compare", "equipoise.runs.tune"),
+    *(
+        "equipoise.core.options",
+        "equipoise.core.schedules",
+        "equipoise.settings.config",
+        "equipoise.settings.names",
+        "equipoise.runs.running",
+        "equipoise.runs.compare",
+        "equipoise.runs.tune",
+    ),
     *("equipoise.runs.export", "equipoise.tasks.own", "equipoise.models", "equipoise.data.partition"),
     *("equipoise.records.scores", "equipoise.records.rounds", "equipoise.records.summary", "equipoise.records.folder"),
     *("equipoise.learners.ddpg", "equipoise.report.page.html", "equipoise.report.trackers.tracking"),

@@ -32,10 +32,10 @@ def test_init_writes_an_app_whose_options_come_back(tmp_path: Path) -> None:
 
 
 WRONG = [
-    (["init", "APP", "--below", "wait"], "choose skip or stop"),
-    (["init", "APP", "--time-limit", "0"], "must be a number of seconds above 0"),
+    (["init", "APP", "--below", "wait"], "must be one of skip, stop"),
+    (["init", "APP", "--time-limit", "0"], "must be a number above 0"),
     (["init", "APP", "--time-limit", "soon"], "time_limit is 'soon': must be a number"),
-    (["init", "APP", "--time-limit", "nan"], "must be a number of seconds above 0"),
+    (["init", "APP", "--time-limit", "nan"], "must be a number above 0"),
     (["init", "APP", "--wait", "-1"], "wait is -1.0"),
     (["init", "APP", "--wait", "inf"], "wait is inf"),
     (["init", "APP", "--min-replies", "0"], "min_replies is 0"),

@@ -101,7 +101,7 @@ def test_what_is_on_its_way_survives_a_resume(options, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"delay": -1}, "must be at least 0"),
+        ({"delay": -1}, "must be a whole number of at least 0"),
         ({"delay": 1, "late": 0.0}, "late is 0.0"),
         ({"delay": 1, "late": 1.5}, "late is 1.5"),
         ({"delay": 1, "dp_clip": 1.0}, "not offered with dp_clip"),
