@@ -24,8 +24,8 @@ def test_rate_weights_and_momentum_by_hand() -> None:
     # The only round is the last one: rates are at a tenth of the rule's, and the weights are equal.
     rates = (0.1 * (received["loss"] / 0.5).sqrt()).clamp(0.01, 0.1) * 0.1
     decided = sim.logs[0].train["lr"]
-    assert decided["min"] == pytest.approx(float(rates.min()))
-    assert decided["max"] == pytest.approx(float(rates.max()))
+    assert decided.min == pytest.approx(float(rates.min()))
+    assert decided.max == pytest.approx(float(rates.max()))
     assert sim.logs[0].train["epochs"].mean == 8
     mean = {name: value.mean(0) for name, value in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12
@@ -93,7 +93,7 @@ def test_the_learned_residual_is_one_agent_fed_by_all(monkeypatch: pytest.Monkey
     assert largest_difference(agent["replay"]["action"][18:24], held["transition"]["action"]) == 0.0
     rate = stacked.logs[0].train["lr"]
     rule = simulate(Equilibrium(), small_task(), 5).logs[0].train["lr"]
-    assert rate["mean"] != rule["mean"]
+    assert rate.mean != rule.mean
 
 
 def test_the_reward_is_what_training_and_aggregation_gained() -> None:
