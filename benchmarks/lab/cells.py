@@ -45,7 +45,10 @@ class Record:
 
     def __getitem__(self, name: str) -> Any:
         """A figure of the result, else a coordinate, else an option."""
-        return next(part[name] for part in (self.result, self.axes, self.config) if name in part)
+        for part in (self.result, self.axes):
+            if name in part:
+                return part[name]
+        return self.config[name]
 
     def to_json(self) -> str:
         known = {key: value for key, value in asdict(self).items() if value is not None or key == "commit"}
@@ -79,7 +82,7 @@ class Results:
             self.records = {name: known[name] for name in sorted(known)}
             data = "".join(record.to_json() + "\n" for record in self).encode()
             large = len(data) > LARGEST
-            path, other = (self._paths if large else reversed(self._paths))
+            path, other = self._paths if large else reversed(self._paths)
             with open(path.with_suffix(".part"), "wb") as file:
                 file.write(gzip.compress(data, mtime=0) if large else data)
                 file.flush()
@@ -102,9 +105,7 @@ class Results:
         return [Record(**json.loads(line)) for line in text.splitlines()]
 
 
-def grid(
-    options: Callable[..., Mapping[str, Any] | None] = lambda **axes: {}, **axes: Iterable[Any]
-) -> list[Cell]:
+def grid(options: Callable[..., Mapping[str, Any] | None] = lambda **axes: {}, **axes: Iterable[Any]) -> list[Cell]:
     """The product of the axes, the last one running fastest. ``options`` gives a cell's run; None leaves it out."""
     cells = []
     for values in itertools.product(*axes.values()):

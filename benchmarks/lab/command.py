@@ -18,7 +18,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("study", choices=studies.names(), help="a file of benchmarks/studies")
     parser.add_argument("--only", default="", metavar="PATTERN", help="cells whose name this regular expression finds")
-    parser.add_argument("--jobs", type=int, default=available_cores(), help="cells at the same time (default: %(default)s, the cores)")
+    parser.add_argument(
+        "--jobs", type=int, default=available_cores(), help="cells at the same time (default: %(default)s, the cores)"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many minutes")
     parser.add_argument("--list", action="store_true", help="only list the cells that are missing")
     parser.add_argument("--page", action="store_true", help="only write the page and the figures anew")

@@ -65,8 +65,8 @@ def _outcomes(
     waiting, running = iter(cells), dict[Future[Record], str]()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         while True:
-            while len(running) < jobs and time.monotonic() < end and (cell := next(waiting, None)):
-                running[pool.submit(measure, study.name, cell, keep)] = cell.name
+            while len(running) < jobs and time.monotonic() < end and (following := next(waiting, None)):
+                running[pool.submit(measure, study.name, following, keep)] = following.name
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

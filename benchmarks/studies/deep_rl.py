@@ -70,8 +70,9 @@ def cells(results: Results) -> list[Cell]:
         tried = page.settings_of(task, method)
         return options_of(task, {"method": method, **tried[setting]}, seed, {}) if setting in tried else None
 
-    best, settings = page.chosen(results), dict.fromkeys(
-        setting for task in page.TUNED for method in MAIN for setting in page.settings_of(task, method)
+    best, settings = (
+        page.chosen(results),
+        dict.fromkeys(setting for task in page.TUNED for method in MAIN for setting in page.settings_of(task, method)),
     )
 
     def reported(task: str, variant: str, seed: int) -> dict[str, Any] | None:

@@ -45,7 +45,10 @@ def score(curve: Sequence[dict[str, float]]) -> float:
 
 def tried(results: Results, task: str, method: str) -> dict[str, float]:
     """The mean score of each setting over the tuning seeds, of those that are finished."""
-    found = {words: results.where(stage="tuning", task=task, method=method, setting=words) for words in settings_of(task, method)}
+    found = {
+        words: results.where(stage="tuning", task=task, method=method, setting=words)
+        for words in settings_of(task, method)
+    }
     return {words: fmean(r["score"] for r in records) for words, records in found.items() if len(records) == 2}
 
 
@@ -97,7 +100,7 @@ def size(task: str) -> Callable[[Results], list[str]]:
         own = [r for r in results.where(task=task) if "variant" in r.axes]
         one = next(r for r in own if r["variant"] in MAIN)
         seeds, rounds, epochs = sorted({str(r["seed"]) for r in own}), one["rounds"], one["epochs"]
-        spent = sum(r.result.get("cpu_seconds", r.seconds) for r in own)
+        spent = sum(float(r.result.get("cpu_seconds", r.seconds)) for r in own)
         return [
             f"{rounds} rounds of {epochs} steps: {int(one['curve'][-1]['steps']):,} environment steps and "
             f"{rounds * epochs:,} gradient steps of each agent. Seeds {', '.join(seeds)}; {spent:.0f} CPU seconds."
@@ -167,7 +170,13 @@ def agents(task: str) -> Callable[[Results, Path], None]:
     return draw
 
 
-SHARED = (*MAIN, "all shared, K = 1", "body shared, both in every step", "body shared, K = 1", "head shared")
+SHARED: tuple[str, ...] = (
+    *MAIN,
+    "all shared, K = 1",
+    "body shared, both in every step",
+    "body shared, K = 1",
+    "head shared",
+)
 SHARED += ("none shared, K = 1",)
 LATE = [f"{name}, {how}" for name in MAIN for how in ("30 % absent", "half of them 5 rounds late")]
 DECIDED = ("dqnavg", "pfeddqn-rep", "body shared, both in every step")
@@ -182,4 +191,6 @@ TABLES = {
     "parts": parts,
     **{f"{task}_newcomers": newcomers(task) for task in TUNED},
 }
-FIGURES = {f"{task}-curves.svg": curves(task) for task in TASKS} | {f"{task}-agents.svg": agents(task) for task in TASKS}
+FIGURES = {f"{task}-curves.svg": curves(task) for task in TASKS} | {
+    f"{task}-agents.svg": agents(task) for task in TASKS
+}

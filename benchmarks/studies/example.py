@@ -13,7 +13,7 @@ METHODS, SEEDS = ("fedavg", "scaffold"), (1, 2)
 
 
 def options(method: str, seed: int) -> dict[str, Any]:
-    return {"task": "synthetic", "clients": 10, "rounds": 20, "executor": "stacked", "method": method, "seed": seed}
+    return {"task": "synthetic", "clients": 10, "rounds": 5, "executor": "stacked", "method": method, "seed": seed}
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:

@@ -53,7 +53,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 FEW = ("fedavg", "learned", "fedper", "lgfedavg", "local", "joint")  # with larger models and on fresh seeds
 FIXED = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}  # what a fixed choice is known as
-BASELINES = ("fedavg", "fedavgm", "fedprox", "scaffold", "fedper", "fedrep", "ditto", "fedala", "fedbabu")
+BASELINES: tuple[str, ...] = (
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "scaffold",
+    "fedper",
+    "fedrep",
+    "ditto",
+    "fedala",
+    "fedbabu",
+)
 BASELINES += ("lgfedavg", "local", "finetune")
 CLAIMANTS = ("learned", "learned-with-none", "learned-finetune", "joint", "equilibrium")  # joint without choices
 THRIFTY = ("fedavg", "fedper", "finetune", "probe-sync", "learned", "learned-with-none", "joint")
@@ -62,7 +72,7 @@ NEWCOMER_EPOCHS = 5
 
 
 def options(scenario: str, variant: str, seed: int) -> dict[str, Any] | None:
-    if (seed in FRESH or scenario in LARGER) and (variant not in FEW or seed in FRESH and scenario in LARGER):
+    if (seed in FRESH or scenario in LARGER) and (variant not in FEW or (seed in FRESH and scenario in LARGER)):
         return None
     setting, population = (SCENARIOS | LARGER)[scenario], scenario.rpartition("-")[2]
     every = {"eval_every": 3, "checkpoint_every": 10**6, "finetune": True}
@@ -87,7 +97,10 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     names = ("error_of_last", "error_of_foreseen")
     errors = {name: mean(note.get(name) for note in notes) for name in names}
     return {
-        **{name: percent(last["personal"], 6, key) for name, key in (("personal", "acc"), ("std", "std"), ("p10", "p10"))},
+        **{
+            name: percent(last["personal"], 6, key)
+            for name, key in (("personal", "acc"), ("std", "std"), ("p10", "p10"))
+        },
         "tuned": percent(summary["finetuned"], 6),
         "global": percent(last["global"], 6),
         "newcomer": newcomer(cell.options, done.server_model({})) if last["global"] else None,
@@ -130,7 +143,8 @@ def smooth(record: Record) -> list[tuple[Any, float]]:
 def converged(record: Record) -> int:
     """The first evaluation whose mean over three is within half a point of the best such mean."""
     means = smooth(record)
-    return int(next(point[0] for point, value in means if value >= max(value for _, value in means) - 0.5))
+    best = max(value for _, value in means)
+    return int(next(point[0] for point, value in means if value >= best - 0.5))
 
 
 def spent_until(record: Record, goal: float) -> float | None:
@@ -225,7 +239,9 @@ def parts(results: Results, path: Path) -> None:
         for axis, scenario in zip(axes, shown, strict=True):
             given = found(results, scenario, "learned")[0]["parts"]
             columns = [list(column) for column in zip(*given, strict=True)]
-            axis.imshow(columns, aspect="auto", cmap=ListedColormap(colours), vmin=-0.5, vmax=3.5, interpolation="nearest")
+            axis.imshow(
+                columns, aspect="auto", cmap=ListedColormap(colours), vmin=-0.5, vmax=3.5, interpolation="nearest"
+            )
             axis.set(title=scenario, xlabel="round", ylabel="client")
         handles = [Patch(color=colour, label=name) for colour, name in zip(colours, FIXED, strict=True)]
         axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

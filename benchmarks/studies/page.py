@@ -56,10 +56,18 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     # The rule's first default; its two results are why seeds 1 and 2 are not among the fresh ones.
     "equilibrium-5-epochs": (RULE | {"local_epochs": 5}, (1, 2)),
 }
-GAME = ("fedavg", "page", "page-as-published", "dapfl", "page-only-alpha", "page-only-eta", "page-alpha-eta")
+GAME: tuple[str, ...] = (
+    "fedavg",
+    "page",
+    "page-as-published",
+    "dapfl",
+    "page-only-alpha",
+    "page-only-eta",
+    "page-alpha-eta",
+)
 GAME += ("page-only-p", "fedavg-1000-rounds", "page-1000-rounds", "page-until-settled")
 BIAS = ("page-bias-10-1", "page", "page-bias-1-10")
-CLIENTS = ("page-50-clients", "page", "page-1000-clients", "page-shared", "page-shared-1000-clients")
+CLIENTS: tuple[str, ...] = ("page-50-clients", "page", "page-1000-clients", "page-shared", "page-shared-1000-clients")
 CLIENTS += ("equilibrium-50-clients", "equilibrium-zero", "equilibrium-1000-clients")
 OURS = ("equilibrium-zero", "equilibrium-random", "equilibrium-learned", "fedavgm-97", "equilibrium-5-epochs")
 REPAIR = ("misfit-zero", "misfit-random", "misfit-learned")
@@ -125,9 +133,9 @@ def accuracies(*variants: str) -> Any:
 def pairs(results: Results) -> list[str]:
     rows = []
     for one, other in PAIRS:
-        groups = [results.where(variant=name) for name in (one, other)]
-        seeds = {r["seed"] for r in groups[0]} & {r["seed"] for r in groups[1]}
-        figures = [paired(*groups, side, 2) for side in ("global", "local", "personal")]
+        ours, theirs = (results.where(variant=name) for name in (one, other))
+        seeds = {r["seed"] for r in ours} & {r["seed"] for r in theirs}
+        figures = [paired(ours, theirs, side, 2) for side in ("global", "local", "personal")]
         rows.append([f"{one} − {other}", len(seeds), *figures])
     return table(["difference", "seeds", "global", "local", "personal"], rows)
 

@@ -12,7 +12,7 @@ from benchmarks.lab.tables import mean, spread, table
 
 PLAIN = ("fedavg", "fedavgm", "fedprox", "scaffold", "local", "finetune", "fedper", "fedrep", "fedrecon", "pfedme")
 METHODS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys((*PLAIN, "ditto", "fedala", "fedrod"), {}),
+    **{name: {} for name in (*PLAIN, "ditto", "fedala", "fedrod")},
     "fedavgm": {"server_momentum": 0.5},
     "fedrep": {"head_epochs": 2},
     "page": {"window": 0, "warmup": 10, "explore": 30},
@@ -71,7 +71,9 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return {
         **{side: percent(last.get(side), 6) for side in ("global", "personal")},
         "p10": percent(last["personal"], 6, "p10"),
-        "curve": [[log["round"], *(percent(log.get(side)) for side in ("global", "personal"))] for log in done.evaluated],
+        "curve": [
+            [log["round"], *(percent(log.get(side)) for side in ("global", "personal"))] for log in done.evaluated
+        ],
     }
 
 

@@ -118,7 +118,11 @@ def cells(results: Results) -> list[Cell]:
     def of(experiment: str, **axes: Any) -> list[Cell]:
         return grid(experiment=[experiment], **axes)
 
-    found = [*of("speedup", agents=AGENTS), *of("confirm", agents=AGENTS), *of("first", agents=(1,), sharing=("nothing",))]
+    found = [
+        *of("speedup", agents=AGENTS),
+        *of("confirm", agents=AGENTS),
+        *of("first", agents=(1,), sharing=("nothing",)),
+    ]
     found += of("first", agents=(2, 16), sharing=SHARING)
     found += of("control", kind=("planted-q", "windy-cliff-v", "windy-cliff-q"), sharing=SHARING)
     return [*found, *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS), *of("regime", alpha0=(0.2,), agents=AGENTS)]

@@ -12,7 +12,18 @@ from equipoise.report import paired, tables
 from equipoise.runs.tune import tune
 
 TUNED = ("fedavgm", "scaffold", "feddyn", "finetune", "ditto", "fedprox", "local", "fedavg", "fedala", "pfedme")
-METHODS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "dapfl", "pfedme", "ditto", "fedala", "page")
+METHODS: tuple[str, ...] = (
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "scaffold",
+    "feddyn",
+    "dapfl",
+    "pfedme",
+    "ditto",
+    "fedala",
+    "page",
+)
 METHODS += ("equilibrium", "local", "finetune")
 SEEDS, TRIALS = (0, 1, 2), 8
 SEARCH: dict[str, Any] = {"task": "synthetic", "rounds": 40, "eval_every": 5, "seed": 100}
@@ -40,7 +51,11 @@ def cells(results: Results) -> list[Cell]:
 
     searches = grid(lambda **axes: SEARCH, settings=("search",), method=TUNED)
     default = grid(options, settings=("default",), method=METHODS, seed=SEEDS)
-    return [*default, *searches, *grid(options, settings=("tuned",), method=[m for m in TUNED if m in found], seed=SEEDS)]
+    return [
+        *default,
+        *searches,
+        *grid(options, settings=("tuned",), method=[m for m in TUNED if m in found], seed=SEEDS),
+    ]
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:

@@ -1,22 +1,18 @@
 """Speed of 10 stacked DQN agents against 10 single ones of a plain PyTorch implementation, in one run.
 
-    python benchmarks/dqn_speed.py [--steps 300] [--peer]
+    python -m benchmarks.speed.dqn [--steps 300] [--peer]
 
 Every way does the same work: E environment steps, then one gradient step of a double DQN on 64 remembered transitions
 (two hidden layers of 64, Adam, soft target net), on one thread. `--peer` adds Stable-Baselines3's DQN (not doubled).
-Times are CPU seconds of the process, so that other work on the machine counts little; writes results/dqn_speed.json.
+Times are CPU seconds of the process, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -24,13 +20,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.lab.provenance import measured
 from equipoise.contract import Fit, When
 from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.task import AgentConfig, classic
 from equipoise.tasks.cartpole import SPEC
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
-RESULT = Path(__file__).parent / "results" / "dqn_speed.json"
+Way = Callable[[int, int], Callable[[], None]]
+"""Copies of the environment and gradient steps; gives what is to be timed."""
 
 
 class SingleDqn:
@@ -122,9 +120,7 @@ def peer(copies: int, steps: int) -> Callable[[], None]:
     return run
 
 
-def measure(
-    ways: dict[str, Callable[[int, int], Callable[[], None]]], copies: int, steps: int, repeats: int
-) -> dict[str, dict[str, float]]:
+def measure(ways: dict[str, Way], copies: int, steps: int, repeats: int) -> dict[str, dict[str, float]]:
     """The fastest of a few repetitions of each way, in turn so that all meet the same machine, after a short one."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for make in ways.values():
@@ -153,22 +149,20 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="also Stable-Baselines3")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    peers = " --peer" if given.peer else ""
-    ways = {"stacked": stacked, "single": singles, **({"stable-baselines3": peer} if given.peer else {})}
+    ways: dict[str, Way] = {
+        "stacked": stacked,
+        "single": singles,
+        **({"stable-baselines3": peer} if given.peer else {}),
+    }
     result: dict[str, Any] = {
-        "command": f"python benchmarks/dqn_speed.py --steps {given.steps} --repeats {given.repeats}{peers}",
-        "what": f"{AGENTS} agents, batch {BATCH}, two hidden layers of {WIDTH}, one thread, CPU seconds",
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "load": os.getloadavg()[0],
+        "what": f"{AGENTS} agents, batch {BATCH}, two hidden layers of {WIDTH}, one thread, CPU seconds"
     }
     for copies in (1, 8):
         found = measure(ways, copies, given.steps, given.repeats)
         own = found["stacked"]["cpu_seconds"]
         found["times_as_fast"] = {name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"}
         result[f"{copies} environment steps a gradient step"] = found
-        print(copies, json.dumps(found, indent=1))
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    measured("dqn_speed", result)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
 """The policy's share of a round: time of probes, reports, choices and learning, and bytes, on Fashion-MNIST with a CNN.
 
 20 clients with 600 images 28x28 each, two epochs a round, one thread, a whole run of 60 rounds; CPU time inside the
-policy's own functions over that of the rounds, without evaluation for the log. Writes results/fedpolicy/cost.json.
-
-    python benchmarks/fedpolicy_cost.py --data FOLDER
+policy's own functions over that of the rounds, without evaluation for the log; data sets in ``$EQUIPOISE_DATA``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from benchmarks.lab.provenance import measured
 from equipoise.methods.fedpolicy import parts, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
 from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
-from fedpolicy_report import RESULTS
 
 SETTING: dict[str, Any] = {
     "task": "fmnist",
@@ -64,15 +60,12 @@ class Clock:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="", help="folder with the data sets; else $EQUIPOISE_DATA")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
     clock = Clock()
     for room, names in POLICY.items():
         for name in names:
             setattr(room, name, clock.watching(getattr(room, name)))
-    settings = Settings.of({**SETTING, "data": arguments.data})
+    settings = Settings.of(SETTING)
     task = build_task(settings)
     schedule = Schedule(settings.run.rounds, 1, 1.0, "loop", 10**9, False)
     simulation = Simulation(settings.method, task, settings.training, schedule)
@@ -91,10 +84,8 @@ def main() -> None:
         "probes_a_client": sum(log.notes["probes"] for log in logs) / task.clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
-        "torch": torch.__version__,
     }
-    (RESULTS / "cost.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    measured("fedpolicy_cost", result)
 
 
 if __name__ == "__main__":

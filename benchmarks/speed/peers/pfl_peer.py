@@ -6,10 +6,10 @@ import json
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import BATCH, CLIENTS, LR, accuracy, load, model
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -20,6 +20,9 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from torch import Tensor
+
+from benchmarks.speed.peers.common import BATCH, CLIENTS, LR, accuracy, load, model
 
 PATH, WORK, EPOCHS, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
@@ -27,28 +30,32 @@ PATH, WORK, EPOCHS, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys
 class Scored(torch.nn.Module):
     """The model with the loss and the score that pfl-research asks for."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.inner = model(WORK)
 
-    def forward(self, x):
-        return self.inner(x)
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x)
+        return logits
 
-    def loss(self, x, y, eval=False):
+    def loss(self, x: Tensor, y: Tensor, eval: bool = False) -> Tensor:
         return F.cross_entropy(self(x), y)
 
     @torch.no_grad()
-    def metrics(self, x, y, eval=False):
+    def metrics(self, x: Tensor, y: Tensor, eval: bool = False) -> dict[str, Any]:
         return {"acc": Weighted(float((self(x).argmax(1) == y).sum()), len(y))}
 
 
 class Clock(TrainingProcessCallback):
     """Scores the global model on the server's rows and takes the time of each iteration."""
 
-    def __init__(self, rows):
-        self.rows, self.times, self.last = rows, [], time.perf_counter()
+    def __init__(self, rows: dict[str, Tensor]) -> None:
+        self.rows, self.last = rows, time.perf_counter()
+        self.times: list[float] = []
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Any]:
         if WORK == "w1":
             accuracy(model.pytorch_model, self.rows["server_x"], self.rows["server_y"])
         now = time.perf_counter()

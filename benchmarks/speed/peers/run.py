@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -15,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-import conv  # noqa: E402
-import engine  # noqa: E402
+from benchmarks.lab.provenance import ROOT, measured
+from benchmarks.speed import conv, engine
+from equipoise.runtime.executors import Loop
+from equipoise.runtime.workers import Workers, available_cores
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
 
@@ -49,8 +47,9 @@ def export_w2(path: Path) -> None:
 
 def peer(python: str, script: str, data: Path, epochs: int, rounds: int) -> float:
     """Median milliseconds a round, as the peer's script prints it on its last line."""
-    command = [python, str(HERE / script), str(data), data.stem, str(epochs), str(rounds)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **QUIET}, timeout=600)
+    command = [python, "-m", f"benchmarks.speed.peers.{script}", str(data), data.stem, str(epochs), str(rounds)]
+    quiet = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet, timeout=600)
     return float(json.loads(done.stdout.strip().splitlines()[-1])["ms"])
 
 
@@ -61,12 +60,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="rounds of each peer; the first is not counted")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    peers = {"Flower 1.41 simulation (Ray)": (chosen.flower, "flower_peer.py")}
-    peers["pfl-research 0.6"] = (chosen.pfl, "pfl_peer.py")
-    result: dict[str, object] = {
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "load before": [round(x, 1) for x in os.getloadavg()],
-    }
+    peers = {"Flower 1.41 simulation (Ray)": (chosen.flower, "flower_peer")}
+    peers["pfl-research 0.6"] = (chosen.pfl, "pfl_peer")
+    result: dict[str, object] = {"load before": [round(x, 1) for x in os.getloadavg()]}
     with tempfile.TemporaryDirectory() as folder:
         for work, export in (("w1", export_w1), ("w2", export_w2)):
             path = Path(folder) / f"{work}.npz"
@@ -80,20 +76,17 @@ def main() -> None:
                     name: {"ms": round(value, 2), "times the plain loop": round(ms["plain loop"] / value, 2)}
                     for name, value in ms.items()
                 }
-    result["load after"] = [round(x, 1) for x in os.getloadavg()]
-    target = HERE.parent / "results" / "peers.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    measured("peers", result)
 
 
 def contestants(work: str, epochs: int) -> dict[str, engine.Round]:
     """Ours and the plain loop, each on one thread; our workers use all cores, as Flower's two do."""
     if work == "w2":
         images = conv.federation()
-        workers = partial(conv.Workers, workers=conv.available_cores())
+        workers = partial(Workers, workers=available_cores())
         return {
             "equipoise, workers": conv.equipoise_round(images, workers),
-            "equipoise, loop": conv.equipoise_round(images, conv.Loop),
+            "equipoise, loop": conv.equipoise_round(images, Loop),
             "plain loop": conv.plain_round(images),
         }
     data = engine.data_of(100)

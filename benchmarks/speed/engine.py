@@ -1,36 +1,34 @@
 """W1: 100 logistic clients on Synthetic. Equipoise against a well-written plain loop and the floor of bare products.
 
-Everything is measured in one run on one machine, rounds of the contestants taking turns, and written to
-``benchmarks/results/engine.json``. A round is local training of all clients, aggregation, and the evaluation of the
-received, trained and personal models on each client's test set and of the global one on the server's.
+Everything is measured in one run on one machine, rounds of the contestants taking turns. A round is local training of
+all clients, aggregation, and the evaluation of the received, trained and personal models on each client's test set and
+of the global one on the server's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks.lab.provenance import measured
 from equipoise.contract import Training
+from equipoise.data.federation import Split
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
-from equipoise.models import linear
+from equipoise.models.linear import linear
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.tasks.classify import Classify
 
-RESULT = Path(__file__).parent / "results" / "engine.json"
 BATCH, LR, FEATURES, CLASSES = 30, 0.1, 30, 30
 Round = Callable[[], object]
 
@@ -50,7 +48,7 @@ def plain_round(data: Synthetic, epochs: int) -> Round:
     """The loop that a careful user of PyTorch writes: one module, one optimiser, no copies beyond the parameters."""
     ids = np.arange(data.clients)
     train, test = data.split(ids, "train"), data.split(ids, "test")
-    shards = [_rows(train, k) for k in ids], [_rows(test, k) for k in ids]
+    shards = [[_rows(split, k) for k in range(data.clients)] for split in (train, test)]
     server_x, server_y = data.server("test")
     model = linear((FEATURES,), CLASSES)
     parameters = list(model.parameters())
@@ -151,7 +149,7 @@ def growth(clients: int) -> dict[str, float]:
     return {"ms a round": round(ms, 2), "MiB before the first round": before // 1024, "MiB peak": peak // 1024}
 
 
-def _rows(split, k):  # type: ignore[no-untyped-def]
+def _rows(split: Split, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     here = slice(int(split.start[k]), int(split.start[k] + split.size[k]))
     return split.x[here], split.y[here]
 
@@ -168,24 +166,14 @@ def main() -> None:
     elif chosen.threads:
         print(json.dumps({f"W1, {epochs} epoch(s)": w1(epochs, chosen.seconds) for epochs in (1, 5)}))
     else:
-        result: dict[str, object] = {
-            "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
-            "command": "make bench",
-            "load average before": round(os.getloadavg()[0], 1),
-        }
-        for threads in (1, 2):  # all four contestants have them, in a process of their own
-            result[f"{threads} thread(s)"] = _apart("--threads", str(threads), "--seconds", str(chosen.seconds))
-        result["growth: clients -> W1 at 1 epoch, 1 thread"] = {
-            str(clients): _apart("--grow", str(clients)) for clients in (10, 100, 1_000, 10_000)
-        }
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-        print(json.dumps(result, indent=1))
+        threads = {f"{n} thread(s)": _apart("--threads", str(n), "--seconds", str(chosen.seconds)) for n in (1, 2)}
+        sizes = {str(clients): _apart("--grow", str(clients)) for clients in (10, 100, 1_000, 10_000)}
+        measured("engine", {**threads, "growth: clients -> W1 at 1 epoch, 1 thread": sizes})
 
 
 def _apart(*arguments: str) -> object:
     """This script in another process; gives what it prints."""
-    command = [sys.executable, __file__, *arguments]
+    command = [sys.executable, "-m", "benchmarks.speed.engine", *arguments]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -1,13 +1,21 @@
-"""Pictures of trained CartPole nets: the representation on two axes, and two policies side by side."""
+"""Pictures of trained CartPole nets: the representation on two axes, and two policies side by side.
+
+python -m benchmarks.cartpole_pictures FOLDER    # with the run folders that the study deep_rl left there (--keep)
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
+from benchmarks.lab.plots import drawing
+from benchmarks.lab.provenance import RESULTS
+from equipoise.core.trees import Tree
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.worlds import PhysicsWorld
@@ -18,13 +26,8 @@ SHORTEST = 0
 FRAMES, EVERY = 60, 4
 
 
-def load(file: Path) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(value) for name, value in np.load(file).items()}
-
-
-def project(axes: Any, file: Path) -> bool:
+def project(axes: Any, models: Tree) -> None:
     """Features over a grid of angles and angular speeds, on their two main axes."""
-    models = load(file)
     angle, turn = np.meshgrid(np.linspace(-0.2, 0.2, 41), np.linspace(-2, 2, 41))
     states = np.zeros((1, angle.size, 4), np.float32)
     states[0, :, 2], states[0, :, 3] = angle.ravel() / CartPole.usual[2], turn.ravel()
@@ -39,14 +42,13 @@ def project(axes: Any, file: Path) -> bool:
         axis.figure.colorbar(dots, ax=axis, label=words)
         axis.set_xlabel("first principal component")
     axes[0].set_ylabel("second")
-    return True
 
 
-def animate(out: Path, *files: Path) -> None:
+def animate(out: Path, *models: Tree) -> None:
     """Greedy episodes of one agent from one start, the nets side by side."""
     from PIL import Image, ImageDraw
 
-    paths = [_episode(load(file)) for file in files]
+    paths = [_episode(one) for one in models]
     length = float(CartPole().length(U[SHORTEST : SHORTEST + 1])[0])
     frames = []
     for t in range(0, FRAMES * EVERY, EVERY):
@@ -68,7 +70,7 @@ def animate(out: Path, *files: Path) -> None:
     frames[0].save(out, save_all=True, append_images=frames[1:], duration=80, loop=0, optimize=True)
 
 
-def _episode(models: dict[str, torch.Tensor]) -> list[np.ndarray]:
+def _episode(models: Tree) -> list[np.ndarray]:
     one = {name: value[SHORTEST : SHORTEST + 1] for name, value in models.items()}
     world = PhysicsWorld(CartPole(), U[SHORTEST : SHORTEST + 1])
     play = world.begin(torch.arange(1), np.full((1, 1, 4), 0.5))
@@ -83,3 +85,18 @@ def _episode(models: dict[str, torch.Tensor]) -> list[np.ndarray]:
             break
         path.append(play.state[0, 0].copy())  # type: ignore[attr-defined]
     return path
+
+
+def main() -> None:
+    kept = Path(sys.argv[1])
+    shared, averaged = (
+        load_file(kept / f"cartpole-{name}-seed21" / "models" / "personal.safetensors")
+        for name in ("pfeddqn-rep", "dqnavg")
+    )
+    with drawing(RESULTS / "deep_rl" / "representation.png", 2, (9.2, 3)) as axes:
+        project(axes, shared)
+    animate(RESULTS / "deep_rl" / "rollout.gif", shared, averaged)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,9 +18,9 @@ def model(work: str) -> nn.Module:
         nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
         return linear
-    convolutions = (nn.Conv2d(1, 16, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
-    convolutions += (nn.Conv2d(16, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
-    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10))
+    first = (nn.Conv2d(1, 16, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
+    second = (nn.Conv2d(16, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 @cache

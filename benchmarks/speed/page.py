@@ -6,28 +6,26 @@ each client with torch.optim.SGD on an nn.Linear and each agent with torch.optim
 by hand, under the very decisions of the stacked round. Times are CPU seconds of the process: other work on the machine
 stretches wall times of either side at random.
 
-    python benchmarks/page_speed.py [--rounds 3]
+    python -m benchmarks.speed.page [--rounds 3]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.lab.provenance import measured
 from equipoise.methods.page import player
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 
-RESULT = Path(__file__).parent / "results" / "page" / "speed.json"
 WARMUP = 3
 
 
@@ -47,7 +45,8 @@ class Agent:
     @staticmethod
     def value(critic: Any, s: Tensor, a: Tensor) -> Tensor:
         hidden = F.relu(critic[0](s))
-        return critic[2](F.relu(critic[1](torch.cat([hidden, a], -1)))).squeeze(-1)
+        value: Tensor = critic[2](F.relu(critic[1](torch.cat([hidden, a], -1)))).squeeze(-1)
+        return value
 
     def turn(self, s: Tensor) -> Tensor:
         chosen = torch.randint(len(self.memory), (32,)).tolist()
@@ -86,7 +85,8 @@ def plain_round(
     models = []
     for k in ids:
         began = time.process_time()
-        model = nn.Linear(*reversed(start["weight"].shape))
+        classes, features = start["weight"].shape
+        model = nn.Linear(features, classes)
         model.load_state_dict(start)
         x_val, y_val = _rows(val, k)
         with torch.no_grad():
@@ -149,7 +149,7 @@ def main() -> None:
         inside["agents"] += time.process_time() - began
         return result
 
-    player._turn = timed
+    setattr(player, "_turn", timed)  # noqa: B010 (a stopwatch around it)
     agents = [Agent(1, 2) for _ in range(task.clients)]
     server = Agent(task.clients, task.clients)
     for agent, states in ((server, task.clients), *((agent, 1) for agent in agents)):
@@ -178,11 +178,8 @@ def main() -> None:
         "plain_agents_share": round(statistics.median(p["agents"] / w for p, w in zip(plain, whole, strict=True)), 4),
         "times_as_fast": round(statistics.median(w / s for w, s in zip(whole, stacked, strict=True)), 1),
         "threads": 1,
-        "torch": torch.__version__,
     }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    measured("page_speed", result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Nanoseconds per environment step of federated Q-learning: the compiled kernels against vectorised NumPy.
 
-    python benchmarks/qlearning.py [--threads 1 2] [--repeats 5] [--out benchmarks/results/qlearning.json]
+    python -m benchmarks.speed.qlearning [--threads 1 2] [--repeats 5]
 
 The paper's experiment: two states, 20 actions, K = 20 agents with one fixed action each, tau = 50, T = 2000, 100
 simulations, synchronisation included. NumPy runs it twice: vectorised over agents and simulations at once (the best it
@@ -10,20 +10,18 @@ can do) and over the agents of one simulation after another (what a plain script
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import numba
 import numpy as np
 
+from benchmarks.lab.provenance import measured
 from equipoise.frl import tabular
 from equipoise.frl.mdp import TabularMDP, garnet, toy_text, two_state
 from equipoise.frl.policies import behaviour
+from equipoise.runtime.workers import available_cores
 
 AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
 
@@ -54,7 +52,7 @@ def numpy_version(mdp: TabularMDP, rule: str, eta: float, steps: int, sims: int,
             logits = -np.log1p(-eta) * visits.reshape(q.shape)
             weights = np.exp(logits - logits.max(axis=0))
             q[:] = (weights * q).sum(axis=0) / weights.sum(axis=0)
-    return q[0].copy()
+    return np.array(q[0])
 
 
 def compiled(problem: tabular.Problem, rule: str, eta: float, steps: int, tau: int, sims: int) -> np.ndarray:
@@ -76,81 +74,57 @@ def nanoseconds(run: Callable[[], object], updates: int, repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="ns per environment step: compiled kernels against NumPy")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, numba.config.NUMBA_NUM_THREADS])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, available_cores()])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "qlearning.json")
     args = parser.parse_args()
-    mdp = two_state(0)
+    mdp, big, taxi = two_state(0), garnet(0, 100, 10, 10), toy_text("taxi")
     paper = tabular.Problem([mdp], AGENTS, behaviour("fixed", mdp, AGENTS, 0.0))
-    updates = AGENTS * STEPS * SIMS
-    rates = {"equal": 0.2, "importance": 0.05, "targets": 0.005}
+    updates, rates = AGENTS * STEPS * SIMS, {"equal": 0.2, "importance": 0.05, "targets": 0.005}
+
+    def uniform(place: TabularMDP) -> tabular.Problem:
+        return tabular.Problem([place], AGENTS, behaviour("uniform", place, AGENTS, 0.0))
+
     numpy_ns, agents_ns, error = {}, {}, {}
     for rule in ("equal", "importance"):
-        eta = rates[rule]
-        numpy_ns[rule] = nanoseconds(
-            lambda r=rule, e=eta: numpy_version(mdp, r, e, STEPS, SIMS, 0), updates, args.repeats
-        )
-        agents_ns[rule] = nanoseconds(
-            lambda r=rule, e=eta: numpy_version(mdp, r, e, STEPS, 1, 0), updates // SIMS, args.repeats
-        )
-        error[rule] = {
-            "numpy": round(float(tabular.errors(numpy_version(mdp, rule, eta, STEPS, SIMS, 0), mdp).mean()), 4),
-            "compiled": round(float(tabular.errors(compiled(paper, rule, eta, STEPS, TAU, SIMS), mdp).mean()), 4),
-        }
-    rows = []
+        plain = partial(numpy_version, mdp, rule, rates[rule], STEPS, seed=0)
+        numpy_ns[rule] = nanoseconds(partial(plain, sims=SIMS), updates, args.repeats)
+        agents_ns[rule] = nanoseconds(partial(plain, sims=1), updates // SIMS, args.repeats)
+        tables = {"numpy": plain(sims=SIMS), "compiled": compiled(paper, rule, rates[rule], STEPS, TAU, SIMS)}
+        error[rule] = {name: round(float(tabular.errors(table, mdp).mean()), 4) for name, table in tables.items()}
+    cases = {
+        "two-state, fixed actions, tau 1000": (paper, 1000),
+        "two-state, uniform policy": (uniform(mdp), TAU),
+        "garnet 100 x 10, branching 10, uniform policy": (uniform(big), 1000),
+        "taxi, uniform policy": (uniform(taxi), 1000),
+    }
+    samples, rows = AGENTS * 50 * 10 * big.R.size, []
     for threads in dict.fromkeys(args.threads):
         numba.set_num_threads(threads)
         for rule, eta in rates.items():
-            ns = nanoseconds(lambda r=rule, e=eta: compiled(paper, r, e, STEPS, TAU, SIMS), updates, args.repeats)
+            ns = nanoseconds(partial(compiled, paper, rule, eta, STEPS, TAU, SIMS), updates, args.repeats)
             row = {"experiment": "two-state, fixed actions", "rule": rule, "threads": threads, "ns_per_step": ns}
             if rule in numpy_ns:
                 row["times_numpy_over_agents_and_sims"] = round(numpy_ns[rule] / ns, 1)
                 row["times_numpy_over_agents"] = round(agents_ns[rule] / ns, 1)
             rows.append(row)
-        cases = {
-            "two-state, fixed actions, tau 1000": (paper, 1000),
-            "two-state, uniform policy": (tabular.Problem([mdp], AGENTS, behaviour("uniform", mdp, AGENTS, 0.0)), TAU),
+        timed = {
+            name: nanoseconds(partial(compiled, problem, "equal", 0.1, STEPS, tau, SIMS), updates, args.repeats)
+            for name, (problem, tau) in cases.items()
         }
-        big = garnet(0, 100, 10, 10)
-        cases["garnet 100 x 10, branching 10, uniform policy"] = (
-            tabular.Problem([big], AGENTS, behaviour("uniform", big, AGENTS, 0.0)),
-            1000,
-        )
-        taxi = toy_text("taxi")
-        cases["taxi, uniform policy"] = (tabular.Problem([taxi], AGENTS, behaviour("uniform", taxi, AGENTS, 0.0)), 1000)
-        for name, (problem, tau) in cases.items():
-            ns = nanoseconds(lambda p=problem, t=tau: compiled(p, "equal", 0.1, STEPS, t, SIMS), updates, args.repeats)
-            rows.append({"experiment": name, "rule": "equal", "threads": threads, "ns_per_step": ns})
-        model = tabular.Problem([big], AGENTS)
-        ns = nanoseconds(
-            lambda p=model: compiled(p, "equal", 0.1, 50, 5, 10), AGENTS * 50 * 10 * big.R.size, args.repeats
-        )
-        rows.append(
-            {
-                "experiment": "garnet 100 x 10, FedSynQ (per sample)",
-                "rule": "equal",
-                "threads": threads,
-                "ns_per_step": ns,
-            }
-        )
+        synchronous = partial(compiled, tabular.Problem([big], AGENTS), "equal", 0.1, 50, 5, 10)
+        timed["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(synchronous, samples, args.repeats)
+        about = {"rule": "equal", "threads": threads}
+        rows += [{"experiment": name, **about, "ns_per_step": ns} for name, ns in timed.items()]
     result = {
-        "command": " ".join(["python", *sys.argv]),
-        "load_average": [round(load, 1) for load in os.getloadavg()],
-        "machine": {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": numba.__version__,
-        },
         "setting": {"agents": AGENTS, "tau": TAU, "steps": STEPS, "sims": SIMS, "eta": rates, "best_of": args.repeats},
+        "numba": numba.__version__,
         "numpy_over_agents_and_sims_ns": numpy_ns,
         "numpy_over_agents_ns": agents_ns,
         "mean_error": error,
         "compiled": rows,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    measured("qlearning", result)
 
 
 if __name__ == "__main__":

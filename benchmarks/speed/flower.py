@@ -1,34 +1,33 @@
 """Seconds and bytes a round on Flower: Equipoise's FedAvg beside Flower's own, same model, same machine, 3 nodes.
 
-Run with the environment of `make test-flower`: .venv-flower/bin/python benchmarks/flower_cost.py
+Run with the environment of `make test-flower`: .venv-flower/bin/python -m benchmarks.speed.flower
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from benchmarks.lab.provenance import measured
 from equipoise.flower import project
 from equipoise.records.folder import Folder
 from flower_live.harness import fleet, wait_until
 
-RESULT = Path(__file__).parent / "results" / "flower_cost.json"
 OPTIONS = {"task": "synthetic", "model": "mlp", "clients": 3, "epochs": 1, "time_limit": 120.0, "wait": 120.0}
 PLAIN_SERVER = """
 import json, time
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from equipoise.settings.config import Settings
 from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
 
 app = ServerApp()
 
@@ -56,9 +55,9 @@ PLAIN_CLIENT = """
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from equipoise.settings.config import Settings
 from equipoise.contract import Fit, When
 from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
 
 app = ClientApp()
 
@@ -79,9 +78,7 @@ def train(message, context):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
-    chosen = parser.parse_args()
-    rounds, before = chosen.rounds, os.getloadavg()
+    rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with fleet(folder / "fleet") as running:
@@ -112,11 +109,7 @@ def main() -> None:
         }
         for name in seconds
     }
-    load = {"load before": [round(x, 1) for x in before], "load after": [round(x, 1) for x in os.getloadavg()]}
-    text = json.dumps({"rounds": rounds, **load, **report, "billed bytes": asdict(logs[-1].bytes)}, indent=1)
-    print(text)
-    if chosen.write:
-        RESULT.write_text(text + "\n")
+    measured("flower_cost", {"rounds": rounds, **report, "billed bytes": asdict(logs[-1].bytes)})
 
 
 if __name__ == "__main__":

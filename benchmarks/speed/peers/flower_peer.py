@@ -8,12 +8,13 @@ import sys
 import time
 
 import torch
-from common import CLIENTS, accuracy, load, model, train
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.server import Grid
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
+
+from benchmarks.speed.peers.common import CLIENTS, accuracy, load, model, train
 
 PATH, WORK, EPOCHS, ROUNDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 client_app, server_app = ClientApp(), ServerApp()

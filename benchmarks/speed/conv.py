@@ -1,38 +1,34 @@
 """W2: 20 clients with 600 images 28x28 each, CNN conv16-conv32-fc128-fc10, batch 32, one epoch, everybody each round.
 
 Equipoise's ways to run a convolutional model against a well-written plain loop, with one thread and with one a core;
-rounds of the contestants take turns in one run, and the fastest and the median round of each are written to
-``benchmarks/results/conv.json``. On a machine that other work shares, threads collapse:
-read the load beside the figures, or leave the contestants with threads out (``--single``).
+rounds of the contestants take turns in one run; the fastest and the median round of each are written. On a machine
+that other work shares, threads collapse: read the load beside the figures, or leave them out (``--single``).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks.lab.provenance import measured
 from equipoise.contract import Training
 from equipoise.data.federation import Federation
 from equipoise.data.forms import Pixels
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models import MODELS
+from equipoise.runtime.choose import MakeExecutor
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import Workers, available_cores
 from equipoise.tasks.classify import Classify
 
-RESULT = Path(__file__).parent / "results" / "conv.json"
 CLIENTS, IMAGES, BATCH, LR = 20, 600, 32, 0.05
 TRAINING = Training(epochs=1, lr=LR, batch_size=BATCH)
 Round = Callable[[], object]
@@ -52,10 +48,10 @@ def federation() -> Federation:
     return Federation(splits, {"public": rows(1), "test": rows(1)}, 10, Pixels((0.286,), (0.353,)))
 
 
-def equipoise_round(data: Federation, executor: object) -> Round:
+def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
     task = Classify("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
     schedule = Schedule(10**9, 0, 1.0, "loop", 10**9, False)  # no evaluation: training and aggregation only
-    return Simulation(FedAvg(), task, TRAINING, schedule, executor).round  # type: ignore[arg-type]
+    return Simulation(FedAvg(), task, TRAINING, schedule, executor).round
 
 
 def plain_round(data: Federation) -> Round:
@@ -89,10 +85,9 @@ def plain_round(data: Federation) -> Round:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each contestant")
     parser.add_argument("--single", action="store_true", help="leave out the contestants with several threads")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     chosen = parser.parse_args()
     data, cores = federation(), available_cores()
     contestants: dict[str, tuple[int, Round]] = {
@@ -113,7 +108,6 @@ def main() -> None:
             go()
             if turn:  # the first round warms up
                 times[name].append(time.perf_counter() - started)
-    torch.set_num_threads(1)
     fastest = {name: min(values) for name, values in times.items()}
     baselines = {"times_plain": "plain loop, 1 thread", "times_plain_threads": f"plain loop, {cores} threads"}
     rows = {
@@ -124,21 +118,7 @@ def main() -> None:
         }
         for name, seconds in fastest.items()
     }
-    for name, row in rows.items():
-        print(
-            f"{name:24} {row['ms']:8.1f} ms fastest {row['median_ms']:8.1f} ms median",
-            *(f"{value:5.2f} {key.replace('_', ' ')}" for key, value in row.items() if key.startswith("times")),
-            sep="   ",
-        )
-    machine = {
-        "cores": cores,
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    print(f"load {machine['load']:.1f} on {cores} cores")
-    if chosen.write:
-        RESULT.write_text(json.dumps({"rounds": chosen.rounds, "machine": machine, "results": rows}, indent=1) + "\n")
+    measured("conv", {"rounds": chosen.rounds, "results": rows})
 
 
 if __name__ == "__main__":
