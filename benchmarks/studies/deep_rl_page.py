@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import fsum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -100,7 +101,7 @@ def size(task: str) -> Callable[[Results], list[str]]:
         own = [r for r in results.where(task=task) if "variant" in r.axes]
         one = next(r for r in own if r["variant"] in MAIN)
         seeds, rounds, epochs = sorted({str(r["seed"]) for r in own}), one["rounds"], one["epochs"]
-        spent = sum(float(r.result.get("cpu_seconds", r.seconds)) for r in own)
+        spent = fsum(r.result.get("cpu_seconds", r.seconds or 0.0) for r in own)
         return [
             f"{rounds} rounds of {epochs} steps: {int(one['curve'][-1]['steps']):,} environment steps and "
             f"{rounds * epochs:,} gradient steps of each agent. Seeds {', '.join(seeds)}; {spent:.0f} CPU seconds."

@@ -18,6 +18,7 @@ RATES = [float(f"{eta:.2g}") for eta in np.geomspace(0.0003, 0.95, 27)]
 SEED, TUNING_SEED = 1, 2  # rates are chosen on other random numbers than those they are reported on
 METHOD = {"equal": "fedasynq-eq", "importance": "fedasynq-im"}
 PAPER_RATE = {"equal": 0.2, "importance": 0.05}
+FULL = {"sims": 100, "seed": SEED}
 ON_TIME, LATE = "nobody late", "half the agents sync every 10th"
 Present = Callable[[int], np.ndarray | None]
 Kept = dict[str, Any]
@@ -96,7 +97,7 @@ def fig3(rule: str, rate: str) -> Kept:
     eta = PAPER_RATE[rule] if rate == "paper" else tuned(problem, rule, 50, 2000)["eta"]
     errors = curve(problem, rule, eta, 50, 2000)
     steps = [50 * (r + 1) for r in range(40)]
-    return {"eta": eta, "K": 20, "tau": 50, "sims": 100, "steps": steps, "points": [summary(row) for row in errors]}
+    return {"eta": eta, "K": 20, "tau": 50, **FULL, "steps": steps, "points": [summary(row) for row in errors]}
 
 
 def draws(rule: str) -> Kept:
@@ -112,7 +113,7 @@ def at_300(rule: str, K: int = 20, tau: int = 50) -> Kept:
     """Figures 4 and 5: the error at T = 300, at one rate and at the best one."""
     problem = walkers(two_state(0), agents=K)
     fixed = summary(curve(problem, rule, 0.05, tau, 300)[-1])
-    return {"T": 300, "sims": 100, "eta 0.05": fixed, "tuned": tuned(problem, rule, tau, 300)}
+    return {"T": 300, **FULL, "eta 0.05": fixed, "tuned": tuned(problem, rule, tau, 300)}
 
 
 def slope(method: str, K: int, T: int) -> Kept:
@@ -124,7 +125,7 @@ def slope(method: str, K: int, T: int) -> Kept:
     rule = "importance" if method == "fedasynq-im" else "equal"
     problem = tabular.Problem([mdp], K, policies)
     errors = curve(problem, rule, eta, 5 if policies is None else 50, T, random_start=False)[-1]
-    return {"eta": eta, "sims": 100, **summary(errors)}
+    return {"eta": eta, **FULL, **summary(errors)}
 
 
 def communication(rule: str, tau: int) -> Kept:

@@ -91,7 +91,8 @@ def first(agents: int, sharing: str) -> dict[str, Any]:
     """One agent and two agents (the summary's first two experiments), and sixteen, against the baselines."""
     marks, steps = np.array([100, 1000, 10_000, 40_000]), rates(40_000, **SCHEDULE)
     runs = [measured(chains(seed, agents), seed, steps, marks, sharing=sharing) for seed in SEEDS]
-    return {"at": marks.tolist(), **{name: rounded([run[name] for run in runs]) for name in ("distance", "error")}}
+    kept = {name: rounded([run[name] for run in runs]) for name in ("distance", "error")}
+    return {"seeds": list(SEEDS), "at": marks.tolist(), **kept}
 
 
 def worlds(kind: str, seed: int) -> tuple[list[TabularMDP], int]:
@@ -111,7 +112,8 @@ def control(kind: str, sharing: str) -> dict[str, Any]:
     for seed in SEEDS[:5]:
         mdps, rank = worlds(kind, seed)
         runs.append(measured(mdps, seed, steps, marks, rank=rank, epsilon=0.5, sharing=sharing))
-    return {"agents": 16, "at": marks.tolist(), **{name: rounded([run[name] for run in runs]) for name in runs[0]}}
+    kept = {name: rounded([run[name] for run in runs]) for name in runs[0]}
+    return {"agents": 16, "seeds": len(runs), "at": marks.tolist(), **kept}
 
 
 def cells(results: Results) -> list[Cell]:
