@@ -74,11 +74,10 @@ def test_parallel_is_serial(serial: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed(serial: Path, tmp_path: Path) -> None:
-    killed = subprocess.Popen(lab(tmp_path, "--jobs", "1"), stdout=subprocess.PIPE, text=True)
-    assert killed.stdout is not None
-    assert killed.stdout.readline().startswith(NAMES[0])
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    with subprocess.Popen(lab(tmp_path, "--jobs", "1"), stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline().startswith(NAMES[0])
+        killed.send_signal(signal.SIGKILL)
     done = Results(tmp_path / "example").records
     assert NAMES[0] in done
     assert len(done) < len(NAMES)
