@@ -61,7 +61,7 @@ lint: $(SETUP)
 	$(BIN)/mypy
 
 bench: $(SETUP)
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python -m benchmarks.speed.engine
 
 clean:
 	rm -rf .venv .venv-flower build dist runs site .mypy_cache .ruff_cache .pytest_cache

@@ -1,9 +1,8 @@
-"""The pictures of the README, from committed results: `python benchmarks/pictures.py` (extra `plot`)."""
+"""The pictures of the README, from committed results: `python -m benchmarks.pictures` (extra `plot`)."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -11,12 +10,14 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.lab import Results
+from benchmarks.lab.provenance import RESULTS, ROOT
+from benchmarks.studies.synthetic import summaries
 from equipoise.report.page.pareto import front
 
-HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "pictures"
+OUT = ROOT / "docs" / "pictures"
 OURS, OTHERS = "#D55E00", "#0072B2"
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -27,7 +28,7 @@ STYLE = {
 
 def both_customers(axes: Axes) -> None:
     """Global against personal accuracy on Synthetic, methods at their defaults: means and deviations over seeds."""
-    found = json.loads((HERE / "results/synthetic/default.json").read_text())["summaries"]
+    found = summaries(Results(RESULTS / "synthetic"), "default")
     scores = {
         method: [[100 * s[side]["acc"] for s in summaries] for side in ("global", "personal")]
         for method, summaries in found.items()
@@ -53,7 +54,7 @@ def both_customers(axes: Axes) -> None:
 
 def speed(axes: Axes) -> None:
     """Milliseconds of one round of 100 clients, against peers on the same machine."""
-    measured = json.loads((HERE / "results/peers.json").read_text())["W1, 1 epoch(s)"]
+    measured = json.loads((RESULTS / "peers.json").read_text())["W1, 1 epoch(s)"]
     order = sorted(measured, key=lambda name: -measured[name]["ms"])
     times = [measured[name]["ms"] for name in order]
     bars = axes.barh(order, times, color=[OURS if "equipoise" in name else OTHERS for name in order])

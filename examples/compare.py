@@ -6,11 +6,12 @@ python examples/compare.py [folder of the result] [rounds]
 import sys
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import equipoise
 from equipoise.report.page import html
 
-METHODS = {"fedavg": {}, "scaffold": {}, "ditto": {"lam": 0.1}, "local": {}}
+METHODS: dict[str, dict[str, Any]] = {"fedavg": {}, "scaffold": {}, "ditto": {"lam": 0.1}, "local": {}}
 SEEDS = 2
 
 

@@ -10,12 +10,20 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import equipoise
 
-SMALL = {"clients": 8, "delta": 0.3, "train_rows": 4000, "server_rows": 1000, "model": "mlp", "epochs": 2}
+SMALL: dict[str, Any] = {
+    "clients": 8,
+    "delta": 0.3,
+    "train_rows": 4000,
+    "server_rows": 1000,
+    "model": "mlp",
+    "epochs": 2,
+}
 
 
 def draw_pictures(folder: Path) -> None:

@@ -16,7 +16,7 @@ import equipoise
 SIZE, CLASSES = 16, 3
 
 
-class Drawings(Dataset):
+class Drawings(Dataset[tuple[torch.Tensor, int]]):
     """Bytes [H, W, C] and a label: a horizontal bar, a vertical bar or a square, in the client's own grey."""
 
     def __init__(self, client: int, count: int = 90) -> None:
@@ -45,7 +45,8 @@ class SmallNet(nn.Module):
         self.classifier = nn.Linear(8 * (SIZE // 4) ** 2, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.features(x))
+        logits: torch.Tensor = self.classifier(self.features(x))
+        return logits
 
 
 def main(out: str = "runs/example-images", rounds: str = "20") -> None:

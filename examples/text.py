@@ -35,7 +35,8 @@ class NextCharacter(nn.Module):
         self.head = nn.Linear(hidden, len(ALPHABET))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.gru(self.embed(x))[0][:, -1])
+        logits: torch.Tensor = self.head(self.gru(self.embed(x))[0][:, -1])
+        return logits
 
 
 def main(out: str = "runs/example-text", rounds: str = "20") -> None:

@@ -85,8 +85,8 @@ def _safetensors(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tenso
 def _torchscript(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch wants its newer formats, which this one's readers do not know
-        torch.jit.save(torch.jit.trace(module, x[:2]), str(out))  # type: ignore[no-untyped-call]
-        logits: Tensor = torch.jit.load(str(out))(x)  # type: ignore[no-untyped-call]
+        torch.jit.save(torch.jit.trace(module, x[:2]), str(out))
+        logits: Tensor = torch.jit.load(str(out))(x)
     return logits
 
 

@@ -1,0 +1,3 @@
+from benchmarks.lab.command import main
+
+main()

@@ -1,0 +1,41 @@
+"""Figures as text: means with their spread, paired differences, Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.lab.cells import Record
+from equipoise.report.paired import difference
+
+
+def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A Markdown table; None is shown as a dash."""
+
+    def line(cells: Sequence[Any]) -> str:
+        return "| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |"
+
+    return [line(head), "|" + "---|" * len(head), *(line(row) for row in rows), ""]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are there."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def spread(values: Iterable[float | None], digits: int = 1) -> str:
+    """Mean ± standard deviation of those that are there."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{fmean(known):.{digits}f}" + (f" ± {stdev(known):.{digits}f}" if len(known) > 1 else "")
+
+
+def paired(ours: Sequence[Record], theirs: Sequence[Record], key: str, digits: int) -> str | None:
+    """Mean and 95 % interval of the differences over common seeds; None for fewer than two."""
+    mine, other = ({record["seed"]: record[key] for record in group} for group in (ours, theirs))
+    seeds = sorted(mine.keys() & other.keys())
+    found = difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
+    return None if found is None else f"{found.mean:+.{digits}f} ± {found.high - found.mean:.{digits}f}"

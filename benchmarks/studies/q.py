@@ -1,0 +1,228 @@
+"""Federated Q-learning: the paper's figures 3, 4, 5, slopes, and the experiments that it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.studies import q_page
+from equipoise.frl import tabular, theory
+from equipoise.frl.mdp import TabularMDP, garnet, make_mdp, perturbed, toy_text, two_state
+from equipoise.frl.policies import preferred_action, regions
+
+RATES = [float(f"{eta:.2g}") for eta in np.geomspace(0.0003, 0.95, 27)]
+SEED, TUNING_SEED = 1, 2  # rates are chosen on other random numbers than those they are reported on
+METHOD = {"equal": "fedasynq-eq", "importance": "fedasynq-im"}
+PAPER_RATE = {"equal": 0.2, "importance": 0.05}
+FULL = {"sims": 100, "seed": SEED}
+ON_TIME, LATE = "nobody late", "half the agents sync every 10th"
+Present = Callable[[int], np.ndarray | None]
+Kept = dict[str, Any]
+MISSED = np.random.default_rng(7).random((2000, 20))
+K20 = np.arange(20)
+PATTERNS: dict[str, Present | None] = {
+    ON_TIME: None,
+    "each sync missed with p 0.5": lambda r: np.flatnonzero(MISSED[r] >= 0.5),
+    "each sync missed with p 0.8": lambda r: np.flatnonzero(MISSED[r] >= 0.8),
+    LATE: lambda r: np.flatnonzero((K20 % 2 == 0) | ((r + K20) % 10 == 9)),
+    "half the agents sync every 20th": lambda r: np.flatnonzero((K20 % 2 == 0) | ((r + K20) % 20 == 19)),
+}
+
+
+def curve(
+    problem: tabular.Problem,
+    rule: str,
+    eta: float,
+    tau: int,
+    steps: int,
+    *,
+    sims: int = 100,
+    seed: int = SEED,
+    random_start: bool = True,
+    present: Present | None = None,
+    yardstick: TabularMDP | None = None,
+) -> np.ndarray:
+    """Normalised errors [rounds, sims] of the server's table after each synchronisation."""
+    state = tabular.init_state(problem, sims, seed, random_start)
+    out = []
+    for r in range(steps // tau):
+        tabular.local_period(problem, state, seed, eta, tau)
+        tabular.synchronise(state, rule, eta, None if present is None else present(r))
+        out.append(tabular.errors(state.table, yardstick or problem.mdp))
+    return np.array(out)
+
+
+def summary(errors: np.ndarray) -> Kept:
+    """Mean, standard error and 10-90 % band over simulations."""
+    low, high = np.quantile(errors, [0.1, 0.9])
+    error = float(errors.std(ddof=1) / np.sqrt(len(errors)))
+    found = {"error": float(errors.mean()), "standard_error": error, "p10": float(low), "p90": float(high)}
+    return {name: round(value, 5) for name, value in found.items()}
+
+
+def tuned(problem: tabular.Problem, rule: str, tau: int, steps: int, **how: Any) -> Kept:
+    """The rate with the least final error on the tuning seed, and what it reaches on the reporting seed."""
+    trials = {eta: float(curve(problem, rule, eta, tau, steps, seed=TUNING_SEED, **how)[-1].mean()) for eta in RATES}
+    eta = min(trials, key=trials.__getitem__)
+    return {"eta": eta, **summary(curve(problem, rule, eta, tau, steps, **how)[-1])}
+
+
+def rounds_to(errors: np.ndarray, target: float) -> int | None:
+    """First round after which the mean error over simulations is at most the target."""
+    hits = np.flatnonzero(errors.mean(axis=1) <= target)
+    return int(hits[0]) + 1 if len(hits) else None
+
+
+def fastest(problem: tabular.Problem, rule: str, tau: int, steps: int, target: float, sims: int) -> Kept:
+    """The rate that reaches the target first on the tuning seed, and its rounds on the reporting seed."""
+    trials = {e: rounds_to(curve(problem, rule, e, tau, steps, sims=sims, seed=TUNING_SEED), target) for e in RATES}
+    found = {eta: rounds for eta, rounds in trials.items() if rounds is not None}
+    if not found:
+        return {"eta": None, "rounds": None}
+    eta = min(found, key=found.__getitem__)
+    return {"eta": eta, "rounds": rounds_to(curve(problem, rule, eta, tau, steps, sims=sims), target)}
+
+
+def walkers(mdp: TabularMDP, epsilon: float = 0.0, agents: int = 20) -> tabular.Problem:
+    return tabular.Problem([mdp], agents, preferred_action(mdp, agents, epsilon))
+
+
+def fig3(rule: str, rate: str) -> Kept:
+    """Error against T: K = 20, tau = 50, at the paper's rates and at each method's own best one."""
+    problem = walkers(two_state(0))
+    eta = PAPER_RATE[rule] if rate == "paper" else tuned(problem, rule, 50, 2000)["eta"]
+    errors = curve(problem, rule, eta, 50, 2000)
+    steps = [50 * (r + 1) for r in range(40)]
+    return {"eta": eta, "K": 20, "tau": 50, **FULL, "steps": steps, "points": [summary(row) for row in errors]}
+
+
+def draws(rule: str) -> Kept:
+    """The same for twenty draws of the MDP."""
+    rows = []
+    for seed in range(20):
+        errors = curve(walkers(two_state(seed)), rule, PAPER_RATE[rule], 50, 2000)
+        rows.append([round(float(errors[t // 50 - 1].mean()), 5) for t in q_page.AT])
+    return {"eta": PAPER_RATE[rule], "steps": q_page.AT, "mdp_seeds": 20, "errors": rows}
+
+
+def at_300(rule: str, K: int = 20, tau: int = 50) -> Kept:
+    """Figures 4 and 5: the error at T = 300, at one rate and at the best one."""
+    problem = walkers(two_state(0), agents=K)
+    fixed = summary(curve(problem, rule, 0.05, tau, 300)[-1])
+    return {"T": 300, **FULL, "eta 0.05": fixed, "tuned": tuned(problem, rule, tau, 300)}
+
+
+def slope(method: str, K: int, T: int) -> Kept:
+    """Error against K and T with eta = 14 / ((1 - gamma) mu T): predicted slope -1/2."""
+    mdp = garnet(0, 5, 3, 5)
+    policies = None if method == "fedsynq" else preferred_action(mdp, K, 1.0)
+    share = 1.0 if policies is None else theory.coverage(mdp, policies).mu_avg
+    eta = 14.0 / ((1.0 - mdp.gamma) * share * T)
+    rule = "importance" if method == "fedasynq-im" else "equal"
+    problem = tabular.Problem([mdp], K, policies)
+    errors = curve(problem, rule, eta, 5 if policies is None else 50, T, random_start=False)[-1]
+    return {"eta": eta, **FULL, **summary(errors)}
+
+
+def communication(rule: str, tau: int) -> Kept:
+    """Bytes (up and down, all agents) until the mean error is 0.06: the paper's experiment, best rate per tau."""
+    problem, target, horizon = walkers(two_state(0)), 0.06, 4000
+    found = fastest(problem, rule, tau, horizon, target, 50)
+    rounds = found["rounds"]
+    per_round = 20 * (tabular.uplink_bytes(rule, problem.mdp) + tabular.downlink_bytes(problem.mdp))
+    spent = {"steps": rounds and rounds * tau, "bytes": rounds and rounds * per_round}
+    return {"target": target, "horizon": horizon, "sims": 50, **found, **spent}
+
+
+def heterogeneity(mdp: str, epsilon: float) -> Kept:
+    """Policies from equal (epsilon 1) to disjoint (0), with the theory's numbers; error and local steps to a target."""
+    place, T, target = (two_state(0), 2000, 0.06) if mdp == "two-state" else (garnet(3, 10, 5, 3), 4000, 0.05)
+    problem = walkers(place, epsilon)
+    cover = theory.coverage(place, preferred_action(place, 20, epsilon))
+    known = {name: getattr(cover, name) for name in ("mu_min", "mu_avg", "c_het", "t_mix")}
+    out: Kept = {"K": 20, "tau": 50, "T": T, "target": target, **known}
+    for rule in tabular.RULES:
+        rounds = fastest(problem, rule, 50, 3 * T, target, 50)["rounds"]
+        out[rule] = {**tuned(problem, rule, 50, T, sims=50), "steps": rounds and 50 * rounds}
+        if rule in METHOD:
+            scale = target / (1.0 - place.gamma)
+            out[rule]["predicted"] = theory.predicted_samples(METHOD[rule], place.gamma, scale, 20, cover)
+    return out
+
+
+def partial_coverage(mdp: str, T: int) -> Kept:
+    """Regions: no agent covers the space alone, all together do."""
+    place = garnet(2, 12, 3, 3) if mdp == "garnet" else toy_text("frozen-lake")
+    policies = regions(place, 6)
+    cover, how = theory.coverage(place, policies), {"sims": 30, "random_start": False}
+    known = {name: getattr(cover, name) for name in ("mu_min", "mu_avg", "c_het")}
+    problem, alone = tabular.Problem([place], 6, policies), tabular.Problem([place], 1, policies[:1])
+    rules = {rule: tuned(problem, rule, 100, T, **how) for rule in tabular.RULES}
+    return {"K": 6, "tau": 100, **known, **rules, "one agent alone": tuned(alone, "equal", 100, T, **how)}
+
+
+SETTINGS: dict[str, tuple[Callable[[], tabular.Problem], bool]] = {
+    "two-state disjoint, random Q0": (lambda: walkers(two_state(0)), True),
+    "two-state disjoint, Q0 = 0": (lambda: walkers(two_state(0)), False),
+    "garnet epsilon 0.3, Q0 = 0": (lambda: walkers(garnet(3, 10, 5, 3), 0.3), False),
+    "garnet uniform, Q0 = 0": (lambda: walkers(garnet(3, 10, 5, 3), 1.0), False),
+}
+
+
+def straggler(setting: str, pattern: str) -> Kept:
+    """Agents that skip synchronisations or come late; they walk on meanwhile with the table they hold."""
+    make, random_start = SETTINGS[setting]
+    how: Kept = {"sims": 50, "random_start": random_start, "present": PATTERNS[pattern]}
+    rules = {rule: tuned(make(), rule, 50, 6000, **how) for rule in tabular.RULES}
+    return {"K": 20, "tau": 50, "T": 6000, **rules}
+
+
+def environment(strength: float, epsilon: float, pattern: str) -> Kept:
+    """Each agent lives in its own perturbed MDP; the yardstick is Q* of the mean MDP."""
+    centre = garnet(3, 10, 5, 3)
+    mdps = [perturbed(centre, 100 + k, strength) for k in range(20)]
+    mean = make_mdp(np.mean([m.P for m in mdps], axis=0), np.mean([m.R for m in mdps], axis=0), centre.gamma)
+    problem = tabular.Problem(mdps, 20, preferred_action(centre, 20, epsilon))
+    how: Kept = {"sims": 30, "random_start": False, "yardstick": mean, "present": PATTERNS[pattern]}
+    return {"K": 20, "T": 6000, **{rule: tuned(problem, rule, 50, 6000, **how) for rule in tabular.RULES}}
+
+
+EXPERIMENTS: dict[str, Callable[..., Kept]] = {
+    "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope, "bytes": communication,
+    "het": heterogeneity, "coverage": partial_coverage, "straggler": straggler, "env": environment,
+}  # fmt: skip
+
+
+def cells(results: Results) -> list[Cell]:
+    def of(experiment: str, **axes: Any) -> list[Cell]:
+        return grid(experiment=[experiment], **axes)
+
+    rules, long = tabular.RULES, (25_000, 50_000, 100_000, 200_000, 400_000)
+    found = [*of("fig3", rule=rules, rate=("tuned",)), *of("fig3", rule=PAPER_RATE, rate=("paper",))]
+    found += [*of("draws", rule=PAPER_RATE), *of("fig4", rule=rules, K=q_page.AGENTS)]
+    found += of("fig5", rule=rules, tau=(1, 10, 25, 50, 75, 100))
+    for method, T, Ts in (
+        ("fedsynq", 4000, (1000, 2000, 4000, 8000, 16000)),
+        ("fedasynq-eq", 100_000, long),
+        ("fedasynq-im", 100_000, long),
+    ):
+        found += of("slope", method=[method], K=(1, 2, 4, 8, 16, 32), T=(T,))
+        found += of("slope", method=[method], K=(4,), T=[t for t in Ts if t != T])
+    found += of("bytes", rule=rules, tau=q_page.TAUS)
+    found += of("het", mdp=("two-state", "garnet"), epsilon=(1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02))
+    found += [*of("het", mdp=["two-state"], epsilon=[0.0])]
+    found += of("coverage", mdp=("garnet", "frozen-lake"), T=(500, 2000, 20000))
+    found += of("straggler", setting=SETTINGS, pattern=PATTERNS)
+    return found + of("env", strength=(0.0, 0.1, 0.2, 0.4, 0.8), epsilon=(0.1, 0.5, 1.0), pattern=(ON_TIME, LATE))
+
+
+def measure(cell: Cell, folder: Path) -> Kept:
+    axes = dict(cell.axes)
+    return EXPERIMENTS[axes.pop("experiment")](**axes)
+
+
+STUDY = Study(name="q", cells=cells, measure=measure, tables=q_page.TABLES, figures=q_page.FIGURES)

@@ -1,0 +1,147 @@
+"""Shared representations: theory beside measurement, for agents whose true values are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.studies import rep_page
+from equipoise.frl import linear
+from equipoise.frl.families import planted, soft_greedy, spread, under_policy, windy_cliff
+from equipoise.frl.mdp import TabularMDP
+
+SEEDS, FRESH_SEEDS = tuple(range(10)), tuple(range(10, 20))
+STATES, RANK, BRANCHING, GAMMA, LOCAL_STEPS = 20, 2, 3, 0.8, 10
+SCHEDULE = {"alpha0": 0.05, "beta0": 0.3, "t0": rep_page.T0}
+CONTROL = {"alpha0": 0.05, "beta0": 0.1, "t0": 10_000.0}  # the methods' defaults
+AGENTS = (2, 4, 8, 16, 32, 64)
+TARGETS = (0.2, 0.1, 0.06, 0.04)
+BUDGET = 800_000  # rounds times agents
+LEAST = 40_000  # rounds that even the largest federation takes in the main table, to compare all sizes at one T
+SHOWN = (1000, 2000, 5000, 10_000, 20_000, 40_000, 100_000, 200_000, 400_000)
+SHARING = ("nothing", "everything", "representation")
+
+
+def rates(rounds: int, alpha0: float, beta0: float, t0: float) -> np.ndarray:
+    """The methods' own schedule: alpha_t falls as t^(-2/3), beta_t as 1/t."""
+    fade = 1 + np.arange(rounds) / t0
+    return np.stack([alpha0 / fade ** (2 / 3), beta0 / fade], axis=1)
+
+
+def chains(seed: int, agents: int) -> list[TabularMDP]:
+    """The theory task: policy evaluation, values planted in a subspace of dimension 2."""
+    return planted(seed, spread(agents), STATES, 1, BRANCHING, RANK, GAMMA)
+
+
+def measured(
+    mdps: Sequence[TabularMDP], seed: int, steps: np.ndarray, marks: np.ndarray, *, rank: int = RANK,
+    epsilon: float = 1.0, sharing: str = "representation",
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Exact subspace distance and mean value error (with actions also regret) at `marks`."""
+    if sharing == "nothing":
+        alone = [measured([mdp], seed, steps, marks, rank=rank, epsilon=epsilon) for mdp in mdps]
+        return {name: np.mean([one[name] for one in alone], axis=0) for name in alone[0]}
+    problem = linear.LinearProblem(mdps, rank, epsilon)
+    phis, thetas = linear.federate(problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything")
+    values = torch.einsum("msd,mnd->mns", phis, thetas)
+    out = {"distance": linear.subspace_distance(phis, problem.span)}
+    out["error"] = linear.value_error(values, problem.values).mean(1)
+    if mdps[0].actions > 1:
+        stack = {name: np.stack([getattr(mdp, name) for mdp in mdps]) for name in ("P", "R", "discount", "start")}
+        tensors = {name: torch.from_numpy(array) for name, array in stack.items()}
+        tensors["best"] = torch.from_numpy(np.stack([mdp.q_star.max(axis=1) for mdp in mdps]))
+        shaped = values.reshape(len(marks), *tensors["R"].shape)
+        out["regret"] = torch.stack([linear.greedy_regret(tensors, one).mean() for one in shaped])
+    return {name: value.numpy() for name, value in out.items()}
+
+
+def rounded(rows: Sequence[np.ndarray]) -> list[list[float | None]]:
+    """For JSON: four digits; what diverged is null."""
+    return [[float(f"{v:.4g}") if np.isfinite(v) else None for v in row] for row in rows]
+
+
+def one_size(agents: int, seeds: Sequence[int], least: int = 1000, **changed: float) -> dict[str, Any]:
+    """One number of agents: rounds to each target and thinned curves, seed by seed."""
+    rounds = max(least, BUDGET // agents)
+    marks = np.unique(np.geomspace(10, rounds, int(np.log(rounds / 10) / np.log(1.02)) + 2).astype(np.int64))
+    runs = [measured(chains(seed, agents), seed, rates(rounds, **{**SCHEDULE, **changed}), marks) for seed in seeds]
+    near = [int(np.abs(marks - t).argmin()) for t in SHOWN if t <= rounds]
+
+    def first_hit(distance: np.ndarray, target: float) -> int | None:
+        hits = np.flatnonzero(distance <= target)
+        return int(marks[hits[0]]) if len(hits) else None
+
+    return {
+        "rounds": rounds,
+        "seeds": list(seeds),
+        "hits": {str(target): [first_hit(run["distance"], target) for run in runs] for target in TARGETS},
+        "at": [int(marks[i]) for i in near],
+        **{name: rounded([run[name][near] for run in runs]) for name in ("distance", "error")},
+        "curve_at": marks[::8].tolist(),
+        "curve": rounded([run["distance"][::8] for run in runs]),
+    }
+
+
+def first(agents: int, sharing: str) -> dict[str, Any]:
+    """One agent and two agents (the summary's first two experiments), and sixteen, against the baselines."""
+    marks, steps = np.array([100, 1000, 10_000, 40_000]), rates(40_000, **SCHEDULE)
+    runs = [measured(chains(seed, agents), seed, steps, marks, sharing=sharing) for seed in SEEDS]
+    kept = {name: rounded([run[name] for run in runs]) for name in ("distance", "error")}
+    return {"seeds": list(SEEDS), "at": marks.tolist(), **kept}
+
+
+def worlds(kind: str, seed: int) -> tuple[list[TabularMDP], int]:
+    if kind == "planted-q":
+        return planted(seed, spread(16), STATES, 4, BRANCHING, 3, 0.9), 3
+    windy = windy_cliff(spread(16), 0.5, 0.9)
+    if kind == "windy-cliff-q":
+        return windy, 2
+    policy = soft_greedy(windy_cliff(np.zeros(1), 0.5, 0.9)[0], 0.5)
+    return [under_policy(mdp, policy) for mdp in windy], 2
+
+
+def control(kind: str, sharing: str) -> dict[str, Any]:
+    """Q-learning on planted MDPs, and both learners on the windy cliff: not theory any more."""
+    marks, runs = np.array([1000, 10_000, 40_000]), []
+    steps = rates(40_000, **(SCHEDULE if kind == "windy-cliff-v" else CONTROL))
+    for seed in SEEDS[:5]:
+        mdps, rank = worlds(kind, seed)
+        runs.append(measured(mdps, seed, steps, marks, rank=rank, epsilon=0.5, sharing=sharing))
+    kept = {name: rounded([run[name] for run in runs]) for name in runs[0]}
+    return {"agents": 16, "seeds": len(runs), "at": marks.tolist(), **kept}
+
+
+def cells(results: Results) -> list[Cell]:
+    def of(experiment: str, **axes: Any) -> list[Cell]:
+        return grid(experiment=[experiment], **axes)
+
+    found = [
+        *of("speedup", agents=AGENTS),
+        *of("confirm", agents=AGENTS),
+        *of("first", agents=(1,), sharing=("nothing",)),
+    ]
+    found += of("first", agents=(2, 16), sharing=SHARING)
+    found += of("control", kind=("planted-q", "windy-cliff-v", "windy-cliff-q"), sharing=SHARING)
+    return [*found, *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS), *of("regime", alpha0=(0.2,), agents=AGENTS)]
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    axes = dict(cell.axes)
+    match axes.pop("experiment"):
+        case "speedup":
+            return one_size(axes["agents"], SEEDS, LEAST)
+        case "confirm":  # on seeds that had no part in choosing the schedule
+            return one_size(axes["agents"], FRESH_SEEDS)
+        case "regime":  # where the noise of Phi does not rule, there is no linear speed-up
+            return one_size(seeds=SEEDS[:5], **axes)
+        case "first":
+            return first(**axes)
+    return control(**axes)
+
+
+STUDY = Study(name="rep", cells=cells, measure=measure, tables=rep_page.TABLES, figures=rep_page.FIGURES)

@@ -1,0 +1,173 @@
+"""Tables and figures of the study rep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.lab import Record, Results
+from benchmarks.lab.plots import Series, drawing, lines
+from benchmarks.lab.tables import table
+from equipoise.frl.theory import fit_slope
+
+COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8d5a97", "#c17c00", "#444444")
+METHODS = {
+    "v": {"nothing": "td", "everything": "fedtd", "representation": "pfedtd-rep"},
+    "q": {"nothing": "q", "everything": "fedq", "representation": "pfedq-rep"},
+}
+DRAWS, T0, EARLY = 2000, 3000.0, 5000
+
+
+def sizes(results: Results, experiment: str, **axes: Any) -> list[Record]:
+    return sorted(results.where(experiment=experiment, **axes), key=lambda r: r["agents"])
+
+
+def interval(values: Sequence[float | None]) -> str:
+    """Mean over seeds and the half-width of its 95 % interval (normal); how many diverged, if any."""
+    v = np.array([value for value in values if value is not None])
+    if len(v) < len(values):
+        return f"{len(values) - len(v)} of {len(values)} seeds diverged"
+    return f"{v.mean():.3f} ± {1.96 * v.std(ddof=1) / np.sqrt(len(v)):.3f}"
+
+
+def slope(x: Sequence[float], by_size: np.ndarray) -> str:
+    """Slope of the geometric mean over seeds, and its 95 % interval when seeds are drawn anew; by_size [x, seeds]."""
+    logs, rng = np.log(by_size), np.random.default_rng(0)
+    value, _ = fit_slope(x, np.exp(logs.mean(1)))
+    picks = rng.integers(logs.shape[1], size=(DRAWS, *logs.shape))
+    again = np.take_along_axis(logs[None], picks, axis=2).mean(2)
+    drawn = np.polyfit(np.log(x), again.T, 1)[0]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def geometric(values: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean and its 95 % interval."""
+    logs = np.log(np.asarray(values, float))
+    half = 1.96 * logs.std(ddof=1) / np.sqrt(len(logs))
+    return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+
+
+def hits_slope(found: list[Record], target: str, before: float = 0.0) -> str:
+    """Of rounds plus `before` against N."""
+    if any(hit is None for r in found for hit in r["hits"][target]):
+        return "not reached"
+    return slope([r["agents"] for r in found], before + np.array([r["hits"][target] for r in found], float))
+
+
+def rounds(experiment: str) -> Any:
+    def made(results: Results) -> list[str]:
+        found, rows = sizes(results, experiment), []
+        for target in found[0]["hits"]:
+            row = [target]
+            for r in found:
+                got = r["hits"][target]
+                row.append("not reached" if None in got else "{:.0f} [{:.0f}, {:.0f}]".format(*geometric(got)))
+            rows.append([*row, hits_slope(found, target), hits_slope(found, target, T0)])
+        return table(["ε", *(f"N = {r['agents']}" for r in found), "slope of T", "slope of T + t0"], rows)
+
+    return made
+
+
+def constant(results: Results) -> list[str]:
+    """What the prediction wants level: N (1 + T/t0) at the smallest distance."""
+    found = sizes(results, "speedup")
+    finest = list(found[0]["hits"])[-1]
+    values = ", ".join(f"{r['agents'] * (1 + geometric(r['hits'][finest])[0] / T0):.0f}" for r in found)
+    return [f"{values} for N = {', '.join(str(r['agents']) for r in found)}"]
+
+
+def slopes(results: Results) -> list[str]:
+    """Squares against N at one T, and against T at one N."""
+
+    def squares(r: Record, name: str, at: list[int]) -> np.ndarray:
+        """[marks, seeds]."""
+        values: np.ndarray = np.array(r[name], float).T[at] ** 2
+        return values
+
+    found, rows, names = sizes(results, "speedup"), [], ("distance", "error")
+    agents = [r["agents"] for r in found]
+    for place, at in enumerate(found[-1]["at"]):
+        if at >= EARLY:
+            stacks = [np.stack([squares(r, name, [place])[0] for r in found]) for name in names]
+            rows.append([f"T = {at}, N = {agents[0]} ... {agents[-1]}", *(slope(agents, stack) for stack in stacks)])
+    for r in found:
+        late = [i for i, t in enumerate(r["at"]) if t >= EARLY]
+        along = f"N = {r['agents']}, T = {r['at'][late[0]]} ... {r['at'][late[-1]]}"
+        rows.append([along, *(slope([r["at"][i] for i in late], squares(r, name, late)) for name in names)])
+    return table(["along", "squared subspace distance", "squared value error"], rows)
+
+
+def regimes(results: Results) -> list[str]:
+    rows = []
+    for name, values in (("t0", (1000.0, 10_000.0)), ("alpha0", (0.2,))):
+        for value in values:
+            found = sizes(results, "regime", **{name: value})
+            arrived = [[hit for hit in r["hits"]["0.06"] if hit] for r in found]
+            whole = [len(hits) == len(r["seeds"]) for hits, r in zip(arrived, found, strict=True)]
+            means = [f"{geometric(hits)[0]:.0f}" if all_ else "–" for hits, all_ in zip(arrived, whole, strict=True)]
+            targets = [hits_slope(found, target) for target in ("0.1", "0.06", "0.04")]
+            rows.append([f"{name} = {value:g}", " ".join(means), *targets])
+    return table(["changed", "rounds to 0.06, N = 2 ... 64", "slope at 0.1", "slope at 0.06", "slope at 0.04"], rows)
+
+
+def first(results: Results) -> list[str]:
+    rows = []
+    found = sizes(results, "first")
+    for r in found:
+        errors = [interval(column) for column in zip(*r["error"], strict=True)]
+        angle = "–" if r["sharing"] == "nothing" else interval([row[-1] for row in r["distance"]])
+        rows.append([r["agents"], METHODS["v"][r["sharing"]], *errors, angle])
+    at = found[0]["at"]
+    return table(["N", "method", *(f"T = {t}" for t in at), f"distance at T = {at[-1]}"], rows)
+
+
+def control(results: Results) -> list[str]:
+    rows = []
+    found = results.where(experiment="control")
+    for r in found:
+        columns = [interval(column) for column in zip(*r["error"], strict=True)]
+        last = [interval([row[-1] for row in r[name]]) if name in r.result else "" for name in ("regret", "distance")]
+        last[1] = "–" if r["sharing"] == "nothing" else last[1]
+        rows.append([r["kind"], METHODS[r["kind"][-1]][r["sharing"]], *columns, *last])
+    return table(["task", "method", *(f"error, T = {t}" for t in found[0]["at"]), "regret", "distance"], rows)
+
+
+def minutes(results: Results) -> list[str]:
+    return [f"{sum(r.seconds or 0.0 for r in results) / 60:.0f}"]
+
+
+def banded(groups: Sequence[Sequence[float]], x: Sequence[float], label: str, colour: str) -> Series:
+    middle, low, high = (list(part) for part in zip(*map(geometric, groups), strict=True))
+    return Series(label, x, middle, colour, low, high)
+
+
+def draw_speedup(results: Results, path: Path) -> None:
+    found = sizes(results, "speedup")
+    agents, series = [r["agents"] for r in found], []
+    for colour, target in zip(COLOURS, found[0]["hits"], strict=False):
+        if not any(None in r["hits"][target] for r in found):
+            series.append(banded([r["hits"][target] for r in found], agents, f"distance {target}", colour))
+    guide = [series[-1].y[0] * agents[0] / n for n in agents]
+    with drawing(path) as (axis,):
+        series.append(Series("slope -1", agents, guide, "#999999", dashed=True))
+        lines(axis, series, "Rounds to a fixed subspace distance", "agents N", "rounds", log=True)
+
+
+def draw_distance(results: Results, path: Path) -> None:
+    series = [
+        banded(list(zip(*r["curve"], strict=True)), r["curve_at"], f"N = {r['agents']}", colour)
+        for colour, r in zip(COLOURS, sizes(results, "speedup"), strict=True)
+    ]
+    with drawing(path) as (axis,):
+        lines(axis, series, "Subspace distance over rounds", "rounds T", "sine of largest angle", log=True)
+
+
+TABLES = {
+    "speedup": rounds("speedup"), "confirm": rounds("confirm"), "constant": constant, "slopes": slopes,
+    "regimes": regimes, "first": first, "control": control, "minutes": minutes,
+}  # fmt: skip
+FIGURES = {"speedup.svg": draw_speedup, "distance.svg": draw_distance}

@@ -1,0 +1,91 @@
+"""What a study measures of a cell today is what its tables read: short versions of cells beside committed ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.lab import Cell, Results
+from benchmarks.lab.provenance import RESULTS, ROOT
+from benchmarks.lab.study import find
+from benchmarks.studies import metatrain, synthetic
+
+DATA = ROOT.parent / "shared" / "data"
+SHORT: dict[str, Any] = {"rounds": 4, "eval_every": 2}
+GONE = {"cpu_seconds", "newcomers_cpu_seconds"}  # the runner keeps seconds
+
+
+def short(study: str, name: str, folder: Path, **changed: Any) -> set[str]:
+    """Measure a committed cell with some options changed; gives the names of committed figures that it lacks."""
+    results = Results(RESULTS / study)
+    record, declared = results.records[name], {cell.name: cell for cell in find(study).cells(results)}
+    options = {**(declared[name].options if name in declared else record.config), **changed}
+    found = find(study).measure(Cell(record.axes, options), folder)
+    return set(record.result) - set(found) - GONE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["equilibrium-zero-seed11", "page-resources-seed11"])
+def test_page(name: str, tmp_path: Path) -> None:
+    assert not short("page", name, tmp_path, clients=10, **SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learned-seed11", "fedavg-seed11", "local-seed11"])
+def test_fedpolicy(name: str, tmp_path: Path) -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"no data sets in {DATA}")
+    assert not short("fedpolicy", f"M3-{name}", tmp_path, data=str(DATA), **SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fmnist-delta0.1-equilibrium-seed1", "fmnist-delta0.1-local-seed1"])
+def test_realdata(name: str, tmp_path: Path) -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"no data sets in {DATA}")
+    assert not short("realdata", name, tmp_path, data=str(DATA), **SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["cartpole-dqn-seed21", "cartpole-pfeddqn-rep-seed21", "cartpole-fedpolicy learned-seed21",
+     "tuning-cartpole-dqn-as it is-seed1"],
+)  # fmt: skip
+def test_deep_rl(name: str, tmp_path: Path) -> None:
+    assert not short("deep_rl", name, tmp_path, agents=3, **SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coverage-garnet-T500", "fig4-importance-K20"])
+def test_q(name: str, tmp_path: Path) -> None:
+    assert not short("q", name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["speedup-agents64", "control-planted-q-representation"])
+def test_rep(name: str, tmp_path: Path) -> None:
+    assert not short("rep", name, tmp_path)
+
+
+def test_a_cell_of_q_is_repeated_to_the_digit(tmp_path: Path) -> None:
+    """Nothing of the computation got lost on the way into the laboratory."""
+    record = Results(RESULTS / "q").records["slope-fedsynq-K4-T1000"]
+    assert find("q").measure(Cell(record.axes), tmp_path) == record.result
+
+
+@pytest.mark.slow
+def test_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not short("synthetic", "default-fedavg-seed0", tmp_path / "run", **SHORT)
+    monkeypatch.setattr(synthetic, "TRIALS", 1)
+    assert not short("synthetic", "search-fedavg", tmp_path / "search", rounds=2, eval_every=1, clients=5)
+
+
+@pytest.mark.slow
+def test_metatrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metatrain, "SMALL", (5, 3))
+    [cell] = find("metatrain").cells(Results(tmp_path / "none"))
+    found = find("metatrain").measure(cell, tmp_path / "run")
+    assert set(found) == {"rule", "trained", "coefficients"}
+    assert found["rule"] == found["trained"]  # no coefficients yet: the rule itself
+    assert len(found["coefficients"]) == metatrain.SIZE
