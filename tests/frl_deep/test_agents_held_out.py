@@ -34,9 +34,9 @@ def test_members_and_newcomers_part_the_agents(task):
     members = hold_out(whole, 0.4, 3)
     assert (members.clients, members.newcomers.clients) == (3, 2)
     if task == "cartpole":
-        lengths = np.concatenate([members.world.lengths, members.newcomers.world.lengths])[:, 0]
-        assert sorted(lengths) == sorted(whole.world.lengths[:, 0])
-        assert members.config.numbers == pytest.approx((members.world.lengths[:, 0] - 0.1) / 0.8)
+        lengths = np.concatenate([members.world.bodies.length, members.newcomers.world.bodies.length])[:, 0]
+        assert sorted(lengths) == sorted(whole.world.bodies.length[:, 0])
+        assert members.config.numbers == pytest.approx((members.world.bodies.length[:, 0] - 0.1) / 0.8)
     else:
         there = [
             make.keywords["sutton_barto_reward"] for part in (members, members.newcomers) for make in part.world.make
@@ -88,7 +88,7 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
         return params, kept
 
     monkeypatch.setattr(newcomers.learner, "train", watched)
-    newcomers.returns_of_newcomers(task, find_method(name)(), task.init_params(1), 3)
+    newcomers.returns_of_newcomers(task, task.newcomers, find_method(name)(), task.init_params(1), 3)
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
     for part in task.blocks["backbone"]:
         assert torch.equal(before[part], after[part])

@@ -2,6 +2,7 @@
 
 import json
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -9,7 +10,6 @@ import torch
 from equipoise.cli import main
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.gym_world import GymWorld
-from equipoise.frl.deep.physics import CartPole
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
 from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate
@@ -29,14 +29,18 @@ SMALL = {
 
 
 def test_steps_are_those_of_the_environment_itself():
-    physics = CartPole()
+    def twin(length):
+        env = gymnasium.make("CartPole-v1")
+        env.unwrapped.length = length
+        return env
+
     lengths = (0.2, 0.8)
-    world = GymWorld([lambda length=length: physics.twin(length) for length in lengths], 0, 500)
+    world = GymWorld([lambda length=length: twin(length) for length in lengths], 0, 500)
     assert (world.observations, world.actions, world.limit) == (4, 2, 500)
     rng = np.random.default_rng(0)
     draws = rng.random((2, 3, 1))
     play = world.begin(torch.arange(2), draws)
-    twins = [[physics.twin(length) for _ in range(3)] for length in lengths]
+    twins = [[twin(length) for _ in range(3)] for length in lengths]
     seen = np.stack([[twins[k][e].reset(seed=int(draws[k, e, 0] * 2**31))[0] for e in range(3)] for k in range(2)])
     ended = 0
     for _ in range(80):

@@ -201,7 +201,7 @@ def test_the_command_line(task, tmp_path, capsys):
         ({"parallel": 0}, "parallel is 0"),
         ({"discount": 1.0}, "discount is 1.0"),
         ({"last_epsilon": 1.5}, "last_epsilon"),
-        ({"target_rate": 0.0}, "target_rate"),
+        ({"target_rate": 1.5}, "target_rate"),
         ({"capacity": 10}, "capacity is 10"),
         ({"u": "0.1,0.2"}, "2 numbers for 3 agents"),
         ({"u": "0.1,0.2,1.5"}, "strictly between 0 and 1"),

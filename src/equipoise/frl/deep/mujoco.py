@@ -13,7 +13,6 @@ from typing import Any
 
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.gym_world import GymWorld
 from equipoise.frl.deep.task import AgentConfig, AgentTask
 
@@ -67,5 +66,4 @@ def mujoco_task(body: Body, config: AgentConfig, training: Training, seed: int) 
     if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("gymnasium") is None:
         raise UsageError(f"task '{body.name}' needs MuJoCo: pip install 'equipoise[mujoco]'")
     world = GymWorld([partial(make, body, float(u)) for u in config.numbers], 0.0, body.best)
-    net = ActorCritic(world.observations, config.width, world.actions)
-    return AgentTask(body.name, world, config, "mlp", training, seed, net=net)
+    return AgentTask(body.name, world, config, "mlp", training, seed)

@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise.contract import Tree
 from equipoise.core import random, streams
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Floats
+from equipoise.frl.deep.traits import Floats
 from equipoise.frl.deep.worlds import World
 
 SPLITS = ("test", "val", "public")
