@@ -173,12 +173,12 @@ def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
     whole = run(settings, tmp_path / "whole")
 
     def stop(log):
-        if log["round"] == 3:
+        if log.round == 3:
             raise Interrupted
 
     with pytest.raises(Interrupted):
         run(Settings.of({**settings.flat, "checkpoint_every": 2}), tmp_path / "cut", watch=stop)
-    assert resume_run(tmp_path / "cut")["trained"] == whole["trained"]
+    assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
 def test_legs_are_edited_and_nothing_else():
