@@ -11,6 +11,7 @@ from equipoise.cli import main
 from equipoise.contract import Fit, Train, When
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
+from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
 from equipoise.settings.config import Settings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
@@ -76,12 +77,12 @@ def test_what_travels():
     net = built("dqn")[1].net
     whole, body = 8 * net.size, 8 * net.border
     travels = {name: done(name, 1).logs[0].bytes for name in METHODS}
-    assert travels["dqn"] == {"up": 0, "down": 0}
-    assert travels["dqnavg"] == {"up": 3 * whole, "down": 3 * whole}
-    assert travels["pfeddqn-rep"] == {"up": 3 * body, "down": 3 * body}
+    assert travels["dqn"] == Bytes(0, 0)
+    assert travels["dqnavg"] == Bytes(3 * whole, 3 * whole)
+    assert travels["pfeddqn-rep"] == Bytes(3 * body, 3 * body)
     embedded = built("perdqnavg")[1].net
     assert embedded.embedding == 2  # ceil(log2 3)
-    assert travels["perdqnavg"]["up"] == 3 * 8 * (embedded.size - 2)
+    assert travels["perdqnavg"].up == 3 * 8 * (embedded.size - 2)
 
 
 @pytest.mark.parametrize(("ours", "plain"), [("dqn", "local"), ("dqnavg", "fedavg")])
@@ -252,3 +253,22 @@ def test_a_stack_of_agents_learns_to_balance():
     before = end.task.evaluate_server({name: value[None] for name, value in end.initial.items()}, "test")["return"]
     assert float(before) < 60
     assert end.logs[-1].trained["return"] > 150
+
+
+def test_embeddings_start_at_each_agents_own_draw_and_stay_its_own():
+    end = done("perdqnavg", 1)
+    starts = end.store.local["e"]
+    assert len({tuple(row.tolist()) for row in starts}) == 3
+    assert float((starts[0] - starts[1]).abs().max()) > 0.05  # one round does not move them so far apart
+    later = done("perdqnavg", 2).store.local["e"]
+    assert float((later - starts).abs().max()) < 0.5  # they are not drawn again
+
+
+def test_a_net_of_nan_is_the_worst_policy():
+    _, task = built("dqn")
+    one = task.init_params(0)
+    stack = {name: value.expand(3, *value.shape).clone() for name, value in one.items()}
+    stack["b3"][1, 0] = torch.nan
+    found = task.evaluate_stack(torch.arange(3), stack, "test")["return"]
+    assert found.isfinite().tolist() == [True, False, True]
+    assert found[1] == -torch.inf

@@ -68,7 +68,14 @@ def _run(arguments: list[str]) -> int:
         chosen["quiet"],
         Tracking(chosen["log"], out, done),
         done,
-        lambda watch: run(settings, out, resume=chosen["resume"], overwrite=chosen["overwrite"], watch=watch),
+        lambda watch: run(
+            settings,
+            out,
+            resume=chosen["resume"],
+            overwrite=chosen["overwrite"],
+            watch=watch,
+            tell=_tell(chosen["quiet"]),
+        ),
     )
 
 
@@ -85,7 +92,9 @@ def _resume(arguments: list[str]) -> int:
     settings = Settings.of(read_config(Folder(out).config))
     done = len(Folder(out).records())
     tracking = Tracking(chosen.log, out, done)
-    return _finish(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch))
+    return _finish(
+        out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch, tell=_tell(chosen.quiet))
+    )
 
 
 def _certify(arguments: list[str]) -> int:
@@ -150,6 +159,11 @@ def _export(arguments: list[str]) -> int:
     file, gap = export(Path(chosen.folder), chosen.client, chosen.format, out)
     print(f"{file}: predictions agree with the original (logits differ by {gap:.1g} at most)")
     return 0
+
+
+def _tell(quiet: bool) -> Callable[[str], None]:
+    """Remarks go beside the results, to standard error."""
+    return (lambda remark: None) if quiet else (lambda remark: print(f"note: {remark}", file=sys.stderr))
 
 
 def _finish(out: Path, settings: Settings, quiet: bool, tracking: Tracking, done: int, go: Any) -> int:

@@ -34,6 +34,8 @@ from equipoise.settings.files import read_config
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], None]
 """Called after each round with its record."""
+Tell = Callable[[str], None]
+"""Called with each remark before the first round."""
 
 
 class Interrupted(Exception):
@@ -48,6 +50,7 @@ def run(
     overwrite: bool = False,
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
+    tell: Tell | None = None,
 ) -> Summary:
     """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
 
@@ -62,16 +65,19 @@ def run(
     if exists and resume:
         if Settings.of(read_config(folder.config)).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor)
+        return resume_run(folder.path, watch, make_executor, tell)
     task = build_task(settings)
     if exists:
         folder.clear()
     folder.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
+    _remark(task, tell)
     return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
-def resume_run(path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None) -> Summary:
+def resume_run(
+    path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None, tell: Tell | None = None
+) -> Summary:
     """Go on where a run stopped; a finished one just gives its summary."""
     folder = Folder(Path(path))
     folder.demand()
@@ -79,7 +85,9 @@ def resume_run(path: Path | str, watch: Watch | None = None, make_executor: Make
     if folder.summary.exists():
         return folder.read_summary()
     folder.checkpoint.parent.mkdir(exist_ok=True)
-    running = _Running(settings, build_task(settings), folder, make_executor)
+    task = build_task(settings)
+    _remark(task, tell)
+    running = _Running(settings, task, folder, make_executor)
     if folder.checkpoint.exists():
         running.restore()
     return running.to_the_end(watch)
@@ -100,6 +108,12 @@ def build_task(settings: Settings) -> Task:
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     return task
+
+
+def _remark(task: Task, tell: Tell | None) -> None:
+    if tell is not None:
+        for remark in task.remarks():
+            tell(remark)
 
 
 def _check_rounds(settings: Settings, task: Task) -> None:

@@ -75,6 +75,7 @@ class GymWorld(World):
         one = make[0]()
         seen, acts, spec = one.observation_space, one.action_space, one.spec
         self.state_size = simulators.state_size(one)
+        self.forgets = not self.state_size
         one.close()
         if not isinstance(seen, spaces.Box) or len(seen.shape) != 1:
             raise UsageError(f"the environment shows {seen}: only vectors of numbers can be learned from here")

@@ -16,7 +16,10 @@ SPLITS = ("test", "val", "public")
 
 
 def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episodes: int, seed: int) -> Floats:
-    """``[K, episodes]``: undiscounted returns of each agent's net in its own environment."""
+    """``[K, episodes]``: undiscounted returns of each agent's net in its own environment.
+
+    A net with parameters that are no numbers has no policy, though its argmax has a place: its return is the worst.
+    """
     draws = random.uniform(
         random.keys(seed, ids.numpy(), 0, streams.EPISODES[SPLITS.index(split)]), episodes * world.resets
     )
@@ -31,4 +34,6 @@ def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episo
         alive &= ~(moved.terminated | moved.truncated)
         if not alive.any():
             break
+    broken = torch.stack([~value.flatten(1).isfinite().all(1) for value in params.values()]).any(0)
+    total[broken.numpy()] = -np.inf
     return total

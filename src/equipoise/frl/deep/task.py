@@ -156,6 +156,20 @@ class AgentTask(Agents):
                 f"choose {', '.join(ALLOWED)}"
             )
 
+    def remarks(self) -> tuple[str, ...]:
+        steps, found = self.training.epochs, []
+        if steps < self.world.limit:
+            found.append(
+                f"a round has {steps} steps and an episode may have {self.world.limit}: episodes go on across rounds, "
+                "under the net of the round"
+            )
+        if self.world.forgets:
+            found.append(
+                "this simulator does not hand over its state: a resumed run is not the same to the bit, its episodes "
+                "start anew"
+            )
+        return tuple(found)
+
     def check(self) -> None:
         self.config.numbers  # noqa: B018 (refuses bad ones)
 

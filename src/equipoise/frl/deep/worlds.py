@@ -50,6 +50,8 @@ class World(ABC):
     observations: int
     actions: int
     continuous: bool = False
+    forgets: bool = False
+    """Whether episodes are lost with the process: their state cannot be kept."""
     resets: int
     """Uniform numbers that an episode starts from."""
     limit: int
