@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     commands = {
         **{"run": _run, "compare": _compare, "tune": _tune, "resume": _resume, "report": _report},
-        **{"watch": _watch, "export": _export},
+        **{"watch": _watch, "export": _export, "play": _play},
         **{"certify": _certify, "flower": _flower, "data": _data, "list": _list},
     }
     parser = Parser("equipoise", description=__import__("equipoise").__doc__, allow_abbrev=False)
@@ -158,6 +158,21 @@ def _export(arguments: list[str]) -> int:
     out = _output_file(chosen.out) if chosen.out else None
     file, gap = export(Path(chosen.folder), chosen.client, chosen.format, out)
     print(f"{file}: predictions agree with the original (logits differ by {gap:.1g} at most)")
+    return 0
+
+
+def _play(arguments: list[str]) -> int:
+    parser = Parser("equipoise play", description="An episode of an agent of a finished run.", allow_abbrev=False)
+    parser.add_argument("folder", help="the run's folder")
+    parser.add_argument("--agent", type=int, default=0, help="whose net and environment (default: 0)")
+    parser.add_argument("--episode", type=int, default=0, help="which of its scored episodes (default: 0)")
+    parser.add_argument("--video", help="film it into this file: .gif, or .mp4 where ffmpeg is installed")
+    chosen = parser.parse(arguments)
+    from equipoise.runs.play import play
+
+    video = Path(chosen.video) if chosen.video else None
+    total = play(Path(chosen.folder), chosen.agent, chosen.episode, video)
+    print(f"agent {chosen.agent}, episode {chosen.episode}: return {total:g}{f'; {video}' if video else ''}")
     return 0
 
 

@@ -49,7 +49,7 @@ def edited(xml: str, legs: tuple[str, ...], u: float) -> str:
     return xml
 
 
-def make(body: Body, u: float) -> Any:
+def make(body: Body, u: float, **more: Any) -> Any:
     """The environment of an agent. MuJoCo reads models from files, which it needs only while it starts."""
     import gymnasium
     from gymnasium.envs import mujoco as models
@@ -59,7 +59,7 @@ def make(body: Body, u: float) -> Any:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         file = Path(folder) / body.asset
         file.write_text(xml)
-        return gymnasium.make(body.env_id, xml_file=str(file))
+        return gymnasium.make(body.env_id, xml_file=str(file), **more)
 
 
 def mujoco_task(body: Body, config: AgentConfig, training: Training, seed: int) -> AgentTask:

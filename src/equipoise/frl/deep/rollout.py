@@ -15,15 +15,18 @@ from equipoise.frl.deep.worlds import World
 SPLITS = ("test", "val", "public")
 
 
+def starts(world: World, ids: Tensor, split: str, episodes: int, seed: int) -> Floats:
+    """What a split's episodes start from, ``[K, episodes, resets]``: the first ones do not depend on their number."""
+    keys = random.keys(seed, ids.numpy(), 0, streams.EPISODES[SPLITS.index(split)])
+    return random.uniform(keys, episodes * world.resets).reshape(len(ids), episodes, world.resets)
+
+
 def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episodes: int, seed: int) -> Floats:
     """``[K, episodes]``: undiscounted returns of each agent's net in its own environment.
 
     A net with parameters that are no numbers has no policy, though its argmax has a place: its return is the worst.
     """
-    draws = random.uniform(
-        random.keys(seed, ids.numpy(), 0, streams.EPISODES[SPLITS.index(split)]), episodes * world.resets
-    )
-    draws = draws.reshape(len(ids), episodes, world.resets)
+    draws = starts(world, ids, split, episodes, seed)
     play = world.begin(ids, draws)
     total, alive = np.zeros(draws.shape[:2]), np.ones(draws.shape[:2], bool)
     dtype = params["w1"].dtype
