@@ -19,7 +19,7 @@ SEEDS = range(500, 520)
 EVALUATIONS = 5
 MARKS = (1000, 5000)  # environment steps of a newcomer after which it is judged
 UNSEEN = (0.03, 0.22, 0.43, 0.62, 0.84, 0.97)  # of newcomers; the agents' own are evenly spread
-COMMON: dict[str, Any] = {"episodes": 5, "executor": "stacked", "checkpoint_every": 10**6}
+COMMON: dict[str, Any] = {"episodes": 5, "width": 64, "executor": "stacked", "checkpoint_every": 10**6}
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"rounds": 40, "epochs": 50, "agents": 10},
     "acrobot": {"rounds": 50, "epochs": 50, "agents": 10},
@@ -51,8 +51,16 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
 
 
 def cells(results: Results) -> list[Cell]:
-    """A seed of everything before the next seed of anything."""
-    return grid(options, seed=SEEDS, task=TASKS, kind=page.WHAT, method=VARIANTS)
+    """A few seeds of everything, task by task, before more of anything; a seed of all kinds and methods together."""
+    found = grid(options, seed=SEEDS, task=TASKS, kind=page.WHAT, method=VARIANTS)
+    first = {"cartpole": 5, "acrobot": 3, "pendulum": 2}
+    tasks = list(TASKS)
+
+    def turn(cell: Cell) -> tuple[bool, int, int]:
+        task, number = cell.axes["task"], cell.axes["seed"] - SEEDS[0]
+        return number >= first[task], tasks.index(task), number
+
+    return sorted(found, key=turn)
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:

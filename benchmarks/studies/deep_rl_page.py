@@ -27,7 +27,7 @@ TROUBLES: dict[str, dict[str, Any]] = {
     "30 % absent": {"participation": 0.7},
     "half of them 5 rounds late": {"delay": 5, "late": 0.5},
 }
-SIDE = ("dqn", "dqnavg", "pfeddqn-rep", "head shared")
+SIDE: tuple[str, ...] = ("dqn", "dqnavg", "pfeddqn-rep", "head shared")
 SIDE += tuple(f"{name}, {words}" for name in ("dqnavg", "pfeddqn-rep") for words in TROUBLES)
 RESAMPLES = 4000
 

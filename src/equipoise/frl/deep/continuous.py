@@ -138,7 +138,8 @@ class SoftActorCritic(Learner):
 
 
 def _normal(draws: Floats) -> Tensor:
-    return torch.special.ndtri(torch.from_numpy(draws.clip(1e-12, 1 - 1e-12)))
+    found: Tensor = torch.special.ndtri(torch.from_numpy(draws.clip(1e-12, 1 - 1e-12)))
+    return found
 
 
 LEARNERS[ActorCritic] = SoftActorCritic

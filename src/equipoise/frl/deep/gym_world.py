@@ -45,7 +45,7 @@ def keyword_arguments(text: str, agents: int) -> list[dict[str, Any]]:
     return each
 
 
-def makers(env_id: str, arguments: Sequence[dict[str, Any]]) -> list[Callable[[], Any]]:
+def makers(env_id: str, arguments: Sequence[dict[str, Any]]) -> list[Callable[..., Any]]:
     """How to make each agent's environment; each is made at once, so that a mistake is seen before any work."""
     if importlib.util.find_spec("gymnasium") is None:
         raise UsageError("this task needs Gymnasium: pip install 'equipoise[rl]'")
@@ -67,7 +67,7 @@ class GymWorld(World):
     resets = 1
 
     def __init__(
-        self, make: Sequence[Callable[[], Any]], lowest: float, highest: float, senses: Senses | None = None
+        self, make: Sequence[Callable[..., Any]], lowest: float, highest: float, senses: Senses | None = None
     ) -> None:
         from gymnasium import spaces
 

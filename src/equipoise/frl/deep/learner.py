@@ -178,8 +178,8 @@ class Learner:
         """A cut episode could have gone on, so only one that ended by itself has no future."""
         new, o = self.new.numpy(), before.shape[-1]
         new[..., :o], new[..., o : 2 * o] = before, moved.following
-        reward = moved.reward * (1.0 - self.settings.discount)
-        future = self.settings.discount * ~moved.terminated
+        reward: Floats = moved.reward * (1.0 - self.settings.discount)
+        future: Floats = self.settings.discount * (~moved.terminated).astype(np.float64)
         new[..., 2 * o], new[..., 2 * o + 1] = reward, future
         new[..., 2 * o + 2 :] = action.reshape(*moved.reward.shape, -1)
         self.rows.index_copy_(0, self.places[step], self.new.view(-1, new.shape[-1]))

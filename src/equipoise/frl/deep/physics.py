@@ -160,7 +160,8 @@ class Pendulum(Physics):
         return 0.5 + u
 
     def start(self, draws: Floats) -> Floats:
-        return (2.0 * draws - 1.0) * np.array([math.pi, 1.0])
+        first: Floats = (2.0 * draws - 1.0) * np.array([math.pi, 1.0])
+        return first
 
     def observe(self, state: Floats) -> npt.NDArray[np.float32]:
         angle, speed = state[..., 0], state[..., 1]

@@ -58,8 +58,7 @@ def save(env: Any) -> Floats:
         return np.asarray(body.save_state(), np.float64)
     if kind == "classic":
         return np.asarray(body.state, np.float64)
-    import mujoco
-
+    mujoco: Any = importlib.import_module("mujoco")
     state = np.empty(mujoco.mj_stateSize(body.model, mujoco.mjtState.mjSTATE_INTEGRATION))
     mujoco.mj_getState(body.model, body.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
     return state
@@ -73,8 +72,7 @@ def load(env: Any, state: Floats) -> None:
     elif kind == "classic":
         body.state = np.asarray(state, np.asarray(body.state).dtype)
     else:
-        import mujoco
-
+        mujoco: Any = importlib.import_module("mujoco")
         what = mujoco.mjtState.mjSTATE_INTEGRATION
         mujoco.mj_setState(body.model, body.data, state, what)
         mujoco.mj_forward(body.model, body.data)  # what follows from it, such as contacts
