@@ -1,15 +1,11 @@
 """An environment of one's own, each agent with its own version: heaters that keep rooms at the wanted temperature.
 
-python examples/own_environment.py [FOLDER] [ROUNDS]
-The same on the command line:
+python examples/own_environment.py [FOLDER] [ROUNDS], or with these options on the command line:
 equipoise run --task gym --env-id examples/own_environment.py:Heater --agents 2 --env-kwargs '[{"wanted": 19}, {}]'
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,8 +14,10 @@ import numpy.typing as npt
 from equipoise.runs.running import run
 from equipoise.settings.config import Settings
 
+Seen = npt.NDArray[np.float32]
 
-class Heater(gymnasium.Env[npt.NDArray[np.float32], int]):
+
+class Heater(gymnasium.Env[Seen, np.int64]):
     """A room that cools towards 10 degrees; action 1 heats. Every step costs the distance from what is wanted."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -28,17 +26,17 @@ class Heater(gymnasium.Env[npt.NDArray[np.float32], int]):
     def __init__(self, wanted: float = 21.0) -> None:
         self.wanted, self.degrees, self.steps = wanted, 15.0, 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Seen, dict[str, object]]:
         super().reset(seed=seed)
         self.degrees, self.steps = float(self.np_random.uniform(12.0, 28.0)), 0
         return self._seen(), {}
 
-    def step(self, action: int) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[Seen, float, bool, bool, dict[str, object]]:
         self.degrees += 0.1 * (10.0 - self.degrees) + (2.0 if action == 1 else 0.0)
         self.steps += 1
         return self._seen(), -abs(self.degrees - self.wanted), False, self.steps >= 50, {}
 
-    def _seen(self) -> npt.NDArray[np.float32]:  # about 1 in size, for nets learn best from that
+    def _seen(self) -> Seen:  # about 1 in size, for nets learn best from that
         return np.array([(self.degrees - 20.0) / 5.0], np.float32)
 
     def save_state(self) -> list[float]:  # these two are optional: with them a resumed run is the same to the bit
