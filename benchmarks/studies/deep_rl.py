@@ -51,14 +51,15 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
 
 
 def cells(results: Results) -> list[Cell]:
-    """A few seeds of everything, task by task, before more of anything; a seed of all kinds and methods together."""
+    """A few seeds of everything before more of anything: tasks and kinds one after the other, a seed at a time."""
     found = grid(options, seed=SEEDS, task=TASKS, kind=page.WHAT, method=VARIANTS)
     first = {"cartpole": 5, "acrobot": 3, "pendulum": 2}
-    tasks = list(TASKS)
+    tasks, kinds = list(TASKS), ("reversed", "length", "goal", "sensors")
 
-    def turn(cell: Cell) -> tuple[bool, int, int]:
+    def turn(cell: Cell) -> tuple[bool, int, bool, int, int]:
         task, number = cell.axes["task"], cell.axes["seed"] - SEEDS[0]
-        return number >= first[task], tasks.index(task), number
+        side = cell.axes["method"] not in page.MAIN
+        return number >= first[task], tasks.index(task), side, kinds.index(cell.axes["kind"]), number
 
     return sorted(found, key=turn)
 
