@@ -30,9 +30,9 @@ def main(out: str = "runs/example-compare", rounds: str = "40") -> None:
             )
             for seed in range(SEEDS)
         ]
-        personal = 100 * fmean(s["personal"]["acc"] for s in summaries)
-        worst = 100 * fmean(s["personal"]["p10"] for s in summaries)
-        provider = [s["global"]["acc"] for s in summaries if s["global"]]  # Local has no global model
+        personal = 100 * fmean(s.personal.acc for s in summaries)
+        worst = 100 * fmean(s.personal.p10 for s in summaries)
+        provider = [s.global_.acc for s in summaries if s.global_]  # Local has no global model
         written = f"{100 * fmean(provider):6.1f} %" if provider else "—"
         print(f"{method:10} {written:>8} {personal:7.1f} % {worst:11.1f} %")
     print("report:", html.write([Path(out)], Path(out) / "report.html"))

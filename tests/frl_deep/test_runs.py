@@ -11,6 +11,7 @@ from equipoise.cli import main
 from equipoise.contract import Fit, Train, When
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
+from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
 from equipoise.settings.config import Settings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
@@ -76,12 +77,12 @@ def test_what_travels():
     net = built("dqn")[1].net
     whole, body = 8 * net.size, 8 * net.border
     travels = {name: done(name, 1).logs[0].bytes for name in METHODS}
-    assert travels["dqn"] == {"up": 0, "down": 0}
-    assert travels["dqnavg"] == {"up": 3 * whole, "down": 3 * whole}
-    assert travels["pfeddqn-rep"] == {"up": 3 * body, "down": 3 * body}
+    assert travels["dqn"] == Bytes(0, 0)
+    assert travels["dqnavg"] == Bytes(3 * whole, 3 * whole)
+    assert travels["pfeddqn-rep"] == Bytes(3 * body, 3 * body)
     embedded = built("perdqnavg")[1].net
     assert embedded.embedding == 2  # ceil(log2 3)
-    assert travels["perdqnavg"]["up"] == 3 * 8 * (embedded.size - 2)
+    assert travels["perdqnavg"].up == 3 * 8 * (embedded.size - 2)
 
 
 @pytest.mark.parametrize(("ours", "plain"), [("dqn", "local"), ("dqnavg", "fedavg")])
