@@ -96,7 +96,7 @@ class Simulation:
             down, server.state = method.give(server, tensor_ids)
             replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
             reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            finite = _finite(reply and (reply.up, reply.held), len(here))
+            finite = _finite((reply.up, reply.held) if reply else (), len(here))
             enough = int(finite.sum()) >= self.executor.fewest
             taken = finite & enough
             spent = self._bill(ids, replies, down)
