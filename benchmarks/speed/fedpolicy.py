@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import fsum
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def main() -> None:
         "seconds_a_round": round(whole / rounds, 4),
         "policy_seconds_a_round": round(clock.spent / rounds, 4),
         "policy_share_of_time": round(clock.spent / whole, 4),
-        "probes_a_client": sum(log.notes["probes"] for log in logs) / task.clients,
+        "probes_a_client": fsum(log.notes["probes"] for log in logs) / task.clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
     }
