@@ -166,6 +166,7 @@ def main() -> None:
         seconds = time.process_time() - began
         if t < WARMUP + 1:
             continue
+        assert log.decisions is not None
         stacked.append(seconds)
         shares.append(inside["agents"] / seconds)
         plain.append(plain_round(task, settings.training, start, log.decisions, agents, server))
