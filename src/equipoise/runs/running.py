@@ -29,11 +29,11 @@ from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_in, settings_like
 
 LABELLED = 1000  # clients up to this number have their classes counted
-Watch = Callable[[RoundRecord], None]
-"""Called after each round with its record."""
+Watch = Callable[[RoundRecord], str | None]
+"""Called after each round with its record; gives a reason to stop the run, or ``None``."""
 
 
 class Interrupted(Exception):
@@ -60,9 +60,9 @@ def run(
     if exists and not folder.config.is_file():
         raise UsageError(f"'{out}' is not a run folder (it has no config.json): choose another --out")
     if exists and resume:
-        if Settings.of(read_config(folder.config)).flat != settings.flat:
+        if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor)
+        return resume_run(folder.path, watch, make_executor, settings)
     task = build_task(settings)
     if exists:
         folder.clear()
@@ -71,11 +71,19 @@ def run(
     return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
-def resume_run(path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None) -> Summary:
-    """Go on where a run stopped; a finished one just gives its summary."""
+def resume_run(
+    path: Path | str,
+    watch: Watch | None = None,
+    make_executor: MakeExecutor | None = None,
+    settings: Settings | None = None,
+) -> Summary:
+    """Go on where a run stopped; a finished one just gives its summary.
+
+    ``settings``: those of the folder, where its method or task was made in Python.
+    """
     folder = Folder(Path(path))
     folder.demand()
-    settings = Settings.of(read_config(folder.config))
+    settings = settings or settings_in(folder.config)
     if folder.summary.exists():
         return folder.read_summary()
     folder.checkpoint.parent.mkdir(exist_ok=True)
@@ -176,9 +184,7 @@ class _Running:
         self.folder.write_rounds(self.records)
         with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
             while not self._finished():
-                record = self._round(file)
-                if watch:
-                    watch(record)
+                self._round(file, watch)
                 if asked():
                     self._save()
                     raise Interrupted
@@ -188,7 +194,7 @@ class _Running:
         self.folder.write_summary(summary)
         return summary
 
-    def _round(self, file: TextIO) -> RoundRecord:
+    def _round(self, file: TextIO, watch: Watch | None) -> None:
         record = self.simulation.round()
         score = validation_score(record, self.task.headline, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
@@ -198,11 +204,12 @@ class _Running:
             since = sum(earlier.evaluated for earlier in [*self.records, record] if earlier.round > self.best[1])
             if since >= patience:
                 record = replace(record, stop=f"no better validation score in {patience} evaluations")
+        if watch and (reason := watch(record)):
+            record = replace(record, stop=record.stop or reason)
         self.records.append(record)
         append_round(file, record)
         if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
             self._save()
-        return record
 
     def _finished(self) -> bool:
         if not self.records:
