@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from equipoise.contract import Method, Task
 from equipoise.core.trees import Tree
+from equipoise.records.codec import encode
 from equipoise.runs.running import build_task
 from equipoise.runs.running import run as run_settings
 from equipoise.runtime.round import Schedule, Simulation
@@ -73,7 +74,8 @@ def one_round_from(start: Tree, options: Mapping[str, Any]) -> dict[str, Any]:
     schedule = Schedule(1, settings.run.seed, 1.0, "stacked", 1, True)
     simulation = Simulation(settings.method, build_task(settings), settings.training, schedule)
     simulation.initial = start
-    return dict(simulation.round())
+    log: dict[str, Any] = encode(simulation.round())
+    return log
 
 
 def percent(score: Mapping[str, Any] | None, digits: int = 2, of: str = "acc") -> float | None:
