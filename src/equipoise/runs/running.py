@@ -184,7 +184,9 @@ class _Running:
         self.folder.write_rounds(self.records)
         with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
             while not self._finished():
-                self._round(file, watch)
+                record = self._round(file)
+                if watch and (reason := watch(record)):
+                    self._stop(reason)
                 if asked():
                     self._save()
                     raise Interrupted
@@ -194,7 +196,7 @@ class _Running:
         self.folder.write_summary(summary)
         return summary
 
-    def _round(self, file: TextIO, watch: Watch | None) -> None:
+    def _round(self, file: TextIO) -> RoundRecord:
         record = self.simulation.round()
         score = validation_score(record, self.task.headline, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
@@ -204,12 +206,17 @@ class _Running:
             since = sum(earlier.evaluated for earlier in [*self.records, record] if earlier.round > self.best[1])
             if since >= patience:
                 record = replace(record, stop=f"no better validation score in {patience} evaluations")
-        if watch and (reason := watch(record)):
-            record = replace(record, stop=record.stop or reason)
         self.records.append(record)
         append_round(file, record)
         if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
             self._save()
+        return record
+
+    def _stop(self, reason: str) -> None:
+        """End with the round that is written already, for a reason that is known only now."""
+        self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
+        self.folder.write_rounds(self.records)
+        self._save()
 
     def _finished(self) -> bool:
         if not self.records:
