@@ -1,7 +1,7 @@
 """Methods, one file each: ``fedavg`` is the class of that name in ``fedavg.py`` (``-`` in a name is ``_`` in its file).
 
 They are found by file name, so a new method is a new file and nothing else. As a namespace this package gives each
-class by its name, ``equipoise.methods.FedProx(mu=0.1)``; the imports below are what editors and type checkers complete from.
+class by its name, ``equipoise.methods.FedProx(mu=0.1)``; editors complete from the imports below.
 """
 
 from __future__ import annotations
