@@ -93,6 +93,14 @@ class RunningClient(Client):
             lambda call: task.evaluate(*call, split), lambda call: task.evaluate_stack(*call, split), (self.id, params)
         )
 
+    def slope(self, params: Tree) -> Tree:
+        task, when = self.task, self._when
+        return primitives.call(
+            lambda t: task.slope(t["id"], t["params"], when),
+            lambda t: task.slope_stack(t["id"], t["params"], when),
+            {"id": self.id, "params": params},
+        )
+
     def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
         task = self.task
         return primitives.call(
