@@ -72,8 +72,8 @@ class Client(ABC):
         """Scores of a model on the client's own data: ``val`` is the only split that a decision may read."""
 
     @abstractmethod
-    def slope(self, params: Tree) -> Tree:
-        """``loss`` and squared gradient norm (``square``) of a model on the first batch of this round's training."""
+    def steepness(self, params: Tree) -> Tensor:
+        """The squared norm of a model's gradient, on the first batch of this round's training."""
 
     @abstractmethod
     def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:

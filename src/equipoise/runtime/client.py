@@ -93,12 +93,10 @@ class RunningClient(Client):
             lambda call: task.evaluate(*call, split), lambda call: task.evaluate_stack(*call, split), (self.id, params)
         )
 
-    def slope(self, params: Tree) -> Tree:
+    def steepness(self, params: Tree) -> Tensor:
         task, when = self.task, self._when
         return primitives.call(
-            lambda t: task.slope(t["id"], t["params"], when),
-            lambda t: task.slope_stack(t["id"], t["params"], when),
-            {"id": self.id, "params": params},
+            lambda call: task.steepness(*call, when), lambda call: task.steepness_stack(*call, when), (self.id, params)
         )
 
     def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:

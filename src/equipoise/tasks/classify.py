@@ -17,7 +17,7 @@ from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
-from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, slope
+from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
 
@@ -182,8 +182,8 @@ class Classify(Supervised):
         logits, y = self.logits(trees.moved(params, self.device), x), y.to(self.device)
         return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
 
-    def slope(self, ids: Tensor, params: Tree, when: When) -> Tree:
-        return _home(slope.slope(self, ids, trees.moved(params, self.device), when))
+    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(Classify.device)
 
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not (self.deep and self.stackable):
@@ -223,10 +223,10 @@ class Classify(Supervised):
         x, y, weight = self.data.split(_numpy(ids), split).padded
         return _score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
 
-    def slope_stack(self, ids: Tensor, params: Tree, when: When) -> Tree:
+    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
         if not self.stackable:
-            return trees.stack([self.slope(ids[k], trees.row(params, k), when) for k in range(len(ids))])
-        return _home(slope.slope_stack(self, ids, trees.moved(params, self.device), when))
+            return torch.stack([self.steepness(ids[k], trees.row(params, k), when) for k in range(len(ids))])
+        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(Classify.device)
 
     def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not self.deep:
