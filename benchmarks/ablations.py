@@ -56,7 +56,8 @@ class NoRestraint(Autopilot):
     name: ClassVar[str] = "no-restraint"
 
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
-        return super().steer(replace(s, state={**s.state, "val": s.state["val"] + NEVER, "own": s.state["own"] + NEVER}), ids, seen)
+        unseen = {name: s.state[name] + NEVER for name in ("val", "own")}
+        return super().steer(replace(s, state={**s.state, **unseen}), ids, seen)
 
 
 @dataclass(frozen=True)

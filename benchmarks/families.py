@@ -1,7 +1,7 @@
 """The federations on which controllers are compared: simulated and natural, small enough for one core.
 
-Every family has the task's own defaults of training; only sizes are reduced. ``scale`` multiplies all inputs, as a user who
-forgets to normalise would.
+Every family has the task's own defaults of training; only sizes are reduced. ``scale`` multiplies all inputs, as for a
+user who forgets to normalise.
 """
 
 from __future__ import annotations

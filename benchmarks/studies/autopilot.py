@@ -10,6 +10,7 @@ from benchmarks import ablations
 from benchmarks.families import FAMILIES, build
 from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import percent
+from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import paired, spread, table
 from equipoise.runtime.round import Schedule, Simulation
 
@@ -53,25 +54,33 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return result | {f"{side}_loss": scores[side].loss for side in SIDES}
 
 
+def common(results: Results, family: str) -> dict[str, list[Record]]:
+    """A family's cells by variant, of the seeds that all variants have that were run at all."""
+    found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
+    found = {variant: kept for variant, kept in found.items() if kept}
+    seeds = [{record["seed"] for record in kept} for kept in found.values()]
+    shared = set.intersection(*seeds) if seeds else set()
+    return {variant: [record for record in kept if record["seed"] in shared] for variant, kept in found.items()}
+
+
 def against_fedavg(results: Results) -> list[str]:
     """Mean accuracies, and the difference to the better FedAvg of each column."""
     rows = []
     for family in FAMILIES:
-        found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
-        seeds = set.intersection(*({r["seed"] for r in cells} for cells in found.values() if cells)) if any(found.values()) else set()
-        if not (seeds and found["autopilot"] and found["fedavg"]):
+        kept = common(results, family)
+        if not (kept.get("autopilot") and kept.get("fedavg") and kept.get("fedavg-8")):
             continue
-        kept = {variant: [r for r in cells if r["seed"] in seeds] for variant, cells in found.items() if cells}
-        row = [family, len(seeds)]
+        row: list[Any] = [family, len(kept["autopilot"])]
         for variant in MAIN:
-            cells = kept.get(variant, [])
-            row.append(" / ".join(spread(r[side] for r in cells) for side in SIDES) if cells else None)
+            both = [spread(record[side] for record in kept.get(variant, [])) for side in SIDES]
+            row.append(" / ".join(both) if variant in kept else None)
         for side in SIDES:
-            better = max(("fedavg", "fedavg-8"), key=lambda v: fmean(r[side] for r in kept[v]) if v in kept else -1.0)
-            row.append(paired(kept["autopilot"], kept[better], side, 2) or f"{kept['autopilot'][0][side] - kept[better][0][side]:+.2f}")
+            level = {variant: fmean(record[side] for record in kept[variant]) for variant in kept}
+            better = max(("fedavg", "fedavg-8"), key=lambda variant: level[variant])
+            ahead = f"{level['autopilot'] - level[better]:+.2f}"
+            row.append(paired(kept["autopilot"], kept[better], side, 2) or ahead)
         rows.append(row)
-    head = ["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"]
-    return table(head, rows)
+    return table(["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"], rows)
 
 
 def losses(results: Results) -> list[str]:

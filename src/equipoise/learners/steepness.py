@@ -42,6 +42,6 @@ def _first_batch(task: Classify, ids: Tensor, when: When) -> tuple[Tensor, Tenso
     plan = batches.plan(key, split.size, torch.ones_like(ids).numpy(), size)
     rows = torch.from_numpy(split.start[:, None] + plan.rows[0])
     counts = torch.full_like(ids, size) if plan.counts is None else torch.from_numpy(plan.counts[0])
-    weight = (torch.arange(size) < counts[:, None]) / counts[:, None]
+    weight = (torch.arange(size) < counts[:, None]) / counts[:, None].double()
     x = split.x[rows.reshape(-1)].view(*rows.shape, *split.x.shape[1:])
     return task.prepare(x), split.y[rows].to(task.device), weight.to(task.device, task.dtype)

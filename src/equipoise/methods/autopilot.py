@@ -21,9 +21,9 @@ PARTS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)  # of local training 
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """Clients: eta = decay .25 (f - f*)/|g|^2 exp(z). Server: p_i ~ n_i sqrt(error_i + .02), v <- m v + sum p_i (w_i - w).
+    """eta = decay(t/T) (f - f*) / (4 |g|^2) exp(z);  p_i ~ n_i (error_i + .02)^k;  v <- m(T) v + sum p_i (w_i - w).
 
-    The rate follows what clients measure; z follows validation loss; m, the decay and the weights know the horizon.
+    The rate follows what clients measure; z follows validation loss; m, k and the decay know the length of the run.
     """
 
     name: ClassVar[str] = "autopilot"
@@ -82,9 +82,9 @@ class Autopilot(Method):
     def server_init(self, task: Task, params: Tree) -> State:
         zero = torch.zeros((), dtype=torch.float64)
         v = {name: torch.zeros_like(w) for name, w in params.items()}
-        losses = {name: torch.full((2,), math.inf, dtype=torch.float64) for name in ("val", "own")}  # the last, the least
+        last_and_least = {name: torch.full((2,), math.inf, dtype=torch.float64) for name in ("val", "own")}
         parts = torch.zeros(len(PARTS), dtype=torch.float64)
-        return {"v": v, "rate": zero, "z": zero, "reached": zero + math.inf, "parts": parts, **losses}
+        return {"v": v, "rate": zero, "z": zero, "reached": zero + math.inf, "parts": parts, **last_and_least}
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         """One rate for all, once it is measured; and the part of training that personal models keep."""
@@ -126,4 +126,6 @@ class Autopilot(Method):
         if too_far["val"]:
             state["z"] = state["z"] - math.log(2)
         s.notes["z"] = state["z"]
-        return state | {name: torch.stack([pooled[name], torch.minimum(state[name][1], pooled[name])]) for name in too_far}
+        for name in too_far:
+            state[name] = torch.stack([pooled[name], torch.minimum(state[name][1], pooled[name])])
+        return state
