@@ -18,7 +18,7 @@ from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
-from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
+from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
 
@@ -233,6 +233,9 @@ class Classify(Supervised):
         logits, y = self.logits(trees.moved(params, self.device), x), y.to(self.device)
         return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
 
+    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(Classify.device)
+
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not (self.deep and self.stackable):
             return super().evaluate_heads(ids, params, heads, split)
@@ -270,6 +273,11 @@ class Classify(Supervised):
             return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
         return _score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
+
+    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        if not self.stackable:
+            return torch.stack([self.steepness(ids[k], trees.row(params, k), when) for k in range(len(ids))])
+        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(Classify.device)
 
     def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not self.deep:
