@@ -30,9 +30,12 @@ def both_customers(axes: Axes) -> None:
     """Global against personal accuracy on Synthetic, methods at their defaults: means and deviations over seeds."""
     found = summaries(Results(RESULTS / "synthetic"), "default")
     scores = {
-        method: [[100 * s[side]["acc"] for s in summaries] for side in ("global", "personal")]
-        for method, summaries in found.items()
-        if all(s["global"] for s in summaries)
+        method: [
+            [100 * score.acc for score in side]
+            for side in zip(*((s.global_, s.personal) for s in found[method]), strict=True)
+        ]
+        for method in found
+        if all(s.global_ for s in found[method])
     }
     means = {method: (fmean(x), fmean(y)) for method, (x, y) in scores.items()}
     best = front(means)

@@ -4,38 +4,25 @@ python examples/compare.py [folder of the result] [rounds]
 """
 
 import sys
-from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-import equipoise
-from equipoise.report.page import html
-
-METHODS: dict[str, dict[str, Any]] = {"fedavg": {}, "scaffold": {}, "ditto": {"lam": 0.1}, "local": {}}
-SEEDS = 2
+import equipoise as eq
 
 
 def main(out: str = "runs/example-compare", rounds: str = "40") -> None:
-    print(f"{'method':10} {'global':>8} {'personal':>9} {'worst decile':>13}")
-    for method, options in METHODS.items():
-        summaries = [
-            equipoise.run(
-                Path(out) / method / f"seed-{seed}",
-                overwrite=True,
-                method=method,
-                seed=seed,
-                rounds=int(rounds),
-                clients=30,
-                **options,
-            )
-            for seed in range(SEEDS)
-        ]
-        personal = 100 * fmean(s["personal"]["acc"] for s in summaries)
-        worst = 100 * fmean(s["personal"]["p10"] for s in summaries)
-        provider = [s["global"]["acc"] for s in summaries if s["global"]]  # Local has no global model
-        written = f"{100 * fmean(provider):6.1f} %" if provider else "—"
-        print(f"{method:10} {written:>8} {personal:7.1f} % {worst:11.1f} %")
-    print("report:", html.write([Path(out)], Path(out) / "report.html"))
+    compared = eq.compare(
+        methods=["fedavg", "scaffold", eq.methods.Ditto(lam=0.1), "local"],
+        task=eq.Task.named("synthetic", clients=30),
+        seeds=2,
+        rounds=int(rounds),
+        out=out,
+        overwrite=True,
+    )
+    print(compared.table())
+    for label, difference in compared.paired("personal", against="fedavg").items():
+        if difference is not None:
+            low, high = difference.low, difference.high
+            print(f"{label}: {difference.mean:+.1f} points against fedavg ({low:+.1f} to {high:+.1f})")
+    print("report:", compared.report())
 
 
 if __name__ == "__main__":

@@ -9,24 +9,22 @@ python examples/federated_rl.py [folder of the result] [steps]
 import sys
 from pathlib import Path
 
-import equipoise
+import equipoise as eq
 
 RULES = {"fedasynq-eq": "equal averaging", "fedasynq-im": "importance averaging"}
 
 
 def main(out: str = "runs/example-rl", steps: str = "20000") -> None:
     for method, rule in RULES.items():
-        summary = equipoise.run(
+        run = eq.run(
             Path(out) / method,
-            overwrite=True,
-            task="frozen-lake",
             method=method,
-            agents=10,
+            task=eq.Task.named("frozen-lake", agents=10, sims=4),
             tau=min(50, int(steps)),
             steps=int(steps),
-            sims=4,
+            overwrite=True,
         )
-        print(f"{rule:22} largest error of the server's table: {summary.global_.error:.3f}")
+        print(f"{rule:22} largest error of the server's table: {run.final.global_.error:.3f}")
 
 
 if __name__ == "__main__":

@@ -10,20 +10,10 @@ import os
 import struct
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-import equipoise
-
-SMALL: dict[str, Any] = {
-    "clients": 8,
-    "delta": 0.3,
-    "train_rows": 4000,
-    "server_rows": 1000,
-    "model": "mlp",
-    "epochs": 2,
-}
+import equipoise as eq
 
 
 def draw_pictures(folder: Path) -> None:
@@ -46,12 +36,13 @@ def main(
         data = str(Path(out) / "drawn")
         draw_pictures(Path(data) / "fashion-mnist")
         print("no data folder: pictures drawn here take the place of Fashion-MNIST")
+    task = eq.Task.named("fmnist", data=data, clients=8, delta=0.3, train_rows=4000, server_rows=1000)
     for method in ("fedavg", "fedper", "fedpolicy"):
-        summary = equipoise.run(
-            Path(out) / method, overwrite=True, task="fmnist", method=method, data=data, rounds=int(rounds), **SMALL
+        run = eq.run(
+            Path(out) / method, method=method, task=task, model="mlp", epochs=2, rounds=int(rounds), overwrite=True
         )
-        sent = (summary.bytes.up + summary.bytes.down) / 1e6
-        print(f"{method:10} personal models: {100 * summary.personal.acc:.1f} %, {sent:.1f} MB")
+        sent = (run.final.bytes.up + run.final.bytes.down) / 1e6
+        print(f"{method:10} personal models: {100 * run.final.personal.acc:.1f} %, {sent:.1f} MB")
 
 
 if __name__ == "__main__":

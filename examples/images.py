@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import equipoise
+import equipoise as eq
 
 SIZE, CLASSES = 16, 3
 
@@ -45,15 +45,15 @@ class SmallNet(nn.Module):
         self.classifier = nn.Linear(8 * (SIZE // 4) ** 2, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.classifier(self.features(x))
-        return logits
+        return torch.as_tensor(self.classifier(self.features(x)))
 
 
 def main(out: str = "runs/example-images", rounds: str = "20") -> None:
-    equipoise.add_task("drawings", [Drawings(client) for client in range(6)], SmallNet())
+    torch.manual_seed(0)  # the weights that the module has are where training starts
+    task = eq.Task.from_datasets([Drawings(client) for client in range(6)], model=SmallNet(), name="drawings")
     for method in ("fedavg", "fedrep"):
-        summary = equipoise.run(Path(out) / method, overwrite=True, task="drawings", method=method, rounds=int(rounds))
-        print(f"{method:8} personal models: {100 * summary.personal.acc:.1f} %")
+        run = eq.run(Path(out) / method, method=method, task=task, rounds=int(rounds), overwrite=True)
+        print(f"{method:8} personal models: {100 * run.final.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

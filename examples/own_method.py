@@ -10,19 +10,17 @@ from typing import ClassVar
 
 import torch
 
-import equipoise
-from equipoise.contract import Client, Method, State, Tree, option
+import equipoise as eq
 
 
 @dataclass(frozen=True)
-class Cautious(Method):
+class Cautious(eq.Method):
     """Decision 4, the client's half: what to install of what came down. All else is FedAvg's."""
 
-    name: ClassVar[str] = "cautious"
     keeps_model: ClassVar[bool] = True  # install reads c.local
-    sharpness: float = option(20.0, "how strongly the better model is preferred")
+    sharpness: float = eq.option(20.0, "how strongly the better model is preferred", low=0.0)
 
-    def install(self, c: Client) -> tuple[Tree, State]:
+    def install(self, c: eq.Client) -> tuple[eq.Tree, eq.State]:
         ours, theirs = c.evaluate(c.local)["acc"], c.evaluate(c.down.params)["acc"]
         share = torch.sigmoid(self.sharpness * (theirs - ours))
         c.notes["share"] = share  # a heat map of the report
@@ -31,10 +29,10 @@ class Cautious(Method):
 
 
 def main(out: str = "runs/example-own-method", rounds: str = "40") -> None:
-    for method in ("fedavg", f"{__file__}:Cautious"):
-        folder = Path(out) / method.rpartition(":")[2].lower()
-        summary = equipoise.run(folder, overwrite=True, method=method, rounds=int(rounds), clients=30)
-        print(f"{folder.name:8} personal models: {100 * summary.personal.acc:.1f} %")
+    task = eq.Task.named("synthetic", clients=30)
+    for name, method in (("fedavg", eq.methods.FedAvg()), ("cautious", Cautious(sharpness=10.0))):
+        run = eq.run(Path(out) / name, method=method, task=task, rounds=int(rounds), overwrite=True)
+        print(f"{name:8} personal models: {100 * run.final.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-import equipoise
+import equipoise as eq
 
 CLINICS, PATIENTS = 8, 150
 
@@ -35,17 +35,12 @@ def write_clinics(folder: Path) -> None:
 def main(out: str = "runs/example-tabular", rounds: str = "30") -> None:
     clinics = Path(out) / "clinics"
     write_clinics(clinics)
+    task = eq.Task.from_folder(clinics, target="ill")
     for method in ("fedavg", "fedper", "local"):
-        summary = equipoise.run(
-            Path(out) / method,
-            overwrite=True,
-            task="own",
-            data=str(clinics),
-            label_column="ill",
-            method=method,
-            rounds=int(rounds),
-        )
-        print(f"{method:8} personal models: {100 * summary.personal.acc:.1f} %")
+        run = eq.run(Path(out) / method, method=method, task=task, rounds=int(rounds), overwrite=True)
+        print(f"{method:8} personal models: {100 * run.final.personal.acc:.1f} %")
+    patients = {"age": [75.0, 35.0], "pressure": [150.0, 110.0], "smoker": ["now", "never"]}
+    print("two new patients of clinic-3:", *run.predict(patients, client="clinic-3"))
 
 
 if __name__ == "__main__":

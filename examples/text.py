@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-import equipoise
+import equipoise as eq
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 WINDOW = 12
 WORDS = "the sea was calm and all the ships came home from far away with salt and silk and stories to tell".split()
 
 
-def samples(client: int, length: int = 1500) -> tuple[np.ndarray, np.ndarray]:
+def samples(client: int, length: int = 1500) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Windows of characters as positions in the alphabet, and the character that follows each."""
     rng = np.random.default_rng(client)
     own = rng.choice(WORDS, 6, replace=False)
@@ -41,11 +42,12 @@ class NextCharacter(nn.Module):
 
 def main(out: str = "runs/example-text", rounds: str = "20") -> None:
     clients = [samples(client) for client in range(5)]
-    equipoise.add_task("stories", clients, NextCharacter(), classes=len(ALPHABET))
+    task = eq.Task.from_datasets(
+        clients, model=lambda shape, classes: NextCharacter(), classes=len(ALPHABET), name="stories"
+    )
     for method in ("fedavg", "fedper"):
-        folder = Path(out) / method
-        summary = equipoise.run(folder, overwrite=True, task="stories", method=method, rounds=int(rounds), lr=0.5)
-        print(f"{method:8} personal models: {100 * summary.personal.acc:.1f} %")
+        run = eq.run(Path(out) / method, method=method, task=task, rounds=int(rounds), lr=0.5, overwrite=True)
+        print(f"{method:8} personal models: {100 * run.final.personal.acc:.1f} %")
 
 
 if __name__ == "__main__":

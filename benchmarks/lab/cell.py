@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from equipoise.contract import Method, Task
 from equipoise.core.trees import Tree
+from equipoise.records.scores import Scores
 from equipoise.runs.running import build_task
 from equipoise.runs.running import run as run_settings
 from equipoise.runtime.round import Schedule, Simulation
@@ -67,15 +68,15 @@ def built(options: Mapping[str, Any]) -> tuple[Method, Task]:
     return settings.method, build_task(settings)
 
 
-def one_round_from(start: Tree, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The log of one round in which everybody begins with the given model."""
+def one_round_from(start: Tree, options: Mapping[str, Any]) -> Scores:
+    """The personal models' scores after one round in which everybody begins with the given model."""
     settings = Settings.of({**options, "rounds": 1})
     schedule = Schedule(1, settings.run.seed, 1.0, "stacked", 1, True)
     simulation = Simulation(settings.method, build_task(settings), settings.training, schedule)
     simulation.initial = start
-    return dict(simulation.round())
+    return simulation.round().personal
 
 
 def percent(score: Mapping[str, Any] | None, digits: int = 2, of: str = "acc") -> float | None:
     """An accuracy of a log in percent; None where there is none."""
-    return None if score is None else round(100 * score[of], digits)
+    return round(100 * score[of], digits) if score else None

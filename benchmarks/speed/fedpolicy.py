@@ -76,12 +76,13 @@ def main() -> None:
     full = 2 * model * task.clients * rounds
     moved = sum(log.bytes.down + log.bytes.up for log in logs)
     uploads = sum(log.bytes.up for log in logs) - full // 2
+    probes: list[Any] = [log.notes["probes"] for log in logs]  # one number per round
     result = {
         "rounds": rounds,
         "seconds_a_round": round(whole / rounds, 4),
         "policy_seconds_a_round": round(clock.spent / rounds, 4),
         "policy_share_of_time": round(clock.spent / whole, 4),
-        "probes_a_client": sum(log.notes["probes"] for log in logs) / task.clients,
+        "probes_a_client": sum(probes) / task.clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
     }

@@ -166,9 +166,10 @@ def main() -> None:
         seconds = time.process_time() - began
         if t < WARMUP + 1:
             continue
+        assert log.decisions is not None
         stacked.append(seconds)
         shares.append(inside["agents"] / seconds)
-        plain.append(plain_round(task, settings.training, start, log.decisions, agents, server))
+        plain.append(plain_round(task, settings.training, start, log.decisions or {}, agents, server))
     whole = [sum(parts.values()) for parts in plain]
     result = {
         "rounds": rounds,

@@ -119,7 +119,7 @@ def newcomer(options: Mapping[str, Any], model: Tree) -> float | None:
     own = {item.name for item in fields(find_method(options["method"]))}
     kept = {name: value for name, value in options.items() if name not in own}
     fresh = {**kept, "method": "local", "epochs": NEWCOMER_EPOCHS, "seed": options["seed"] + 1000, "finetune": False}
-    return percent(one_round_from(model, fresh)["personal"], 6)
+    return percent(one_round_from(model, fresh), 6)
 
 
 def final(record: Record) -> float:

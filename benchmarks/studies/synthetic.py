@@ -8,6 +8,8 @@ from typing import Any
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import run
 from benchmarks.lab.tables import table
+from equipoise.records.codec import decode
+from equipoise.records.summary import Summary
 from equipoise.report import paired, tables
 from equipoise.runs.tune import tune
 
@@ -64,9 +66,12 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return {"summary": run(cell.options, folder).summary}
 
 
-def summaries(results: Results, settings: str) -> dict[str, list[dict[str, Any]]]:
+def summaries(results: Results, settings: str) -> dict[str, list[Summary]]:
     methods = METHODS if settings == "default" else TUNED
-    found = {method: [r["summary"] for r in results.where(settings=settings, method=method)] for method in methods}
+    found = {
+        method: [decode(Summary, r["summary"]) for r in results.where(settings=settings, method=method)]
+        for method in methods
+    }
     return {method: own for method, own in found.items() if own}
 
 

@@ -1,40 +1,95 @@
-"""Federated learning among clients that differ: one round, six decisions, each a constant, a schedule or an agent."""
+"""Federated learning among clients that differ: one round, six decisions, each a constant, a schedule or an agent.
+
+All that is public from Python stands in ``__all__`` and in docs/reference.md. Importing this package is quick: a name
+is loaded, and PyTorch with it, when it is first used.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from equipoise.core.errors import UsageError
-from equipoise.records.summary import Summary
 
-__all__ = ["UsageError", "add_task", "run"]
+if TYPE_CHECKING:  # what editors and type checkers complete from; a test compares it with the table below
+    from equipoise import methods
+    from equipoise.api.comparison import Comparison, compare
+    from equipoise.api.given import private
+    from equipoise.api.result import Run
+    from equipoise.api.running import open, run
+    from equipoise.api.task import Task
+    from equipoise.contract import (
+        Client,
+        Down,
+        Method,
+        Pull,
+        Server,
+        State,
+        Train,
+        Training,
+        Tree,
+        Up,
+        equal_weights,
+        option,
+        take_sent,
+        weighted_mean,
+    )
+    from equipoise.core.schedules import constant, cosine, linear, steps
+
+__all__ = [
+    "Client",
+    "Comparison",
+    "Down",
+    "Method",
+    "Pull",
+    "Run",
+    "Server",
+    "State",
+    "Task",
+    "Train",
+    "Training",
+    "Tree",
+    "Up",
+    "UsageError",
+    "compare",
+    "constant",
+    "cosine",
+    "equal_weights",
+    "linear",
+    "methods",
+    "open",
+    "option",
+    "private",
+    "run",
+    "steps",
+    "take_sent",
+    "weighted_mean",
+]
 __version__ = "0.1.0"
 
-
-def run(out: str | Path, *, resume: bool = False, overwrite: bool = False, log: str = "", **options: Any) -> Summary:
-    """Run a method on a task; the options are those of the command line (``method="fedprox", mu=0.1, rounds=50``).
-
-    Gives the summary that is also in ``out/summary.json``; with the extra ``report``, ``out/report.html`` shows it.
-    ``log`` names trackers that are told of every round: ``"tensorboard,mlflow"``.
-    """
-    from equipoise.records.folder import Folder
-    from equipoise.report.page import html
-    from equipoise.report.trackers.tracking import Tracking
-    from equipoise.runs.running import run as run_settings
-    from equipoise.settings.config import Settings
-
-    settings, done = Settings.of(options), len(Folder(Path(out)).records()) if resume else 0
-    with Tracking(log, Path(out), done) as tracking:
-        summary = run_settings(settings, out, resume=resume, overwrite=overwrite, watch=tracking)
-    html.offer(Path(out))
-    return summary
+_HOMES = {
+    "equipoise.api.comparison": ("Comparison", "compare"),
+    "equipoise.api.given": ("private",),
+    "equipoise.api.result": ("Run",),
+    "equipoise.api.running": ("open", "run"),
+    "equipoise.api.task": ("Task",),
+    "equipoise.core.schedules": ("constant", "cosine", "linear", "steps"),
+}
+"""Where public names live; all others are words of the contract."""
 
 
-def __getattr__(name: str) -> Any:
-    """``equipoise.add_task``, which loads PyTorch only when it is asked for."""
-    if name == "add_task":
-        from equipoise.tasks.own import add_task
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
-        return add_task
-    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
+
+if not TYPE_CHECKING:  # a type checker shall see the imports above, not a function that gives anything
+
+    def __getattr__(name: str) -> Any:
+        """A public name, loaded when it is first asked for."""
+        if name not in __all__:
+            raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
+        if name == "methods":
+            return importlib.import_module("equipoise.methods")
+        home = next((home for home, names in _HOMES.items() if name in names), "equipoise.contract")
+        found = globals()[name] = getattr(importlib.import_module(home), name)
+        return found

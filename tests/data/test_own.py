@@ -12,18 +12,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import equipoise
-from equipoise import tasks
 from equipoise.core.errors import UsageError
 from equipoise.data import tables
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _forget_added_tasks(monkeypatch):
-    monkeypatch.setattr(tasks, "_ADDED", {})
 
 
 def write_csv(path, header, rows):
@@ -166,6 +160,10 @@ def _clients(count=3, n=40):
     return [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for _ in range(count)]
 
 
+def built(clients, model, **how):
+    return build_task(Settings.of({"task": equipoise.Task.from_datasets(clients, model=model, **how).spec}))
+
+
 def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
     pairs = _clients()
     forms = {
@@ -175,17 +173,16 @@ def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
     }
     results = []
     for name, clients in forms.items():
-        equipoise.add_task(name, clients, nn.Linear(6, 3))
-        results.append(equipoise.run(tmp_path / name, task=name, rounds=2, lr=0.1).global_.loss)
+        task = equipoise.Task.from_datasets(clients, model=nn.Linear(6, 3), fresh=True)
+        results.append(equipoise.run(tmp_path / name, task=task, rounds=2, lr=0.1).final.global_.loss)
     assert results[0] == results[1] == results[2]
 
 
 def test_tensors_as_they_come(tmp_path):
     pairs = [(torch.from_numpy(x).bfloat16().requires_grad_(), torch.from_numpy(y).int()) for x, y in _clients()]
-    equipoise.add_task("mine", iter(pairs), "linear")
-    assert build_task(Settings.of({"task": "mine"})).clients == 3
+    assert built(iter(pairs), "linear").clients == 3
     with pytest.raises(UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"):
-        equipoise.add_task("other", pairs, "linear", server=(np.zeros((4, 5)), np.zeros(4, int)))
+        built(pairs, "linear", server=(np.zeros((4, 5)), np.zeros(4, int)))
 
 
 def test_a_module_a_builder_or_a_name(tmp_path):
@@ -194,20 +191,18 @@ def test_a_module_a_builder_or_a_name(tmp_path):
         ("builder", lambda shape, k: nn.Linear(shape[0], k)),
         ("n", "mlp"),
     ):
-        equipoise.add_task(name, _clients(), model, server=_clients(1)[0])
-        assert equipoise.run(tmp_path / name, task=name, rounds=1).rounds == 1
+        task = equipoise.Task.from_datasets(_clients(), model=model, server=_clients(1)[0])
+        assert equipoise.run(tmp_path / name, task=task, rounds=1).final.rounds == 1
 
 
 def test_bytes_become_images_and_whole_numbers_tokens():
     rng = np.random.default_rng(0)
     images = [(rng.integers(0, 256, (20, 8, 8, 3)).astype(np.uint8), rng.integers(0, 2, 20)) for _ in range(2)]
-    equipoise.add_task("pictures", images, "cnn")
-    data = build_task(Settings.of({"task": "pictures"})).data
+    data = built(images, "cnn").data
     assert data.shape == (3, 8, 8)
     assert data.form.prepare(data.server("test")[0], torch.float32).max() <= 1
     tokens = [(rng.integers(0, 5, (20, 7)), rng.integers(0, 5, 20)) for _ in range(2)]
-    equipoise.add_task("tokens", tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5)))
-    assert build_task(Settings.of({"task": "tokens"})).clients == 2
+    assert built(tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))).clients == 2
 
 
 @pytest.mark.parametrize(
@@ -232,17 +227,8 @@ def test_bytes_become_images_and_whole_numbers_tokens():
     ],
 )
 def test_what_cannot_work_is_one_sentence(clients, model, words):
-    def add_and_build():
-        equipoise.add_task("mine", clients, model)
-        build_task(Settings.of({"task": "mine"}))
-
     with pytest.raises(UsageError, match=words):
-        add_and_build()
-
-
-def test_a_name_that_ships_cannot_be_taken():
-    with pytest.raises(UsageError, match="exists already"):
-        equipoise.add_task("fmnist", _clients(), "mlp")
+        built(clients, model)
 
 
 @pytest.mark.parametrize("name", ["tabular", "images", "text"])

@@ -34,7 +34,7 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
     wire = Here(method, task, tmp_path, privacy=PRIVACY)
     log = federate(private(method, PRIVACY), task, wire).round()
     tree, about = codec.decode(wire.nodes[0].answer(wire.sent[0][0]))
-    assert {name: value for name, value in tree.items() if name != "up"} == {"train": {}, "scores": {}, "notes": {}}
+    assert {name: value for name, value in tree.items() if name != "up"} == {"scores": {}, "notes": {}}
     assert (tree["up"]["extra"], tree["up"]["metrics"]) == ({}, {})
     assert about["samples"] == 1
     assert not log.evaluated

@@ -49,7 +49,7 @@ class Here:
         most_epsilon: float | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        options = {item.name: getattr(method, item.name) for item in dataclasses.fields(method)}
+        options = {f"method.{item.name}": getattr(method, item.name) for item in dataclasses.fields(method)}
         given = {"method": method.name, "task": of, "rounds": ROUNDS, **dataclasses.asdict(task.training), **options}
         given |= {**dataclasses.asdict(privacy), **more}
         self.nodes = [
@@ -198,7 +198,7 @@ def test_bytes_of_clients_that_were_not_reached_are_not_billed(tmp_path: Path) -
     everybody = run.round().bytes
     wire.away = {0, 1, 2}
     half = run.round().bytes
-    assert {way: 2 * half[way] for way in half} == everybody
+    assert (2 * half.up, 2 * half.down) == (everybody.up, everybody.down)
 
 
 def test_below_the_minimum_nothing_changes_and_the_round_says_so(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_an_error_in_a_worker_is_shown_where_it_matters():
 def test_tasks_without_samples_are_refused():
     class Other:
         name = "other"
+        forks = False
 
     with pytest.raises(UsageError, match="not for worker processes"):
         Workers(FedAvg(), Other(), Training(), 0, 1)

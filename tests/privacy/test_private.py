@@ -67,7 +67,7 @@ def _equal_mean(method: Any, task: Any) -> dict:
             kept.append(weighted_mean(up.params, equal_weights(ids)))
             return super().aggregate(s, ids, up, weights)
 
-    simulate(Watching(), task, 1, "loop")
+    simulate(Watching(method.method, method.privacy, method.draw), task, 1, "loop")
     return kept[0]
 
 

@@ -45,9 +45,7 @@ rounds = st.builds(
     absent=st.dictionaries(counts, words, max_size=2),
     skipped=st.none() | words,
     privacy=st.none() | spent,
-    notes=st.dictionaries(
-        words, finite | words | st.lists(finite, max_size=3) | st.builds(Spread, finite, finite, finite), max_size=2
-    ),
+    notes=st.dictionaries(words, finite | words | st.lists(finite, max_size=3), max_size=2),
     stop=st.none() | words,
     seconds=finite,
 )

@@ -12,9 +12,7 @@ import equipoise
 from equipoise.cli import main
 from equipoise.runs import export as exporting
 from equipoise.runs.running import Folder, build_task
-from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
-from equipoise.tasks import all_tasks
+from equipoise.settings.given import settings_in
 from equipoise.tasks.classify import Classify
 
 
@@ -39,7 +37,7 @@ def test_other_formats_predict_alike(
     assert out.stat().st_size > 0
 
 
-def task_of(model: str) -> str:
+def task_of(model: str) -> equipoise.Task:
     """Two clients with a few rows that the model can read."""
     rng = np.random.default_rng(0)
 
@@ -51,29 +49,23 @@ def task_of(model: str) -> str:
             return rng.integers(0, 4, (count, 9)), y
         return rng.integers(0, 256, (count, 16, 16, 3)).astype(np.uint8), y
 
-    name = f"export-{model}"
-    if name not in all_tasks():
-        equipoise.add_task(name, [rows(), rows()], model, server=rows(12))
-    return name
+    return equipoise.Task.from_datasets([rows(), rows()], model=model, server=rows(12))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")  # the format's readers still use it
 @pytest.mark.parametrize("model", ["mlp", "cnn", "resnet18", "lstm"])
-def test_every_model_in_every_format_predicts_as_its_run(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     out, task = tmp_path / "run", task_of(model)
-    equipoise.run(out, task=task, method="fedavg", rounds=1, epochs=1, batch_size=10, lr=0.01, executor="loop")
-    for form, whose in (("safetensors", []), ("onnx", []), ("torchscript", ["--client", "1"])):
-        assert main(["export", str(out), "--format", form, *whose]) == 0
-        assert "predictions agree" in capsys.readouterr().out
-    built = build_task(Settings.of(read_config(out / "config.json")))
+    run = equipoise.run(out, task=task, method="fedavg", rounds=1, epochs=1, batch_size=10, lr=0.01, executor="loop")
+    for name, client in (("global.safetensors", None), ("global.onnx", None), ("personal.pt", 1)):
+        assert run.export(tmp_path / name, client=client).is_file()
+    built = build_task(settings_in(out / "config.json", task=task.spec))
     assert isinstance(built, Classify)
     x = built.prepare(built.data.server("test")[0]).contiguous()
     whole, personal = (exporting.read_model(Folder(out), client) for client in (None, 1))
-    session = onnxruntime.InferenceSession(out / "models" / "export-global.onnx")
-    script = torch.jit.load(str(out / "models" / "export-client-1.pt"))
+    session = onnxruntime.InferenceSession(tmp_path / "global.onnx")
+    script = torch.jit.load(str(tmp_path / "personal.pt"))
     with torch.no_grad():
         for count in (1, len(x)):  # any number of rows
             [logits] = session.run(None, {"x": x[:count].numpy()})

@@ -31,6 +31,8 @@ class Method(Options):
     """
 
     name: ClassVar[str]
+    family: ClassVar[str] = ""
+    """The kind of answer that it gives to clients that differ, for lists: a key of ``methods/families.py``."""
     shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
     """The blocks that travel."""
     keeps_model: ClassVar[bool] = False

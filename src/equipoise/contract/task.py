@@ -73,6 +73,14 @@ class Task(ABC):
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         """Scores ``[K]`` of a stack of models, each on its own client's split."""
 
+    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        """Squared norm of the gradient of one client's model, on the round's first batch; not every task has one."""
+        raise NotImplementedError
+
+    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        """The same ``[K]`` of a stack of clients."""
+        raise NotImplementedError
+
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         """Scores ``[H]`` of one client's model with each of these heads; a task may compute the rest of it once."""
         count = len(next(iter(heads.values())))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from equipoise.core.options import Options, option
 from equipoise.core.schedules import OverRounds
-from equipoise.core.trees import State, Tree, message, row, static
+from equipoise.core.trees import State, Tree, message, plain, row, static
 
 Blocks = Mapping[str, tuple[str, ...]]
 """Which parameters belong to the ``backbone`` and which to the ``head``; declared by the model."""
@@ -105,11 +105,15 @@ class Reply:
     """What comes out of a client's round. Only ``up`` is sent and billed; the runtime keeps or logs the rest."""
 
     up: Up
-    held: Held
+    held: Held = field(default_factory=Held)
     train: Train | None = None
     """Decision 1 as taken; ``None`` where privacy keeps it at the client."""
     scores: Scores = field(default_factory=dict)
     notes: Tree = field(default_factory=dict)
+
+    def sent(self) -> State:
+        """What leaves a client that is elsewhere: all but what it holds."""
+        return {name: value for name, value in plain(self).items() if name != "held"}
 
 
 @message

@@ -5,6 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+IN_PYTHON = "python"
+"""In a run's config, before the name of a method or task that only the Python code of its author can give again."""
+AGAIN = "run.resume() in the process that made it, or equipoise.open(folder).resume({}=...)"
+"""How to go on with such a run."""
+
 
 class UsageError(Exception):
     """Bad input or usage: one sentence that says what is wrong, where, and what to do. Exit code 2."""

@@ -37,6 +37,8 @@ class OwnRows:
     classes: int
     names: Sequence[str] = ()
     """What the clients are called, if they have names."""
+    class_names: Sequence[Any] = ()
+    """What the classes are called, if they have names."""
 
     def federate(
         self, config: OwnShares, form: Form, rng: np.random.Generator, standardise: bool = False
@@ -47,20 +49,29 @@ class OwnRows:
             client = int(np.argmin(sizes))
             called = f" ('{self.names[client]}')" if self.names else ""
             raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
-        mixed = rng.permutation(len(self.owner))
-        parts = Parts(mixed[natural(self.owner[mixed]).rows], sizes)
+        parts, lent = self._dealt(config, rng)
         x, server = self.x, self.server
-        lent = np.zeros(0, np.int64)
-        if server is None:
-            parts, lent = _lend(parts, config.server_share)
         if standardise:
-            train = x[split_rows(parts, config)["train"].rows]
-            mean, std = train.mean(0), train.std(0)
-            scale = np.where(std > 0, std, 1.0).astype(x.dtype)
+            mean, scale = self._standards(parts, config)
             x = (x - mean) / scale
             server = None if server is None else ((server[0] - mean) / scale, server[1])
         served = (x[lent], self.y[lent]) if server is None else server
         return federate((x, self.y), parts, served, config, self.classes, form, rng)
+
+    def standards(self, config: OwnShares, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Mean and scale by which :meth:`federate` standardises, for rows that come later."""
+        return self._standards(self._dealt(config, rng)[0], config)
+
+    def _dealt(self, config: OwnShares, rng: np.random.Generator) -> tuple[Parts, Ints]:
+        """Every client's rows in random order, and the rows that are taken out of them for the server."""
+        mixed = rng.permutation(len(self.owner))
+        parts = Parts(mixed[natural(self.owner[mixed]).rows], np.bincount(self.owner))
+        return _lend(parts, config.server_share) if self.server is None else (parts, np.zeros(0, np.int64))
+
+    def _standards(self, parts: Parts, config: OwnShares) -> tuple[NDArray[Any], NDArray[Any]]:
+        train = self.x[split_rows(parts, config)["train"].rows]
+        mean, std = train.mean(0), train.std(0)
+        return mean, np.where(std > 0, std, 1.0).astype(self.x.dtype)
 
 
 def _lend(parts: Parts, share: float) -> tuple[Parts, Ints]:

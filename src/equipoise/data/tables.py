@@ -47,7 +47,31 @@ def read(path: Path, label: str, client: str, ignore: tuple[str, ...]) -> tuple[
     served = None
     if server is not None:
         served = _features(server, kinds, "row {} of the server's file".format), _codes(server[label], values, label)
-    return OwnRows(*rows, owner, served, len(values), names), names, kinds
+    return OwnRows(*rows, owner, served, len(values), names, values), names, kinds
+
+
+def features(rows: Any, kinds: Columns) -> NDArray[np.float32]:
+    """New rows (a data frame, an Arrow table, columns by name, or a file) as the features that ``kinds`` describes."""
+    table = _table(Path(rows)) if isinstance(rows, str | Path) else given(rows, "what is to be predicted")
+    for name, _ in kinds:
+        if name not in table.column_names:
+            raise UsageError(f"the rows have no column '{name}'{nearest(name, table.column_names)}")
+        if table[name].null_count:
+            raise UsageError(f"column '{name}' has no value in row {_missing(table[name])}: fill it")
+    return _features(table, kinds, "row {}".format)
+
+
+def given(table: Any, where: str) -> Any:
+    """A table that Python code holds, as an Arrow table."""
+    pyarrow = needs("pyarrow", "reading tables")
+    try:
+        if hasattr(table, "iloc"):  # pandas, whose index is no column
+            return _plain(pyarrow.Table.from_pandas(table, preserve_index=False))
+        return _plain(pyarrow.table(table))
+    except (TypeError, ValueError, pyarrow.ArrowException) as error:
+        raise UsageError(
+            f"{where} is no table: give a data frame, an Arrow table, or columns by name ({error})"
+        ) from error
 
 
 def _row_of_a_folder(owner: Ints, names: list[str]) -> Where:

@@ -82,7 +82,7 @@ class Node:
         disk.save(round, plain(replace(after, personal=None)), taken)
         disk.save_model(after.local if after.personal is None else after.personal)
         self.budget.spend()
-        return plain(replace(reply, held=Held())), {**self._introduction(), "round": round, "lost": lost}
+        return reply.sent(), {**self._introduction(), "round": round, "lost": lost}
 
 
 def pack(down: Down, blocks: Blocks, about: About) -> bytes:

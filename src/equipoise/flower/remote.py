@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree
-from equipoise.core.trees import plain, revive, row, stack, tree_bytes
+from equipoise.core.trees import revive, row, stack, tree_bytes
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
 from equipoise.runtime.executors import Executor, Replies, fresh_clients
@@ -96,7 +96,7 @@ class Remote(Executor):
                 raise Refused("it answers another message")
             codec.check(out, expected)
             reply = revive(Reply, out)
-            codec.check_finite(plain(Reply(reply.up, Held(), reply.train)), "reply")
+            codec.check_finite(Reply(reply.up, train=reply.train).sent(), "reply")
             if reply.train is not None and (int(reply.train.epochs) < 0 or float(reply.train.lr) < 0):
                 raise Refused("reply/train is negative")
         except Refused as error:
@@ -110,7 +110,7 @@ class Remote(Executor):
         if splits not in self._expected:
             held = row(fresh_clients(self.method, self.task, id, self._initial, keeps_local=True), 0)
             reply = withheld(self.method, self.one(round, splits, id[0], down, held))
-            self._expected[splits] = plain(replace(reply, held=Held()))
+            self._expected[splits] = reply.sent()
         return self._expected[splits]
 
 

@@ -1,6 +1,7 @@
 """Methods, one file each: ``fedavg`` is the class of that name in ``fedavg.py`` (``-`` in a name is ``_`` in its file).
 
-They are found by file name, so a new method is a new file and nothing else.
+They are found by file name, so a new method is a new file and nothing else. As a namespace this package gives each
+class by its name, ``equipoise.methods.FedProx(mu=0.1)``; editors complete from the imports below.
 """
 
 from __future__ import annotations
@@ -9,12 +10,52 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from equipoise.contract import Method
-from equipoise.core.errors import UsageError, nearest
+from equipoise.core.errors import IN_PYTHON, UsageError, nearest
+from equipoise.methods.own import adopted, named_elsewhere
 
+if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
+    from equipoise.methods.dapfl import DapFL as DapFL
+    from equipoise.methods.ditto import Ditto as Ditto
+    from equipoise.methods.equilibrium import Equilibrium as Equilibrium
+    from equipoise.methods.fedala import FedAla as FedAla
+    from equipoise.methods.fedavg import FedAvg as FedAvg
+    from equipoise.methods.fedavgm import FedAvgM as FedAvgM
+    from equipoise.methods.fedbabu import FedBabu as FedBabu
+    from equipoise.methods.feddyn import FedDyn as FedDyn
+    from equipoise.methods.fedper import FedPer as FedPer
+    from equipoise.methods.fedpolicy.fedpolicy import FedPolicy as FedPolicy
+    from equipoise.methods.fedpolicy.joint import Joint as Joint
+    from equipoise.methods.fedprox import FedProx as FedProx
+    from equipoise.methods.fedrecon import FedRecon as FedRecon
+    from equipoise.methods.fedrep import FedRep as FedRep
+    from equipoise.methods.fedrod import FedRod as FedRod
+    from equipoise.methods.finetune import Finetune as Finetune
+    from equipoise.methods.lgfedavg import LgFedAvg as LgFedAvg
+    from equipoise.methods.local import Local as Local
+    from equipoise.methods.page.page import Page as Page
+    from equipoise.methods.page.page_shared import PageShared as PageShared
+    from equipoise.methods.pfedme import PFedMe as PFedMe
+    from equipoise.methods.rl.dqn import Dqn as Dqn
+    from equipoise.methods.rl.dqnavg import DqnAvg as DqnAvg
+    from equipoise.methods.rl.fedasynq_eq import FedAsynQEq as FedAsynQEq
+    from equipoise.methods.rl.fedasynq_im import FedAsynQIm as FedAsynQIm
+    from equipoise.methods.rl.fedasynq_ta import FedAsynQTa as FedAsynQTa
+    from equipoise.methods.rl.fedq import FedQ as FedQ
+    from equipoise.methods.rl.fedsynq import FedSynQ as FedSynQ
+    from equipoise.methods.rl.fedtd import FedTD as FedTD
+    from equipoise.methods.rl.perdqnavg import PerDqnAvg as PerDqnAvg
+    from equipoise.methods.rl.pfeddqn_rep import PFedDqnRep as PFedDqnRep
+    from equipoise.methods.rl.pfedq_rep import PFedQRep as PFedQRep
+    from equipoise.methods.rl.pfedtd_rep import PFedTDRep as PFedTDRep
+    from equipoise.methods.rl.q import IndependentQ as IndependentQ
+    from equipoise.methods.rl.td import TD as TD
+    from equipoise.methods.scaffold import Scaffold as Scaffold
+
+__all__ = ["all_methods", "find_method"]
 PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
 
 
@@ -31,17 +72,33 @@ def all_methods() -> dict[str, type[Method]]:
     return dict(sorted(found.items()))
 
 
-def find_method(name: str) -> type[Method]:
-    """A method by name, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
-    if ":" in name:
-        return _own_method(name)
-    file = name.replace("-", "_")
+def find_method(wanted: str | type[Method]) -> type[Method]:
+    """A method by name, a class, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
+    if not isinstance(wanted, str):
+        return wanted if ships(wanted) else adopted(wanted)
+    if ":" in wanted:
+        return named_elsewhere(wanted)
+    file = wanted.replace("-", "_")
     for package in PACKAGES:
         if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:
             method = _method_in(importlib.import_module(f"{package}.{file}"))
-            if method is not None and method.name == name:
+            if method is not None and method.name == wanted:
                 return method
-    raise UsageError(f"unknown method '{name}'{nearest(name, all_methods())}; see 'equipoise list methods'")
+    raise UsageError(f"unknown method '{wanted}'{nearest(wanted, all_methods())}; see 'equipoise list methods'")
+
+
+def recorded_name(method: type[Method]) -> str:
+    """How a run's config names this class, so that it is found again where that is possible at all."""
+    if ships(method):
+        return method.name
+    where, name = method.__module__, method.__qualname__
+    importable = where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
+    return f"{where}:{name}" if importable else f"{IN_PYTHON}:{name.rpartition('.')[2]}"
+
+
+def ships(method: type[Method]) -> bool:
+    """Whether it is one of the methods of this package."""
+    return any(method.__module__.rpartition(".")[0] == package for package in PACKAGES)
 
 
 def _method_in(module: ModuleType) -> type[Method] | None:
@@ -51,23 +108,20 @@ def _method_in(module: ModuleType) -> type[Method] | None:
     return None
 
 
-def _own_method(name: str) -> type[Method]:
-    where, _, class_name = name.rpartition(":")
-    if where.endswith(".py"):
-        path = Path(where)
-        if not path.is_file():
-            raise UsageError(f"there is no file '{where}' to take method '{class_name}' from")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(where)
-        except ImportError as error:
-            raise UsageError(f"method '{name}': {error}") from error
-    method = getattr(module, class_name, None)
-    if not (inspect.isclass(method) and issubclass(method, Method)):
-        raise UsageError(f"'{where}' has no class '{class_name}' that is a Method")
-    return method
+def _classes() -> dict[str, type[Method]]:
+    return {method.__name__: method for method in all_methods().values()}
+
+
+if not TYPE_CHECKING:  # a type checker shall see the imports above, not a function that gives anything
+
+    def __dir__() -> list[str]:
+        return [*__all__, *_classes()]
+
+    def __getattr__(name: str) -> type[Method]:
+        """A method's class by its name; loaded when it is asked for."""
+        if name.startswith("_"):
+            raise AttributeError(f"module 'equipoise.methods' has no attribute '{name}'")
+        known = _classes()
+        if name not in known:
+            raise AttributeError(f"there is no method class '{name}' in equipoise.methods{nearest(name, known)}")
+        return known[name]

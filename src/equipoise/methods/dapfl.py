@@ -20,6 +20,7 @@ class DapFL(Method):
     """State: loss and accuracy of the received model. Reward: what training improves of both, added up."""
 
     name: ClassVar[str] = "dapfl"
+    family: ClassVar[str] = "controller"
     epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
     lr_low: float = option(1e-4, "smallest rate that an agent may choose", above=0)
     lr_high: float = option(1e-2, "largest rate that an agent may choose", above=0)

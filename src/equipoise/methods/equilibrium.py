@@ -44,6 +44,7 @@ class Equilibrium(Method):
     """
 
     name: ClassVar[str] = "equilibrium"
+    family: ClassVar[str] = "controller"
     control: str = option(
         "zero", "what an agent adds to the rule: zero (nothing), learned, or random in its range", choices=CONTROLS
     )

@@ -19,6 +19,7 @@ class FedRod(Method):
     """Backbone f and generic head G are federated; P_i (from 0) is local. Personal logits: G(f(x)) + P_i(f(x))."""
 
     name: ClassVar[str] = "fedrod"
+    family: ClassVar[str] = "parts"
 
     def check(self, task: Task, training: Training) -> None:
         supervised(self, task)

@@ -46,10 +46,6 @@ class Spent:
     uploads: int
 
 
-Note = Spread | Any
-"""What a method notes: usually a number, or one number per client (their spread, where there are many clients)."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord(Evaluated):
     """What happened in a round. Entries that do not apply are ``None`` or empty, and absent in JSON.
@@ -80,7 +76,8 @@ class RoundRecord(Evaluated):
     skipped: str | None = None
     """Why the round changed nothing."""
     privacy: Spent | None = None
-    notes: dict[str, Note] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the method noted: anything that JSON knows, usually a number or one per client (of many, their spread)."""
     stop: str | None = None
     """Why the run ends here, before its last round."""
     seconds: float

@@ -50,7 +50,7 @@ def run_folders(path: Path) -> list[Path]:
 
 def cell_name(method: str) -> str:
     """The folder of a method's runs in a comparison."""
-    return method.replace(":", "-").replace("/", "-")
+    return method.replace(":", "-").replace("/", "-").replace(" ", "-")
 
 
 def _label(runs: list[Run], groups: list[list[Run]]) -> str:

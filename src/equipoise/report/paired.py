@@ -20,18 +20,22 @@ T975 = (
 
 @dataclass(frozen=True)
 class Difference:
-    """Method minus best, in the column's unit: mean and 95 % interval over paired seeds."""
+    """One method minus another, in the column's unit: mean and 95 % interval over paired seeds."""
 
     mean: float
     low: float
     high: float
+    higher: bool = True
+    """Whether more is better."""
 
     @property
     def verdict(self) -> str:
-        return "tie" if self.low <= 0 <= self.high else "behind"
+        if self.low <= 0 <= self.high:
+            return "tie"
+        return "ahead" if (self.mean > 0) == self.higher else "behind"
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:
+def difference(ours: Sequence[float], theirs: Sequence[float], higher: bool = True) -> Difference | None:
     """Mean of the paired differences with Student's interval; ``None`` for fewer than two pairs."""
     pairs = [a - b for a, b in zip(ours, theirs, strict=True)]
     if len(pairs) < 2:
@@ -39,7 +43,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | N
     t = T975[len(pairs) - 2] if len(pairs) - 2 < len(T975) else 1.96
     half = t * stdev(pairs) / sqrt(len(pairs))
     mean = fmean(pairs)
-    return Difference(mean, mean - half, mean + half)
+    return Difference(mean, mean - half, mean + half, higher)
 
 
 def against_best(
@@ -52,7 +56,7 @@ def against_best(
         if all(value is not None for value in found):
             values[method] = [column.scale * value for value in found if value is not None]
     best = (max if column.higher else min)(values, key=lambda method: fmean(values[method]))
-    return best, {m: difference(v, values[best]) for m, v in values.items() if m != best}
+    return best, {m: difference(v, values[best], column.higher) for m, v in values.items() if m != best}
 
 
 def to_markdown(by_method: Mapping[str, Sequence[Summary]], columns: Sequence[Column]) -> str:

@@ -12,16 +12,16 @@ from equipoise.runs.certificate import certify
 from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_in
 
 
-def certify_run(path: Path, samples: int) -> list[str]:
-    """Add ``certificate`` to the run's summary; gives it in words."""
+def certify_run(path: Path, samples: int, settings: Settings | None = None) -> list[str]:
+    """Add ``certificate`` to the run's summary; gives it in words. ``settings``: of a run made in Python."""
     folder = Folder(path)
     folder.demand()
     if not (folder.summary.is_file() and folder.checkpoint.is_file()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
-    settings = Settings.of(read_config(folder.config))
+    settings = settings or settings_in(folder.config)
     run = settings.run
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
     simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)

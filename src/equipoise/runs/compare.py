@@ -16,6 +16,7 @@ from equipoise.report.page import pareto
 from equipoise.runs.running import Watch, build_task, run
 from equipoise.settings.config import Settings
 from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_of
 
 Announce = Callable[[Settings, Path], Watch]
 """Called before each cell; gives what watches its rounds."""
@@ -31,7 +32,9 @@ def compare(
     overwrite: bool = False,
     announce: Announce | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
-    """``cells`` maps each method to its options; seed ``s`` of ``seeds`` is the given seed plus ``s``.
+    """``cells`` maps each method to its options, or a label to options with a method among them.
+
+    Seed ``s`` of ``seeds`` is the given seed plus ``s``.
 
     Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv``, ``compare.json``
     and, with the extra ``plot``, ``pareto.svg``.
@@ -41,8 +44,8 @@ def compare(
     plan: list[tuple[str, Settings, Path]] = []
     for method, given in cells.items():
         for seed in range(seeds):
-            settings = Settings.of({**given, "method": method, "seed": given.get("seed", 0) + seed})
-            plan.append((method, settings, out / folders.cell_name(method) / f"seed-{settings.run.seed}"))
+            settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
+            plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
     _refuse_early(plan, out, resume, overwrite)
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     for method, settings, folder in plan:
@@ -60,6 +63,11 @@ def compare(
     points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
     pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)
     return by_method, shown
+
+
+def cell_folder(label: str, seed: int) -> Path:
+    """Where a comparison keeps a run."""
+    return Path(folders.cell_name(label)) / f"seed-{seed}"
 
 
 def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,26 @@ from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_in
 
 ROWS = 64  # of the server's test set, that predictions are compared on
 CLOSE = 1e-4  # how far logits may differ, relative to the largest
 
 
-def export(path: Path, client: int | None, form: str, out: Path | None) -> tuple[Path, float]:
-    """Write the global model, or a client's personal one; gives the file and the largest difference of its logits."""
+def export(
+    path: Path, client: int | None, form: str, out: Path | None, settings: Settings | None = None
+) -> tuple[Path, float]:
+    """Write the global model, or a client's personal one; gives the file and the largest difference of its logits.
+
+    ``settings``: of a run made in Python.
+    """
     if form not in FORMATS:
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
     folder.demand()
     params = read_model(folder, client)
-    task = build_task(Settings.of({**read_config(folder.config), "device": "cpu"}))
+    settings = settings or settings_in(folder.config)
+    task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
     if not isinstance(task, Supervised):
         raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
     x = task.samples(ROWS)

@@ -11,8 +11,7 @@ from equipoise.frl.deep import film
 from equipoise.frl.deep.task import AgentTask
 from equipoise.records.folder import Folder
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_in
 
 
 def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
@@ -23,7 +22,7 @@ def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
         film.check_file(video)
     folder = Folder(path)
     folder.demand()
-    task = build_task(Settings.of(read_config(folder.config)))
+    task = build_task(settings_in(folder.config))
     if not isinstance(task, AgentTask):
         raise UsageError(f"'{path}' is a run of task '{task.name}', which has no deep agents: nothing to play")
     file = folder.models / "personal.safetensors"

@@ -29,11 +29,11 @@ from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_in, settings_like
 
 LABELLED = 1000  # clients up to this number have their classes counted
-Watch = Callable[[RoundRecord], None]
-"""Called after each round with its record."""
+Watch = Callable[[RoundRecord], str | None]
+"""Called after each round with its record; gives a reason to stop the run, or ``None``."""
 Tell = Callable[[str], None]
 """Called with each remark before the first round."""
 
@@ -63,9 +63,9 @@ def run(
     if exists and not folder.config.is_file():
         raise UsageError(f"'{out}' is not a run folder (it has no config.json): choose another --out")
     if exists and resume:
-        if Settings.of(read_config(folder.config)).flat != settings.flat:
+        if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor, tell)
+        return resume_run(folder.path, watch, make_executor, settings, tell)
     task = build_task(settings)
     if exists:
         folder.clear()
@@ -76,12 +76,19 @@ def run(
 
 
 def resume_run(
-    path: Path | str, watch: Watch | None = None, make_executor: MakeExecutor | None = None, tell: Tell | None = None
+    path: Path | str,
+    watch: Watch | None = None,
+    make_executor: MakeExecutor | None = None,
+    settings: Settings | None = None,
+    tell: Tell | None = None,
 ) -> Summary:
-    """Go on where a run stopped; a finished one just gives its summary."""
+    """Go on where a run stopped; a finished one just gives its summary.
+
+    ``settings``: those of the folder, where its method or task was made in Python.
+    """
     folder = Folder(Path(path))
     folder.demand()
-    settings = Settings.of(read_config(folder.config))
+    settings = settings or settings_in(folder.config)
     if folder.summary.exists():
         return folder.read_summary()
     folder.checkpoint.parent.mkdir(exist_ok=True)
@@ -191,8 +198,8 @@ class _Running:
         with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
             while not self._finished():
                 record = self._round(file)
-                if watch:
-                    watch(record)
+                if watch and (reason := watch(record)):
+                    self._stop(reason)
                 if asked():
                     self._save()
                     raise Interrupted
@@ -217,6 +224,12 @@ class _Running:
         if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
             self._save()
         return record
+
+    def _stop(self, reason: str) -> None:
+        """End with the round that is written already, for a reason that is known only now."""
+        self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
+        self.folder.write_rounds(self.records)
+        self._save()
 
     def _finished(self) -> bool:
         if not self.records:

@@ -93,6 +93,12 @@ class RunningClient(Client):
             lambda call: task.evaluate(*call, split), lambda call: task.evaluate_stack(*call, split), (self.id, params)
         )
 
+    def steepness(self, params: Tree) -> Tensor:
+        task, when = self.task, self._when
+        return primitives.call(
+            lambda call: task.steepness(*call, when), lambda call: task.steepness_stack(*call, when), (self.id, params)
+        )
+
     def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
         task = self.task
         return primitives.call(

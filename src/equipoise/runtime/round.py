@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from equipoise.contract import Down, Held, Method, Server, State, Task, Training
 from equipoise.core import schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
-from equipoise.records.rounds import Bytes, Note, RoundRecord, Spent, Spread
+from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
 from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.runtime import cost
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
@@ -96,7 +96,7 @@ class Simulation:
             down, server.state = method.give(server, tensor_ids)
             replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
             reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            finite = _finite(reply and (reply.up, reply.held), len(here))
+            finite = _finite((reply.up, reply.held) if reply else (), len(here))
             enough = int(finite.sum()) >= self.executor.fewest
             taken = finite & enough
             spent = self._bill(ids, replies, down)
@@ -243,10 +243,10 @@ def _plain(value: Tensor) -> list[float]:
     return [float(f"{number:.6g}") for number in value.tolist()]
 
 
-def _note(value: Any) -> Note:
+def _note(value: Any) -> Any:
     """A number as it is; one number per client as a list, or as their spread when there are many."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
         return float(value)
-    return _plain(value) if len(value) <= LISTED else _spread(value)
+    return _plain(value) if len(value) <= LISTED else asdict(_spread(value))

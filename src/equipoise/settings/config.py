@@ -11,7 +11,7 @@ from equipoise.contract import Method, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.schedules import Schedule
 from equipoise.core.text import from_file, to_file
-from equipoise.methods import find_method
+from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.options import Privacy
 from equipoise.settings.names import options, resolved
 from equipoise.settings.run import RunConfig
@@ -37,6 +37,9 @@ class Settings:
     def of(cls, given: Mapping[str, Any]) -> Settings:
         """Settings from option names and values; what is not given has its default."""
         method, task = find_method(given.get("method", "fedavg")), find_task(given.get("task", "synthetic"))
+        named = given.get("method")
+        named = named if isinstance(named, str) else recorded_name(method)  # a class is recorded by its name
+        given = {**given, "method": named, "task": task.recorded_name}
         known, wrong = options(method, task), []
         values: dict[str, dict[str, Any]] = {"run": {}, "training": {}, "privacy": {}, "task": {}, "method": {}}
         for key, value in resolved(known, given).items():

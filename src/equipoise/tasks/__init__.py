@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.contract import Options, Task, Training
-from equipoise.core.errors import UsageError, nearest
+from equipoise.core.errors import AGAIN, IN_PYTHON, UsageError, nearest
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,18 @@ class TaskSpec:
     """Models that it takes, the default first; none where the task brings its own."""
     build: Callable[[Any, str, Training, int], Task]
     """``(config, model, training, seed) -> task``."""
+    in_python: bool = False
+    """Whether it was made by the user's own Python code, and cannot be found again by its name."""
 
-
-_ADDED: dict[str, TaskSpec] = {}
-
-
-def add(spec: TaskSpec) -> None:
-    """Make a task of the user's own known by its name, in this process."""
-    if spec.name not in _ADDED and spec.name in all_tasks():
-        raise UsageError(f"task '{spec.name}' exists already: choose another name for yours")
-    _ADDED[spec.name] = spec
+    @property
+    def recorded_name(self) -> str:
+        """How a run's config names it."""
+        return f"{IN_PYTHON}:{self.name}" if self.in_python else self.name
 
 
 def all_tasks() -> dict[str, TaskSpec]:
-    """Every task that ships or was added, by name."""
-    found = dict(_ADDED)
+    """Every task that ships, by name."""
+    found: dict[str, TaskSpec] = {}
     for info in pkgutil.iter_modules(__path__):
         spec = getattr(importlib.import_module(f"{__name__}.{info.name}"), "SPEC", None)
         if spec is not None:
@@ -49,12 +46,18 @@ def all_tasks() -> dict[str, TaskSpec]:
     return dict(sorted(found.items()))
 
 
-def find_task(name: str) -> TaskSpec:
-    if name in _ADDED:
-        return _ADDED[name]
-    file = name.replace("-", "_")
+def find_task(wanted: str | TaskSpec) -> TaskSpec:
+    """A task by name, or as it was made in Python."""
+    if isinstance(wanted, TaskSpec):
+        return wanted
+    if not isinstance(wanted, str):
+        raise UsageError(f"task is {wanted!r}: give a name, or an equipoise.Task")
+    if wanted.startswith(f"{IN_PYTHON}:"):
+        name = wanted.partition(":")[2]
+        raise UsageError(f"task '{name}' was made in Python: go on with {AGAIN.format('task')}")
+    file = wanted.replace("-", "_")
     if file.isidentifier() and importlib.util.find_spec(f"{__name__}.{file}") is not None:
         spec = getattr(importlib.import_module(f"{__name__}.{file}"), "SPEC", None)
         if isinstance(spec, TaskSpec):
             return spec
-    raise UsageError(f"unknown task '{name}'{nearest(name, all_tasks())}; see 'equipoise list tasks'")
+    raise UsageError(f"unknown task '{wanted}'{nearest(wanted, all_tasks())}; see 'equipoise list tasks'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
-from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
+from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
 
@@ -30,6 +31,11 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Classify(Supervised):
     """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
 
+    client_names: tuple[str, ...] = ()
+    """What the clients are called, in their order; empty where they have numbers only."""
+    class_names: tuple[Any, ...] = ()
+    """What the classes are called, in their order; empty where they have numbers only."""
+
     def __init__(
         self,
         name: str,
@@ -38,9 +44,14 @@ class Classify(Supervised):
         training: Training,
         dtype: torch.dtype = torch.float32,
         closed_form: bool = True,
+        fresh: bool = True,
     ) -> None:
-        """``closed_form=False`` keeps a linear model on the general engine (to measure and test it)."""
+        """``closed_form=False`` keeps a linear model on the general engine (to measure and test it).
+
+        ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
+        """
         _refuse_modules(module)
+        self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
         self.clients = data.clients
         self.module = copy.deepcopy(module).to(dtype)
@@ -74,6 +85,7 @@ class Classify(Supervised):
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
         part.clients = part.data.clients
+        part.client_names = tuple(self.client_names[k] for k in ids) if self.client_names else ()
         part._map_forward()
         return part
 
@@ -91,9 +103,48 @@ class Classify(Supervised):
                 f"but the data has {self.data.classes} classes"
             )
 
+        self._refuse_what_no_seed_repeats(x[:2])
+        if self.stackable and not self._maps(x[:2]):
+            self.stackable, self.deep = False, True
+
+    def _refuse_what_no_seed_repeats(self, x: Tensor) -> None:
+        params: Tree = dict(self._placed.named_parameters())
+        with torch.no_grad():
+            once, again = (self.forward(params, self.prepare(x)) for _ in range(2))
+        if not torch.equal(once, again):
+            raise UsageError("the model gives other outputs when asked again (F.dropout?): remove what is random in it")
+        for name, layer in self.module.named_modules() if self.fresh else ():
+            bare = [own for own, p in layer.named_parameters(recurse=False) if bool(p.any())]
+            if bare and not callable(getattr(layer, "reset_parameters", None)):
+                where = f"{name}.{bare[0]}" if name else bare[0]
+                raise UsageError(
+                    f"parameter '{where}' cannot be drawn anew, for its layer has no reset_parameters(): "
+                    "give it one, or keep the weights (fresh=False)"
+                )
+
+    def _maps(self, x: Tensor) -> bool:
+        """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
+        params = {name: p[None] for name, p in self._placed.named_parameters()}
+        try:
+            with torch.no_grad():
+                self._forward_stack(params, self.prepare(x)[None])
+        except RuntimeError:
+            return False
+        return True
+
+    def stored(self, rows: Any) -> Tensor:
+        """New rows as this task stores its own: arrays of the same shape; tables go through their columns."""
+        x = torch.as_tensor(np.asarray(rows))
+        like = self.data.server("test")[0]
+        if x.shape[1:] != like.shape[1:]:
+            raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, those of the task {tuple(like.shape[1:])}")
+        return x.to(like.dtype)
+
     def init_params(self, seed: int) -> Tree:
-        """Fresh random layers by ``seed``; a layer that starts at zero stays there."""
+        """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
         module = copy.deepcopy(self.module)
+        if not self.fresh:
+            return {name: p.detach().clone() for name, p in module.named_parameters()}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for layer in module.modules():
@@ -182,6 +233,9 @@ class Classify(Supervised):
         logits, y = self.logits(trees.moved(params, self.device), x), y.to(self.device)
         return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
 
+    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(Classify.device)
+
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not (self.deep and self.stackable):
             return super().evaluate_heads(ids, params, heads, split)
@@ -219,6 +273,11 @@ class Classify(Supervised):
             return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
         return _score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
+
+    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        if not self.stackable:
+            return torch.stack([self.steepness(ids[k], trees.row(params, k), when) for k in range(len(ids))])
+        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(Classify.device)
 
     def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not self.deep:

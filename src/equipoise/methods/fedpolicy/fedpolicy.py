@@ -31,6 +31,7 @@ class FedPolicy(Over):
     """w_i <- full (B, H), backbone (B, own h), head (own b, H) or none (own b, h); the rest is the base's."""
 
     name: ClassVar[str] = "fedpolicy"
+    family: ClassVar[str] = "redistribution"
     policy: str = option("learned", "who chooses the part that a client gets back", choices=(*PARTS, *POLICIES))
     parts: str = option("full,backbone,head", "what a policy may choose from; none may be added")
     sync: str = option(

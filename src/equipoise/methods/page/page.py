@@ -24,6 +24,7 @@ class Page(Game):
     """Client i: state acc_i, action (alpha_i, eta_i), reward 1/f_i. Server: state acc_1..N, action p, reward 1/F."""
 
     name: ClassVar[str] = "page"
+    family: ClassVar[str] = "controller"
     bias: str = option("1:1", "weight of the global against the local model, as 10:1 or 1:10")
     resources: str = option("", "energy budget of the clients: 'default' or a TOML file of ranges; empty for none")
     multiplier_rate: float = option(0.5, "rate of the Lagrangian multipliers under an energy budget", above=0)

@@ -27,6 +27,7 @@ class PageShared(Game):
     """
 
     name: ClassVar[str] = "page-shared"
+    family: ClassVar[str] = "controller"
     replay: int = option(
         10_000, "transitions that the clients' agent remembers; it sees one per client and round", low=1
     )

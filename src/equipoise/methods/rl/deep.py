@@ -22,6 +22,7 @@ class DeepQ(Method):
     """
 
     trains: ClassVar[str] = "deep"
+    family: ClassVar[str] = "agents"
     two_rates: ClassVar[bool] = False
     head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step", low=0)
     body_rate: float = option(1.0, "rate of the body as a share of the head's, at first", above=0, high=1)

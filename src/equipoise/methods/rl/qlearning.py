@@ -19,6 +19,7 @@ class FederatedQ(Method):
     """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
 
     trains: ClassVar[str] = "tabular"
+    family: ClassVar[str] = "agents"
     rule: ClassVar[str]
     eta: float = option(0.05, "learning rate of Q-learning", above=0, below=1)
     tau: int = option(50, "local steps between synchronisations", low=1)

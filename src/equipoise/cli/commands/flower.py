@@ -6,7 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from equipoise.cli.arguments import Parser, add_options, early_options, given_options
+from equipoise.cli.arguments import add_options, early_options, given_options
+from equipoise.cli.parser import Parser, add_config
 from equipoise.core.errors import UsageError, nearest
 from equipoise.flower.options import Deployment
 from equipoise.methods import find_method
@@ -17,7 +18,7 @@ from equipoise.tasks import find_task
 def main(arguments: list[str]) -> int:
     commands = {"init": _init, "run": _run, "certs": _certs, "register": _register, "proxy": _proxy, "doctor": _doctor}
     about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
-    parser = Parser("equipoise flower", description=about, allow_abbrev=False)
+    parser = Parser("flower", about)
     parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         raise UsageError(f"unknown command 'flower {arguments[0]}'{nearest(arguments[0], commands)}")
@@ -34,10 +35,10 @@ def _init(arguments: list[str]) -> int:
     known = options(find_method(early["method"]), find_task(early["task"]))
     deployment = {item.name: item for item in of_config(Deployment, "run")}
     known = deployment | {name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")}
-    parser = Parser("equipoise flower init", description="Write a ready Flower app.", allow_abbrev=False)
+    parser = Parser("flower init", "Write a ready Flower app.")
     parser.add_argument("folder", help="folder to be made")
-    parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
-    add_options(parser, known, early)
+    add_config(parser)
+    add_options(parser, known, early, arguments)
     chosen = vars(parser.parse(arguments))
     from equipoise.flower import project
 
@@ -48,9 +49,7 @@ def _init(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = Parser(
-        "equipoise flower run", description="Start an app on a SuperLink, or resume it.", allow_abbrev=False
-    )
+    parser = Parser("flower run", "Start an app on a SuperLink, or resume it.")
     parser.add_argument("folder", help="the app's folder")
     parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
     parser.add_argument("--ca", help="the CA's certificate (ca.pem); without it the connection is not encrypted")
@@ -66,7 +65,7 @@ def _run(arguments: list[str]) -> int:
 
 def _certs(arguments: list[str]) -> int:
     about = "Make a private CA, the server's certificate and node keys."
-    parser = Parser("equipoise flower certs", description=about, allow_abbrev=False)
+    parser = Parser("flower certs", about)
     parser.add_argument(
         "folder", help="folder to be made; ca.key and the other private keys are for their owners alone"
     )
@@ -84,7 +83,7 @@ def _certs(arguments: list[str]) -> int:
 
 def _register(arguments: list[str]) -> int:
     about = "Register a node's public key, and the client that its node may be."
-    parser = Parser("equipoise flower register", description=about, allow_abbrev=False)
+    parser = Parser("flower register", about)
     parser.add_argument("key", help="the public key, such as certs/node-0.pub")
     parser.add_argument("--client", type=int, required=True, help="the client's number: 0, 1, ...")
     parser.add_argument("--nodes", default="nodes.json", help="file that is added to (default: nodes.json)")
@@ -102,7 +101,7 @@ def _register(arguments: list[str]) -> int:
 
 def _proxy(arguments: list[str]) -> int:
     about = "Write an nginx configuration that lets nodes in and keeps the control API closed."
-    parser = Parser("equipoise flower proxy", description=about, allow_abbrev=False)
+    parser = Parser("flower proxy", about)
     parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
     parser.add_argument("--certs", required=True, help="folder made by 'equipoise flower certs'")
     parser.add_argument("--listen", default="9443", help="port, or address:port, for nodes (default: 9443)")
@@ -118,7 +117,7 @@ def _proxy(arguments: list[str]) -> int:
 
 def _doctor(arguments: list[str]) -> int:
     about = "Check this machine and a SuperLink; says what to do. Exit code 1 if something is wrong."
-    parser = Parser("equipoise flower doctor", description=about, allow_abbrev=False)
+    parser = Parser("flower doctor", about)
     parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
     parser.add_argument("--certs", help="folder with ca.pem, server.pem and keys")
     chosen = parser.parse(arguments)

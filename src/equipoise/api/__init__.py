@@ -1,0 +1,1 @@
+"""What users call from Python; its names are given on by ``equipoise`` itself."""

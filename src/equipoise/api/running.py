@@ -1,0 +1,93 @@
+"""``equipoise.run`` and ``equipoise.open``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from equipoise.api.given import GivenMethod, gathered, given_in_python
+from equipoise.api.result import OnRound, Run, go_on
+from equipoise.api.task import Task
+from equipoise.contract import Method, Schedule
+from equipoise.core.errors import IN_PYTHON
+from equipoise.records.folder import Folder
+from equipoise.runs.running import run as run_settings
+from equipoise.settings.given import settings_of
+
+RUNS = Path("runs")
+
+
+def run(
+    out: str | Path | None = None,
+    *,
+    method: GivenMethod = "fedavg",
+    task: str | Task = "synthetic",
+    rounds: int | None = None,
+    seed: int | None = None,
+    model: str | None = None,
+    participation: float | None = None,
+    epochs: int | Schedule | None = None,
+    lr: float | Schedule | None = None,
+    batch_size: int | None = None,
+    on_round: OnRound | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    log: str = "",
+    **options: Any,
+) -> Run:
+    """Run a method on a task.
+
+    Arguments:
+        out: the folder of the run; without it, a new one under ``runs/``.
+        method: a name, a class, an instance with options of its own, or one in a wrapper such as :func:`private`.
+        task: a name, or a :class:`Task`.
+        rounds, seed, model, participation, epochs, lr, batch_size: the usual options; ``None`` is the default's value.
+        on_round: called after each round with its record; a text that it gives is the reason to stop there.
+        resume: go on with what is in ``out``, if it is the same run.
+        overwrite: replace what is in ``out``.
+        log: trackers that are told of every round: ``"tensorboard,mlflow"``.
+        options: any other option of run, training, task or method, as on the command line.
+
+    Returns:
+        The finished run.
+    """
+    usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
+    training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
+    settings = settings_of(gathered(method, task, {**usual, **training, **options}))
+    chosen = settings.run
+    folder = Path(out) if out is not None else new_folder(f"{chosen.method}-{chosen.task}")
+
+    def go(watch: OnRound) -> object:
+        return run_settings(settings, folder, resume=resume, overwrite=overwrite, watch=watch)
+
+    try:
+        go_on(Folder(folder), log, on_round, go)
+    finally:
+        if out is None:
+            with contextlib.suppress(OSError):  # stays if there is anything in it
+                folder.rmdir()
+    return Run(folder, *given_in_python(settings.method, task))
+
+
+def open(folder: str | Path, *, method: type[Method] | None = None, task: Task | None = None) -> Run:
+    """A run's folder, finished or not.
+
+    Arguments:
+        folder: where the run is.
+        method, task: what the run was given in Python, if it was; needed for its models and to resume it.
+    """
+    Folder(Path(folder)).demand()
+    return Run(Path(folder), method, task)
+
+
+def new_folder(name: str) -> Path:
+    """A folder under ``runs/`` that was not there before."""
+    number, name = 1, name.replace(f"{IN_PYTHON}:", "").replace(":", "-").replace("/", "-")
+    while True:
+        folder = RUNS / f"{name}-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,106 @@
+"""A task as a value: what is learned, from which data, with which options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.contract import Training
+from equipoise.core.errors import UsageError, nearest
+from equipoise.data.forms import Form
+from equipoise.tasks import TaskSpec, find_task, given
+from equipoise.tasks.given import Model
+
+KINDS = ("classification",)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned. Make one by :meth:`named`, :meth:`from_tables`, :meth:`from_datasets` or :meth:`from_folder`."""
+
+    spec: TaskSpec = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = [item.name for item in dataclasses.fields(self.spec.config)]
+        for name in self.options:
+            if name not in known:
+                raise UsageError(f"task '{self.spec.name}' has no option '{name}'{nearest(name, known)}")
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @classmethod
+    def named(cls, name: str, **options: Any) -> Task:
+        """A task that ships, with options of its own: ``Task.named("synthetic", clients=50)``."""
+        return cls(find_task(name), options)
+
+    @classmethod
+    def from_tables(
+        cls,
+        tables: Mapping[str, Any],
+        *,
+        target: str,
+        kind: str = "classification",
+        ignore: Sequence[str] = (),
+        name: str = "tables",
+        **options: Any,
+    ) -> Task:
+        """Clients' tables that are in memory.
+
+        Arguments:
+            tables: a table for each client's name: a pandas or Arrow table, or columns by name. One that is called
+                ``server`` holds the server's rows; without it, a share of every client's rows is used.
+            target: the column to be predicted.
+            kind: what kind of column that is.
+            ignore: columns to leave out.
+            name: what the task is called in the results.
+            options: shares of the splits and the like, as the task ``own`` has them.
+        """
+        if kind not in KINDS:
+            raise UsageError(f"kind is '{kind}': must be {' or '.join(KINDS)}{nearest(kind, KINDS)}")
+        return cls(given.from_tables(tables, target, name, ignore), options)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        clients: Mapping[str, Any] | Iterable[Any],
+        *,
+        model: Model,
+        fresh: bool = False,
+        server: Any = None,
+        classes: int | None = None,
+        form: Form | None = None,
+        training: Training | None = None,
+        name: str = "datasets",
+        **options: Any,
+    ) -> Task:
+        """Clients' samples as arrays, tensors or torch data sets, with any model.
+
+        Arguments:
+            clients: for each client (or client's name) a pair ``(x, y)`` of arrays or tensors, or a torch data set of
+                such pairs. Bytes ``[H, W, C]`` are images, other whole numbers tokens; labels are 0, 1, ...
+            model: a module, whose weights are where training starts; a function ``(shape, classes) -> module``, which
+                is called under the run's seed; or the name of a model that ships.
+            fresh: whether the run's seed draws the module's layers anew.
+            server: the server's samples, likewise; without them, a share of every client's is used.
+            classes: the number of classes, if the labels do not show it.
+            form: how stored samples become the model's input, such as ``equipoise.data.forms.Pixels(mean, std)``.
+            training: defaults of local training.
+            name: what the task is called in the results.
+            options: shares of the splits and the like.
+        """
+        how = {"server": server, "classes": classes, "form": form, "training": training, "fresh": fresh}
+        return cls(given.from_datasets(clients, model, name, **how), options)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, *, target: str, **options: Any) -> Task:
+        """A folder with one CSV or Parquet file per client, or one file with a column that names the client.
+
+        ``options`` are those of the task ``own``: ``ignore_columns``, ``client_column``, shares of the splits.
+        """
+        return cls.named("own", data=str(folder), label_column=target, **options)
