@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -38,8 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"unknown {what} '{first}'{nearest(first, COMMANDS)}; see equipoise --help")
         return int(importlib.import_module(f"equipoise.cli.commands.{first}").main(arguments[1:]))
     except UsageError as error:
-        print(f"equipoise: {error}", file=sys.stderr)
-        return 2
+        return _told(str(error), 2)
+    except KeyboardInterrupt:
+        return _told("interrupted", 1)
+    except BrokenPipeError:  # whoever read our output has gone
+        return 1
+    except (OSError, UnicodeError) as error:  # of the disk or its content: what was saved before is as it was
+        return _told(f"{' '.join(str(error).split())} ({type(error).__name__}); nothing that was saved is lost", 1)
+
+
+def _told(line: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"equipoise: {line}", file=sys.stderr)
+    return code
 
 
 def _help() -> str:

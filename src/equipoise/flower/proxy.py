@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.flower.address import host_port, is_port
 
@@ -55,12 +56,12 @@ def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
         raise UsageError(f"'{folder}' is a file: choose another folder")
     if not (certs / "server.pem").is_file():
         raise UsageError(f"'{certs}' has no server.pem: make it with 'equipoise flower certs'")
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     file = folder / "nginx.conf"
     text = NGINX.format(
         here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=_name(certs)
     )
-    file.write_text(text)
+    files.write_text(file, text)
     return file
 
 

@@ -32,7 +32,7 @@ class Budget:
     def spend(self) -> None:
         """Before the upload leaves, so that a crash cannot make it free."""
         if self.privacy.noisy:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.make_folder(self.file.parent)
             spent = self._spent() + upload_cost(self.privacy.dp_noise)
             checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))
 

@@ -79,6 +79,7 @@ class Group:
 def read(path: Path) -> Run:
     """One run folder; what is missing in an unfinished one stays empty."""
     folder = Folder(path)
+    folder.check()
     summary = folder.read_summary() if folder.summary.is_file() else None
     records = [_slim(record) for record in folder.stream()]
     tables = read_table(folder.clients), read_table(folder.labels)

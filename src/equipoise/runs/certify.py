@@ -26,9 +26,11 @@ def certify_run(path: Path, samples: int, settings: Settings | None = None) -> l
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
     simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)
     state, meta = checkpoint.load(folder.checkpoint)
+    folder.check()
     simulation.load(state["simulation"], meta["round"])
     found = certify(simulation, samples)
-    folder.write_summary(replace(folder.read_summary(), certificate=found))
+    with checkpoint.locked(path):
+        folder.write_summary(replace(folder.read_summary(), certificate=found))
     clients, server = found.clients, found.server
     lines = [
         f"clients: the largest gain is {clients.largest:.1%}, the mean {clients.mean:.1%}; "

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -37,6 +36,7 @@ def export(
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
     folder.demand()
+    folder.check()
     params = read_model(folder, client)
     settings = settings or settings_in(folder.config)
     task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
@@ -45,18 +45,25 @@ def export(
     x = task.samples(ROWS)
     module = copy.deepcopy(task.module).eval()
     module.load_state_dict(params, strict=False)
-    suffix, write = FORMATS[form]
+    suffix, fill = FORMATS[form]
     name = "global" if client is None else f"client-{client}"
     out = out or folder.models / f"export-{name}{suffix}"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.make_folder(out.parent)
     with torch.no_grad():
         expected = task.forward(params, x)
-        found = write(module, params, x, out)
-    gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-    if gap > CLOSE or not torch.equal(found.argmax(1), expected.argmax(1)):
-        out.unlink()
-        raise UsageError(f"the {form} model predicts otherwise than the original (by {gap:.2g}): not written")
-    return out, gap
+    gaps: list[float] = []
+
+    def write(file: Path) -> None:
+        """It takes its name only after its predictions were compared."""
+        with torch.no_grad():
+            found = fill(module, params, x, file)
+        gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+        if gap > CLOSE or not torch.equal(found.argmax(1), expected.argmax(1)):
+            raise UsageError(f"the {form} model predicts otherwise than the original (by {gap:.2g}): not written")
+        gaps.append(gap)
+
+    checkpoint.write_with(out, write)
+    return out, gaps[0]
 
 
 def read_model(folder: Folder, client: int | None) -> Tree:
@@ -69,10 +76,7 @@ def read_model(folder: Folder, client: int | None) -> Tree:
             "personal": "the run is not finished, or kept no personal models (--no-save-personal)",
         }
         raise UsageError(f"'{file}' does not exist: {why[name]}")
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise UsageError(f"'{file}' is damaged: {error}") from error
+    tensors, _ = checkpoint.read_tensors(file)
     if client is None:
         return tensors
     ids = tensors.pop("client_ids").tolist()
@@ -83,7 +87,7 @@ def read_model(folder: Folder, client: int | None) -> Tree:
 
 
 def _safetensors(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tensor:
-    checkpoint.write_tensors(out, params)
+    checkpoint.fill_tensors(out, params)
     module.load_state_dict(load_file(out), strict=False)
     logits: Tensor = module(x)
     return logits

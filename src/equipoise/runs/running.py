@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.privacy.ledger import Ledger
-from equipoise.records.folder import Folder, append_round
+from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
@@ -54,21 +54,19 @@ def run(
     ``make_executor``: where the clients are, if not in this process.
     """
     folder = Folder(Path(out))
-    exists = folder.path.exists() and any(folder.path.iterdir()) if folder.path.is_dir() else folder.path.exists()
-    if exists and not (resume or overwrite):
-        raise UsageError(f"'{out}' exists already: choose another --out, or give --resume or --overwrite")
-    if exists and not folder.config.is_file():
-        raise UsageError(f"'{out}' is not a run folder (it has no config.json): choose another --out")
-    if exists and resume:
+    folder.refuse(resume or overwrite)
+    if folder.config.is_file() and resume:
         if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
         return resume_run(folder.path, watch, make_executor, settings)
     task = build_task(settings)
-    if exists:
+    checkpoint.make_folder(folder.path)
+    with checkpoint.locked(folder.path):
+        folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
-    folder.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
-    return _Running(settings, task, folder, make_executor).to_the_end(watch)
+        checkpoint.make_folder(folder.checkpoint.parent)
+        checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
+        return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
 def resume_run(
@@ -86,11 +84,13 @@ def resume_run(
     settings = settings or settings_in(folder.config)
     if folder.summary.exists():
         return folder.read_summary()
-    folder.checkpoint.parent.mkdir(exist_ok=True)
-    running = _Running(settings, build_task(settings), folder, make_executor)
-    if folder.checkpoint.exists():
-        running.restore()
-    return running.to_the_end(watch)
+    task = build_task(settings)
+    with checkpoint.locked(folder.path):
+        checkpoint.make_folder(folder.checkpoint.parent)
+        running = _Running(settings, task, folder, make_executor)
+        if folder.checkpoint.exists():
+            running.restore()
+        return running.to_the_end(watch)
 
 
 def build_task(settings: Settings) -> Task:
@@ -168,9 +168,8 @@ class _Running:
 
     def restore(self) -> None:
         state, meta = checkpoint.load(self.folder.checkpoint)
+        self.folder.check()
         self.records = self.folder.records()[: meta["round"]]
-        if len(self.records) < meta["round"]:
-            raise UsageError(f"'{self.folder.rounds}' has fewer rounds than the checkpoint: it was cut or edited")
         try:
             self.simulation.load(state["simulation"], meta["round"])
         except KeyError as error:
@@ -181,10 +180,10 @@ class _Running:
         self.best_params = state["best"]
 
     def to_the_end(self, watch: Watch | None) -> Summary:
-        self.folder.write_rounds(self.records)
-        with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
+        self.log_checksum = self.folder.write_rounds(self.records)
+        with _threads(self.choice.threads), _interruptible() as asked:
             while not self._finished():
-                record = self._round(file)
+                record = self._round()
                 if watch and (reason := watch(record)):
                     self._stop(reason)
                 if asked():
@@ -196,7 +195,7 @@ class _Running:
         self.folder.write_summary(summary)
         return summary
 
-    def _round(self, file: TextIO) -> RoundRecord:
+    def _round(self) -> RoundRecord:
         record = self.simulation.round()
         score = validation_score(record, self.task.headline, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
@@ -207,7 +206,7 @@ class _Running:
             if since >= patience:
                 record = replace(record, stop=f"no better validation score in {patience} evaluations")
         self.records.append(record)
-        append_round(file, record)
+        self.log_checksum = self.folder.append_round(record, self.log_checksum)
         if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
             self._save()
         return record
@@ -215,8 +214,9 @@ class _Running:
     def _stop(self, reason: str) -> None:
         """End with the round that is written already, for a reason that is known only now."""
         self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
+        before, self.log_checksum = self.log_checksum, self.folder.checksum_of(self.records)
+        self._save(before)  # for a moment either log is right
         self.folder.write_rounds(self.records)
-        self._save()
 
     def _finished(self) -> bool:
         if not self.records:
@@ -224,9 +224,15 @@ class _Running:
         last = self.records[-1]
         return last.round == self.settings.run.rounds or last.stop is not None
 
-    def _save(self) -> None:
+    def _save(self, *also: int) -> None:
+        """The log first: a checkpoint must never know of a round that the log has lost.
+
+        ``also``: checksums of other logs that belong to this checkpoint.
+        """
+        checkpoint.sync(self.folder.rounds)
         state = {"simulation": self.simulation.state(), "best": self.best_params}
-        checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best})
+        sums = {"config": checkpoint.checksum(self.folder.config.read_bytes()), "log": [self.log_checksum, *also]}
+        checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best, **sums})
 
     def _summary(self) -> Summary:
         run, task = self.settings.run, self.task
@@ -241,7 +247,7 @@ class _Running:
         )
 
     def _write_models(self) -> None:
-        self.folder.models.mkdir(exist_ok=True)
+        checkpoint.make_folder(self.folder.models)
         method = self.settings.method
         if method.has_global(self.task):
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
@@ -286,7 +292,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C once: stop after the round under way, so that what is saved is whole. Twice: stop at once."""
+    """Ctrl-C or SIGTERM once: stop after the round under way, so that what is saved is whole. Twice: stop at once."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
@@ -294,14 +300,16 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        os.write(2, b"\nstopping after this round (Ctrl-C again to stop at once)\n")
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            os.write(2, b"\nstopping after this round (Ctrl-C again to stop at once)\n")
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are the caller's affair
         yield lambda: False
         return
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
