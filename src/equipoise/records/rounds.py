@@ -70,7 +70,9 @@ class RoundRecord(Evaluated):
     """Epochs and rates of each client, where they differ."""
     bytes: Bytes
     dropped: list[int]
-    """Clients whose update, state or personal model was not finite."""
+    """Clients whose reply was of no use: its update, state or personal model was not finite, or see ``left_out``."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Clients of ``dropped`` that reported what they must not, or made the server fail: why."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that did not reply, and why."""
     skipped: str | None = None
