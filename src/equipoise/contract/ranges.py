@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.contract.words import Up
 from equipoise.core.trees import State
 
-SLACK = 1e-6  # of a range's width: room for rounding
+SLACK = 1e-6  # room for rounding
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Range:
         """Per client of a stack ``[K, ...]``: its first number that is not within, or NaN if all are."""
         values = values.double()
         low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (self.low, self.high))
-        room = SLACK * (high - low)
-        wrong = ~((values >= low - room) & (values <= high + room))  # also what is not a number
+        wrong = ~((values >= low - SLACK) & (values <= high + SLACK))  # also what is not a number
         rows, wrong = values.reshape(len(values), -1), wrong.reshape(len(values), -1)
         if not rows.shape[1]:
             return rows.new_full((len(rows),), torch.nan)
