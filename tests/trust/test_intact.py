@@ -199,7 +199,7 @@ def test_a_folder_deleted_under_a_run_ends_it_in_one_line(tmp_path, capsys, monk
 
     def round(self):
         log = rounds(self)
-        if log["round"] == 2:
+        if log.round == 2:
             shutil.rmtree(out)
         return log
 

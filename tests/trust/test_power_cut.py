@@ -1,4 +1,4 @@
-"""The power goes off at every operation of a run: what was not synced is forgotten, and the run goes on from the rest."""
+"""The power goes off at every operation of a run: what was not synced is forgotten, the run goes on from the rest."""
 
 import json
 
