@@ -38,7 +38,8 @@ class Range:
 
 SHARE = Range(0.0, 1.0)
 """Accuracies, errors, yes or no."""
-LOSS = Range(0.0, 1e6)
+MOST_LOSS = 1e6
+LOSS = Range(0.0, MOST_LOSS)
 """A mean loss over a client's rows: above, training has diverged."""
 COUNT = Range(0.0, 1e12)
 """Visits and samples."""
@@ -61,7 +62,7 @@ def reasons(reports: Mapping[str, Range], up: Up) -> dict[int, str]:
 
 
 def _leaves(tree: State, above: str = "") -> list[tuple[str, Tensor]]:
-    found = []
+    found: list[tuple[str, Tensor]] = []
     for name, value in tree.items():
         found += _leaves(value, f"{above}{name}/") if isinstance(value, dict) else [(f"{above}{name}", value)]
     return found

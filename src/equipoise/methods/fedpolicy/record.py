@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Range, Server, State, Task, Tree
-from equipoise.contract.ranges import LOSS
+from equipoise.contract.ranges import MOST_LOSS
 from equipoise.contract.supervised import Supervised
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.fedpolicy.parts import BLOCKS, PARTS, TAKES
@@ -14,7 +14,7 @@ from equipoise.methods.fedpolicy.parts import BLOCKS, PARTS, TAKES
 FEATURES = 16
 LOSS_PART, LOSS_MOST = 0.1, 1.0  # of a change of the loss, in a reward
 LEAST = 1e-12
-REPORT = Range(0.0, (LOSS.high, 1.0, LOSS.high, 1.0, 100.0))  # what :func:`report` uploads
+REPORT = Range(0.0, (MOST_LOSS, 1.0, MOST_LOSS, 1.0, 100.0))  # what :func:`report` uploads
 
 
 def init(clients: int) -> State:
