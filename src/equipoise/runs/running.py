@@ -24,6 +24,7 @@ from equipoise.records.summary import About, Summary, summarise, validation_scor
 from equipoise.records.tables import write_table
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runtime.attacks import attacked
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
@@ -130,11 +131,13 @@ class _Running:
             raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
         if run.delay and not self.here:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
+        if run.attack and not self.here:
+            raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
         self.choice = self._choice() if self.here else Choice("stacked", run.threads)
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
-        make = make_executor or self.choice.make
+        make = make_executor or attacked(self.choice.make, run.attack)
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None

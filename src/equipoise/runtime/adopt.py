@@ -11,8 +11,10 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import Method, Server, Up
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import row
+from equipoise.core.trees import Tree, row
 
+TIMES, ASIDE, ENOUGH = 5.0, 0.1, 5
+"""A change may be so many times as long as the longest without this share of the longest, from so many clients on."""
 LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
 
 
@@ -47,6 +49,23 @@ def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, few
     if isinstance(wrong, Exception):
         raise wrong
     return Adopted(server, torch.zeros_like(rows), skipped=wrong)
+
+
+def too_long(before: Tree, after: Tree, rows: Tensor) -> dict[int, str]:
+    """Those of ``rows`` (booleans) whose model is much further from the last global one than nearly all others.
+
+    An honest client's change is never that long (docs/trust.md has the largest ones that were met), so that nothing
+    changes where nobody attacks.
+    """
+    names = [name for name, value in after.items() if value.is_floating_point()]
+    count = int(rows.sum())
+    if count < ENOUGH or not names:
+        return {}
+    moves = [(after[name] - before[name]).flatten(1) for name in names]
+    long = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves]).norm(dim=0)
+    usual = float(long[rows].sort().values[count - 1 - max(1, int(ASIDE * count))])
+    found = torch.nonzero(rows & (long > TIMES * usual)).flatten().tolist() if usual > 0 else []
+    return {row: f"its change is {float(long[row]) / usual:.3g} times as long as nearly all others'" for row in found}
 
 
 def finite(tree: object, clients: int) -> Tensor:

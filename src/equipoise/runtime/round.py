@@ -18,7 +18,7 @@ from equipoise.data.federation import Ints
 from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
 from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.runtime import cost
-from equipoise.runtime.adopt import Adopted, adopt, finite
+from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
 from equipoise.runtime.store import ClientStore
@@ -100,6 +100,9 @@ class Simulation:
             sound = finite((reply.up, reply.held) if reply else (), len(here))
             left_out = {} if reply is None else reasons(method.reports, reply.up)
             sound[list(left_out)] = False
+            if reply is not None:
+                left_out |= too_long(server.params, reply.up.params, sound)
+                sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
             if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):
                 outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest)

@@ -29,6 +29,14 @@ class RunConfig(Options):
     device: str = option("auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one")
     delay: int = option(0, "rounds after which the uploads of late clients reach the aggregate; 0 for at once", low=0)
     late: float = option(1.0, "share of the clients that are late, if there is a delay", above=0, high=1)
+    robust: str = option(
+        "",
+        "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, geometric, krum:S, "
+        "multikrum:S, centred:M or trust",
+    )
+    attack: str = option(
+        "", "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics or little"
+    )
     holdout_clients: float = option(
         0.0, "share of the clients kept out of training, to see how newcomers adapt", low=0, below=1
     )

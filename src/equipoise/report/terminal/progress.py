@@ -52,7 +52,8 @@ class Display:
         if record.evaluated:
             self._scores = self._line(record)
         if record.dropped:
-            self._say(f"round {t}: dropped non-finite updates of clients {record.dropped}")
+            reason = next(iter(record.left_out.values()), "not finite")
+            self._say(f"round {t}: left out clients {record.dropped} ({reason})")
         if self._bar:
             self._bar.update(self._id, completed=t, scores=self._scores)
         elif t == self.rounds or record.stop or t % max(1, self.rounds // LINES) == 0:
