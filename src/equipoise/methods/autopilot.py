@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Server, State, Task, Train, Training, Tree, Up, weighted_mean
+from equipoise.contract import (
+    Client,
+    Down,
+    Method,
+    Range,
+    Server,
+    State,
+    Task,
+    Train,
+    Training,
+    Tree,
+    Up,
+    weighted_mean,
+)
+from equipoise.contract.ranges import COUNT, LOSS, SHARE
 from equipoise.core.errors import UsageError
 from equipoise.methods import steering
 
@@ -27,6 +42,10 @@ class Autopilot(Method):
     """
 
     name: ClassVar[str] = "autopilot"
+    reports: ClassVar[Mapping[str, Range]] = {
+        **{"error": SHARE, "loss": LOSS, "val": LOSS, "reached": LOSS, "own": LOSS, "square": COUNT},
+        **{"longer": Range(-1.0, 1.0), "parts": Range(-30.0, 30.0)},  # a sign; logarithms of losses
+    }
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
