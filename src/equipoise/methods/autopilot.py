@@ -27,6 +27,7 @@ class Autopilot(Method):
     """
 
     name: ClassVar[str] = "autopilot"
+    family: ClassVar[str] = "controller"
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
