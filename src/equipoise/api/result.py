@@ -126,10 +126,7 @@ class Run:
         Arguments:
             samples: deviations that each player tries.
         """
-        certify_run(self.folder, samples, self._settings())
-        found = self.summary.certificate
-        assert found is not None
-        return found
+        return certify_run(self.folder, samples, self._settings())
 
     def export(self, path: str | Path, *, client: int | str | None = None) -> Path:
         """Write a model as others deploy it: ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.

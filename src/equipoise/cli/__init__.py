@@ -14,7 +14,7 @@ COMMANDS = {
     "run": "Train with one method; the result is a folder with scores, models and a report.",
     "compare": "Train with several methods over several seeds; the result is one table.",
     "tune": "Search for good options of methods on validation data.",
-    "resume": "Continue a run that was stopped.",
+    "resume": "Continue a run or a comparison that was stopped.",
     "watch": "Follow a run or a comparison from another terminal.",
     "report": "Write one HTML page about one run or several.",
     "export": "Write a model of a run as safetensors, ONNX or TorchScript.",

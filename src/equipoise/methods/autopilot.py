@@ -42,6 +42,7 @@ class Autopilot(Method):
     """
 
     name: ClassVar[str] = "autopilot"
+    family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = {
         **{"error": SHARE, "loss": LOSS, "val": LOSS, "reached": LOSS, "own": LOSS, "square": COUNT},
         **{"longer": Range(-1.0, 1.0), "parts": Range(-30.0, 30.0)},  # a sign; logarithms of losses

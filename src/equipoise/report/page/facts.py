@@ -34,15 +34,24 @@ def certificates(groups: Sequence[Group]) -> str:
         for summary in group.summaries:
             if found := summary.certificate:
                 players, server = found.clients, found.server.gain if found.server else None
-                values = [found.epsilon, players.largest, players.mean, players.gaining, server]
+                values = [found.largest_gain, players.largest, players.mean, players.gaining, server]
                 name = f"{group.label}, seed {summary.about.seed}"
                 figures = [(_percent(value), value, False) for value in values]
                 rows.append([(name, None, False), *figures, (str(found.samples), float(found.samples), False)])
     if not rows:
         return ""
-    titles = ("run", "ε", "client: largest gain", "client: mean gain", "clients that gain", "server: gain", "tried")
+    titles = (
+        "run",
+        "largest gain of all",
+        "client: largest gain",
+        "client: mean gain",
+        "clients that gain",
+        "server: gain",
+        "tried",
+    )
     about = (
-        "What any player would gain in utility by deviating alone, everything else fixed; sampled, so a lower bound."
+        "What any player would gain in utility by deviating alone, relative to what it has; 0 % is an equilibrium. "
+        "The choices are sampled, so these are lower bounds."
     )
     return f'<p class="faint">{about}</p>{table([(title, False) for title in titles], rows)}'
 
