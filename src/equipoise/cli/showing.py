@@ -15,7 +15,7 @@ from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
-from equipoise.runs.running import Interrupted, Watch
+from equipoise.runs.running import Interrupted, Tell, Watch
 from equipoise.settings.config import Settings
 
 
@@ -46,6 +46,11 @@ def to_the_end(
     if not quiet:
         _show(title, summary, out, report)
     return 0
+
+
+def telling(quiet: bool) -> Tell | None:
+    """Remarks of a run go to standard error, beside its results."""
+    return None if quiet else lambda remark: print(f"note: {remark}", file=sys.stderr)
 
 
 def both(display: Display, tracking: Tracking) -> Watch:

@@ -135,3 +135,7 @@ class Task(ABC):
 
     def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
         """Refuse bad data before any work starts."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a run tells before it starts: sentences about what is allowed here and may surprise."""
+        return ()

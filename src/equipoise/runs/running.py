@@ -35,6 +35,8 @@ from equipoise.settings.given import settings_in, settings_like
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], str | None]
 """Called after each round with its record; gives a reason to stop the run, or ``None``."""
+Tell = Callable[[str], None]
+"""Called with each remark before the first round."""
 
 
 class Interrupted(Exception):
@@ -49,6 +51,7 @@ def run(
     overwrite: bool = False,
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
+    tell: Tell | None = None,
 ) -> Summary:
     """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
 
@@ -59,7 +62,7 @@ def run(
     if folder.config.is_file() and resume:
         if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor, settings)
+        return resume_run(folder.path, watch, make_executor, settings, tell)
     task = build_task(settings)
     checkpoint.make_folder(folder.path)
     with checkpoint.locked(folder.path):
@@ -67,6 +70,7 @@ def run(
         folder.clear()
         checkpoint.make_folder(folder.checkpoint.parent)
         checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
+        _remark(task, tell)
         return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
@@ -75,6 +79,7 @@ def resume_run(
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
     settings: Settings | None = None,
+    tell: Tell | None = None,
 ) -> Summary:
     """Go on where a run stopped; a finished one just gives its summary.
 
@@ -88,6 +93,7 @@ def resume_run(
     task = build_task(settings)
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
+        _remark(task, tell)
         running = _Running(settings, task, folder, make_executor)
         if folder.checkpoint.exists():
             running.restore()
@@ -109,6 +115,12 @@ def build_task(settings: Settings) -> Task:
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     return task
+
+
+def _remark(task: Task, tell: Tell | None) -> None:
+    if tell is not None:
+        for remark in task.remarks():
+            tell(remark)
 
 
 def _check_rounds(settings: Settings, task: Task) -> None:

@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     add_log(parser)
     add_quiet(parser)
     chosen = parser.parse(arguments)
-    from equipoise.cli.showing import to_the_end
+    from equipoise.cli.showing import telling, to_the_end
     from equipoise.records.folder import Folder
     from equipoise.report.trackers.tracking import Tracking
     from equipoise.runs.running import resume_run
@@ -30,4 +30,5 @@ def main(arguments: list[str]) -> int:
     settings = Settings.of(read_config(Folder(out).config))
     done = len(Folder(out).records())
     tracking = Tracking(chosen.log, out, done)
-    return to_the_end(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch))
+    tell = telling(chosen.quiet)
+    return to_the_end(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch, tell=tell))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from equipoise.cli.arguments import add_options, early_options, given_options
 from equipoise.cli.parser import Parser, add_output
-from equipoise.cli.showing import to_the_end
+from equipoise.cli.showing import telling, to_the_end
 from equipoise.methods import find_method
 from equipoise.records.folder import Folder
 from equipoise.report.trackers.tracking import Tracking
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     out = Path(chosen["out"])
     done = len(Folder(out).records()) if chosen["resume"] else 0
     tracking = Tracking(chosen["log"], out, done)
-    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"]}
+    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"], "tell": telling(chosen["quiet"])}
     return to_the_end(
         out, settings, chosen["quiet"], tracking, done, lambda watch: run(settings, out, watch=watch, **again)
     )

@@ -11,8 +11,8 @@ from equipoise.contract import Method, Task, Tree
 from equipoise.core import random, streams
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import Rhythm
-from equipoise.frl.deep.physics import Floats
 from equipoise.frl.deep.task import AgentTask
+from equipoise.frl.deep.traits import Floats
 from equipoise.frl.deep.worlds import World
 
 NEWCOMERS = 10**6  # their ids among the random streams begin here
