@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import Method, Server, Up
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import Tree, row
+from equipoise.core.trees import State, Tree, row
 
 TIMES, ASIDE, ENOUGH = 5.0, 0.1, 5
 """A change may be so many times as long as the longest without this share of the longest, from so many clients on."""
@@ -98,9 +98,21 @@ def _attempt(
         return None, error
     if any(not bool(value.abs().max() <= LARGEST) for value in after.params.values() if value.numel()):
         return None, "the aggregate is not finite, or has exploded"
-    if not bool(finite(pytree.tree_map(lambda value: value.reshape(1, -1), after.state), 1)):
-        return None, "the server's state is not finite"
+    if not _sound(server.state, after.state):
+        return None, "the server's state is not finite any more"
     return after, ""
+
+
+def _sound(before: State, after: State) -> bool:
+    """Whether nothing became infinite or NaN; what was so before is meant (a record that nobody has set yet)."""
+    known = dict(pytree.tree_flatten_with_path(before)[0])
+    for path, value in pytree.tree_flatten_with_path(after)[0]:
+        if value.is_floating_point() and not bool(torch.isfinite(value.sum())):
+            old = known.get(path)
+            meant = ~torch.isfinite(old) if old is not None and old.shape == value.shape else torch.isinf(value)
+            if not bool((torch.isfinite(value) | meant).all()):
+                return False
+    return True
 
 
 def _alone(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor) -> list[int]:
