@@ -148,7 +148,7 @@ def test_the_former_name_of_the_target_still_works(clinics: Path) -> None:
 
 def test_names_are_in_every_result(clinics: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    summary = equipoise.run(out, task="own", data=str(clinics), rounds=2)
+    summary = equipoise.run(out, task="own", data=str(clinics), rounds=2).final
     rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == ["a", "b", "c"]
     labels = list(csv.DictReader((out / "labels.csv").read_text().splitlines()))
