@@ -11,6 +11,7 @@ from equipoise.contract import Task, Training, option
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.data import tables
+from equipoise.data.recordings import federate_recordings, read_recordings
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.classify import Classify
@@ -22,6 +23,7 @@ class OwnConfig(tables.TableChoices):
 
     data: str = option("", "folder with one CSV or Parquet file per client, or one file with a client column")
     client_column: str = option("client", "column that names the client, where all are in one file")
+    window: int = option(100, "steps of a window, where the file is an archive of recordings (.npz)", low=1)
 
     @property
     def path(self) -> Path:
@@ -31,6 +33,10 @@ class OwnConfig(tables.TableChoices):
 
 
 def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
+    if config.path.suffix == ".npz":
+        recordings = read_recordings(config.path, config.client_column, config.target)
+        data = federate_recordings(recordings, config.window, config, generator(seed))
+        return Classify("own", MODELS[model](data.shape, data.classes), data, training)
     found = tables.read_tables(config.path, config.client_column, config)
     return of_tables("own", found, config, model, training, seed)
 

@@ -37,7 +37,7 @@ def _describe(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON")
     chosen, given = _options(parser, arguments, early_options(arguments))
     settings = Settings.of(given)
-    if isinstance(settings.task_config, OwnConfig):
+    if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
         return _describe_tables(settings.task_config, given, chosen["json"])
     from equipoise.report.terminal.describe import describe, in_words
     from equipoise.runs.running import build_task
