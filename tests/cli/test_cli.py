@@ -237,7 +237,7 @@ BAD = [
     *((["watch", ".", "--every", bad], "must be a number of seconds above 0") for bad in ("0", "-1", "nan", "inf")),
     (["export"], "folder"),
     (["export", "nowhere"], "'nowhere' is not a run folder"),
-    (["export", ".", "--client", "me"], "invalid int value: 'me'"),
+    (["export", ".", "--client", "me"], "no client 'me'"),
     (["export", ".", "--format", "onxx"], "unknown format 'onxx'"),
     (["export", ".", "--out", "."], "is a folder"),
     (["data"], "what"),

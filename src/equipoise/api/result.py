@@ -91,9 +91,10 @@ class Run:
             probabilities: give one probability for each class instead, ``[rows, classes]``.
         """
         task = self._network()
-        params = exporting.read_model(self._folder, self._number(client, task))
+        number = self._number(client, task)
+        params = exporting.read_model(self._folder, number)
         with torch.no_grad():
-            logits = task.logits(params, task.stored(rows))
+            logits = task.logits(params, task.stored(rows, number))
         if probabilities:
             return np.asarray(logits.softmax(-1))
         chosen = np.asarray(logits.argmax(-1))

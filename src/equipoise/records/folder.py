@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.core import files
-from equipoise.core.errors import UsageError
+from equipoise.core.errors import UsageError, nearest
 from equipoise.records import codec
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
+from equipoise.records.tables import read_names
 
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    *("preparation.json", "data.sha256"),
     *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
 )
 """All that a run writes but its config."""
+
+SHOWN = 20  # names of clients that an error tells
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Folder:
     @property
     def executor(self) -> Path:
         return self.path / "executor.json"
+
+    @property
+    def preparation(self) -> Path:
+        """How raw rows become a model's input, where the task has tables."""
+        return self.path / "preparation.json"
+
+    @property
+    def fingerprint(self) -> Path:
+        """Of the data that the run began with."""
+        return self.path / "data.sha256"
 
     @property
     def models(self) -> Path:
@@ -75,7 +89,10 @@ class Folder:
         """Whether there is anything in it; not if a run was cut short before it wrote its config."""
         if not self.path.is_dir():
             return self.path.exists()
-        empty = {files.LOCK, files.temporary_of(self.config).name}
+        before = (self.preparation, self.fingerprint)  # written before the config
+        empty = {files.LOCK, *(files.temporary_of(file).name for file in (*before, self.config))}
+        if not self.config.exists():
+            empty |= {file.name for file in before}
         if not any(self.checkpoint.parent.glob("*")):
             empty.add(self.checkpoint.parent.name)
         return any(entry.name not in empty for entry in self.path.iterdir())
@@ -88,6 +105,17 @@ class Folder:
             raise UsageError(f"'{self.path}' exists already: choose another --out, or give --resume or --overwrite")
         if not self.config.is_file():
             raise UsageError(f"'{self.path}' is not a run folder (it has no config.json): choose another --out")
+
+    def find_client(self, wanted: str) -> int:
+        """A client's number by its name, or by the number itself if no client is named so."""
+        names = read_names(self.clients)
+        number = next((client for client, name in names.items() if name == wanted), None)
+        if number is not None:
+            return number
+        if not wanted.isdecimal():
+            known = f": it has {', '.join(list(names.values())[:SHOWN])}" if names else ": give its number"
+            raise UsageError(f"'{self.path}' has no client '{wanted}'{nearest(wanted, names.values())}{known}")
+        return int(wanted)
 
     def clear(self) -> None:
         """Remove what a run has written, but the config: without one it would be no run's folder any more."""

@@ -52,6 +52,8 @@ class Summary(Evaluated):
     clients_seen: int
     dropped_updates: int
     bytes: Bytes
+    bytes_before: Bytes | None = None
+    """What clients exchanged before the first round to prepare their data; part of ``bytes``."""
     seconds: float
     privacy: Spent | None = None
     extra: Flat[dict[str, Any]] = field(default_factory=dict)

@@ -17,9 +17,10 @@ from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
+from equipoise.core.trees import Ints
 from equipoise.privacy.ledger import Ledger
 from equipoise.records.folder import Folder
-from equipoise.records.rounds import RoundRecord
+from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
 from equipoise.runs.finetuning import finetuned
@@ -69,6 +70,9 @@ def run(
         folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
         checkpoint.make_folder(folder.checkpoint.parent)
+        for file, text in ((folder.preparation, task.prepared()), (folder.fingerprint, task.fingerprint())):
+            if text:
+                checkpoint.write_text(file, text)
         checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
         _remark(task, tell)
         return _Running(settings, task, folder, make_executor).to_the_end(watch)
@@ -91,6 +95,8 @@ def resume_run(
     if folder.summary.exists():
         return folder.read_summary()
     task = build_task(settings)
+    if folder.fingerprint.exists() and folder.fingerprint.read_text() != task.fingerprint():
+        raise UsageError(f"the data have changed since the run in '{path}' began: restore them, or begin a new run")
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
         _remark(task, tell)
@@ -254,8 +260,12 @@ class _Running:
         there = f" on {task.device}" if task.device.type != "cpu" else ""
         executor = f"{self.choice}{there}" if self.here else None
         about = About(method=run.method, task=run.task, model=run.model, seed=run.seed, executor=executor)
+        summary = summarise(about, self.records, task.headline, task.higher_is_better)
+        if any(task.bytes_before):
+            before = Bytes(*task.bytes_before)
+            summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
         return replace(
-            summarise(about, self.records, task.headline, task.higher_is_better),
+            summary,
             extra=task.summary(self.simulation.params),
             newcomers=newcomers(self.simulation, self.choice) if run.holdout_clients else None,
             finetuned=finetuned(self.simulation) if run.finetune else None,
@@ -280,8 +290,8 @@ class _Running:
         """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
         store, head = self.simulation.store, self.task.headline
         ids = store.ids
-        columns: dict[str, list[float]] = {
-            "client": ids.tolist(),
+        columns: dict[str, list[Any]] = {
+            **self._who(ids),
             "samples": self.task.sizes(torch.from_numpy(ids)).tolist(),
         }
         for name, scores in store.scores.get("test", {}).items():
@@ -291,8 +301,14 @@ class _Running:
         write_table(self.folder.clients, columns)
         if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:
             counts = self.task.label_counts(torch.from_numpy(ids)).T
-            classes = {str(label): held.tolist() for label, held in enumerate(counts)}
-            write_table(self.folder.labels, {"client": ids.tolist(), **classes})
+            named = self.task.class_names or tuple(map(str, range(len(counts))))
+            classes = {name: held.tolist() for name, held in zip(named, counts, strict=True)}
+            write_table(self.folder.labels, {**self._who(ids), **classes})
+
+    def _who(self, ids: Ints) -> dict[str, list[Any]]:
+        """Columns that say whose a line is: the client's number, and its name if it has one."""
+        names = self.task.client_names
+        return {"client": ids.tolist(), **({"name": [names[k] for k in ids]} if names else {})}
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
+from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
@@ -31,10 +32,8 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Classify(Supervised):
     """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
 
-    client_names: tuple[str, ...] = ()
-    """What the clients are called, in their order; empty where they have numbers only."""
-    class_names: tuple[Any, ...] = ()
-    """What the classes are called, in their order; empty where they have numbers only."""
+    preparation: Preparation | None = None
+    """How raw rows of tables became the rows of the data."""
 
     def __init__(
         self,
@@ -53,7 +52,8 @@ class Classify(Supervised):
         _refuse_modules(module)
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
-        self.clients = data.clients
+        self.clients, self.client_names = data.clients, data.names
+        self.class_names = data.target.classes if data.target.name else ()
         self.module = copy.deepcopy(module).to(dtype)
         self.blocks = blocks_of(self.module)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
@@ -84,8 +84,7 @@ class Classify(Supervised):
         """The same task with these clients only, numbered anew."""
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
-        part.clients = part.data.clients
-        part.client_names = tuple(self.client_names[k] for k in ids) if self.client_names else ()
+        part.clients, part.client_names = part.data.clients, part.data.names
         part._map_forward()
         return part
 
@@ -132,8 +131,15 @@ class Classify(Supervised):
             return False
         return True
 
-    def stored(self, rows: Any) -> Tensor:
-        """New rows as this task stores its own: arrays of the same shape; tables go through their columns."""
+    def stored(self, rows: Any, client: int | None = None) -> Tensor:
+        """New rows as this task stores its own: arrays of the same shape; tables go through their columns.
+
+        ``client``: whose rows they are, which matters where each client is standardised by itself.
+        """
+        if self.preparation is not None:
+            return torch.from_numpy(
+                self.preparation.prepare(rows, None if client is None else self.client_names[client])
+            )
         x = torch.as_tensor(np.asarray(rows))
         like = self.data.server("test")[0]
         if x.shape[1:] != like.shape[1:]:
@@ -156,6 +162,12 @@ class Classify(Supervised):
 
     def has(self, split: str) -> bool:
         return self.data.has(split)
+
+    def prepared(self) -> str:
+        return self.preparation.write() if self.preparation else ""
+
+    def fingerprint(self) -> str:
+        return self.data.fingerprint()
 
     def sizes(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.data.split(_numpy(ids), "train").size)

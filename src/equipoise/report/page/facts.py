@@ -21,10 +21,15 @@ def clients(run: Run) -> str:
     order = sorted(range(count), key=lambda i: final[i] if math.isfinite(final[i]) else math.inf)
     half = LISTED // 2
     kept = sorted(order if count <= LISTED else [*order[:half], *order[-half:]])
-    rows = [[(figure(v), v, False) for v in (run.clients[name][i] for name in known)] for i in kept]
+    rows = [[_cell(run, name, i) for name in known] for i in kept]
     which = "" if count <= LISTED else f" ({half} with the lowest and {half} with the highest score of {count})"
     head = [(name.replace("_", " "), False) for name in known]
     return f"<details><summary>Table of clients{which}</summary>{table(head, rows)}</details>"
+
+
+def _cell(run: Run, name: str, i: int) -> tuple[str, float, bool]:
+    value = run.clients[name][i]
+    return (run.called(value) if name == "client" and run.names else figure(value)), value, False
 
 
 def certificates(groups: Sequence[Group]) -> str:
