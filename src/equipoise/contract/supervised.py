@@ -17,6 +17,8 @@ class Supervised(Task):
     """What is known beyond a :class:`Task`: outputs, the loss of each sample, and how labels are spread."""
 
     forks: ClassVar[bool] = True
+    kind: str = "classification"
+    """What is predicted: classes, a number (``regression``), or a risk (``survival``)."""
     module: nn.Module
     """The network, whose parameters are replaced by those of a model."""
 
@@ -26,7 +28,7 @@ class Supervised(Task):
 
     @abstractmethod
     def forward(self, params: Tree, x: Tensor) -> Tensor:
-        """Logits ``[B, classes]`` of one model."""
+        """Outputs of one model, ``[B, classes]`` logits or ``[B, 1]``."""
 
     @abstractmethod
     def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
@@ -34,7 +36,7 @@ class Supervised(Task):
 
     @abstractmethod
     def label_counts(self, ids: Tensor) -> Tensor:
-        """Training samples of each class ``[K, classes]``, as int64."""
+        """Training samples of each class ``[K, classes]``, as int64; all in one where there are no classes."""
 
 
 def supervised(method: Method, task: Task) -> Supervised:

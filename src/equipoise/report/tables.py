@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from equipoise.records.scores import LOWER_IS_BETTER, NOTHING, Scores
+from equipoise.core.metrics import higher_is_better
+from equipoise.records.scores import NOTHING, Scores
 from equipoise.records.summary import Summary
 
 
@@ -28,7 +29,7 @@ class Column:
 def columns(summary: Summary) -> list[Column]:
     """All named evaluations, convergence, bytes and time; the first figure of a score is the one shown."""
     headline = summary.trained.headline or "acc"
-    higher = headline not in LOWER_IS_BETTER
+    higher = higher_is_better(headline)
     unit = "%" if headline == "acc" else headline
 
     def score(title: str, get: Callable[[Summary], Scores], metric: str = headline) -> Column:

@@ -110,6 +110,8 @@ def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
+    if settings.run.headline:
+        task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task = place(task, settings.run.device)
@@ -299,7 +301,7 @@ class _Running:
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         write_table(self.folder.clients, columns)
-        if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:
+        if self.here and isinstance(self.task, Supervised) and self.task.class_names and len(ids) <= LABELLED:
             counts = self.task.label_counts(torch.from_numpy(ids)).T
             named = self.task.class_names or tuple(map(str, range(len(counts))))
             classes = {name: held.tolist() for name, held in zip(named, counts, strict=True)}
