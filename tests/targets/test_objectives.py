@@ -33,7 +33,9 @@ def test_cox_is_the_partial_likelihood_with_breslow_ties() -> None:
 def test_cox_of_a_stack_and_mapped_is_that_of_each() -> None:
     generator = torch.Generator().manual_seed(0)
     h = torch.randn(4, 6, 1, generator=generator, dtype=torch.float64)
-    y = torch.stack([torch.randint(1, 4, (4, 6), generator=generator), torch.randint(0, 2, (4, 6), generator=generator)], -1)
+    y = torch.stack(
+        [torch.randint(1, 4, (4, 6), generator=generator), torch.randint(0, 2, (4, 6), generator=generator)], -1
+    )
     y = y.double()
     each = torch.stack([COX.losses(h[k], y[k]) for k in range(4)])
     assert torch.allclose(COX.losses(h, y), each, atol=1e-14)
@@ -73,7 +75,9 @@ def test_balanced_weights_make_classes_count_alike() -> None:
     assert (weights * counts).tolist() == pytest.approx([50.0, 50.0, 0.0])
     y, logits = torch.tensor([0, 1]), torch.tensor([[0.2, -0.1, 0.0], [0.3, 0.4, -1.0]])
     plain = objective_of(numbered(3)).losses(logits, y)
-    assert torch.allclose(objective_of(numbered(3), class_weights=weights).losses(logits, y), plain * weights.float()[y])
+    assert torch.allclose(
+        objective_of(numbered(3), class_weights=weights).losses(logits, y), plain * weights.float()[y]
+    )
 
 
 def test_who_knows_the_training_targets_alone() -> None:
@@ -96,7 +100,7 @@ def test_merits_are_in_the_unit_interval_and_finite() -> None:
 
 
 def test_a_headline_that_the_kind_does_not_have() -> None:
-    with pytest.raises(UsageError, match="headline is 'aux' .*'auc'.*classification has acc, loss, auc"):
+    with pytest.raises(UsageError, match=r"headline is 'aux' .*'auc'.*classification has acc, loss, auc"):
         objective_of(numbered(2)).headed("aux")
     with pytest.raises(UsageError, match="survival has concordance, loss"):
         COX.headed("auc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from numpy.random import Generator
 from torch import Tensor, nn
 
 from equipoise.contract.method import Method
@@ -33,6 +34,14 @@ class Supervised(Task):
     @abstractmethod
     def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """The task's own :data:`~equipoise.contract.Loss`."""
+
+    @abstractmethod
+    def interval(self, client: int, params: Tree, random: Generator) -> tuple[float, float]:
+        """Between which bounds the headline of this client's model lies in 95 of 100 test sets like its own."""
+
+    @abstractmethod
+    def constant(self, client: int) -> Tree:
+        """Test scores of who predicts the same for every row, from the client's own training targets."""
 
     @abstractmethod
     def label_counts(self, ids: Tensor) -> Tensor:

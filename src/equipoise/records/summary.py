@@ -56,6 +56,8 @@ class Summary(Evaluated):
     """What clients exchanged before the first round to prepare their data; part of ``bytes``."""
     seconds: float
     privacy: Spent | None = None
+    undefined: dict[str, int] = field(default_factory=dict)
+    """Clients for which a score of the personal models does not exist (the AUC of one class alone): not in its mean."""
     extra: Flat[dict[str, Any]] = field(default_factory=dict)
     """What the task adds (:meth:`Task.summary`)."""
     newcomers: Newcomers | None = None

@@ -25,6 +25,7 @@ from equipoise.records.summary import About, Summary, summarise, validation_scor
 from equipoise.records.tables import write_table
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runs.scoring import Final, final_scores
 from equipoise.runtime.attacks import attacked
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
@@ -157,7 +158,8 @@ class _Running:
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
-        make = make_executor or attacked(self.choice.make, run.attack)
+        self.make = make_executor or self.choice.make
+        make = make_executor or attacked(self.make, run.attack)
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
@@ -212,9 +214,10 @@ class _Running:
                 if asked():
                     self._save()
                     raise Interrupted
-            summary = self._summary()
+            final = final_scores(self.simulation, beside_local=self.settings.run.beside_local, make=self.make)
+            summary = self._summary(final)
         self._write_models()
-        self._write_clients()
+        self._write_clients(final)
         self.folder.write_summary(summary)
         return summary
 
@@ -257,7 +260,7 @@ class _Running:
         sums = {"config": checkpoint.checksum(self.folder.config.read_bytes()), "log": [self.log_checksum, *also]}
         checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best, **sums})
 
-    def _summary(self) -> Summary:
+    def _summary(self, final: Final) -> Summary:
         run, task = self.settings.run, self.task
         there = f" on {task.device}" if task.device.type != "cpu" else ""
         executor = f"{self.choice}{there}" if self.here else None
@@ -268,6 +271,8 @@ class _Running:
             summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
         return replace(
             summary,
+            test=final.added_to(summary.test),
+            undefined=final.undefined,
             extra=task.summary(self.simulation.params),
             newcomers=newcomers(self.simulation, self.choice) if run.holdout_clients else None,
             finetuned=finetuned(self.simulation) if run.finetune else None,
@@ -288,7 +293,7 @@ class _Running:
             everything = {"client_ids": torch.from_numpy(ids), **models}
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
 
-    def _write_clients(self) -> None:
+    def _write_clients(self, final: Final) -> None:
         """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
         store, head = self.simulation.store, self.task.headline
         ids = store.ids
@@ -298,6 +303,8 @@ class _Running:
         }
         for name, scores in store.scores.get("test", {}).items():
             columns[f"{name}_{head}"] = scores[head].tolist()
+        columns |= {f"personal_{name}": values.tolist() for name, values in final.personal.items()}
+        columns |= final.columns
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         write_table(self.folder.clients, columns)

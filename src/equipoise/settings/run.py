@@ -45,4 +45,7 @@ class RunConfig(Options):
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
     patience: int = option(0, "stop after so many evaluations without a better validation score; 0 for never", low=0)
     finetune: bool = option(False, "also score the personal models after validation-stopped local fine-tuning")
+    beside_local: bool = option(
+        False, "also train every client alone for as many rounds, to show that score beside its personal one"
+    )
     save_personal: bool = option(True, "keep every client's personal model in the run folder")

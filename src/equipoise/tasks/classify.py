@@ -20,6 +20,7 @@ from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
+from equipoise.learners.scores import bootstrap
 from equipoise.learners.targets import Objective, objective_of
 from equipoise.models import blocks_of
 from equipoise.models.stacking import stacked_forward
@@ -79,6 +80,13 @@ class Classify(Supervised):
     def headed(self, name: str) -> Classify:
         part = copy.copy(self)
         part._head(self.objective.headed(name))
+        part._map_forward()
+        return part
+
+    def complete(self) -> Classify:
+        """With all scores of the objective, the headline first as before."""
+        part = copy.copy(self)
+        part._head((self.headline, *(name for name in self.objective.scores if name != self.headline)))
         part._map_forward()
         return part
 
@@ -263,6 +271,19 @@ class Classify(Supervised):
     def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
         return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(Classify.device)
 
+    def interval(self, client: int, params: Tree, random: np.random.Generator) -> tuple[float, float]:
+        x, y = self._rows_of_one(torch.tensor(client), "test")
+        outputs = self.logits(trees.moved(params, self.device), x).cpu()
+        return bootstrap.interval(lambda rows: self._score(outputs[rows], y[rows], None)[self.headline], len(y), random)
+
+    def constant(self, client: int) -> Tree:
+        trained, (x, y) = (
+            self._rows_of_one(torch.tensor(client), "train")[1],
+            self._rows_of_one(torch.tensor(client), "test"),
+        )
+        outputs = self.objective.constant(trained).expand(1, len(x), -1)
+        return trees.row(self._score(outputs, y[None], None), 0)
+
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not (self.deep and self.stackable):
             return super().evaluate_heads(ids, params, heads, split)
@@ -323,7 +344,9 @@ class Classify(Supervised):
         x = self.prepare(x)
         at_once = max(1, LOGITS_AT_ONCE // (len(x) * self.data.classes))
         scores = [
-            self._score(self._forward_shared({name: value[k : k + at_once] for name, value in stack.items()}, x), y[None], None)
+            self._score(
+                self._forward_shared({name: value[k : k + at_once] for name, value in stack.items()}, x), y[None], None
+            )
             for k in range(0, models, at_once)
         ]
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}

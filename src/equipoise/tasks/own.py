@@ -27,7 +27,9 @@ class TableLearning(tables.TableChoices):
     class_weights: str = option(
         "none", "balanced makes every class count alike, however rare it is", choices=("none", "balanced")
     )
-    error: str = option("squared", "what a regression makes small: squared or absolute", choices=("squared", "absolute"))
+    error: str = option(
+        "squared", "what a regression makes small: squared or absolute", choices=("squared", "absolute")
+    )
 
     def objective(self, data: Federation) -> Objective:
         """The loss and the scores for what these data have as their target."""
