@@ -1,16 +1,16 @@
-"""What a run's models are: all that it takes to build, name and use them, without the data that they were trained on."""
+"""What a run's models are: all that it takes to build, name and use them, without the data of their training."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from equipoise import __version__
-from equipoise.core.errors import UsageError, nearest
-from equipoise.data.forms import Tokens
+from equipoise.data.forms import Form, Pixels, Tokens
 from equipoise.data.tables.typed import of_json, to_json
 from equipoise.data.target import Target
 from equipoise.models import MODELS
@@ -31,8 +31,8 @@ class Card:
     seed: int
     shape: tuple[int, ...]
     """Of one sample, as the network takes it."""
-    tokens: bool
-    """Whether samples are whole numbers."""
+    form: Form | Pixels | Tokens
+    """How stored samples become such."""
     target: Target
     clients: tuple[str, ...]
     """Names, in the order of their numbers; empty where clients have numbers only."""
@@ -42,9 +42,8 @@ class Card:
     @staticmethod
     def of(task: Classify, run: RunConfig) -> Card:
         names = task.preparation.features if task.preparation else ()
-        tokens = isinstance(task.data.form, Tokens)
-        about = (__version__, run.method, run.task, run.model, run.seed)
-        return Card(*about, task.data.shape, tokens, task.data.target, task.client_names, names)
+        about, data = (__version__, run.method, run.task, run.model, run.seed), task.data
+        return Card(*about, data.shape, data.form, data.target, task.client_names, names)
 
     @staticmethod
     def read(file: Path) -> Card:
@@ -61,20 +60,9 @@ class Card:
     def samples(self, count: int) -> Tensor:
         """Anything of the right shape, to compare two forms of a network on."""
         random = torch.Generator().manual_seed(0)
-        if self.tokens:
+        if isinstance(self.form, Tokens):
             return torch.randint(0, self.target.outputs, (count, *self.shape), generator=random)
         return torch.randn(count, *self.shape, generator=random)
-
-    def number(self, client: str | None) -> int | None:
-        """A client's number, from its name or (where clients have no names) its number as text."""
-        if client is None:
-            return None
-        if client in self.clients:
-            return self.clients.index(client)
-        if not self.clients and client.isdecimal():
-            return int(client)
-        there = f"{nearest(client, self.clients)}: there are {_some(self.clients)}" if self.clients else ": give a number"
-        raise UsageError(f"there is no client '{client}'{there}")
 
     def whose(self, client: int | None) -> str:
         """The model in words."""
@@ -82,17 +70,21 @@ class Card:
             return "the global model"
         return f"the personal model of {self.clients[client] if self.clients else f'client {client}'}"
 
-    def facts(self) -> dict[str, str]:
+    def in_words(self, client: int | None) -> str:
+        """What the model predicts from what, and who it is of."""
+        target, inputs = self.target, f"{' x '.join(map(str, self.shape))} numbers"
+        what = f"one of {len(target.classes)} classes" if target.kind == "classification" else f"a {target.kind}"
+        of = f" of {target.name}" if target.name else ""
+        return f"{self.whose(client)} by {self.method} on {self.task}, which predicts {what}{of} from {inputs}"
+
+    def facts(self, client: int | None) -> dict[str, str]:
         """For the metadata of other formats, which know texts only."""
-        about = {name: value for name, value in asdict(self).items() if isinstance(value, str)}
+        about = {"equipoise": self.version, "method": self.method, "task": self.task, "model": self.model}
         outputs = self.target.classes or (self.target.name,)
-        return {**about, "target": self.target.name, "kind": self.target.kind, "outputs": "\n".join(outputs)}
+        listed = {"inputs": json.dumps(self.inputs), "outputs": json.dumps(outputs)}
+        return {"is": self.whose(client), **about, "target": self.target.name, "kind": self.target.kind, **listed}
 
 
 def read_card(folder: Folder) -> Card | None:
     """The card of a finished run; ``None`` for runs of agents, and of versions before there were cards."""
     return Card.read(folder.card) if folder.card.is_file() else None
-
-
-def _some(names: tuple[str, ...], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -23,6 +23,7 @@ from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
+from equipoise.runs.card import Card
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.scoring import Final, final_scores
@@ -33,6 +34,7 @@ from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
+from equipoise.tasks.classify import Classify
 
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], str | None]
@@ -280,6 +282,8 @@ class _Running:
 
     def _write_models(self) -> None:
         checkpoint.make_folder(self.folder.models)
+        if isinstance(self.task, Classify):
+            checkpoint.write_text(self.folder.card, Card.of(self.task, self.settings.run).write())
         method = self.settings.method
         if method.has_global(self.task):
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
@@ -308,7 +312,12 @@ class _Running:
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         write_table(self.folder.clients, columns)
-        if self.here and isinstance(self.task, Supervised) and self.task.class_names and len(ids) <= LABELLED:
+        if (
+            self.here
+            and isinstance(self.task, Supervised)
+            and self.task.kind == "classification"
+            and len(ids) <= LABELLED
+        ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T
             named = self.task.class_names or tuple(map(str, range(len(counts))))
             classes = {name: held.tolist() for name, held in zip(named, counts, strict=True)}

@@ -74,7 +74,9 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
         return own.of_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
-    return TaskSpec(name, "tables given in Python", own.TableLearning, spec.training, spec.models, build, in_python=True)
+    return TaskSpec(
+        name, "tables given in Python", own.TableLearning, spec.training, spec.models, build, in_python=True
+    )
 
 
 @dataclass(frozen=True)
