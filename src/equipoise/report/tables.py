@@ -50,6 +50,7 @@ def columns(summary: Summary) -> list[Column]:
         *(newcomers(after) for after in (summary.newcomers.after if summary.newcomers else {})),
         Column("rounds to converge: global", lambda s: s.converged_round.global_, 1, 0, on_screen=False, higher=False),
         Column("rounds to converge", lambda s: s.converged_round.personal, 1, 0, higher=False),
+        Column("steps, thousands", lambda s: s.steps, 1e-3, 1, higher=False),
         Column("MB up", lambda s: s.bytes.up, 1e-6, higher=False),
         Column("MB down", lambda s: s.bytes.down, 1e-6, higher=False),
         Column("seconds", lambda s: s.seconds, 1, 1, on_screen=False, higher=False),
