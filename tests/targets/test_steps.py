@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import TRAINING, simulate, small_task
 
 from equipoise.contract import Method
 from equipoise.methods.ditto import Ditto
@@ -15,6 +14,7 @@ from equipoise.methods.fedrep import FedRep
 from equipoise.methods.pfedme import PFedMe
 from equipoise.runs.equal import steps_of_a_round, with_equal_steps
 from equipoise.settings.given import settings_of
+from helpers import TRAINING, simulate, small_task
 
 
 def per_epoch() -> int:

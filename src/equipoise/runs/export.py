@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,9 @@ def _safetensors(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: F
 def _torchscript(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch wants its newer formats, which this one's readers do not know
-        torch.jit.save(torch.jit.trace(module, x[:2]), str(out), _extra_files=facts)
+        content = io.BytesIO()  # PyTorch refuses names of files that it cannot take an archive's name from
+        torch.jit.save(torch.jit.trace(module, x[:2]), content, _extra_files=facts)
+        out.write_bytes(content.getvalue())
         logits: Tensor = torch.jit.load(str(out))(x)
     return logits
 
