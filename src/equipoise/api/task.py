@@ -11,9 +11,10 @@ from typing import Any
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.forms import Form
-from equipoise.data.tables.choices import TableChoices, written
+from equipoise.data.tables.choices import written
 from equipoise.tasks import TaskSpec, find_task, given
 from equipoise.tasks.given import Model
+from equipoise.tasks.own import TableLearning
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Task:
             options: shares of the splits, ``event``, ``small`` and the like, as the task ``own`` has them.
         """
         told = {"target": target, "kind": kind, "ignore_columns": written(ignore), **options}
-        unknown = [option for option in told if option not in {item.name for item in dataclasses.fields(TableChoices)}]
-        choices = TableChoices(**{option: value for option, value in told.items() if option not in unknown})
+        unknown = [option for option in told if option not in {item.name for item in dataclasses.fields(TableLearning)}]
+        choices = TableLearning(**{option: value for option, value in told.items() if option not in unknown})
         return cls(given.from_tables(tables, name, choices), told)
 
     @classmethod

@@ -19,6 +19,7 @@ COMMANDS = {
     "report": "Write one HTML page about one run or several.",
     "export": "Write a model of a run as safetensors, ONNX or TorchScript.",
     "play": "Play an episode of an agent of a run, and film it.",
+    "predict": "Predict for new rows of a table, by a model of a run.",
     "certify": "Measure what a client or the server would gain by choosing differently.",
     "data": "Describe the data of a task, client by client.",
     "list": "List the methods, the tasks or the models.",

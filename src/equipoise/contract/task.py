@@ -128,6 +128,14 @@ class Task(ABC):
         """Whether clients hold this split (``val`` may be switched off)."""
         return True
 
+    def headed(self, name: str) -> Task:
+        """The same task, whose tables, stopping rules and agents read this score."""
+        raise UsageError(f"headline is '{name}', but task '{self.name}' has '{self.headline}' alone: leave it out")
+
+    def complete(self) -> Task:
+        """The same task, whose evaluations give every score that it knows, also those that cost more."""
+        return self
+
     def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
         """What decisions compare, from the scores of a model: a number in [0, 1], higher is better, and a loss."""
         return scores["acc"], scores["loss"]

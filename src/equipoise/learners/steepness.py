@@ -40,4 +40,5 @@ def _first_batch(task: Network, ids: Tensor, when: When) -> tuple[Tensor, Tensor
     counts = torch.full_like(ids, size) if plan.counts is None else torch.from_numpy(plan.counts[0])
     weight = (torch.arange(size) < counts[:, None]) / counts[:, None].double()
     x = split.x[rows.reshape(-1)].view(*rows.shape, *split.x.shape[1:])
-    return task.prepare(x), split.y[rows].to(task.device), weight.to(task.device, task.dtype)
+    y = task.objective.marked(split.y[rows], weight > 0)
+    return task.prepare(x), y.to(task.device), weight.to(task.device, task.dtype)

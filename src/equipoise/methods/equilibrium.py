@@ -82,7 +82,7 @@ class Equilibrium(Method):
         rate = self.lr_high * (received["loss"].double() / LOSS_AT_FULL_RATE).sqrt()
         rate = rate.clamp(self.lr_low, self.lr_high) * self.decay_to ** self.late(c.round, c.rounds)
         epochs = torch.full_like(c.train.epochs, self.local_epochs)
-        state = {**c.state, "error": 1 - received["acc"].double()}
+        state = {**c.state, "error": 1 - c.task.merit(received)[0].double()}
         if self.control == "zero":
             return Train(epochs, rate), state
         if self.control == "random":

@@ -65,6 +65,11 @@ class Folder:
         return self.path / "models"
 
     @property
+    def card(self) -> Path:
+        """What the models are."""
+        return self.models / "card.json"
+
+    @property
     def trackers(self) -> Path:
         return self.path / "trackers.json"
 

@@ -66,6 +66,8 @@ class RoundRecord(Evaluated):
     """Epochs and rates as taken."""
     ids: list[int] | None = None
     """Who replied, where that is not everybody; lists below are in this order."""
+    steps: int | None = None
+    """Gradient steps of all clients together, where they tell."""
     decisions: dict[str, list[float]] | None = None
     """Epochs and rates of each client, where they differ."""
     bytes: Bytes

@@ -23,8 +23,10 @@ from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
+from equipoise.runs.card import Card
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runs.scoring import Final, final_scores
 from equipoise.runtime.attacks import attacked
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
@@ -32,6 +34,7 @@ from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
+from equipoise.tasks.classify import Classify
 
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], str | None]
@@ -110,6 +113,8 @@ def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
+    if settings.run.headline:
+        task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task = place(task, settings.run.device)
@@ -155,7 +160,8 @@ class _Running:
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
-        make = make_executor or attacked(self.choice.make, run.attack)
+        self.make = make_executor or self.choice.make
+        make = make_executor or attacked(self.make, run.attack)
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
@@ -210,9 +216,10 @@ class _Running:
                 if asked():
                     self._save()
                     raise Interrupted
-            summary = self._summary()
+            final = final_scores(self.simulation, beside_local=self.settings.run.beside_local, make=self.make)
+            summary = self._summary(final)
         self._write_models()
-        self._write_clients()
+        self._write_clients(final)
         self.folder.write_summary(summary)
         return summary
 
@@ -255,7 +262,7 @@ class _Running:
         sums = {"config": checkpoint.checksum(self.folder.config.read_bytes()), "log": [self.log_checksum, *also]}
         checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best, **sums})
 
-    def _summary(self) -> Summary:
+    def _summary(self, final: Final) -> Summary:
         run, task = self.settings.run, self.task
         there = f" on {task.device}" if task.device.type != "cpu" else ""
         executor = f"{self.choice}{there}" if self.here else None
@@ -266,6 +273,8 @@ class _Running:
             summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
         return replace(
             summary,
+            test=final.added_to(summary.test),
+            undefined=final.undefined,
             extra=task.summary(self.simulation.params),
             newcomers=newcomers(self.simulation, self.choice) if run.holdout_clients else None,
             finetuned=finetuned(self.simulation) if run.finetune else None,
@@ -273,6 +282,8 @@ class _Running:
 
     def _write_models(self) -> None:
         checkpoint.make_folder(self.folder.models)
+        if isinstance(self.task, Classify):
+            checkpoint.write_text(self.folder.card, Card.of(self.task, self.settings.run).write())
         method = self.settings.method
         if method.has_global(self.task):
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
@@ -286,7 +297,7 @@ class _Running:
             everything = {"client_ids": torch.from_numpy(ids), **models}
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
 
-    def _write_clients(self) -> None:
+    def _write_clients(self, final: Final) -> None:
         """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
         store, head = self.simulation.store, self.task.headline
         ids = store.ids
@@ -296,10 +307,17 @@ class _Running:
         }
         for name, scores in store.scores.get("test", {}).items():
             columns[f"{name}_{head}"] = scores[head].tolist()
+        columns |= {f"personal_{name}": values.tolist() for name, values in final.personal.items()}
+        columns |= final.columns
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         write_table(self.folder.clients, columns)
-        if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:
+        if (
+            self.here
+            and isinstance(self.task, Supervised)
+            and self.task.kind == "classification"
+            and len(ids) <= LABELLED
+        ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T
             named = self.task.class_names or tuple(map(str, range(len(counts))))
             classes = {name: held.tolist() for name, held in zip(named, counts, strict=True)}

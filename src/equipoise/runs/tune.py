@@ -15,6 +15,7 @@ from typing import Any
 from equipoise.contract import Method
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
+from equipoise.core.metrics import higher_is_better
 from equipoise.core.text import to_file
 from equipoise.methods import find_method
 from equipoise.records.folder import Folder
@@ -126,9 +127,8 @@ def _score(flat: dict[str, Any], folder: Path) -> float | None:
     except UsageError:
         return None
     evaluated = [record for record in Folder(folder).stream() if record.evaluated]
-    if "acc" not in evaluated[-1].trained:
-        raise UsageError(f"tuning needs a task that scores accuracy, and '{settings.run.task}' does not")
-    scores = [validation_score(record, "acc", True) for record in evaluated]
+    headline = evaluated[-1].trained.headline or ""
+    scores = [validation_score(record, headline, higher_is_better(headline)) for record in evaluated]
     last = [score for score in scores[-LAST:] if score is not None]
     checkpoint.remove(folder / "checkpoint")
     checkpoint.remove(folder / "models")

@@ -127,6 +127,7 @@ class Simulation:
             test=self._scores("test") if "test" in splits else None,
             val=self._scores("val") if "val" in splits else None,
             train=train,
+            steps=None if reply is None or reply.steps is None else int(reply.steps.sum()),
             # Lists of a cohort say nothing without its ids.
             ids=here.tolist() if len(here) < min(task.clients, LISTED + 1) else None,
             decisions={n: _plain(v) for n, v in stats.items()} if differ and len(here) <= LISTED else None,

@@ -15,7 +15,7 @@ from equipoise.contract import Task, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, OwnShares, form_of
-from equipoise.data.tables import TableChoices, tables_of
+from equipoise.data.tables import tables_of
 from equipoise.data.tables.reading import SERVER, in_memory
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, own
@@ -65,16 +65,18 @@ def from_datasets(
     return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)
 
 
-def from_tables(tables: Mapping[str, Any], name: str, choices: TableChoices) -> TaskSpec:
+def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
     clients = {str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER}
     found = in_memory(tables_of(clients, tables.get(SERVER)), choices)
 
-    def build(config: TableChoices, model: str, training: Training, seed: int) -> Task:
+    def build(config: own.TableLearning, model: str, training: Training, seed: int) -> Task:
         return own.of_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
-    return TaskSpec(name, "tables given in Python", TableChoices, spec.training, spec.models, build, in_python=True)
+    return TaskSpec(
+        name, "tables given in Python", own.TableLearning, spec.training, spec.models, build, in_python=True
+    )
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from equipoise.contract import Task, Training, option
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.data import tables
+from equipoise.data.federation import Federation
 from equipoise.data.recordings import federate_recordings, read_recordings
+from equipoise.learners.targets import Objective, balanced, objective_of
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.classify import Classify
 
 
 @dataclass(frozen=True)
-class OwnConfig(tables.TableChoices):
+class TableLearning(tables.TableChoices):
+    """Tables, and what errors in predicting their target count."""
+
+    class_weights: str = option(
+        "none", "balanced makes every class count alike, however rare it is", choices=("none", "balanced")
+    )
+    error: str = option(
+        "squared", "what a regression makes small: squared or absolute", choices=("squared", "absolute")
+    )
+
+    def objective(self, data: Federation) -> Objective:
+        """The loss and the scores for what these data have as their target."""
+        target, weights = data.target, None
+        if self.class_weights == "balanced":
+            if target.kind != "classification":
+                raise UsageError(f"class_weights is for classes, and the target is read as {target.kind}: leave it out")
+            whole = data.split(np.arange(data.clients), "train")
+            weights = balanced(torch.bincount(whole.y, minlength=data.classes))
+        if self.error == "absolute" and target.kind != "regression":
+            raise UsageError(f"error is for regression, and the target is read as {target.kind}: leave it out")
+        return objective_of(target, class_weights=weights, absolute=self.error == "absolute")
+
+
+@dataclass(frozen=True)
+class OwnConfig(TableLearning):
     """Where the tables are and what their columns mean."""
 
     data: str = option("", "folder with one CSV or Parquet file per client, or one file with a client column")
@@ -42,14 +69,12 @@ def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
 
 
 def of_tables(
-    name: str, found: tables.Tables, choices: tables.TableChoices, model: str, training: Training, seed: int
+    name: str, found: tables.Tables, choices: TableLearning, model: str, training: Training, seed: int
 ) -> Classify:
     """A task from everybody's tables, in files or (by :func:`~equipoise.data.tables.tables_of`) in Python."""
     made = tables.federate(found, choices, generator(seed))
-    kind = made.preparation.target.kind
-    if kind != "classification":
-        raise UsageError(f"the target is read as {kind}, but tasks learn classes only so far: see 'data describe'")
-    task = Classify(name, MODELS[model](made.data.shape, made.data.classes), made.data, training)
+    module = MODELS[model](made.data.shape, made.data.classes)
+    task = Classify(name, module, made.data, training, objective=choices.objective(made.data))
     task.preparation, task.bytes_before = made.preparation, (made.up, made.down)
     return task
 

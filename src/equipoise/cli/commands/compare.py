@@ -22,6 +22,7 @@ from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
 from equipoise.runs.compare import compare
+from equipoise.runs.equal import with_equal_steps
 from equipoise.runs.running import Interrupted, Watch
 from equipoise.runs.tune import read_best
 from equipoise.settings.config import Settings
@@ -37,12 +38,19 @@ def main(arguments: list[str]) -> int:
     parser = Parser("compare", "Train with several methods over several seeds; the result is one table.")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)")
     parser.add_argument("--tuned", help="folder of 'equipoise tune': use the options that it found for each method")
+    parser.add_argument(
+        "--equal-steps",
+        action="store_true",
+        help="give every method as many rounds as the first one's gradient steps pay for",
+    )
     add_output(parser, DEFAULT)
     chosen, cells = several(arguments, parser)
     if chosen["tuned"]:
         for name, given in cells.items():
             known = options(find_method(name), find_task(given["task"]))
             cells[name] = {**resolved(known, read_best(Path(chosen["tuned"]), name)), **given}
+    if chosen["equal_steps"]:
+        cells = with_equal_steps(cells)
     out, quiet = Path(chosen["out"]), chosen["quiet"]
     cell = contextlib.ExitStack()  # what watches the cell under way
 

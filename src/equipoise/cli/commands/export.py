@@ -15,11 +15,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
     chosen = parser.parse(arguments)
     from equipoise.records.folder import Folder
+    from equipoise.runs.card import read_card
     from equipoise.runs.export import export
 
     out = output_file(chosen.out) if chosen.out else None
     folder = Folder(Path(chosen.folder))
     client = None if chosen.client is None else folder.find_client(chosen.client)
     file, gap = export(folder.path, client, chosen.format, out)
-    print(f"{file}: predictions agree with the original (logits differ by {gap:.1g} at most)")
+    card = read_card(folder)
+    print(f"{file}: {f'{card.in_words(client)}; ' if card else ''}predictions agree with the original within {gap:.1g}")
     return 0
