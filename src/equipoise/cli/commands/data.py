@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _describe(arguments: list[str]) -> int:
-    parser = Parser("data describe", "A task's data, as a run would share them out; of tables, every column and every problem.")
+    parser = Parser(
+        "data describe", "A task's data, as a run would share them out; of tables, every column and every problem."
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     chosen, given = _options(parser, arguments, early_options(arguments))
     settings = Settings.of(given)
@@ -61,7 +63,9 @@ def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) ->
 
 
 def _summarise(arguments: list[str]) -> int:
-    parser = Parser("data summarise", "What one site tells of its columns: sums and counts, which its owner can read; no rows.")
+    parser = Parser(
+        "data summarise", "What one site tells of its columns: sums and counts, which its owner can read; no rows."
+    )
     parser.add_argument("--client", required=True, help="the name of this site")
     parser.add_argument("--out", required=True, help="the file to write and to send")
     chosen, config = _table_options(parser, arguments)
