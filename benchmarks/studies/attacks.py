@@ -109,8 +109,8 @@ def alone(results: Results) -> list[str]:
             sides = [(here["none"][side], here[attack][side]) for side in ("global", "honest") if attack in here]
             known = [clean - lied for clean, lied in sides if clean is not None and lied is not None]
             costs.append(f"{max(known):+.1f}" if known else None)
-        rows.append([method, *costs])
-    return table(["method", *ONE[1:]], rows)
+        rows.append([method, *costs, here["none"]["left_out"]])
+    return table(["method", *ONE[1:], "left out of the honest run"], rows)
 
 
 def summary(results: Results) -> list[str]:

@@ -54,8 +54,7 @@ def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, few
 def too_long(before: Tree, after: Tree, rows: Tensor) -> dict[int, str]:
     """Those of ``rows`` (booleans) whose model is much further from the last global one than nearly all others.
 
-    An honest client's change is never that long (docs/trust.md has the largest ones that were met), so that nothing
-    changes where nobody attacks.
+    The bound is far above what honest clients differ by, so that nothing changes where nobody attacks.
     """
     names = [name for name, value in after.items() if value.is_floating_point()]
     count = int(rows.sum())
