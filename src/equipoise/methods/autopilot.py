@@ -30,7 +30,7 @@ from equipoise.methods import steering
 
 EPOCHS = 8  # the least that clients train; the rate does the rest
 MEASURED = ("error", "loss", "square", "val", "half")
-SIGNED = {"parts", "longer"}
+POOLED = ("loss", "square", "val", "reached", "own")
 PARTS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)  # of local training that a personal model may keep
 
 
@@ -130,7 +130,7 @@ class Autopilot(Method):
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
         """What this round's measurements, pooled by data size, mean for the next."""
         n = s.task.sizes(ids).double()
-        pooled = {name: (n @ seen[name] / n.sum()).clamp(min=steering.TINY) for name in seen.keys() - SIGNED}
+        pooled = {name: (n @ seen[name] / n.sum()).clamp(min=steering.TINY) for name in POOLED if name in seen}
         state = {**s.state, "reached": torch.minimum(s.state["reached"], pooled["reached"])}
         now = steering.polyak(pooled["loss"], state["reached"], pooled["square"])
         state["rate"] = (now * state["rate"]).sqrt() if float(state["rate"]) > 0 else now
