@@ -17,6 +17,7 @@ from equipoise.cli import COMMANDS, commands, main
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.records.codec import encode
+from equipoise.runs import compare as comparing
 from equipoise.settings.config import Settings
 from equipoise.settings.names import options
 from equipoise.tasks import all_tasks, find_task
@@ -236,7 +237,7 @@ BAD = [
     *((["watch", ".", "--every", bad], "must be a number of seconds above 0") for bad in ("0", "-1", "nan", "inf")),
     (["export"], "folder"),
     (["export", "nowhere"], "'nowhere' is not a run folder"),
-    (["export", ".", "--client", "me"], "invalid int value: 'me'"),
+    (["export", ".", "--client", "me"], "no client 'me'"),
     (["export", ".", "--format", "onxx"], "unknown format 'onxx'"),
     (["export", ".", "--out", "."], "is a folder"),
     (["data"], "what"),
@@ -332,7 +333,7 @@ def test_a_diverging_run_names_the_clients_and_ends_well(tmp_path):
     out = tmp_path / "x"
     done = equipoise_cli("run", "--out", str(out), "--model", "mlp", "--lr", "1e30", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "dropped non-finite updates of clients [0, 1, 2, 3, 4]" in done.stderr
+    assert "left out clients [0, 1, 2, 3, 4] (not finite)" in done.stderr
     assert json.loads((out / "summary.json").read_text())["dropped_updates"] == 30
 
 
@@ -348,3 +349,35 @@ def test_settings_survive_their_own_file():
         settings = Settings.of({"method": name})
         assert Settings.of(json.loads(json.dumps(settings.flat))) == settings
         assert find_method(name).name == name
+
+
+def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(tmp_path, capsys, monkeypatch):
+    """Killed in the third of four runs; the folder alone is enough to continue."""
+    real, out, started = comparing.run, tmp_path / "cmp", []
+
+    def cut(settings, folder, **how):
+        started.append(folder)
+        if len(started) == 3:
+            raise RuntimeError("the machine went down")
+        return real(settings, folder, **how)
+
+    monkeypatch.setattr(comparing, "run", cut)
+    command = ["compare", "--methods", "fedavg,local", "--seeds", "2", "--out", str(out), "--quiet", *SMALL]
+    with pytest.raises(RuntimeError, match="went down"):
+        main(command)
+    text = (out / "table.md").read_text()
+    assert text.startswith("# synthetic: 6 rounds, 2 seeds; 2 of 4 runs finished\n")
+    assert "| fedavg |" in text
+    assert "| local |" not in text
+    assert [row["method"] for row in read_csv(out / "table.csv")] == ["fedavg"]
+    before = (out / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert (out / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns == before
+    assert (out / "table.md").read_text().startswith("# synthetic: 6 rounds, 2 seeds\n")
+    assert "--resume" not in (out / "table.md").read_text()
+    whole = (out / "table.csv").read_bytes()
+    assert main(["compare", "--resume", "--out", str(out), "--quiet"]) == 0  # nothing is left to do
+    assert (out / "table.csv").read_bytes() == whole
+    (out / "compare.json").write_text("{")
+    assert main(["compare", "--resume", "--out", str(out), "--quiet"]) == 2
+    assert "is damaged" in capsys.readouterr().err

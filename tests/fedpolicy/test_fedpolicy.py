@@ -91,7 +91,7 @@ def test_full_over_a_base_is_the_base() -> None:
     ours = simulate(FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3)
     theirs = simulate(find_method("fedavgm")(server_momentum=0.5), task, 3)
     assert largest_difference(ours.params, theirs.params) == 0
-    for controller in ("equilibrium", "page"):
+    for controller in ("autopilot", "equilibrium", "page"):
         joint = simulate(Joint(base=controller, policy="full"), task, 3)
         alone = simulate(find_method(controller)(), task, 3)
         assert largest_difference(joint.params, alone.params) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,12 @@ COMMANDS = {
     "run": "Train with one method; the result is a folder with scores, models and a report.",
     "compare": "Train with several methods over several seeds; the result is one table.",
     "tune": "Search for good options of methods on validation data.",
-    "resume": "Continue a run that was stopped.",
+    "resume": "Continue a run or a comparison that was stopped.",
     "watch": "Follow a run or a comparison from another terminal.",
     "report": "Write one HTML page about one run or several.",
     "export": "Write a model of a run as safetensors, ONNX or TorchScript.",
     "play": "Play an episode of an agent of a run, and film it.",
+    "predict": "Predict for new rows of a table, by a model of a run.",
     "certify": "Measure what a client or the server would gain by choosing differently.",
     "data": "Describe the data of a task, client by client.",
     "list": "List the methods, the tasks or the models.",
@@ -39,8 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"unknown {what} '{first}'{nearest(first, COMMANDS)}; see equipoise --help")
         return int(importlib.import_module(f"equipoise.cli.commands.{first}").main(arguments[1:]))
     except UsageError as error:
-        print(f"equipoise: {error}", file=sys.stderr)
-        return 2
+        return _told(str(error), 2)
+    except KeyboardInterrupt:
+        return _told("interrupted", 1)
+    except BrokenPipeError:  # whoever read our output has gone
+        return 1
+    except (OSError, UnicodeError) as error:  # of the disk or its content: what was saved before is as it was
+        return _told(f"{' '.join(str(error).split())} ({type(error).__name__}); nothing that was saved is lost", 1)
+
+
+def _told(line: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"equipoise: {line}", file=sys.stderr)
+    return code
 
 
 def _help() -> str:

@@ -21,6 +21,9 @@ class Network(Protocol):
     linear: Names | None
     """Names of weight and bias if the network is one linear layer under cross-entropy, which has a closed form."""
 
+    filler: float | None
+    """The ``y`` of rows that only fill a batch, where it is not enough that they weigh nothing."""
+
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the network takes them."""
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from equipoise.contract import Tree, When
 from equipoise.core import random, streams
 from equipoise.learners import batches
-
-if TYPE_CHECKING:
-    from equipoise.tasks.classify import Classify
+from equipoise.learners.network import Network
 
 
-def steepness(task: Classify, client: Tensor, params: Tree, when: When) -> Tensor:
+def steepness(task: Network, client: Tensor, params: Tree, when: When) -> Tensor:
     """One client's, on the first batch of its training this round."""
     x, y, weight = (value[0] for value in _first_batch(task, client.reshape(1), when))
     with torch.enable_grad():
@@ -25,7 +21,7 @@ def steepness(task: Classify, client: Tensor, params: Tree, when: When) -> Tenso
     return torch.stack([g.double().square().sum() for g in gradients]).sum()
 
 
-def steepness_stack(task: Classify, ids: Tensor, params: Tree, when: When) -> Tensor:
+def steepness_stack(task: Network, ids: Tensor, params: Tree, when: When) -> Tensor:
     """The same ``[K]`` for a stack of clients: models do not touch each other, so one sum has all their gradients."""
     x, y, weight = _first_batch(task, ids, when)
     with torch.enable_grad():
@@ -35,7 +31,7 @@ def steepness_stack(task: Classify, ids: Tensor, params: Tree, when: When) -> Te
     return torch.stack([g.double().square().flatten(1).sum(1) for g in gradients]).sum(0)
 
 
-def _first_batch(task: Classify, ids: Tensor, when: When) -> tuple[Tensor, Tensor, Tensor]:
+def _first_batch(task: Network, ids: Tensor, when: When) -> tuple[Tensor, Tensor, Tensor]:
     """Prepared rows, labels and weights, each ``[K, B, ...]``; padding has the weight zero."""
     split, size = task.data.split(ids.numpy(), "train"), when.training.batch_size
     key = random.keys(when.seed, ids.numpy(), when.round, streams.BATCHES[0])
@@ -44,4 +40,5 @@ def _first_batch(task: Classify, ids: Tensor, when: When) -> tuple[Tensor, Tenso
     counts = torch.full_like(ids, size) if plan.counts is None else torch.from_numpy(plan.counts[0])
     weight = (torch.arange(size) < counts[:, None]) / counts[:, None].double()
     x = split.x[rows.reshape(-1)].view(*rows.shape, *split.x.shape[1:])
-    return task.prepare(x), split.y[rows].to(task.device), weight.to(task.device, task.dtype)
+    y = task.objective.marked(split.y[rows], weight > 0)
+    return task.prepare(x), y.to(task.device), weight.to(task.device, task.dtype)

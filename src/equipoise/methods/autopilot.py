@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Server, State, Task, Train, Training, Tree, Up, weighted_mean
+from equipoise.contract import (
+    Client,
+    Down,
+    Method,
+    Range,
+    Server,
+    State,
+    Task,
+    Train,
+    Training,
+    Tree,
+    Up,
+    weighted_mean,
+)
+from equipoise.contract.ranges import COUNT, LOSS, SHARE
 from equipoise.core.errors import UsageError
 from equipoise.methods import steering
 
 EPOCHS = 8  # the least that clients train; the rate does the rest
 MEASURED = ("error", "loss", "square", "val", "half")
-SIGNED = {"parts", "longer"}
+POOLED = ("loss", "square", "val", "reached", "own")
 PARTS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)  # of local training that a personal model may keep
 
 
@@ -27,6 +42,11 @@ class Autopilot(Method):
     """
 
     name: ClassVar[str] = "autopilot"
+    family: ClassVar[str] = "controller"
+    reports: ClassVar[Mapping[str, Range]] = {
+        **{"error": SHARE, "loss": LOSS, "val": LOSS, "reached": LOSS, "own": LOSS, "square": COUNT},
+        **{"longer": Range(-1.0, 1.0), "parts": Range(-30.0, 30.0)},  # a sign; logarithms of losses
+    }
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
@@ -110,7 +130,7 @@ class Autopilot(Method):
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
         """What this round's measurements, pooled by data size, mean for the next."""
         n = s.task.sizes(ids).double()
-        pooled = {name: (n @ seen[name] / n.sum()).clamp(min=steering.TINY) for name in seen.keys() - SIGNED}
+        pooled = {name: (n @ seen[name] / n.sum()).clamp(min=steering.TINY) for name in POOLED if name in seen}
         state = {**s.state, "reached": torch.minimum(s.state["reached"], pooled["reached"])}
         now = steering.polyak(pooled["loss"], state["reached"], pooled["square"])
         state["rate"] = (now * state["rate"]).sqrt() if float(state["rate"]) > 0 else now

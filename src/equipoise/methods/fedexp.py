@@ -16,6 +16,7 @@ class FedExP(Method):
     """D_i = w - w_i;  eta_g = max(1, sum p_i |D_i|^2 / (2 (|D|^2 + eps)));  w <- w - eta_g D, with D = sum p_i D_i."""
 
     name: ClassVar[str] = "fedexp"
+    family: ClassVar[str] = "one-model"
     epsilon: float = option(0.001, "what is added to |D|^2; larger values keep the step nearer to FedAvg's", low=0)
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:

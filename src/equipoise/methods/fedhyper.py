@@ -22,6 +22,7 @@ class FedHyper(Method):
     """
 
     name: ClassVar[str] = "fedhyper"
+    family: ClassVar[str] = "one-model"
     side: str = option(
         "global", "the rate that is adapted: global (the server's) or local (the clients')", choices=BOUND
     )

@@ -22,7 +22,8 @@ class FedRod(Method):
     family: ClassVar[str] = "parts"
 
     def check(self, task: Task, training: Training) -> None:
-        supervised(self, task)
+        if supervised(self, task).kind != "classification":
+            raise UsageError(f"fedrod balances classes, and task '{task.name}' has none: choose another method")
         self.needs_two_blocks(task)
         layers = {name.rpartition(".")[0] for name in task.blocks["head"]}
         if len(layers) > 1 or {name.rpartition(".")[2] for name in task.blocks["head"]} - {"weight", "bias"}:

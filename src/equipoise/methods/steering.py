@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 BOLD = 0.25  # the part of Polyak's step that is taken
-LEAST_DROP = 0.1  # of a loss, that is thought possible still
+LEAST_DROP = 0.3  # of a loss, that is thought possible still
 LEAST_ERROR = 0.02  # a client without errors still counts
 MOST_MOMENTUM, HORIZON = 0.97, 4.0  # momentum looks back over a quarter of the run, and never over more than 33 rounds
 LAST_RATE = 0.1  # the least part of the rate that is left in the last round

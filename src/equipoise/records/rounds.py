@@ -66,11 +66,15 @@ class RoundRecord(Evaluated):
     """Epochs and rates as taken."""
     ids: list[int] | None = None
     """Who replied, where that is not everybody; lists below are in this order."""
+    steps: int | None = None
+    """Gradient steps of all clients together, where they tell."""
     decisions: dict[str, list[float]] | None = None
     """Epochs and rates of each client, where they differ."""
     bytes: Bytes
     dropped: list[int]
-    """Clients whose update, state or personal model was not finite."""
+    """Clients whose reply was of no use: its update, state or personal model was not finite, or see ``left_out``."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Clients of ``dropped`` that reported what they must not, or made the server fail: why."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that did not reply, and why."""
     skipped: str | None = None

@@ -10,13 +10,18 @@ from equipoise.cli.parser import Parser, output_file
 def main(arguments: list[str]) -> int:
     parser = Parser("export", "Write a model of a run in a format that other programs load.")
     parser.add_argument("folder", help="the run's folder")
-    parser.add_argument("--client", type=int, help="whose personal model (default: the global model)")
+    parser.add_argument("--client", help="whose personal model, by name or number (default: the global model)")
     parser.add_argument("--format", default="safetensors", help="safetensors, onnx or torchscript")
     parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
     chosen = parser.parse(arguments)
+    from equipoise.records.folder import Folder
+    from equipoise.runs.card import read_card
     from equipoise.runs.export import export
 
     out = output_file(chosen.out) if chosen.out else None
-    file, gap = export(Path(chosen.folder), chosen.client, chosen.format, out)
-    print(f"{file}: predictions agree with the original (logits differ by {gap:.1g} at most)")
+    folder = Folder(Path(chosen.folder))
+    client = None if chosen.client is None else folder.find_client(chosen.client)
+    file, gap = export(folder.path, client, chosen.format, out)
+    card = read_card(folder)
+    print(f"{file}: {f'{card.in_words(client)}; ' if card else ''}predictions agree with the original within {gap:.1g}")
     return 0

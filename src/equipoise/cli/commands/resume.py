@@ -1,4 +1,4 @@
-"""``equipoise resume``: continue a run that was stopped."""
+"""``equipoise resume``: continue a run or a comparison that was stopped."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from equipoise.cli.parser import Parser, add_log, add_quiet
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("resume", "Continue a run that was stopped; a finished one is shown.")
-    parser.add_argument("folder", help="the run's folder")
+    parser = Parser("resume", "Continue a run or a comparison that was stopped; of a finished one the result is shown.")
+    parser.add_argument("folder", help="folder of the run or comparison")
     add_log(parser)
     add_quiet(parser)
     chosen = parser.parse(arguments)
@@ -21,6 +21,11 @@ def main(arguments: list[str]) -> int:
     from equipoise.settings.files import read_config
 
     out = Path(chosen.folder)
+    if (out / "compare.json").is_file() and not Folder(out).config.is_file():
+        from equipoise.cli.commands import compare
+
+        how = [*(["--log", chosen.log] if chosen.log else []), *(["--quiet"] if chosen.quiet else [])]
+        return compare.main(["--resume", "--out", chosen.folder, *how])
     Folder(out).demand()
     settings = Settings.of(read_config(Folder(out).config))
     done = len(Folder(out).records())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from equipoise.cli.parser import Parser, add_config, add_quiet
 from equipoise.cli.several import several
+from equipoise.runs.running import Interrupted
 from equipoise.runs.tune import tune
 
 
@@ -24,7 +26,11 @@ def main(arguments: list[str]) -> int:
             print(f"{method}  trial {number}/{chosen['trials']}  {'—' if score is None else f'{score:.4f}'}  {text}")
 
     for method, given in cells.items():
-        best = tune(method, given, chosen["trials"], Path(chosen["out"]) / method, told)
+        try:
+            best = tune(method, given, chosen["trials"], Path(chosen["out"]) / method, told)
+        except (Interrupted, KeyboardInterrupt):
+            print("interrupted; go on with the same command", file=sys.stderr)
+            return 1
         if not chosen["quiet"]:
             print(f"{method}: best " + "  ".join(f"--{k.replace('_', '-')} {v:.4g}" for k, v in best.items()))
     return 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Task, Tree
+from equipoise.contract import Range, Task, Tree
 from equipoise.core.trees import tree_bytes
 
 BLOCKS = ("backbone", "head")
 PARTS = ("full", "backbone", "head", "none")
 TAKES = torch.tensor([[True, True], [True, False], [False, True], [False, False]])
 """``[parts, blocks]``: which blocks a part consists of."""
+CHOICE = Range(0.0, len(PARTS) - 1.0)  # the number of a part, as a client reports it
 FRESH_ENOUGH = 0.25  # mean freshness from which a block moves all the way to its new mean
 
 
