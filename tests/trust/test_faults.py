@@ -142,7 +142,7 @@ def finished(tmp_path_factory):
         ["export"],
         ["export", "--client", "1", "--format", "torchscript"],
         ["report"],
-        ["certify", "--samples", "2"],
+        ["certify", "--quiet", "--samples", "2"],
     ],
     ids=lambda command: "-".join(command),
 )

@@ -141,7 +141,7 @@ def test_two_runs_never_share_a_folder(tmp_path, capsys):
             assert f"process {os.getpid()}" in refused(arguments, capsys)
     assert main([*RUN, "--out", str(out)]) == 0
     with files.locked(out):
-        for command in (["certify", "--samples", "1"], ["run", *RUN[1:], "--overwrite", "--out"]):
+        for command in (["certify", "--quiet", "--samples", "1"], ["run", *RUN[1:], "--overwrite", "--out"]):
             assert "in use" in refused([*command, str(out)], capsys)
     (out / "summary.json").unlink()
     with files.locked(out):

@@ -1,7 +1,9 @@
 """Robust rules against closed forms, and methods under them."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -247,3 +249,40 @@ def test_the_command_line_runs_rules_and_attacks(tmp_path, capsys):
     assert main(["run", *small, "--robust", "trimed:0.2", "--out", str(tmp_path / "two")]) == 2
     assert "did you mean 'trimmed'" in capsys.readouterr().err
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("how", ["labels", "backdoor"])
+def test_liars_train_on_false_rows_and_everybody_is_tested_on_true_ones(how):
+    task = small_task("mlp")
+    liars = np.array([1, 4])
+    false = task.poisoned(how, liars)
+    for client in range(6):
+        for name in ("train", "test"):
+            true, told = (data.split(np.array([client]), name) for data in (task.data, false.data))
+            rows = slice(int(true.start[0]), int(true.start[0] + true.size[0]))
+            here = slice(int(told.start[0]), int(told.start[0] + told.size[0]))
+            if client not in liars or name == "test":
+                assert torch.equal(true.x[rows], told.x[here])
+                assert torch.equal(true.y[rows], told.y[here])
+            elif how == "labels":
+                assert torch.equal(told.y[here], 3 - true.y[rows])
+            else:
+                assert torch.equal(told.x[here][::2, -3:], torch.full_like(told.x[here][::2, -3:], 3.0))
+                assert not told.y[here][::2].any()
+                assert torch.equal(told.y[here][1::2], true.y[rows][1::2])
+
+
+def test_a_backdoor_is_scored_and_succeeds_when_everybody_learns_it(tmp_path):
+    small = "--task synthetic --clients 10 --samples 100 --rounds 10 --epochs 2 --quiet".split()
+    rates = {}
+    for attack in ("backdoor:0.01", "backdoor:0.9"):
+        out = tmp_path / attack
+        assert main(["run", *small, "--attack", attack, "--out", str(out)]) == 0
+        rates[attack] = json.loads((out / "summary.json").read_text())["backdoor"]
+    assert rates["backdoor:0.9"] > max(0.6, rates["backdoor:0.01"])
+
+
+def test_a_task_without_rows_refuses_false_rows(tmp_path, capsys):
+    command = "run --task two-state --method fedsynq --rounds 2 --quiet --attack labels:0.2".split()
+    assert main([*command, "--out", str(tmp_path / "x")]) == 2
+    assert "no rows to falsify" in capsys.readouterr().err

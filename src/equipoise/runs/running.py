@@ -18,6 +18,7 @@ from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
+from equipoise.data.poisoned import POISONS
 from equipoise.privacy.ledger import Ledger
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
@@ -27,7 +28,8 @@ from equipoise.runs.card import Card
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.scoring import Final, final_scores
-from equipoise.runtime.attacks import attacked
+from equipoise.runtime.attacks import attacked, hostile_clients
+from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
@@ -117,6 +119,11 @@ def build_task(settings: Settings) -> Task:
         task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
+    if settings.run.attack:
+        attack, share = parse_attack(settings.run.attack)
+        if attack in POISONS:
+            liars = hostile_clients(settings.run.seed, task.clients, share)
+            task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)
     task.check()
     task.suits(settings.method)
