@@ -11,7 +11,7 @@ from equipoise.cli import main
 from equipoise.contract import Up
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
-from equipoise.runtime.adopt import too_long
+from equipoise.runtime.adopt import lengths, too_long
 from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.round import Schedule, Simulation
@@ -175,13 +175,15 @@ def test_changes_that_are_much_too_long_are_named():
     after = {"w": torch.ones(10, 3)}
     after["w"][4] = 100.0
     everybody = torch.ones(10, dtype=torch.bool)
-    assert too_long(before, after, everybody) == {4: "its change is 100 times as long as nearly all others'"}
+    assert too_long(lengths(before, after, 10), everybody) == {
+        4: "its change is 100 times as long as nearly all others'"
+    }
     after["w"][4] = 4.9
-    assert too_long(before, after, everybody) == {}
+    assert too_long(lengths(before, after, 10), everybody) == {}
     after["w"][4] = 3e38
-    assert list(too_long(before, after, everybody)) == [4]
-    assert too_long(before, {"w": after["w"][:4]}, everybody[:4]) == {}  # too few to tell
-    assert too_long(before, {"w": torch.zeros(10, 3)}, everybody) == {}
+    assert list(too_long(lengths(before, after, 10), everybody)) == [4]
+    assert too_long(lengths(before, {"w": after["w"][:4]}, 4), everybody[:4]) == {}  # too few to tell
+    assert too_long(lengths(before, {"w": torch.zeros(10, 3)}, 10), everybody) == {}
 
 
 # --- attacks --------------------------------------------------------------------------------------------------------

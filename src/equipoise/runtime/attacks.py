@@ -72,6 +72,9 @@ class Attacked(Executor):
     def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
         return self.inner.fresh(ids, initial, keeps_local)
 
+    def cuts(self, clients: int) -> list[slice]:
+        return self.inner.cuts(clients)
+
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         replies = self.inner.run(round, ids, down, held, splits)
         if replies.stack is None:
