@@ -108,9 +108,10 @@ def parts(results: Results) -> list[str]:
             for side in change:
                 sums[side].append(change[side])
             row.append(" / ".join(f"{change[side]:+.1f}" for side in SIDES) if seeds else None)
-        row.append(" / ".join(f"{fmean(values):+.1f}" for values in sums.values()) if sums["global"] else None)
-        rows.append(row)
-    return table(["without", *ABLATED, "mean"], rows)
+        if sums["global"]:
+            row.append(" / ".join(f"{fmean(values):+.1f}" for values in sums.values()))
+            rows.append(row)
+    return table(["without", *ABLATED, "mean"], rows) if rows else ["Not measured yet."]
 
 
 STUDY = Study(
