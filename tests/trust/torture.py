@@ -1,7 +1,7 @@
 """Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody disturbed, to the bit.
 
-``make torture`` (or ``python tests/trust/torture.py --kills 1000 --minutes 30``) prints one line with what it found; the
-exit code is 1 if a single number differs.
+``make torture``, or this file with ``--kills 1000 --minutes 30``, prints one line with what it found; the exit code is 1 if a
+single number differs.
 """
 
 from __future__ import annotations
