@@ -22,8 +22,10 @@ MAIN: dict[str, dict[str, Any]] = {
     "autopilot": {"method": "autopilot"},
 }
 PARTS = {kind.name: {"method": f"benchmarks.ablations:{kind.__name__}"} for kind in ablations.ALL}
-ABLATED = ("synthetic-10", "synthetic-30", "synthetic-30-sizes", "synthetic-30-tenth")
-ABLATED += ("fmnist-skew-mlp", "fmnist-turned-mlp", "heart-linear", "heart-mlp", "flights", "watch")
+ABLATED = (
+    *("synthetic-10", "synthetic-30", "synthetic-30-sizes", "synthetic-30-tenth", "fmnist-skew-mlp"),
+    *("fmnist-turned-mlp", "heart-linear", "heart-mlp", "flights", "watch"),
+)
 ABLATION_SEEDS = (100, 101, 102)
 
 
