@@ -47,7 +47,7 @@ def result(folder):
         elif path.name in ("summary.json", "best.json", "clients.csv", "labels.csv", "config.json"):
             text = path.read_text()
             found[name] = {**json.loads(text), "seconds": 0} if path.suffix == ".json" else text
-        elif path.parent.name == "models":
+        elif path.parent.name == "models" and path.suffix == ".safetensors":
             found[name] = load_file(path)
     return found
 

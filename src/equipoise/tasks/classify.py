@@ -127,9 +127,8 @@ class Classify(Supervised):
         if not self.backdoor:
             return super().summary(params)
         x, y = self.data.server("test")
-        rows = marked(x[y != TARGET])
         with torch.no_grad():
-            found = self.forward(params, self.prepare(rows)).argmax(-1)
+            found = self.forward(params, self.prepare(marked(x[y != TARGET]))).argmax(-1)
         return {"backdoor": float((found == TARGET).double().mean())}
 
     def check(self) -> None:
