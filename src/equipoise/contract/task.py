@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.contract.blocks import chosen
 from equipoise.contract.words import Blocks, Fit, Training, When
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints, State, Tree
@@ -43,7 +44,16 @@ class Task(ABC):
 
     @abstractmethod
     def init_params(self, seed: int) -> Tree:
-        """The one initial model of a run."""
+        """The one initial model of a run: all that may move. What is frozen is in no client's model."""
+
+    @property
+    def frozen(self) -> Tree:
+        """Parameters of the network that never move and never travel; they are held once, by the task."""
+        return {}
+
+    def names_of(self, *blocks: str) -> tuple[str, ...]:
+        """The parameters in blocks with these roles or names."""
+        return tuple(name for block in chosen(self.blocks, blocks) for name in self.blocks[block])
 
     @abstractmethod
     def sizes(self, ids: Tensor) -> Tensor:

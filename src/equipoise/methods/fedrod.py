@@ -23,15 +23,15 @@ class FedRod(Method):
     def check(self, task: Task, training: Training) -> None:
         supervised(self, task)
         self.needs_two_blocks(task)
-        layers = {name.rpartition(".")[0] for name in task.blocks["head"]}
-        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.blocks["head"]} - {"weight", "bias"}:
+        layers = {name.rpartition(".")[0] for name in task.names_of("head")}
+        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.names_of("head")} - {"weight", "bias"}:
             raise UsageError(
                 f"fedrod adds two heads, which needs a head that is one linear layer, but that of task '{task.name}' "
-                f"is {', '.join(task.blocks['head'])}"
+                f"is {', '.join(task.names_of('head'))}"
             )
 
     def client_init(self, task: Task, params: Tree) -> State:
-        return {"P": {name: torch.zeros_like(params[name]) for name in task.blocks["head"]}}
+        return {"P": {name: torch.zeros_like(params[name]) for name in task.names_of("head")}}
 
     def update(self, c: Client) -> tuple[Tree, State]:
         """One SGD on both losses: neither reaches the parameters of the other."""
@@ -47,7 +47,7 @@ class FedRod(Method):
 
 
 def _losses(task: Supervised) -> Loss:
-    heads, bodies = task.blocks["head"], task.blocks["backbone"]
+    heads, bodies = task.names_of("head"), task.names_of("backbone")
 
     def losses(params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Balanced softmax -log(n_y e^g_y / sum_c n_c e^g_c) for f and G; cross-entropy of the sum for P alone."""

@@ -1,4 +1,4 @@
-"""Models with their blocks: the ``backbone`` that clients may share and the ``head`` that they may keep."""
+"""Models with their blocks, of which some may travel and others stay at the clients."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise.models.blocks import blocks_of, with_head
+from equipoise.models.blocks import blocks_of, moving, with_head
 from equipoise.models.convolutional import cnn, resnet18
 from equipoise.models.linear import linear, mlp
 from equipoise.models.recurrent import lstm
 
-__all__ = ["MODELS", "Build", "blocks_of", "with_head"]
+__all__ = ["MODELS", "Build", "blocks_of", "moving", "with_head"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 

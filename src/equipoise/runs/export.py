@@ -51,7 +51,7 @@ def export(
     out.parent.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         expected = task.forward(params, x)
-        found = write(module, params, x, out)
+        found = write(module, {**task.frozen, **params}, x, out)
     gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
     if gap > CLOSE or not torch.equal(found.argmax(1), expected.argmax(1)):
         out.unlink()

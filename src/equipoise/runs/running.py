@@ -236,6 +236,8 @@ class _Running:
     def _write_models(self) -> None:
         self.folder.models.mkdir(exist_ok=True)
         method = self.settings.method
+        if frozen := self.task.frozen:
+            checkpoint.write_tensors(self.folder.models / "frozen.safetensors", frozen)
         if method.has_global(self.task):
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
             if self.best_params:

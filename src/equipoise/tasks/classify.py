@@ -19,7 +19,7 @@ from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
-from equipoise.models import blocks_of
+from equipoise.models import blocks_of, moving
 from equipoise.models.stacking import stacked_forward
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
@@ -45,17 +45,19 @@ class Classify(Supervised):
         dtype: torch.dtype = torch.float32,
         closed_form: bool = True,
         fresh: bool = True,
+        blocks: str = "",
     ) -> None:
         """``closed_form=False`` keeps a linear model on the general engine (to measure and test it).
 
         ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
+        Frozen parameters stay as they are in either case. ``blocks``: patterns in place of the module's own blocks.
         """
         _refuse_modules(module)
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
         self.clients = data.clients
         self.module = copy.deepcopy(module).to(dtype)
-        self.blocks = blocks_of(self.module)
+        self.blocks = blocks_of(self.module, blocks)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
         self._laned: tuple[Tensor, Tensor] | None = None
         layers = list(self.module.modules())
@@ -92,7 +94,7 @@ class Classify(Supervised):
     def check(self) -> None:
         x, _ = self.data.server("test")
         try:
-            logits = self.forward(dict(self._placed.named_parameters()), self.prepare(x[:2]))
+            logits = self.forward({}, self.prepare(x[:2]))
         except RuntimeError as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
         if not isinstance(logits, Tensor):
@@ -108,13 +110,12 @@ class Classify(Supervised):
             self.stackable, self.deep = False, True
 
     def _refuse_what_no_seed_repeats(self, x: Tensor) -> None:
-        params: Tree = dict(self._placed.named_parameters())
         with torch.no_grad():
-            once, again = (self.forward(params, self.prepare(x)) for _ in range(2))
+            once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
         if not torch.equal(once, again):
             raise UsageError("the model gives other outputs when asked again (F.dropout?): remove what is random in it")
         for name, layer in self.module.named_modules() if self.fresh else ():
-            bare = [own for own, p in layer.named_parameters(recurse=False) if bool(p.any())]
+            bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
             if bare and not callable(getattr(layer, "reset_parameters", None)):
                 where = f"{name}.{bare[0]}" if name else bare[0]
                 raise UsageError(
@@ -124,7 +125,7 @@ class Classify(Supervised):
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
-        params = {name: p[None] for name, p in self._placed.named_parameters()}
+        params = {name: self._placed.get_parameter(name)[None] for name in moving(self.module)}
         try:
             with torch.no_grad():
                 self._forward_stack(params, self.prepare(x)[None])
@@ -142,17 +143,21 @@ class Classify(Supervised):
 
     def init_params(self, seed: int) -> Tree:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
-        module = copy.deepcopy(self.module)
         if not self.fresh:
-            return {name: p.detach().clone() for name, p in module.named_parameters()}
+            return {name: self.module.get_parameter(name).detach().clone() for name in moving(self.module)}
+        module = copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for layer in module.modules():
-                zero = all(not bool(p.any()) for p in layer.parameters(recurse=False))
+                learned = any(p.requires_grad and bool(p.any()) for p in layer.parameters(recurse=False))
                 reset = getattr(layer, "reset_parameters", None)
-                if callable(reset) and not zero:
+                if callable(reset) and learned:
                     reset()
-        return {name: p.detach().clone() for name, p in module.named_parameters()}
+        return {name: module.get_parameter(name).detach().clone() for name in moving(module)}
+
+    @property
+    def frozen(self) -> Tree:
+        return {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
 
     def has(self, split: str) -> bool:
         return self.data.has(split)
@@ -316,9 +321,6 @@ def _refuse_modules(module: nn.Module) -> None:
             raise UsageError(f"layer '{name}' is batch normalisation, whose statistics do not federate: use GroupNorm")
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise UsageError(f"layer '{name}' is dropout, which is not repeatable across executors: remove it")
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise UsageError(f"parameter '{name}' is frozen, but all are trained and shared: make it a buffer")
 
 
 def _numpy(ids: Tensor) -> Ints:
