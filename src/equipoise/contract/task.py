@@ -108,6 +108,10 @@ class Task(ABC):
         """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
         return {}
 
+    def shaped(self, blocks: str) -> Task:
+        """The same task with the blocks of its network named anew, as ``name=pattern`` with spaces between."""
+        raise UsageError(f"task '{self.name}' has no network whose blocks could be named: leave blocks empty")
+
     def on(self, device: torch.device) -> Task:
         """The same task, computed there."""
         raise UsageError(f"task '{self.name}' is computed on the processor alone: leave device at auto")

@@ -16,6 +16,9 @@ class RunConfig(Options):
     method: str = option("fedavg", "method, or your own as module:Class or file.py:Class")
     task: str = option("synthetic", "task")
     model: str = option("", "model; empty for the task's default")
+    blocks: str = option(
+        "", "blocks of the model, as 'base=features.* head=fc.*,classifier.*'; empty for those that it declares"
+    )
     rounds: int = option(100, "federated rounds", low=1)
     seed: int = option(0, "seed of data, initial model, cohorts and batches", low=0)
     participation: OverRounds[float] = option(1.0, "share of the clients that take part in a round", above=0, high=1)

@@ -45,19 +45,18 @@ class Classify(Supervised):
         dtype: torch.dtype = torch.float32,
         closed_form: bool = True,
         fresh: bool = True,
-        blocks: str = "",
     ) -> None:
         """``closed_form=False`` keeps a linear model on the general engine (to measure and test it).
 
         ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
-        Frozen parameters stay as they are in either case. ``blocks``: patterns in place of the module's own blocks.
+        Frozen parameters stay as they are in either case.
         """
         _refuse_modules(module)
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
         self.clients = data.clients
         self.module = copy.deepcopy(module).to(dtype)
-        self.blocks = blocks_of(self.module, blocks)
+        self.blocks = blocks_of(self.module)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
         self._laned: tuple[Tensor, Tensor] | None = None
         layers = list(self.module.modules())
@@ -71,6 +70,12 @@ class Classify(Supervised):
     def _map_forward(self) -> None:
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
+
+    def shaped(self, blocks: str) -> Classify:
+        part = copy.copy(self)
+        part.blocks = blocks_of(self.module, blocks)
+        part._map_forward()
+        return part
 
     def on(self, device: torch.device) -> Classify:
         """The same task, computed there. ``module`` stays: a seed gives the same initial model on every device."""

@@ -37,6 +37,7 @@ def from_datasets(
     form: Form | None = None,
     training: Training | None = None,
     fresh: bool = False,
+    blocks: str = "",
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_datasets`."""
     names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
@@ -63,7 +64,7 @@ def from_datasets(
         module = start.module(data.shape, data.classes, seed)
         task = Classify(name, module, data, training, fresh=start.fresh)
         task.client_names = tuple(names)
-        return task
+        return task.shaped(blocks) if blocks else task
 
     defaults = training or own.SPEC.training
     return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)
