@@ -214,8 +214,6 @@ def test_bytes_become_images_and_whole_numbers_tokens():
         ([(np.zeros((20, 6)), np.zeros(20, int)), (np.zeros((20, 5)), np.zeros(20, int))], "mlp", "different shapes"),
         (_clients(), nn.Linear(7, 3), "does not take samples of shape"),
         (_clients(), nn.Linear(6, 4), "3 classes"),
-        (_clients(), nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), "batch normalisation"),
-        (_clients(), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)), "dropout"),
         (_clients(), nn.Linear(6, 3).requires_grad_(False), "frozen parameters only"),
         (_clients(), nn.Sequential(nn.Unflatten(1, (2, 3)), nn.LSTM(3, 3, batch_first=True)), "gives a tuple"),
         (_clients(), "mpl", "did you mean 'mlp'"),

@@ -36,6 +36,10 @@ class Task(ABC):
     """Whether many models can be computed at once."""
     measured: bool = False
     """Whether the fastest executor depends on the model and the machine, so that it must be measured."""
+    statistics: tuple[str, ...] = ()
+    """What of a model moves by averages over batches and not by gradients."""
+    stepped: bool = False
+    """Whether its network trains otherwise than it evaluates: batch normalisation, dropout."""
     newcomers: Task | None = None
     """Clients that were held out of training."""
     headline: str = "acc"

@@ -21,6 +21,15 @@ class Network(Protocol):
     linear: Names | None
     """Names of weight and bias if the network is one linear layer under cross-entropy, which has a closed form."""
 
+    statistics: tuple[str, ...]
+    """What of a model moves by averages over batches and not by gradients."""
+
+    stepped: bool
+    """Whether the network trains otherwise than it evaluates, so that :meth:`step` adds something."""
+
+    def step(self, key: Tensor, rows: Tensor) -> Tree:
+        """What a training step adds to a model: its random key and its true rows, one of each or a stack."""
+
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the network takes them."""
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from equipoise.methods.fedavg import FedAvg
     from equipoise.methods.fedavgm import FedAvgM
     from equipoise.methods.fedbabu import FedBabu
+    from equipoise.methods.fedbn import FedBN
     from equipoise.methods.feddyn import FedDyn
     from equipoise.methods.fedper import FedPer
     from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
@@ -68,6 +69,7 @@ __all__ = [
     "FedAsynQTa",
     "FedAvg",
     "FedAvgM",
+    "FedBN",
     "FedBabu",
     "FedDyn",
     "FedPer",

@@ -23,6 +23,11 @@ class FedRod(Method):
     def check(self, task: Task, training: Training) -> None:
         supervised(self, task)
         self.needs_two_blocks(task)
+        if task.stepped:
+            raise UsageError(
+                f"fedrod trains two heads at once, and a pass for each would move the statistics of task '{task.name}' "
+                "twice: choose a model without batch normalisation and dropout"
+            )
         layers = {name.rpartition(".")[0] for name in task.names_of("head")}
         if len(layers) > 1 or {name.rpartition(".")[2] for name in task.names_of("head")} - {"weight", "bias"}:
             raise UsageError(

@@ -8,6 +8,10 @@ from torch import nn
 
 from equipoise.contract import Blocks
 from equipoise.core.errors import UsageError
+from equipoise.models.layers import norms, statistics
+
+NORM = "norm"
+"""The block of batch normalisation, where the model or the user names no other."""
 
 
 def with_head(module: nn.Module, head: str) -> nn.Module:
@@ -21,8 +25,9 @@ def with_head(module: nn.Module, head: str) -> nn.Module:
 
 
 def moving(module: nn.Module) -> tuple[str, ...]:
-    """The parameters that are learned: all but the frozen ones."""
-    return tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    """What a model consists of: all parameters but the frozen ones, then running statistics."""
+    learned = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return learned + statistics(module)
 
 
 def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
@@ -36,18 +41,23 @@ def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
         return _matched(module, patterns)
     declared = getattr(module, "blocks", None)
     if declared is None:
-        layer = names[-1].rpartition(".")[0]
-        head = tuple(name for name in names if name.rpartition(".")[0] == layer)
-        return {"backbone": tuple(name for name in names if name not in head), "head": head}
+        inside = tuple(f"{layer}." for layer, _ in norms(module))
+        norm = tuple(name for name in names if inside and name.startswith(inside))
+        others = [name for name in names if name not in norm]
+        layer = others[-1].rpartition(".")[0] if others else ""
+        head = tuple(name for name in others if name.rpartition(".")[0] == layer)
+        body = tuple(name for name in others if name not in head)
+        return {"backbone": body, **({NORM: norm} if norm else {}), "head": head}
     if not isinstance(declared, dict):
         raise UsageError(f"{type(module).__name__}.blocks must map names of blocks to names of parameters")
+    declared = _with_statistics(module, declared)
     _demand_each_once(module, declared)
     return {block: tuple(name for name in own if name in names) for block, own in declared.items()}
 
 
 def _matched(module: nn.Module, patterns: str) -> Blocks:
     """Blocks as the user writes them: ``base=features.* head=fc.*,classifier.*``."""
-    every = [name for name, _ in module.named_parameters()]
+    every = [*(name for name, _ in module.named_parameters()), *statistics(module)]
     blocks: dict[str, tuple[str, ...]] = {}
     for text in patterns.split():
         block, equals, wanted = text.partition("=")
@@ -61,13 +71,23 @@ def _matched(module: nn.Module, patterns: str) -> Blocks:
                     f"pattern '{pattern}' of block '{block}' matches no parameter; the model has {_some(every)}"
                 )
         blocks[block] = tuple(name for name in every if any(fnmatchcase(name, p) for p in wanted.split(",")))
+    blocks = _with_statistics(module, blocks)
     _demand_each_once(module, blocks)
     learned = moving(module)
     return {block: tuple(name for name in own if name in learned) for block, own in blocks.items()}
 
 
+def _with_statistics(module: nn.Module, blocks: Blocks) -> dict[str, tuple[str, ...]]:
+    """Running statistics that no block claims are in ``norm``: whoever declares blocks thinks of parameters first."""
+    claimed = {name for own in blocks.values() for name in own}
+    rest = tuple(name for name in statistics(module) if name not in claimed)
+    found = {block: tuple(own) for block, own in blocks.items()}
+    return {**found, NORM: found.get(NORM, ()) + rest} if rest else found
+
+
 def _demand_each_once(module: nn.Module, blocks: Blocks) -> None:
-    every, learned = {name for name, _ in module.named_parameters()}, moving(module)
+    learned = moving(module)
+    every = {*(name for name, _ in module.named_parameters()), *learned}
     given = [name for own in blocks.values() for name in own]
     wrong = []
     if unknown := [name for name in given if name not in every]:

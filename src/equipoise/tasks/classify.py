@@ -20,6 +20,7 @@ from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
 from equipoise.models import blocks_of, moving
+from equipoise.models.layers import drops, federated, norms, statistics
 from equipoise.models.stacking import stacked_forward
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
@@ -51,12 +52,15 @@ class Classify(Supervised):
         ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
         Frozen parameters stay as they are in either case.
         """
-        _refuse_modules(module)
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
         self.clients = data.clients
-        self.module = copy.deepcopy(module).to(dtype)
+        self.module = federated(copy.deepcopy(module).to(dtype))
         self.blocks = blocks_of(self.module)
+        self.statistics = statistics(self.module)
+        self._rows = tuple(f"{name}.rows" for name, _ in norms(self.module))
+        self._keys = tuple(f"{name}.key" for name, _ in drops(self.module))
+        self.stepped = bool(self._rows or self._keys)
         self.linear = sgd_linear.names_of(self.module) if closed_form else None
         self._laned: tuple[Tensor, Tensor] | None = None
         layers = list(self.module.modules())
@@ -86,6 +90,10 @@ class Classify(Supervised):
         if self.newcomers is not None:
             part.newcomers = self.newcomers.on(device)
         return part
+
+    def step(self, key: Tensor, rows: Tensor) -> Tree:
+        key, rows = key.to(self.device), rows.to(self.device)
+        return {**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}
 
     def subset(self, ids: Ints) -> Classify:
         """The same task with these clients only, numbered anew."""
@@ -118,7 +126,7 @@ class Classify(Supervised):
         with torch.no_grad():
             once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
         if not torch.equal(once, again):
-            raise UsageError("the model gives other outputs when asked again (F.dropout?): remove what is random in it")
+            raise UsageError("the model gives other outputs when asked again (F.dropout?): use nn.Dropout layers")
         for name, layer in self.module.named_modules() if self.fresh else ():
             bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
             if bare and not callable(getattr(layer, "reset_parameters", None)):
@@ -130,7 +138,8 @@ class Classify(Supervised):
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
-        params = {name: self._placed.get_parameter(name)[None] for name in moving(self.module)}
+        params = {name: value[None] for name, value in trees.moved(_values(self.module), self.device).items()}
+        params |= self.step(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
         try:
             with torch.no_grad():
                 self._forward_stack(params, self.prepare(x)[None])
@@ -149,7 +158,7 @@ class Classify(Supervised):
     def init_params(self, seed: int) -> Tree:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
         if not self.fresh:
-            return {name: self.module.get_parameter(name).detach().clone() for name in moving(self.module)}
+            return _values(self.module)
         module = copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -158,7 +167,7 @@ class Classify(Supervised):
                 reset = getattr(layer, "reset_parameters", None)
                 if callable(reset) and learned:
                     reset()
-        return {name: module.get_parameter(name).detach().clone() for name in moving(module)}
+        return _values(module)
 
     @property
     def frozen(self) -> Tree:
@@ -320,12 +329,10 @@ def _home(tree: Tree) -> Tree:
     return trees.moved(tree, Classify.device)
 
 
-def _refuse_modules(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise UsageError(f"layer '{name}' is batch normalisation, whose statistics do not federate: use GroupNorm")
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise UsageError(f"layer '{name}' is dropout, which is not repeatable across executors: remove it")
+def _values(module: nn.Module) -> Tree:
+    """All that may move of a module, as it is now."""
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: held[name].detach().clone() for name in moving(module)}
 
 
 def _numpy(ids: Tensor) -> Ints:
