@@ -30,7 +30,7 @@ def deep_task(blocks: str = THREE, **options: object) -> Classify:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
     data = Synthetic(SyntheticConfig(**{**SMALL, **options}), 0)
     task = Classify("synthetic", net, data, TRAINING, torch.float64)
-    return task.shaped(blocks) if blocks else task
+    return task.shaped("", "", blocks, 0) if blocks else task
 
 
 def share_of(task: Classify, *blocks: str) -> int:
@@ -172,4 +172,4 @@ def test_the_command_line_names_blocks(tmp_path: Path, capsys: pytest.CaptureFix
     assert "matches no parameter" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
     assert main(["run", "--task", "two-state", "--out", str(tmp_path / "no"), "--blocks", "a=*"]) == 2
-    assert "no network whose blocks could be named" in capsys.readouterr().err
+    assert "no network to shape" in capsys.readouterr().err

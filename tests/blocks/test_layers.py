@@ -1,4 +1,4 @@
-"""Batch normalisation and dropout: by definition, on every executor, after a resume; where statistics stay or travel."""
+"""Batch normalisation and dropout: by definition, on every executor, after a resume; statistics stay or travel."""
 
 from pathlib import Path
 

@@ -112,9 +112,9 @@ class Task(ABC):
         """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
         return {}
 
-    def shaped(self, blocks: str) -> Task:
-        """The same task with the blocks of its network named anew, as ``name=pattern`` with spaces between."""
-        raise UsageError(f"task '{self.name}' has no network whose blocks could be named: leave blocks empty")
+    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Task:
+        """The task with its network started from a file, frozen under adapters, its blocks named: each if given."""
+        raise UsageError(f"task '{self.name}' has no network to shape: leave start, adapter and blocks empty")
 
     def on(self, device: torch.device) -> Task:
         """The same task, computed there."""

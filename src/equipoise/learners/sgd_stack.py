@@ -41,10 +41,8 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task)
     sort = torch.from_numpy(order).to(task.device)
     if task.stepped:
-        words = batches.words(
-            random.keys(when.seed, clients, when.round, streams.DROPOUT[fit.stream]), plan, fit.repeat
-        )
-        words = words[:, torch.from_numpy(order)]
+        drops = random.keys(when.seed, clients, when.round, streams.DROPOUT[fit.stream])
+        words = batches.words(drops, plan, fit.repeat)[:, torch.from_numpy(order)]
         counts = np.full(rows.shape[:2], training.batch_size) if plan.counts is None else plan.counts[:, order]
         true_rows = torch.from_numpy(np.maximum(counts, 1))
     held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))

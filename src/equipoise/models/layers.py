@@ -18,7 +18,11 @@ BITS = 24  # of a random word, that decide whether a value is dropped
 
 
 class BatchNorm(nn.Module):
-    """As ``nn.BatchNorm``, over the first ``rows`` of a batch; a single value has no spread and takes the running one."""
+    """As ``nn.BatchNorm``, over the first ``rows`` of a batch; a single value takes the running statistics."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    rows: Tensor
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -68,7 +72,9 @@ class BatchNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """As ``nn.Dropout`` and its kin for whole channels; what is dropped is a function of the step's key and of places."""
+    """As ``nn.Dropout`` and its kin for whole channels; what is dropped depends on the step's key and on places."""
+
+    key: Tensor
 
     def __init__(self, p: float, channels: bool, place: int) -> None:
         super().__init__()
@@ -88,7 +94,8 @@ class Dropout(nn.Module):
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
     """Logical shift to the right of words that are held as signed numbers."""
-    return (z >> bits) & (2 ** (64 - bits) - 1)
+    shifted: Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
 
 
 def _mixed(z: Tensor) -> Tensor:
@@ -119,7 +126,8 @@ def federated(module: nn.Module) -> nn.Module:
 
 def norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
     """The layers whose statistics move, by name."""
-    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, BatchNorm))
+    layers = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, BatchNorm))
+    return ((name, layer) for name, layer in layers if not _frozen(layer))
 
 
 def drops(module: nn.Module) -> Iterator[tuple[str, Dropout]]:

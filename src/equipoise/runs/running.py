@@ -97,8 +97,8 @@ def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
-    if run.blocks:
-        task = task.shaped(run.blocks)
+    if run.start or run.adapter or run.blocks:
+        task = task.shaped(run.start, run.adapter, run.blocks, run.seed)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task = place(task, settings.run.device)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -20,13 +22,14 @@ from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Subset
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
 from equipoise.models import blocks_of, moving
+from equipoise.models.adapters import AdaptedConv, Adapter, adapted
 from equipoise.models.layers import drops, federated, norms, statistics
 from equipoise.models.stacking import stacked_forward
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
 NUMBERS_AT_ONCE = 2**19  # of the inputs that a deep model scores at once: bounds the memory of its activations
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
-CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
 
 class Classify(Supervised):
@@ -36,6 +39,7 @@ class Classify(Supervised):
     """What the clients are called, in their order; empty where they have numbers only."""
     class_names: tuple[Any, ...] = ()
     """What the classes are called, in their order; empty where they have numbers only."""
+    _laned: tuple[Tensor, Tensor] | None
 
     def __init__(
         self,
@@ -55,14 +59,18 @@ class Classify(Supervised):
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
         self.clients = data.clients
-        self.module = federated(copy.deepcopy(module).to(dtype))
-        self.blocks = blocks_of(self.module)
+        self._closed_form = closed_form
+        self._take(federated(copy.deepcopy(module).to(dtype)), "")
+
+    def _take(self, module: nn.Module, blocks: str) -> None:
+        """Everything that follows from the network."""
+        self.module, self._laned = module, None
+        self.blocks = blocks_of(self.module, blocks)
         self.statistics = statistics(self.module)
         self._rows = tuple(f"{name}.rows" for name, _ in norms(self.module))
         self._keys = tuple(f"{name}.key" for name, _ in drops(self.module))
         self.stepped = bool(self._rows or self._keys)
-        self.linear = sgd_linear.names_of(self.module) if closed_form else None
-        self._laned: tuple[Tensor, Tensor] | None = None
+        self.linear = sgd_linear.names_of(self.module) if self._closed_form else None
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
@@ -75,10 +83,16 @@ class Classify(Supervised):
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
-    def shaped(self, blocks: str) -> Classify:
-        part = copy.copy(self)
-        part.blocks = blocks_of(self.module, blocks)
-        part._map_forward()
+    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Classify:
+        part, module = copy.copy(self), copy.deepcopy(self.module)
+        if start:
+            _load(module, start)
+        if adapter:
+            if self.fresh and not start:
+                module.load_state_dict(self.init_params(seed), strict=False)  # the base, which nobody draws later
+            module = adapted(module, Adapter.read(adapter), seed)
+        part.fresh = self.fresh and not (start or adapter)
+        part._take(module, blocks)
         return part
 
     def on(self, device: torch.device) -> Classify:
@@ -312,6 +326,20 @@ class Classify(Supervised):
             for k in range(0, models, at_once)
         ]
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
+
+
+def _load(module: nn.Module, file: str) -> None:
+    """Weights of a model that was trained before."""
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"start is '{file}': must be a safetensors file of a model ({error})") from error
+    own = module.state_dict()
+    if odd := [name for name, value in found.items() if name not in own or own[name].shape != value.shape]:
+        raise UsageError(f"start is '{file}': its '{odd[0]}' is not in the model, or of another shape")
+    if missing := [name for name in own if name not in found]:
+        raise UsageError(f"start is '{file}': it lacks '{missing[0]}' of the model")
+    module.load_state_dict(found)
 
 
 def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:

@@ -37,6 +37,7 @@ def from_datasets(
     form: Form | None = None,
     training: Training | None = None,
     fresh: bool = False,
+    adapter: str = "",
     blocks: str = "",
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_datasets`."""
@@ -64,7 +65,7 @@ def from_datasets(
         module = start.module(data.shape, data.classes, seed)
         task = Classify(name, module, data, training, fresh=start.fresh)
         task.client_names = tuple(names)
-        return task.shaped(blocks) if blocks else task
+        return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or own.SPEC.training
     return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)

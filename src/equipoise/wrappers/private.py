@@ -90,8 +90,8 @@ class Private(Wrapper):
             )
         if set(task.statistics) & set(self.shared_names(task)):
             raise UsageError(
-                f"{self.name} is not offered with dp_clip on batch normalisation whose running statistics travel: noise "
-                "would make variances negative; keep them at the clients (fedbn), or use GroupNorm"
+                f"{self.name} is not offered with dp_clip on batch normalisation whose running statistics travel: "
+                "noise would make variances negative; keep them at the clients (fedbn), or use GroupNorm"
             )
         if self.one_start:
             raise UsageError(
