@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: demo test test-slow test-flower nginx chromium browser docs bench lint clean
+.PHONY: demo test test-slow test-flower nginx chromium browser docs bench lint clean torture
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -59,6 +59,11 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Kill runs at random moments and compare what they come to; then faults at every write, in every way.
+torture: $(SETUP)
+	PYTHONPATH=tests $(BIN)/python -m trust.torture --kills 1000 --minutes 30
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/trust
 
 bench: $(SETUP)
 	$(BIN)/python -m benchmarks.speed.engine

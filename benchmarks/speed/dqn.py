@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.lab.provenance import measured
 from equipoise.contract import Fit, When
 from equipoise.frl.deep.physics import CartPole
-from equipoise.frl.deep.task import AgentConfig, classic
+from equipoise.frl.deep.task import ClassicConfig, classic
 from equipoise.tasks.cartpole import SPEC
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
@@ -83,7 +83,7 @@ class SingleDqn:
 
 def stacked(copies: int, steps: int) -> Callable[[], None]:
     """So many steps of our ten agents, through the task as the rounds use it."""
-    config = AgentConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learn_after=1)
+    config = ClassicConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learn_after=1)
     task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}

@@ -169,7 +169,7 @@ def main() -> None:
         assert log.decisions is not None
         stacked.append(seconds)
         shares.append(inside["agents"] / seconds)
-        plain.append(plain_round(task, settings.training, start, log.decisions, agents, server))
+        plain.append(plain_round(task, settings.training, start, log.decisions or {}, agents, server))
     whole = [sum(parts.values()) for parts in plain]
     result = {
         "rounds": rounds,

@@ -135,10 +135,9 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
     assert built(memory).class_names == ("no", "yes")
     with pytest.raises(eq.UsageError, match="kind is 'ordinal': must be"):
         eq.Task.from_tables(tables, target="ill", kind="ordinal")
-    with pytest.raises(eq.UsageError, match="client 'x' is no table"):
+    with pytest.raises(eq.UsageError, match="the table of client 'x' is a int"):
         eq.Task.from_tables({"x": 5}, target="ill")
-    with pytest.raises(eq.UsageError, match="no '/'"):
-        eq.Task.from_tables({"a/b": tables["va"]}, target="ill")
+    assert built(eq.Task.from_tables({"a/b": tables["va"]}, target="ill")).client_names == ("a/b",)
 
 
 def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
@@ -152,17 +151,12 @@ def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
     shares = run.predict(new, client="va", probabilities=True)
     assert shares.shape == (2, 2)
     assert shares.sum(1) == pytest.approx(1)
-    task = built(run.task)  # standardised by hand: mean and scale of the training rows
-    x = np.array([[80.0, 0, 1], [20.0, 1, 0]], np.float32)
-    mean, scale = task._standards
-    logits = run.model("va")(torch.from_numpy((x - mean) / scale))
+    age = built(run.task).preparation.columns[0]  # standardised by hand: mean and scale of the training rows
+    x = np.array([[(80 - age.mean) / age.scale, 1], [(20 - age.mean) / age.scale, 0]], np.float32)
+    logits = run.model("va")(torch.from_numpy(x))
     assert shares == pytest.approx(logits.softmax(-1).detach().numpy(), abs=1e-6)
-    for rows, words in (
-        ({"age": [1.0]}, "no column 'colour'"),
-        ({**new, "colour": ["red", "green"]}, "holds a text that no client has in row 1"),
-        ({**new, "age": [1.0, None]}, "column 'age' has no value in row 1"),
-    ):
-        with pytest.raises(eq.UsageError, match=words):
-            run.predict(rows)
+    with pytest.raises(eq.UsageError, match="lack columns that the model needs: 'colour'"):
+        run.predict({"age": [1.0]})
+    assert run.predict({"colour": ["red", "green"], "age": [80.0, None]})[0] == "yes"
     with pytest.raises(eq.UsageError, match=r"no client 'vaa' \(did you mean 'va'"):
         run.model("vaa")

@@ -43,10 +43,10 @@ def test_every_public_name_is_there_for_users_editors_and_readers() -> None:
 
 
 def test_every_method_is_in_the_namespace() -> None:
-    """A new method is one line more in the imports of equipoise/methods/__init__.py, and one in its __all__."""
+    """By its file alone; what editors complete from may lag behind, but names nothing that is not there."""
     shipped = {method.__name__: method for method in all_methods().values()}
-    assert imported_for_types(Path(methods.__file__)) == set(shipped)
-    assert set(methods.__all__) == {*shipped, "all_methods", "find_method"}
+    assert imported_for_types(Path(methods.__file__)) <= set(shipped)
+    assert set(dir(methods)) == {*shipped, "all_methods", "find_method"}
     assert all(getattr(methods, name) is method for name, method in shipped.items())
     with pytest.raises(AttributeError, match="did you mean 'FedProx'"):
         _ = methods.FedProxx

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -12,12 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 import equipoise
-from equipoise.cli import main
+from equipoise.cli import COMMANDS, commands, main
 from equipoise.methods import all_methods, find_method
+from equipoise.methods.families import Family, by_family
 from equipoise.records.codec import encode
+from equipoise.runs import compare as comparing
 from equipoise.settings.config import Settings
 from equipoise.settings.names import options
-from equipoise.tasks import all_tasks
+from equipoise.tasks import all_tasks, find_task
 
 SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
 
@@ -127,20 +130,73 @@ def test_the_method_of_the_guide_runs(tmp_path):
     assert one["personal"]["acc"] == pytest.approx(other["personal"]["acc"], abs=0.02)
 
 
-def test_help_shows_the_options_of_method_and_task():
-    text = equipoise_cli("run", "--method", "finetune", "--help").stdout
-    for option in ("--tune-lr", "--clients", "--weight-decay", "--participation", "--beta"):
-        assert option in text
-    assert "--tune-lr" not in equipoise_cli("run", "--method", "fedavg", "--help").stdout
+def test_help_shows_the_usual_options_and_those_of_a_named_method_and_task():
+    short = equipoise_cli("run", "--help").stdout
+    assert {"--method", "--rounds", "--participation", "--epochs", "--out", "--help-all"} <= shown(short)
+    assert not {"--weight-decay", "--dp-clip", "--checkpoint-every", "--clients"} & shown(short)
+    named = equipoise_cli("run", "--method", "finetune", "--task", "synthetic", "--help").stdout
+    assert {"--tune-lr", "--tune-epochs", "--clients", "--beta"} <= shown(named)
+    assert shown(named) - shown(short) == {"--tune-lr", "--tune-epochs", *of_task("synthetic")}
 
 
-@pytest.mark.parametrize("what", ["methods", "tasks", "models"])
+def test_help_all_shows_every_option():
+    text = equipoise_cli("run", "--method", "finetune", "--help-all").stdout
+    known = options(find_method("finetune"), find_task("synthetic"))
+    assert {f"--{name.replace('_', '-')}" for name in known} <= shown(text)
+    assert "--tune-lr" not in shown(equipoise_cli("run", "--method", "fedavg", "--help-all").stdout)
+    assert {"--mu", "--lam", "--dp-noise"} <= shown(
+        equipoise_cli("compare", "--methods", "fedprox,ditto", "--help-all").stdout
+    )
+
+
+def shown(help):
+    return set(re.findall(r"^  (?:-h, )?(--[\w.-]+)", help, re.MULTILINE))
+
+
+def of_task(name):
+    known = options(find_method("finetune"), find_task(name))
+    return {f"--{item.name.replace('_', '-')}" for item in known.values() if item.owner == "task"}
+
+
+@pytest.mark.parametrize("asked", [[], ["--help"], ["--version"], ["--hepl"], ["rnu"], ["report", "--help"]])
+def test_first_contact_loads_no_pytorch(asked):
+    code = (
+        "import sys; from equipoise.cli import main\n"
+        f"try: main({asked})\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_has_a_line_for_every_command():
+    done = equipoise_cli()
+    assert done.returncode == 0
+    assert done.stdout == equipoise_cli("--help").stdout
+    lines = done.stdout.splitlines()
+    files = {info.name for info in pkgutil.iter_modules(commands.__path__)}
+    assert {line.split()[0] for line in lines if line.startswith("  ")} == set(COMMANDS) == files
+    assert all(len(line) <= 100 for line in lines)
+
+
+@pytest.mark.parametrize("what", ["tasks", "models"])
 def test_list_names_and_explains(what, capsys):
     assert main(["list", what]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line.split(maxsplit=1)) == 2 for line in lines)
-    expected = {"methods": "fedavg", "tasks": "synthetic", "models": "mlp"}[what]
-    assert any(line.split()[0] == expected for line in lines)
+    assert any(line.split()[0] == {"tasks": "synthetic", "models": "mlp"}[what] for line in lines)
+
+
+def test_methods_are_listed_by_family(capsys):
+    assert main(["list", "methods"]) == 0
+    text = capsys.readouterr().out
+    families = by_family()
+    assert Family.OTHER not in families  # every method that ships names its family
+    assert sorted(name for members in families.values() for name in members) == list(all_methods())
+    for family, members in families.items():
+        part = text.partition(f"{family.title}: ")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in part.splitlines()[1:]] == list(members)
 
 
 BAD = [
@@ -181,7 +237,7 @@ BAD = [
     *((["watch", ".", "--every", bad], "must be a number of seconds above 0") for bad in ("0", "-1", "nan", "inf")),
     (["export"], "folder"),
     (["export", "nowhere"], "'nowhere' is not a run folder"),
-    (["export", ".", "--client", "me"], "invalid int value: 'me'"),
+    (["export", ".", "--client", "me"], "no client 'me'"),
     (["export", ".", "--format", "onxx"], "unknown format 'onxx'"),
     (["export", ".", "--out", "."], "is a folder"),
     (["data"], "what"),
@@ -194,7 +250,7 @@ BAD = [
     (["resume", "nowhere", "--log", "x"], "'nowhere' is not a run folder"),
     (["run", "--log", "tensorbord"], "unknown tracker 'tensorbord' (did you mean 'tensorboard'"),
     (["certify", "nowhere"], "'nowhere' is not a run folder"),
-    ([], "command"),
+    (["--hepl"], "unknown argument '--hepl'"),
 ]
 
 
@@ -277,7 +333,7 @@ def test_a_diverging_run_names_the_clients_and_ends_well(tmp_path):
     out = tmp_path / "x"
     done = equipoise_cli("run", "--out", str(out), "--model", "mlp", "--lr", "1e30", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "dropped non-finite updates of clients [0, 1, 2, 3, 4]" in done.stderr
+    assert "left out clients [0, 1, 2, 3, 4] (not finite)" in done.stderr
     assert json.loads((out / "summary.json").read_text())["dropped_updates"] == 30
 
 
@@ -293,3 +349,35 @@ def test_settings_survive_their_own_file():
         settings = Settings.of({"method": name})
         assert Settings.of(json.loads(json.dumps(settings.flat))) == settings
         assert find_method(name).name == name
+
+
+def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(tmp_path, capsys, monkeypatch):
+    """Killed in the third of four runs; the folder alone is enough to continue."""
+    real, out, started = comparing.run, tmp_path / "cmp", []
+
+    def cut(settings, folder, **how):
+        started.append(folder)
+        if len(started) == 3:
+            raise RuntimeError("the machine went down")
+        return real(settings, folder, **how)
+
+    monkeypatch.setattr(comparing, "run", cut)
+    command = ["compare", "--methods", "fedavg,local", "--seeds", "2", "--out", str(out), "--quiet", *SMALL]
+    with pytest.raises(RuntimeError, match="went down"):
+        main(command)
+    text = (out / "table.md").read_text()
+    assert text.startswith("# synthetic: 6 rounds, 2 seeds; 2 of 4 runs finished\n")
+    assert "| fedavg |" in text
+    assert "| local |" not in text
+    assert [row["method"] for row in read_csv(out / "table.csv")] == ["fedavg"]
+    before = (out / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert (out / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns == before
+    assert (out / "table.md").read_text().startswith("# synthetic: 6 rounds, 2 seeds\n")
+    assert "--resume" not in (out / "table.md").read_text()
+    whole = (out / "table.csv").read_bytes()
+    assert main(["compare", "--resume", "--out", str(out), "--quiet"]) == 0  # nothing is left to do
+    assert (out / "table.csv").read_bytes() == whole
+    (out / "compare.json").write_text("{")
+    assert main(["compare", "--resume", "--out", str(out), "--quiet"]) == 2
+    assert "is damaged" in capsys.readouterr().err

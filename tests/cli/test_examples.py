@@ -10,13 +10,14 @@ ARGUMENTS = {
     "compare": ("2", "fedavg", "report.html"),
     "own_method": ("2", "cautious", "personal models"),
     "federated_rl": ("200", "importance averaging", "largest error"),
+    "own_environment": ("1", "dqnavg: received", "pfeddqn-rep: received"),
     "fedpolicy_fmnist": ("1", "fedpolicy", "personal models"),
 }
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "federated_rl":
+    if name in ("federated_rl", "own_environment"):
         pytest.importorskip("gymnasium", reason="the extra rl is not installed")
         pytest.importorskip("numba", reason="the extra rl is not installed")
     monkeypatch.delenv("EQUIPOISE_DATA", raising=False)

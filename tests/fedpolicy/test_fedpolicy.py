@@ -92,7 +92,7 @@ def test_full_over_a_base_is_the_base() -> None:
     ours = simulate(FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3)
     theirs = simulate(find_method("fedavgm")(server_momentum=0.5), task, 3)
     assert largest_difference(ours.params, theirs.params) == 0
-    for controller in ("equilibrium", "page"):
+    for controller in ("autopilot", "equilibrium", "page"):
         joint = simulate(Joint(base=controller, policy="full"), task, 3)
         alone = simulate(find_method(controller)(), task, 3)
         assert largest_difference(joint.params, alone.params) == 0
@@ -322,3 +322,9 @@ def test_copies_are_made_only_where_the_global_model_is_of_use(monkeypatch: pyte
 
 def steps(task: Any) -> list[int]:
     return task.steps(torch.arange(6), torch.full((6,), 2), task.training).tolist()
+
+
+def test_what_the_server_keeps_stays_finite() -> None:
+    """Parts that are not allowed have a value of minus infinity; a state with such a number would end the run."""
+    done = simulate(FedPolicy(), small_task(), rounds=7)
+    assert [log.skipped for log in done.logs] == [None] * 7

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.cli import flower as command
 from equipoise.cli import main
+from equipoise.cli.commands import flower as command
 from equipoise.core.errors import UsageError
 from equipoise.flower import options, register
 from equipoise.flower.node import Node

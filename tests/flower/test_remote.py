@@ -152,6 +152,8 @@ HOSTILE = {
     "negative epochs": (lambda t, a: t["train"]["epochs"].fill_(-1), "negative"),
     "another client": (lambda t, a: a.update(client=1), "answers another message"),
     "an old round": (lambda t, a: a.update(round=7), "answers another message"),
+    "another run": (lambda t, a: a.update(run="other"), "answers another message"),
+    "no run": (lambda t, a: a.pop("run"), "answers another message"),
     "its own failure": (lambda t, a: a.update(error="disk full"), "disk full"),
 }
 

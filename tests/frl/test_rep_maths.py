@@ -8,8 +8,10 @@ from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.frl import linear
 from equipoise.frl.families import planted, planted_weights, soft_greedy, spread, under_policy, windy_cliff
+from equipoise.frl.linear import greedy_regret, value_error
 from equipoise.frl.mdp import garnet, make_mdp, toy_text
 from equipoise.frl.theory import occupancy
+from equipoise.tasks.windy_cliff import WindyCliffConfig
 
 
 def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0):
@@ -175,6 +177,38 @@ def test_planted_weights_are_as_diverse_for_few_agents_as_for_many():
 
 def test_one_agent_spans_one_dimension():
     assert linear.LinearProblem(planted(0, spread(1), 8, 1, 3, 2, 0.9), 2).span.shape == (8, 1)
+
+
+def test_every_agent_wants_to_reach_a_goal_that_pays():
+    """By default nobody is best off standing still, as most were without a reward at the goal and in stronger wind."""
+    config = WindyCliffConfig()
+    mdps = windy_cliff(spread(16), config.wind, config.gamma, config.goal)
+    for mdp in mdps:
+        ends = mdp.discount == 0
+        chain = mdp.P[np.arange(mdp.states), mdp.q_star.argmax(1)]
+        chain[ends] = ends  # whoever is there stays
+        assert float((mdp.start @ np.linalg.matrix_power(chain, 500))[ends].sum()) > 0.9
+    above = 2 * 12 + 11  # the cell above the goal: one step down
+    np.testing.assert_allclose(mdps[0].R[above, 2], config.goal - 0.01)
+
+
+def test_errors_weighted_by_visits_by_hand():
+    values, truth = torch.tensor([[1.0, 5.0]]), torch.tensor([[2.0, 1.0]])
+    visits = torch.tensor([[0.8, 0.2]])
+    expected = np.sqrt(0.8 * 1 + 0.2 * 16) / np.sqrt(0.8 * 4 + 0.2 * 1)
+    assert float(value_error(values, truth, visits)) == pytest.approx(expected)
+    assert float(value_error(values, truth)) == pytest.approx(np.sqrt(17) / np.sqrt(5))
+
+
+def test_values_of_nan_are_the_worst_never_a_policy():
+    mdp = windy_cliff(np.zeros(1), 0.2, 0.9, 1.0)[0]
+    stack = {name: torch.from_numpy(getattr(mdp, name))[None] for name in ("P", "R", "discount", "start")}
+    stack["best"] = torch.from_numpy(mdp.q_star.max(1))[None]
+    values = torch.from_numpy(mdp.q_star)[None].clone()
+    assert float(greedy_regret(stack, values)) == pytest.approx(0, abs=1e-10)
+    values[0, 3, 1] = torch.nan
+    assert float(greedy_regret(stack, values)) == torch.inf
+    assert float(value_error(values.reshape(1, -1), torch.ones(1, values.numel()))) == torch.inf
 
 
 def test_the_cliff_without_wind_is_gymnasiums():

@@ -183,7 +183,7 @@ def test_the_command(task, name, tmp_path):
     command = f"run --method {name} --task {task} --model {METHODS[name]} --agents 4 --rounds 5 --quiet"
     assert main([*command.split(), "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
-    scores = {"error", "subspace", "std", "p10"} | ({"regret"} if name == "pfedq-rep" else set())
+    scores = {"error", "visited", "subspace", "std", "p10"} | ({"regret"} if name == "pfedq-rep" else set())
     assert set(summary["personal"]) == scores
     assert summary["global"] is None
     assert 0 <= summary["floor"] < 0.3

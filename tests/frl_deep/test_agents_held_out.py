@@ -34,9 +34,9 @@ def test_members_and_newcomers_part_the_agents(task):
     members = hold_out(whole, 0.4, 3)
     assert (members.clients, members.newcomers.clients) == (3, 2)
     if task == "cartpole":
-        lengths = np.concatenate([members.world.lengths, members.newcomers.world.lengths])[:, 0]
-        assert sorted(lengths) == sorted(whole.world.lengths[:, 0])
-        assert members.config.numbers == pytest.approx((members.world.lengths[:, 0] - 0.1) / 0.8)
+        lengths = np.concatenate([members.world.bodies.length, members.newcomers.world.bodies.length])[:, 0]
+        assert sorted(lengths) == sorted(whole.world.bodies.length[:, 0])
+        assert members.config.numbers == pytest.approx((members.world.bodies.length[:, 0] - 0.1) / 0.8)
     else:
         there = [
             make.keywords["sutton_barto_reward"] for part in (members, members.newcomers) for make in part.world.make

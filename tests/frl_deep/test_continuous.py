@@ -1,4 +1,4 @@
-"""Stacked DDPG by hand and through the contract; MuJoCo's bodies with other legs."""
+"""Stacked soft actor-critic by hand and against an independent version; MuJoCo's bodies with other legs."""
 
 import importlib.util
 import math
@@ -10,99 +10,175 @@ import torch
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep import learner, mujoco
 from equipoise.frl.deep.adam import Rhythm
-from equipoise.frl.deep.continuous import ActorCritic, Ddpg
+from equipoise.frl.deep.continuous import ActorCritic, SoftActorCritic
 from equipoise.frl.deep.learner import Settings as Agent
 from equipoise.frl.deep.mujoco import HALF_CHEETAH, HOPPER, edited
-from equipoise.runs.running import build_task
+from equipoise.runs.running import Interrupted, build_task, resume_run, run
 from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate
 
 F64 = torch.float64
-SMALL = {
-    **{
-        "task": "gym",
-        "env_id": "Pendulum-v1",
-        "agents": 2,
-        "parallel": 2,
-        "width": 8,
-        "capacity": 60,
-        "learn_after": 20,
-    },
-    **{"learn_after": 20, "episodes": 1, "epochs": 15, "batch_size": 8, "seed": 3},
-}
+TINY = {"agents": 2, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20, "episodes": 1}
+SMALL = {**TINY, "task": "gym", "env_id": "Pendulum-v1", "epochs": 15, "batch_size": 8, "seed": 3}
 needs_mujoco = pytest.mark.skipif(
     importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'"
 )
 
 
-def agent(net: ActorCritic, count: int = 1) -> Ddpg:
+def agent(net: ActorCritic, count: int = 1) -> SoftActorCritic:
     settings = Agent(2, 0.9, 20, 4, 0, 0.0, 0.1, 5)
     torch.manual_seed(0)
     models = [net.init(torch.rand(net.size, dtype=F64)) for _ in range(count)]
     params = net.pack({name: torch.stack([model[name] for model in models]) for name in net.shapes})
+    params = params + 0.1 * torch.randn_like(params)
     rate = torch.full((count, 1), 0.01, dtype=F64)
     kept = learner.fresh(net, settings, count, F64)
-    u = np.random.default_rng(0).random((count, 3, 2 * net.action_draws + 2 + 5))
-    return Ddpg(net, settings, Rhythm(rate, rate), params, kept, u)
+    each = 2 * net.action_draws + 2 + 5 * (1 + net.learning_draws)
+    u = np.random.default_rng(0).random((count, 3, each))
+    return SoftActorCritic(net, settings, Rhythm(rate, rate), params, kept, u)
 
 
-def test_actor_and_critic_by_hand():
+def test_actor_and_critics_by_hand():
     net = ActorCritic(1, 1, 1)
-    names = ["w1", "b1", "w2", "b2", "c1", "d1", "c2", "d2", "w3", "b3", "c3", "d3"]
+    names = ["w1", "b1", "w2", "b2", "c1", "d1", "c2", "d2", "w3", "b3", "c3", "d3", "log_alpha"]
     assert list(net.shapes) == names
-    #        w1   b1   w2   b2   c1 (of x, of a)  d1   c2   d2   w3   b3   c3    d3
-    values = [2.0, 0.0, 1.0, 0.0, 1.0, 3.0, 0.5, 2.0, 1.0, 0.1, 0.2, -1.0, 4.0]
-    views = net.views(torch.tensor(values))
+    actor = [2.0, 0.0, 1.0, 0.0]
+    #          c1 of (x, a), twice; d1, c2, d2 of both
+    critics = [1.0, 3.0, 0.0, 1.0, 0.5, 0.0, 2.0, 1.0, 1.0, 0.0]
+    #        w3 and b3 of mean and width, c3 and d3 of both, log alpha
+    heads = [0.1, 0.0, 0.2, 0.0, -1.0, 2.0, 4.0, 0.5, 0.0]
+    views = net.views(torch.tensor(actor + critics + heads))
     x, action = torch.tensor([[[0.5]]]), torch.tensor([[[0.25]]])
     assert float(net.greedy(views, x)) == pytest.approx(math.tanh(0.1 * 1.0 + 0.2))
-    hidden = 2.0 * (1.0 * 0.5 + 3.0 * 0.25 + 0.5) + 1.0
-    assert float(net.judge(views, x, action)) == pytest.approx(-1.0 * hidden + 4.0)
+    first = -1.0 * (2.0 * (0.5 + 3.0 * 0.25 + 0.5) + 1.0) + 4.0
+    assert net.judge(views, x, action).flatten().tolist() == pytest.approx([first, 2.0 * 0.25 + 0.5])
+    assert float(net.policy(views, x)[1]) == pytest.approx(-1.5)  # the middle of -5 and 2
 
 
-def test_the_gradient_is_that_of_two_losses():
-    """Critic: (Q(s, a) - y)^2 with the target nets in y; actor: -Q(s, mu(s)) with the critic standing still."""
+def test_a_sample_has_the_density_of_a_squashed_gaussian():
+    net = ActorCritic(3, 4, 2)
+    one, x, noise = agent(net, 2), torch.randn(2, 6, 3, dtype=F64), torch.randn(2, 6, 2, dtype=F64)
+    action, log_pi = net.sample(one.views, x, noise)
+    mean, log_std = net.policy(one.views, x)
+    squashed = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean, log_std.exp()), torch.distributions.TanhTransform()
+    )
+    assert largest_difference(log_pi[..., 0], squashed.log_prob(action).sum(-1)) < 1e-9
+    far = net.sample(one.views, x, 40 * torch.ones_like(noise))  # tanh is 1 there, the density still a number
+    assert bool(torch.isfinite(far[1]).all())
+
+
+def alone(net: ActorCritic, one: SoftActorCritic, k: int) -> dict[str, torch.nn.Module]:
+    """Agent k's nets as one would write them, of torch.nn."""
+
+    def mlp(names, last, source, pick=None):
+        layers = []
+        for weight, bias in [*names, last]:
+            w, b = (source[name][k] if pick is None else source[name][k, pick] for name in (weight, bias))
+            w = w.T if weight != "w3" else w
+            layer = torch.nn.Linear(w.shape[1], w.shape[0], dtype=F64)
+            layer.weight.data, layer.bias.data = w.clone(), b.reshape(-1).clone()
+            layers += [layer, torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers[:-1])
+
+    found = {"actor": mlp([("w1", "b1"), ("w2", "b2")], ("w3", "b3"), one.views)}
+    for which, source in (("", one.views), ("target ", one.target_views)):
+        for j in range(2):
+            found[f"{which}critic {j}"] = mlp([("c1", "d1"), ("c2", "d2")], ("c3", "d3"), source, j)
+    return found
+
+
+def test_the_gradient_is_that_of_an_independent_version():
+    """Three separate losses, three backward passes, torch's modules and distributions."""
     net = ActorCritic(3, 4, 2)
     one = agent(net, 2)
     one.target = one.target + 0.1
     one.target_views = net.views(one.target)
-    batch = torch.randn(2, 5, 2 * 3 + 2 + 2, dtype=F64)
-    one.two_losses(batch)
-    state, following, reward, goes_on, action = torch.split(batch, [3, 3, 1, 1, 2], -1)
-    goal = reward + 0.9 * goes_on * net.judge(one.target_views, following, net.greedy(one.target_views, following))
+    batch, noise = torch.randn(2, 5, 2 * 3 + 2 + 2, dtype=F64), torch.randn(2, 2, 5, 2, dtype=F64)
+    one.three_losses(batch, noise)
     for k in range(2):
-        own = {name: value[k : k + 1].clone().requires_grad_() for name, value in one.views.items()}
-        critic = (net.judge(own, state[k : k + 1], action[k : k + 1]) - goal[k : k + 1]).square().mean()
-        actor = -net.judge(own, state[k : k + 1], net.greedy(own, state[k : k + 1])).mean()
-        critics, actors = ([name for name in own if name[0] in letters] for letters in ("cd", "wb"))
-        of_critic = torch.autograd.grad(critic, [own[name] for name in critics])
-        of_actor = torch.autograd.grad(actor, [own[name] for name in actors])
-        expected = dict(zip((*critics, *actors), (*of_critic, *of_actor), strict=True))
-        found = {name: value[k : k + 1] for name, value in net.views(one.slope).items()}
-        assert max(largest_difference(found[n], expected[n]) for n in net.shapes) < 1e-12
+        nets = alone(net, one, k)
+        state, following, reward, future, action = torch.split(batch[k], [3, 3, 1, 1, 2], -1)
+        log_alpha = one.views["log_alpha"][k].clone().requires_grad_()
+        alpha = log_alpha.detach().exp()
+
+        def draw(x, noise, nets=nets):
+            mean, wide = nets["actor"](x).chunk(2, -1)
+            std = (-5 + 3.5 * (torch.tanh(wide) + 1)).exp()
+            normal = torch.distributions.Normal(mean, std)
+            before = mean + std * noise
+            log_pi = normal.log_prob(before) - torch.log(1 - torch.tanh(before).square())
+            return torch.tanh(before), log_pi.sum(-1, keepdim=True)
+
+        with torch.no_grad():
+            ahead, log_ahead = draw(following, noise[k, 0])
+            judged = [nets[f"target critic {j}"](torch.cat([following, ahead], -1)) for j in range(2)]
+            goal = reward + future * (torch.minimum(*judged) - alpha * log_ahead)
+        chosen, log_pi = draw(state, noise[k, 1])
+        value = torch.minimum(*(nets[f"critic {j}"](torch.cat([state, chosen], -1)) for j in range(2)))
+        (alpha * log_pi - value).mean().backward()
+        actor = [p.grad.clone() for p in nets["actor"].parameters()]
+        for j in range(2):
+            nets[f"critic {j}"].zero_grad()
+            q = nets[f"critic {j}"](torch.cat([state, action], -1))
+            (0.5 * (q - goal).square()).mean().backward()
+        (-log_alpha * (log_pi.detach() - 2).mean()).sum().backward()
+        found = {name: value[k] for name, value in net.views(one.slope).items()}
+        expected = dict(zip(("w1", "b1", "w2", "b2", "w3", "b3"), actor, strict=True))
+        for name in ("w1", "w2"):
+            expected[name] = expected[name].T
+        for name, value in expected.items():
+            assert largest_difference(found[name], value) < 1e-12, name
+        for j in range(2):
+            slopes = [p.grad for p in nets[f"critic {j}"].parameters()]
+            for name, value in zip(("c1", "d1", "c2", "d2", "c3", "d3"), slopes, strict=True):
+                value = value.T if name[0] == "c" else value
+                assert largest_difference(found[name][j].reshape(-1), value.reshape(-1)) < 1e-12, name
+        assert largest_difference(found["log_alpha"], log_alpha.grad) < 1e-12
 
 
-def test_actions_are_random_until_warm_and_noisy_later():
+def test_actions_are_random_until_warm_and_drawn_from_the_policy_later():
     net = ActorCritic(3, 4, 2)
     one = agent(net)
     seen = np.zeros((1, 2, 3), np.float32)
     first, later = one.act(0, seen), one.act(2, seen)  # two copies: 0 and 4 of 4 steps
-    assert np.abs(first).max() > 0.3
-    assert 0 < np.abs(later).max() < 0.5
+    np.testing.assert_array_equal(first, one.anything[:, 0])
+    expected, _ = net.sample(one.views, torch.zeros(1, 2, 3, dtype=F64), one.noise[:, 2])
+    np.testing.assert_array_equal(later, expected.numpy())
     assert (np.abs(first) <= 1).all()
 
 
-def test_loop_equals_stacked_and_shares_the_body():
+@pytest.mark.parametrize("task", [{}, {"task": "pendulum", "differ": "length,reversed"}], ids=["gym", "own"])
+def test_loop_equals_stacked_and_shares_the_body(task):
     both = []
+    options = {**SMALL, "method": "pfeddqn-rep", **task}
+    if task:
+        del options["env_id"]
+    else:
+        options["env_kwargs"] = '[{"g": 9.0}, {"g": 5.0}]'
     for executor in ("loop", "stacked"):
-        settings = Settings.of({**SMALL, "method": "pfeddqn-rep", "env_kwargs": '[{"g": 9.0}, {"g": 5.0}]'})
-        task = build_task(settings)
-        task.dtype = F64
-        both.append(simulate(settings.method, task, 3, executor))
+        settings = Settings.of(options)
+        made = build_task(settings)
+        made.dtype = F64
+        both.append(simulate(settings.method, made, 3, executor))
     assert largest_difference(both[0].state(), both[1].state()) < 1e-9
     end = both[1]
     assert largest_difference(end.store.local["c2"].mean(0), end.params["c2"]) < 1e-12
     assert float((end.store.local["c3"][0] - end.store.local["c3"][1]).abs().max()) > 0
     assert end.logs[-1].trained["return"] < 0
+
+
+def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
+    settings = Settings.of({**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8})
+    whole = run(settings, tmp_path / "whole")
+
+    def stop(log):
+        if log.round == 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(Settings.of({**settings.flat, "checkpoint_every": 2}), tmp_path / "cut", watch=stop)
+    assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
 def test_legs_are_edited_and_nothing_else():
@@ -127,7 +203,7 @@ def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
 
 @needs_mujoco
 @pytest.mark.parametrize("name", ["hopper", "half-cheetah"])
-def test_federated_ddpg_on_mujoco(name):
+def test_federated_agents_on_mujoco(name):
     options = {"agents": 2, "parallel": 1, "width": 8, "capacity": 200, "learn_after": 30, "episodes": 1, "epochs": 40}
     settings = Settings.of({**options, "task": name, "method": "pfeddqn-rep", "batch_size": 8})
     task = build_task(settings)

@@ -1,19 +1,21 @@
 """Foreign environments through Gymnasium's vector environments, against our own physics."""
 
 import json
+from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from equipoise.cli import main
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.gym_world import GymWorld
-from equipoise.frl.deep.physics import CartPole
+from equipoise.frl.deep.gym_world import GymWorld, makers
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
 from equipoise.settings.config import Settings
 from helpers import largest_difference, simulate
 
+TINY = ("task", "agents", "parallel", "width", "capacity", "learn_after", "epochs", "batch_size", "seed")
 SMALL = {
     **{
         "task": "gym",
@@ -29,14 +31,18 @@ SMALL = {
 
 
 def test_steps_are_those_of_the_environment_itself():
-    physics = CartPole()
+    def twin(length):
+        env = gymnasium.make("CartPole-v1")
+        env.unwrapped.length = length
+        return env
+
     lengths = (0.2, 0.8)
-    world = GymWorld([lambda length=length: physics.twin(length) for length in lengths], 0, 500)
+    world = GymWorld([lambda length=length: twin(length) for length in lengths], 0, 500)
     assert (world.observations, world.actions, world.limit) == (4, 2, 500)
     rng = np.random.default_rng(0)
     draws = rng.random((2, 3, 1))
     play = world.begin(torch.arange(2), draws)
-    twins = [[physics.twin(length) for _ in range(3)] for length in lengths]
+    twins = [[twin(length) for _ in range(3)] for length in lengths]
     seen = np.stack([[twins[k][e].reset(seed=int(draws[k, e, 0] * 2**31))[0] for e in range(3)] for k in range(2)])
     ended = 0
     for _ in range(80):
@@ -75,8 +81,23 @@ def test_loop_equals_stacked_and_absent_agents_stand_still():
     assert largest_difference(both[0].state(), both[1].state()) < 1e-10
 
 
-def test_resume_to_the_bit(tmp_path):
-    settings = Settings.of({**SMALL, "method": "dqnavg", "rounds": 5})
+HEATER = f"{Path(__file__).parents[2] / 'examples' / 'own_environment.py'}:Heater"
+SAVED = {
+    "classic": {"env_id": "CartPole-v1"},
+    "vector": {"env_id": "Pendulum-v1"},
+    "own": {"env_id": HEATER, "env_kwargs": '[{"wanted": 18}, {"wanted": 24}]'},
+}
+
+
+@pytest.mark.parametrize("name", [*SAVED, "mujoco"])
+def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path):
+    """15 steps per round, and episodes of 50 to 1,000: the states of simulators are in the checkpoint."""
+    if name == "mujoco":
+        pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")
+    own = SAVED.get(name, {"task": "half-cheetah"})
+    options = {key: value for key, value in {**SMALL, **own}.items() if name != "mujoco" or key in TINY}
+    settings = Settings.of({**options, "method": "dqnavg", "rounds": 5, "episodes": 1})
+    assert build_task(settings).world.forgets is False
     whole = run(settings, tmp_path / "whole")
 
     def stop(log):
@@ -88,9 +109,67 @@ def test_resume_to_the_bit(tmp_path):
     assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
+def test_episodes_go_on_across_rounds_or_start_anew_where_they_must():
+    """The play of a second call stands where the first left it; in another process only if the state can be kept."""
+    draws = np.full((1, 2, 1), 0.3)
+    ids, push = torch.arange(1), np.ones((1, 2), np.int64)
+    for env_id, keeps in (("CartPole-v1", True), (f"{__file__}:Counter", False)):
+        first, elsewhere = (GymWorld(makers(env_id, [{}]), 0, 1) for _ in range(2))
+        play = first.open(ids, first.fresh(ids, 2, 0), draws)
+        for _ in range(3):
+            play.step(push, draws)
+        kept = play.kept()
+        assert first.forgets is not keeps
+        np.testing.assert_array_equal(first.open(ids, kept, draws).raw, play.raw)
+        there = elsewhere.open(ids, kept, draws)
+        assert (there.raw == play.raw).all() == keeps
+        assert there.clock.tolist() == ([[3, 3]] if keeps else [[0, 0]])
+        if keeps:  # and it goes on as the other does
+            again = first.open(ids, kept, draws)
+            np.testing.assert_array_equal(there.step(push, draws).following, again.step(push, draws).following)
+
+
+class Counter(gymnasium.Env):
+    """Counts its steps, and hands nothing over."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.full(1, self.count, np.float32), 0.0, False, False, {}
+
+
+def test_a_run_says_what_may_surprise(tmp_path, capsys):
+    command = f"run --task gym --env-id {__file__}:Counter --method dqn --agents 1 --rounds 1 --epochs 5 --out"
+    assert main([*command.split(), str(tmp_path / "x")]) == 0
+    err = capsys.readouterr().err
+    assert "a round has 5 steps and an episode may have 1000" in err
+    assert "does not hand over its state" in err
+
+
+def test_traits_of_foreign_environments():
+    options = {**SMALL, "method": "dqn", "differ": "reversed,offsets"}
+    world = build_task(Settings.of(options)).world
+    assert world.command(np.array([[0], [0]]), world.senses.motor).tolist() == [[0], [1]]  # the second is reversed
+    assert np.abs(world.senses.offset).max() > 0
+    with pytest.raises(UsageError, match="have no strength"):
+        build_task(Settings.of({**SMALL, "method": "dqn", "differ": "motor"}))
+    pendulum = build_task(Settings.of({**SMALL, "method": "dqn", "env_id": "Pendulum-v1", "differ": "motor,reversed"}))
+    found = pendulum.world.command(np.ones((2, 1, 1)), pendulum.world.senses.motor)
+    np.testing.assert_allclose(found[:, 0, 0], [2 * 0.55, -2 * 0.85])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (f"--env-id {__file__}:Nothing", "has no class 'Nothing'"),
+        ("--env-id nowhere.py:Heater", "cannot be read"),
+        ("--env-id CartPole-v1 --differ length", "there is no 'length' here"),
         ("", "needs --env-id"),
         ("--env-id NoSuch-v0", "cannot be made"),
         ("--env-id CartPole-v1 --env-kwargs {", "neither JSON"),

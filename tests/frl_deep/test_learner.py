@@ -11,7 +11,7 @@ from equipoise.frl.deep.adam import TOGETHER, Rhythm, StackedAdam
 from equipoise.frl.deep.learner import Settings, td_slope, train
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import CartPole
-from equipoise.frl.deep.worlds import PhysicsWorld
+from equipoise.frl.deep.worlds import Moved, PhysicsWorld
 from equipoise.learners.learning import adam
 from helpers import largest_difference
 
@@ -43,14 +43,14 @@ def test_a_net_by_hand():
 
 
 def test_the_td_target_by_hand():
-    """y = r + 0.9 Q'(s', argmax Q(s', .)), no future after the end."""
+    """y = R + future Q'(s', argmax Q(s', .)), no future after the end."""
     net = Net(1, 1, 2)
     own = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0])  # Q(s) = (s, s/2) for s > 0: chooses action 0
     judge = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0, 0.0])  # Q'(s) = (s/2, 2s)
-    rows = torch.tensor([[[1.0, 2.0, 0.3, 1.0, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 1.0, 0.0]]])
+    rows = torch.tensor([[[1.0, 2.0, 0.3, 0.9, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 0.9, 0.0]]])
     # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9
     flat = torch.empty_like(own)
-    td_slope(net, net.views(own), net.views(judge), rows, 0.9, net.views(flat))
+    td_slope(net, net.views(own), net.views(judge), rows, net.views(flat))
     slope = net.views(flat)
     assert slope["b3"][0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
     assert slope["w3"][0, :, 0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
@@ -66,11 +66,11 @@ def test_the_gradient_is_autograds(net, body):
     state, following = rows[..., :4], rows[..., 4:8]
     with torch.no_grad():
         ahead = net.values(views, following).argmax(-1, keepdim=True)
-        goal = rows[..., -3:-2] + 0.9 * rows[..., -2:-1] * net.values(judge, following).gather(-1, ahead)
+        goal = rows[..., -3:-2] + rows[..., -2:-1] * net.values(judge, following).gather(-1, ahead)
     q = net.values(views, state).gather(-1, rows[..., -1:].long())
     (0.5 * (q - goal).square()).mean(1).sum().backward()
     slope = torch.empty_like(own)
-    td_slope(net, net.views(own), judge, rows, 0.9, net.views(slope), body)
+    td_slope(net, net.views(own), judge, rows, net.views(slope), body)
     found, expected = net.views(slope), net.views(free.grad)
     for name in net.shapes if body else net.blocks["head"]:
         assert largest_difference(found[name], expected[name]) < 1e-14
@@ -85,7 +85,7 @@ def test_an_embedding_is_an_input_of_its_own():
 
 
 def setup(agents: int = 4, net: Net = NETS[0], steps: int = 30):
-    world = PhysicsWorld(CartPole(), (np.arange(4) + 0.5) / 4)
+    world = PhysicsWorld.of(CartPole(), (np.arange(4) + 0.5) / 4)
     ids = torch.arange(agents)
     kept = {**learner.fresh(net, SETTINGS, agents, F64), "env": world.fresh(ids, 2, 0)}
     u = np.random.default_rng(3).random((agents, steps, learner.draws_a_step(net, SETTINGS, world)))
@@ -115,36 +115,74 @@ def test_one_agent_of_the_stack_is_the_agent_alone(net):
     assert float(kept["replay"].abs().max()) == 0
 
 
-def test_many_calls_are_one_call_to_the_bit():
-    world, ids, kept, u = setup()
-    net = NETS[0]
-    whole, after = train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u)
-    params = stack(net, 4)
-    for part in np.array_split(u, 5, axis=1):
-        params, kept = train(world, net, SETTINGS, rhythm(4), ids, params, kept, part)
-    assert torch.equal(whole, params)
-    assert largest_difference(after, kept) == 0
-
-
 def test_the_memory_holds_the_last_transitions():
     world, ids, kept, u = setup(steps=30)
     _, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, stack(NETS[0], 4), kept, u)
     rows = after["replay"]
     assert after["acted"].tolist() == [30] * 4  # 60 transitions in 40 places: rows 0 to 19 are the newest
     assert rows[..., -1].unique().tolist() == [0, 1]
-    physics, lengths = CartPole(), world.lengths
+    physics = CartPole()
     units = np.array(physics.usual)
     before, following = rows[..., :4].numpy() * units, rows[..., 4:8].numpy() * units
-    moved, _, over = physics.step(before, rows[..., -1].numpy().astype(int), lengths)
+    moved, _, over = physics.step(before, rows[..., -1].numpy().astype(int), world.bodies)
     np.testing.assert_allclose(moved, following, atol=1e-6)
-    np.testing.assert_array_equal(rows[..., -2].numpy(), ~over)
-    assert (rows[..., -3] == 1).all()
+    np.testing.assert_allclose(rows[..., -2].numpy(), 0.9 * ~over)
+    np.testing.assert_allclose(rows[..., -3], 0.1)  # a reward counts 1 - discount
     order = (np.arange(40) + 20) % 40  # oldest first
     goes_on = rows[:, order, -2].numpy().astype(bool)
     for copy in range(2):
         path_before, path_after = before[:, order][:, copy::2], following[:, order][:, copy::2]
         joined = goes_on[:, copy::2][:, :-1]
         np.testing.assert_array_equal(path_after[:, :-1][joined], path_before[:, 1:][joined])
+
+
+def test_returns_of_three_steps_by_hand():
+    """Each transition is s, a, r + 0.9 r' + 0.81 r'', the state after, and 0.9^3; shorter at an episode's end."""
+    net, settings = Net(1, 2, 2), replace(SETTINGS, copies=1, capacity=40, warmup=40, returns=3)
+    kept = learner.fresh(net, settings, 1, F64)
+    one = learner.Learner(net, settings, rhythm(1), stack(net, 1), kept, np.full((1, 9, 10), 0.5))
+    # reward, terminated, truncated: an episode of four steps that ends, one of two that is cut, then three more
+    story = [(1, 0, 0), (2, 0, 0), (4, 0, 0), (8, 1, 0), (16, 0, 0), (32, 0, 1), (64, 0, 0), (128, 0, 0), (256, 0, 0)]
+
+    def seen(time):
+        return np.full((1, 1, 1), float(time), np.float32)
+
+    for step, (reward, terminated, truncated) in enumerate(story):
+        flags = [np.array([[bool(flag)]]) for flag in (terminated, truncated)]
+        moved = Moved(seen(step + 100), np.array([[float(reward)]]), *flags)
+        one.remember(step, seen(step), np.array([[step % 2]]), moved)
+    rows = one.state()["replay"][0, :9]
+    sums = [1 + 1.8 + 0.81 * 4, 2 + 3.6 + 0.81 * 8, 4 + 7.2, 8, 16 + 28.8, 32]
+    sums += [64 + 0.9 * 128 + 0.81 * 256, 128 + 0.9 * 256, 256]  # the last two still grow
+    np.testing.assert_allclose(rows[:, 2], 0.1 * np.array(sums))
+    np.testing.assert_allclose(rows[:, 3], [0.729, 0, 0, 0, 0.81, 0.9, 0.729, 0.81, 0.9])
+    assert rows[:, 0].tolist() == list(range(9))
+    assert rows[:, 1].tolist() == [102, 103, 103, 103, 105, 105, 108, 108, 108]
+    assert rows[:, 4].tolist() == [step % 2 for step in range(9)]
+
+
+@pytest.mark.parametrize("returns", [1, 4])
+def test_returns_go_on_across_calls_and_round_the_memory(returns):
+    """Many calls are one call to the bit, also in the middle of an episode and of the memory's round."""
+    net, settings = NETS[0], replace(SETTINGS, returns=returns)
+    world, ids, kept, u = setup(steps=50)
+    whole, after = train(world, net, settings, rhythm(4), ids, stack(net, 4), kept, u)
+    params = stack(net, 4)
+    for part in np.array_split(u, 7, axis=1):
+        params, kept = train(world, net, settings, rhythm(4), ids, params, kept, part)
+    assert torch.equal(whole, params)
+    assert largest_difference(after, kept) == 0
+
+
+def test_what_is_handed_over_is_the_mean_of_the_last_nets():
+    net = NETS[0]
+    world, ids, kept, u = setup(steps=30)
+    found, after = train(world, net, replace(SETTINGS, averaged=3), rhythm(4), ids, stack(net, 4), kept, u)
+    each = [train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :n])[0] for n in (28, 29, 30)]
+    assert largest_difference(found, sum(each) / 3) < 1e-15
+    assert largest_difference(after, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u)[1]) == 0
+    one, _ = train(world, net, replace(SETTINGS, averaged=9), rhythm(4), ids, stack(net, 4), kept, u[:, :1])
+    assert torch.equal(one, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :1])[0])
 
 
 def test_agents_learn_only_after_their_own_warm_up():

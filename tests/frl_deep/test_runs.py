@@ -202,7 +202,7 @@ def test_the_command_line(task, tmp_path, capsys):
         ({"parallel": 0}, "parallel is 0"),
         ({"discount": 1.0}, "discount is 1.0"),
         ({"last_epsilon": 1.5}, "last_epsilon"),
-        ({"target_rate": 0.0}, "target_rate"),
+        ({"target_rate": 1.5}, "target_rate"),
         ({"capacity": 10}, "capacity is 10"),
         ({"u": "0.1,0.2"}, "2 numbers for 3 agents"),
         ({"u": "0.1,0.2,1.5"}, "strictly between 0 and 1"),
@@ -253,3 +253,22 @@ def test_a_stack_of_agents_learns_to_balance():
     before = end.task.evaluate_server({name: value[None] for name, value in end.initial.items()}, "test")["return"]
     assert float(before) < 60
     assert end.logs[-1].trained["return"] > 150
+
+
+def test_embeddings_start_at_each_agents_own_draw_and_stay_its_own():
+    end = done("perdqnavg", 1)
+    starts = end.store.local["e"]
+    assert len({tuple(row.tolist()) for row in starts}) == 3
+    assert float((starts[0] - starts[1]).abs().max()) > 0.05  # one round does not move them so far apart
+    later = done("perdqnavg", 2).store.local["e"]
+    assert float((later - starts).abs().max()) < 0.5  # they are not drawn again
+
+
+def test_a_net_of_nan_is_the_worst_policy():
+    _, task = built("dqn")
+    one = task.init_params(0)
+    stack = {name: value.expand(3, *value.shape).clone() for name, value in one.items()}
+    stack["b3"][1, 0] = torch.nan
+    found = task.evaluate_stack(torch.arange(3), stack, "test")["return"]
+    assert found.isfinite().tolist() == [True, False, True]
+    assert found[1] == -torch.inf

@@ -49,7 +49,7 @@ def test_the_servers_gain_by_hand() -> None:
     other = torch.softmax((2 * u - 1) * torch.tensor(10.0).log().double(), -1)
     gain = float(((n / n.sum()) @ f) / (other @ f).min() - 1)
     assert found.server.gain == pytest.approx(max(0.0, gain), rel=1e-5)
-    assert found.epsilon >= found.server.gain
+    assert found.largest_gain >= found.server.gain
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,11 @@ def test_the_command_adds_it_to_the_summary(tmp_path: Path, capsys: pytest.Captu
     small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1 --replay 8".split()
     assert main(["run", "--method", "page", "--out", folder, "--quiet", *small]) == 0
     assert main(["certify", folder, "--samples", "3"]) == 0
-    assert "clients: the largest gain" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "other choices tried: 3 of 3" in shown.err
+    assert "epsilon" not in shown.out
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["certificate"]
+    assert f"Largest relative gain of any player: {found['largest_gain']:.1%}" in shown.out
     assert found["samples"] == 3
     assert found["round"] == 3
     assert main(["certify", str(tmp_path)]) == 2

@@ -50,7 +50,7 @@ def test_rates_are_those_of_table_7() -> None:
     task.name = "shakespeare"
     assert Page().server_config(task).actor_lr == pytest.approx(0.0005)
     assert Page(agent_rate=0.2).server_config(task).critic_lr == 0.2
-    assert set(TABLE_7) == {"synthetic", "cifar100", "tiny-imagenet", "shakespeare"}
+    assert set(TABLE_7) == {"synthetic", "cifar100", "tinyimagenet", "shakespeare"}
 
 
 def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() -> None:

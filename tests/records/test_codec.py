@@ -45,9 +45,7 @@ rounds = st.builds(
     absent=st.dictionaries(counts, words, max_size=2),
     skipped=st.none() | words,
     privacy=st.none() | spent,
-    notes=st.dictionaries(
-        words, finite | words | st.lists(finite, max_size=3) | st.builds(Spread, finite, finite, finite), max_size=2
-    ),
+    notes=st.dictionaries(words, finite | words | st.lists(finite, max_size=3), max_size=2),
     stop=st.none() | words,
     seconds=finite,
 )
@@ -76,7 +74,7 @@ summaries = st.builds(
         samples=counts,
         clients=st.builds(ClientGains, finite, finite, finite),
         server=st.none() | gains,
-        epsilon=finite,
+        largest_gain=finite,
     ),
 )
 
@@ -89,6 +87,16 @@ def test_a_round_survives_json(one: RoundRecord) -> None:
 @given(summaries)
 def test_a_summary_survives_json(one: Summary) -> None:
     assert codec.decode(Summary, json.loads(codec.dumps(one))) == one
+
+
+def test_a_certificate_is_read_under_the_former_name_of_its_number() -> None:
+    """The largest relative gain was called epsilon, which is what differential privacy calls something else."""
+    gains = {"largest": 0.05, "mean": 0.01, "gaining": 0.5}
+    found = codec.decode(Certificate, {"round": 3, "samples": 2, "clients": gains, "epsilon": 0.05})
+    assert found.largest_gain == 0.05
+    assert codec.encode(found)["largest_gain"] == 0.05
+    with pytest.raises(ValueError, match="'largest_gain' is missing"):
+        codec.decode(Certificate, {"round": 3, "samples": 2, "clients": gains})
 
 
 @pytest.mark.parametrize("folder", sorted(OLD.iterdir()), ids=lambda path: path.name)

@@ -8,6 +8,7 @@ import torch
 from equipoise.cli import main
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
+from helpers_disk import Faulty, on
 
 
 def test_round_trip_of_a_nested_tree(tmp_path):
@@ -51,18 +52,15 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, damage):
         checkpoint.load(path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "x"
     checkpoint.save(path, {"w": torch.ones(3)}, {"round": 1})
 
-    def full(*args):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(checkpoint.os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
-        checkpoint.save(path, {"w": torch.zeros(3)}, {"round": 2})
-    monkeypatch.undo()
-    assert checkpoint.load(path)[1] == {"round": 1}
+    for n in (1, 2, 3):  # writing, syncing, renaming
+        with on(Faulty(n)), pytest.raises(OSError, match="No space"):
+            checkpoint.save(path, {"w": torch.zeros(3)}, {"round": 2})
+        assert checkpoint.load(path)[1] == {"round": 1}
+        assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("what", ["checkpoint/last.safetensors", "config.json"])

@@ -7,6 +7,7 @@ import pytest
 
 from equipoise.contract import Method
 from equipoise.core import files as checkpoint
+from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.dapfl import DapFL
 from equipoise.methods.equilibrium import Equilibrium
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
@@ -24,6 +25,7 @@ METHODS: dict[str, Method] = {
     "page over fedala": Page(warmup=1, agent_batch=4, replay=8, base="fedala"),
     "page shared": PageShared(warmup=1, agent_batch=2, replay=32),
     "dapfl": DapFL(warmup=1, replay=8),
+    "autopilot": Autopilot(),
     "equilibrium": Equilibrium(),
     "equilibrium learned": Equilibrium(control="learned"),
     "equilibrium random": Equilibrium(control="random"),

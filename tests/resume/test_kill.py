@@ -23,11 +23,11 @@ RUN = (
 KILLER = """
 import os, signal, sys
 from equipoise import cli
-from equipoise.core import files
+from equipoise.core import disk
 from equipoise.runs import running
 from equipoise.runtime import round as rounds
 module, name, countdown = sys.argv[1].split(":")
-owners = {"files": files, "os": files.os, "simulation": rounds.Simulation, "running": running._Running}
+owners = {"disk": disk.Disk, "simulation": rounds.Simulation, "running": running._Running}
 owner = owners[module]
 original, left = getattr(owner, name), int(countdown)
 def fatal(*args, **kwargs):
@@ -71,10 +71,10 @@ def undisturbed(request, tmp_path_factory):
     [
         "simulation:round:1",  # before the first round
         "simulation:round:9",  # between checkpoints
-        "os:replace:4",  # a checkpoint is written but not yet in place
-        "files:save_file:2",  # before writing a later checkpoint
+        "disk:rename:4",  # a checkpoint is written but not yet in place
+        "disk:fill:5",  # before writing a later checkpoint
         "running:_write_models:1",  # all rounds done, nothing else written
-        "files:write_text:3",  # models are written, the rest is not
+        "running:_write_clients:1",  # models are written, the rest is not
     ],
 )
 def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.api.page import Page
 from equipoise.api.task import Task
 from equipoise.contract import Method
-from equipoise.core.errors import UsageError, nearest
+from equipoise.core.errors import UsageError
+from equipoise.learners.targets import objective_of
 from equipoise.records.folder import Folder
 from equipoise.records.results import Certificate
 from equipoise.records.rounds import RoundRecord
@@ -25,11 +24,11 @@ from equipoise.report.page import html
 from equipoise.report.trackers.tracking import Tracking
 from equipoise.runs import export as exporting
 from equipoise.runs.certify import certify_run
-from equipoise.runs.running import Interrupted, build_task, resume_run
+from equipoise.runs.predict import Predictor
+from equipoise.runs.running import Interrupted, resume_run
 from equipoise.settings.config import Settings
 from equipoise.settings.files import read_config
 from equipoise.settings.given import settings_in
-from equipoise.tasks.classify import Classify
 
 OnRound = Callable[[RoundRecord], str | None]
 """Called after each round with its record; gives a reason to stop the run, or ``None``."""
@@ -77,27 +76,29 @@ class Run:
 
     def model(self, client: int | str | None = None) -> nn.Module:
         """The server's model with its trained weights, or the personal one of a client, by name or number."""
-        task = self._network()
-        module = copy.deepcopy(task.module).eval()
-        module.load_state_dict(exporting.read_model(self._folder, self._number(client, task)), strict=False)
-        return module
+        return self._predictor(client).module
 
     def predict(self, rows: Any, client: int | str | None = None, *, probabilities: bool = False) -> NDArray[Any]:
-        """The classes of new rows, by the server's model or the personal one of a client.
+        """Predictions for new rows, by the server's model or the personal one of a client.
+
+        Classes are given by name, if they have names; a regression gives values, survival risks (the logarithm of a
+        row's hazard against others').
 
         Arguments:
             rows: as the task was given them: a table with its feature columns, or an array of samples.
             client: whose model, by name or number; the server's without one.
             probabilities: give one probability for each class instead, ``[rows, classes]``.
         """
-        task = self._network()
-        params = exporting.read_model(self._folder, self._number(client, task))
-        with torch.no_grad():
-            logits = task.logits(params, task.stored(rows))
+        predictor = self._predictor(client)
+        target, outputs = predictor.card.target, predictor.outputs(rows)
+        if target.kind != "classification":
+            if probabilities:
+                raise UsageError(f"probabilities are of classes, and the model predicts a {target.kind}: leave it out")
+            return np.asarray(objective_of(target).predicted(outputs))
         if probabilities:
-            return np.asarray(logits.softmax(-1))
-        chosen = np.asarray(logits.argmax(-1))
-        return np.array(task.class_names)[chosen] if task.class_names else chosen
+            return np.asarray(outputs.softmax(-1))
+        chosen = np.asarray(outputs.argmax(-1))
+        return np.array(target.classes)[chosen] if target.name else chosen
 
     def resume(
         self,
@@ -126,10 +127,7 @@ class Run:
         Arguments:
             samples: deviations that each player tries.
         """
-        certify_run(self.folder, samples, self._settings())
-        found = self.summary.certificate
-        assert found is not None
-        return found
+        return certify_run(self.folder, samples, self._settings())
 
     def export(self, path: str | Path, *, client: int | str | None = None) -> Path:
         """Write a model as others deploy it: ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.
@@ -140,8 +138,8 @@ class Run:
         forms = {suffix: form for form, (suffix, _) in exporting.FORMATS.items()}
         if path.suffix not in forms:
             raise UsageError(f"'{path}' must end in {', '.join(forms)}, which names the format")
-        number = self._number(client, self._network()) if client is not None else None
-        return exporting.export(self.folder, number, forms[path.suffix], path, self._settings())[0]
+        settings = self._settings() if self.task else None
+        return exporting.export(self.folder, self._number(client), forms[path.suffix], path, settings)[0]
 
     @property
     def _folder(self) -> Folder:
@@ -150,21 +148,12 @@ class Run:
     def _settings(self) -> Settings:
         return settings_in(self._folder.config, self.method, self.task.spec if self.task else None)
 
-    def _network(self) -> Classify:
-        settings = self._settings()
-        task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
-        if not isinstance(task, Classify):
-            raise UsageError(f"task '{task.name}' learns no network: read its table from '{self._folder.models}'")
-        return task
+    def _predictor(self, client: int | str | None) -> Predictor:
+        return Predictor.of(self._folder, self._number(client), self._settings() if self.task else None)
 
-    def _number(self, client: int | str | None, task: Classify) -> int | None:
+    def _number(self, client: int | str | None) -> int | None:
         """A client's number; a name that looks like a number is still a name where clients have names."""
-        if client is None or (isinstance(client, int) and not isinstance(client, bool)):
-            return client
-        if client not in task.client_names:
-            there = nearest(str(client), task.client_names) if task.client_names else ": clients have numbers here"
-            raise UsageError(f"there is no client '{client}'{there}")
-        return task.client_names.index(client)
+        return self._folder.find_client(client) if isinstance(client, str) else client
 
 
 def go_on(folder: Folder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]) -> None:

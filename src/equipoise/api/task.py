@@ -11,10 +11,10 @@ from typing import Any
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.forms import Form
+from equipoise.data.tables.choices import written
 from equipoise.tasks import TaskSpec, find_task, given
 from equipoise.tasks.given import Model
-
-KINDS = ("classification",)
+from equipoise.tasks.own import TableLearning
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Task:
         tables: Mapping[str, Any],
         *,
         target: str,
-        kind: str = "classification",
+        kind: str = "",
         ignore: Sequence[str] = (),
         name: str = "tables",
         **options: Any,
@@ -56,14 +56,15 @@ class Task:
             tables: a table for each client's name: a pandas or Arrow table, or columns by name. One that is called
                 ``server`` holds the server's rows; without it, a share of every client's rows is used.
             target: the column to be predicted.
-            kind: what kind of column that is.
+            kind: classification, regression or survival; by default classes.
             ignore: columns to leave out.
             name: what the task is called in the results.
-            options: shares of the splits and the like, as the task ``own`` has them.
+            options: shares of the splits, ``event``, ``small`` and the like, as the task ``own`` has them.
         """
-        if kind not in KINDS:
-            raise UsageError(f"kind is '{kind}': must be {' or '.join(KINDS)}{nearest(kind, KINDS)}")
-        return cls(given.from_tables(tables, target, name, ignore), options)
+        told = {"target": target, "kind": kind, "ignore_columns": written(ignore), **options}
+        unknown = [option for option in told if option not in {item.name for item in dataclasses.fields(TableLearning)}]
+        choices = TableLearning(**{option: value for option, value in told.items() if option not in unknown})
+        return cls(given.from_tables(tables, name, choices), told)
 
     @classmethod
     def from_datasets(
@@ -111,4 +112,4 @@ class Task:
 
         ``options`` are those of the task ``own``: ``ignore_columns``, ``client_column``, shares of the splits.
         """
-        return cls.named("own", data=str(folder), label_column=target, **options)
+        return cls.named("own", data=str(folder), target=target, **options)

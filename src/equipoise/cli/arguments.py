@@ -1,13 +1,14 @@
-"""How commands read options: from the command line and a config file, with errors of one line."""
+"""How commands read the options of a run: from the command line and a config file."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from equipoise.core.errors import UsageError, nearest
+from equipoise.cli.parser import Parser
+from equipoise.core.errors import UsageError
 from equipoise.core.text import parse
 from equipoise.settings.files import read_config
 from equipoise.settings.names import Known, Option, resolved, takes
@@ -19,25 +20,13 @@ OWNERS = {
     "task": "task '{task}'",
     "method": "method '{method}'",
 }
+USUAL = ("method", "task", "model", "rounds", "seed", "participation", "epochs", "lr", "batch_size")
+"""Options that ``--help`` always shows."""
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, with the nearest options; :func:`main` prints them."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        result, rest = self.parse_known_args(arguments)
-        if rest:
-            known = [text for action in self._actions for text in action.option_strings]
-            raise UsageError(f"unknown argument '{rest[0]}'{nearest(rest[0].partition('=')[0], known)}; see --help")
-        return result
-
-
-def early_options(arguments: list[str]) -> dict[str, Any]:
+def early_options(arguments: Sequence[str]) -> dict[str, Any]:
     """Options that decide which other options there are: the config file's, method and task."""
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False)
     for name in ("--method", "--task", "--config"):
         parser.add_argument(name)
     found, _ = parser.parse_known_args(arguments)
@@ -50,12 +39,20 @@ def early_options(arguments: list[str]) -> dict[str, Any]:
     return given
 
 
-def add_options(parser: Parser, known: Known, early: dict[str, Any]) -> None:
+def add_options(parser: Parser, known: Known, early: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Options of a run, in groups by owner.
+
+    ``--help`` shows the usual ones, and those of a method or task that is named; ``--help-all`` shows all.
+    """
+    parser.add_argument("--help-all", action="help", help="show every option of the run, the method and the task")
+    named = [owner for owner in ("method", "task") if any(text.startswith(f"--{owner}") for text in arguments)]
+    everything = "--help-all" in arguments
     groups = {owner: parser.add_argument_group(title.format_map(early)) for owner, title in OWNERS.items()}
     for key, item in known.items():
-        _add(groups[item.owner], key, item, item.help.replace("%", "%%"))
+        shown = everything or item.owner in named or key in USUAL
+        _add(groups[item.owner], key, item, item.help.replace("%", "%%") if shown else argparse.SUPPRESS)
     there = set(known)
-    for item in known.values():  # names that are understood, but not shown
+    for item in known.values():  # names that are understood, but never shown
         for name in sorted({item.name, item.full, *item.rule.was} - there):
             _add(groups[item.owner], name, item, argparse.SUPPRESS)
             there.add(name)

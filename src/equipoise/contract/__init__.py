@@ -10,6 +10,7 @@ that really replied. State goes in and comes out of every hook; nothing is kept 
 
 from equipoise.contract.client import Client
 from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
+from equipoise.contract.ranges import Range
 from equipoise.contract.server import Server
 from equipoise.contract.supervised import Supervised, supervised
 from equipoise.contract.task import Task
@@ -43,6 +44,7 @@ __all__ = [
     "Options",
     "OverRounds",
     "Pull",
+    "Range",
     "Reply",
     "Schedule",
     "Scores",

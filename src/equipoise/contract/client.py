@@ -72,6 +72,10 @@ class Client(ABC):
         """Scores of a model on the client's own data: ``val`` is the only split that a decision may read."""
 
     @abstractmethod
+    def steepness(self, params: Tree) -> Tensor:
+        """The squared norm of a model's gradient, on the first batch of this round's training."""
+
+    @abstractmethod
     def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
         """Scores ``[H]`` of a model with each of these heads (a leading axis ``[H]``) in the place of its own."""
 

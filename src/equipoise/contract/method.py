@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.contract.blocks import chosen, demand
 from equipoise.contract.client import Client
+from equipoise.contract.ranges import Range
 from equipoise.contract.server import Server
 from equipoise.contract.task import Task
 from equipoise.contract.words import Down, Train, Training, Up
@@ -32,6 +33,8 @@ class Method(Options):
     """
 
     name: ClassVar[str]
+    family: ClassVar[str] = ""
+    """The kind of answer that it gives to clients that differ, for lists: a key of ``methods/families.py``."""
     shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
     """The blocks that travel, by role (see :mod:`equipoise.contract.blocks`) or by name."""
     keeps_model: ClassVar[bool] = False
@@ -46,6 +49,8 @@ class Method(Options):
     """Whether its server counts on each reply in the very round that asked for it (agents that are rewarded then)."""
     trains: ClassVar[str] = "gradient"
     """What it trains: ``gradient`` for any model under SGD, else the kind of agent that a task must have."""
+    reports: ClassVar[Mapping[str, Range]] = {}
+    """What clients upload beside their models, by the name in ``metrics`` or ``extra``, and which numbers are sound."""
     forwards: ClassVar[bool] = True
     """Whether the hooks that this very class defines only stand in for decisions; never set by a method."""
     _own: ClassVar[frozenset[str]] = frozenset()

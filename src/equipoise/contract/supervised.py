@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from numpy.random import Generator
 from torch import Tensor, nn
 
 from equipoise.contract.method import Method
@@ -17,6 +18,8 @@ class Supervised(Task):
     """What is known beyond a :class:`Task`: outputs, the loss of each sample, and how labels are spread."""
 
     forks: ClassVar[bool] = True
+    kind: str = "classification"
+    """What is predicted: classes, a number (``regression``), or a risk (``survival``)."""
     module: nn.Module
     """The network, whose parameters are replaced by those of a model."""
 
@@ -26,15 +29,23 @@ class Supervised(Task):
 
     @abstractmethod
     def forward(self, params: Tree, x: Tensor) -> Tensor:
-        """Logits ``[B, classes]`` of one model."""
+        """Outputs of one model, ``[B, classes]`` logits or ``[B, 1]``."""
 
     @abstractmethod
     def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """The task's own :data:`~equipoise.contract.Loss`."""
 
     @abstractmethod
+    def interval(self, client: int, params: Tree, random: Generator) -> tuple[float, float]:
+        """Between which bounds the headline of this client's model lies in 95 of 100 test sets like its own."""
+
+    @abstractmethod
+    def constant(self, client: int) -> Tree:
+        """Test scores of who predicts the same for every row, from the client's own training targets."""
+
+    @abstractmethod
     def label_counts(self, ids: Tensor) -> Tensor:
-        """Training samples of each class ``[K, classes]``, as int64."""
+        """Training samples of each class ``[K, classes]``, as int64; all in one where there are no classes."""
 
 
 def supervised(method: Method, task: Task) -> Supervised:

@@ -45,6 +45,12 @@ class Task(ABC):
     headline: str = "acc"
     """The score that tables and stopping rules read."""
     higher_is_better: bool = True
+    client_names: tuple[str, ...] = ()
+    """What clients are called, in the order of their numbers; empty where they have numbers only."""
+    class_names: tuple[str, ...] = ()
+    """What classes are called, in the order of a model's outputs."""
+    bytes_before: tuple[int, int] = (0, 0)
+    """Up and down, of all clients together: what they exchanged before the first round to prepare their data."""
 
     @abstractmethod
     def init_params(self, seed: int) -> Tree:
@@ -86,6 +92,14 @@ class Task(ABC):
     @abstractmethod
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         """Scores ``[K]`` of a stack of models, each on its own client's split."""
+
+    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        """Squared norm of the gradient of one client's model, on the round's first batch; not every task has one."""
+        raise NotImplementedError
+
+    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        """The same ``[K]`` of a stack of clients."""
+        raise NotImplementedError
 
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         """Scores ``[H]`` of one client's model with each of these heads; a task may compute the rest of it once."""
@@ -132,6 +146,14 @@ class Task(ABC):
         """Whether clients hold this split (``val`` may be switched off)."""
         return True
 
+    def headed(self, name: str) -> Task:
+        """The same task, whose tables, stopping rules and agents read this score."""
+        raise UsageError(f"headline is '{name}', but task '{self.name}' has '{self.headline}' alone: leave it out")
+
+    def complete(self) -> Task:
+        """The same task, whose evaluations give every score that it knows, also those that cost more."""
+        return self
+
     def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
         """What decisions compare, from the scores of a model: a number in [0, 1], higher is better, and a loss."""
         return scores["acc"], scores["loss"]
@@ -140,8 +162,20 @@ class Task(ABC):
         """What the summary of a run holds beyond the named evaluations, from the final global model."""
         return {}
 
+    def prepared(self) -> str:
+        """How raw rows become a model's input, as JSON that is kept beside the models; empty if there is no such."""
+        return ""
+
+    def fingerprint(self) -> str:
+        """Of the data, so that a run is never resumed on other data; empty where there are none to compare."""
+        return ""
+
     def suits(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
         """Refuse a method that cannot work here, before any work starts."""
 
     def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
         """Refuse bad data before any work starts."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a run tells before it starts: sentences about what is allowed here and may surprise."""
+        return ()

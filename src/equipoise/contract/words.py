@@ -108,6 +108,8 @@ class Reply:
     held: Held = field(default_factory=Held)
     train: Train | None = None
     """Decision 1 as taken; ``None`` where privacy keeps it at the client."""
+    steps: Tensor | None = None
+    """Gradient steps that all training of the round took; ``None`` likewise."""
     scores: Scores = field(default_factory=dict)
     notes: Tree = field(default_factory=dict)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.contract.client import Client
 from equipoise.contract.method import Method
+from equipoise.contract.ranges import Range
 from equipoise.contract.server import Server
 from equipoise.contract.task import Task
 from equipoise.contract.words import Down, Train, Training, Up
@@ -51,6 +52,10 @@ class Wrapper(Method):
     @property
     def trains(self) -> str:  # type: ignore[override]
         return self.below.trains
+
+    @property
+    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
+        return self.below.reports
 
     def check(self, task: Task, training: Training) -> None:
         self.below.check(task, training)

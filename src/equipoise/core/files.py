@@ -1,10 +1,11 @@
-"""Trees on disk: written whole or not at all, and checked when read."""
+"""Files: written whole or not at all, still there after a power cut, and checked when read."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +14,161 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from equipoise.core.disk import Disk
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import State
 
+DISK = Disk()  # tests put one in its place that fails
+LOCK = ".lock"
+
+
+def make_folder(path: Path) -> None:
+    """A folder with those above it, each name synced in the folder above."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            DISK.make_folder(folder)
+        DISK.sync(folder.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(f"'{path}' is a file, a folder was expected")
+
+
+def write_with(path: Path, write: Callable[[Path], None]) -> None:
+    """Replace a file so that a reader, a crash or a power cut sees the old content or the new, never half of one.
+
+    ``write`` writes the content to the path that it is given, which keeps the suffix.
+    """
+    temporary = temporary_of(path)
+    try:
+        DISK.fill(temporary, write)
+        DISK.sync(temporary)
+        DISK.rename(temporary, path)
+        DISK.sync(path.parent)
+    except Exception:
+        with contextlib.suppress(OSError):
+            DISK.remove(temporary)  # on a full disk its room is needed
+        raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    def write(file: Path) -> None:
+        file.write_bytes(data)
+
+    write_with(path, write)
+
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a crash, sees the old content or the new, never half of one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_bytes(path, text.encode())
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file, replaced as :func:`write_text` does."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    save_file(unshared(tensors), temporary, metadata)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """A safetensors file with a checksum over its names, types, shapes, metadata and content."""
+    write_with(path, lambda file: fill_tensors(file, tensors, metadata))
+
+
+def fill_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """The content alone, for a file that :func:`write_with` puts in place."""
+    about = metadata or {}
+    try:
+        save_file(unshared(tensors), path, {**about, "checksum": str(_checksum(tensors, about))})
+    except safetensors.SafetensorError as error:  # what a full disk is told by
+        raise OSError(f"'{path}' cannot be written: {error}") from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What :func:`write_tensors` wrote; a damaged file is refused by name."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"'{path}' is damaged or cannot be read: {error}") from error
+    found = about.pop("checksum", None)  # files of earlier versions have none
+    if found is not None and found != str(_checksum(tensors, about)):
+        raise UsageError(f"'{path}' is damaged: its checksum does not match its content")
+    return tensors, about
+
+
+def read_text(path: Path) -> str:
+    """Text as we write it; what is not text is refused by name."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"'{path}' is damaged: it is not text ({error})") from error
+
+
+def append(path: Path, text: str) -> None:
+    """Add to a file that is there. Not synced: see :func:`sync`."""
+    DISK.append(path, text.encode())
+
+
+def sync(path: Path) -> None:
+    DISK.sync(path)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder with all that is in it, if it is there; for good, once the folder above is synced."""
+    if path.is_dir() and not path.is_symlink():
+        for inner in sorted(path.iterdir()):
+            remove(inner)
+        DISK.remove(path)
+    elif path.exists() or path.is_symlink():
+        DISK.remove(path)
+
+
+def checksum(data: bytes, before: int = 0) -> int:
+    """Of some content, or of content that goes on after what had the checksum ``before``."""
+    return zlib.crc32(data, before)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else may write to this folder meanwhile; a lock whose owner died is free."""
+    path = folder / LOCK
+    file = DISK.lock(path)
+    if file is None:
+        owner = path.read_text(errors="replace").strip() if path.exists() else ""
+        raise UsageError(
+            f"'{folder}' is in use by process {owner or '?'}: wait for it to end, or choose another folder"
+        )
+    try:
+        yield
+    finally:
+        DISK.unlock(path, file)
+
+
+def temporary_of(path: Path) -> Path:
+    """Where a file is written before it takes its name; hidden, and with its suffix."""
+    return path.with_name(f".tmp-{path.name}")
 
 
 def save(path: Path, state: State, meta: dict[str, Any]) -> None:
     """A nested tree of tensors and a JSON object beside it, in one file."""
     tensors: dict[str, Tensor] = {}
     shape = number_leaves(state, tensors)
-    write_tensors(path, tensors, {"shape": json.dumps(shape), "meta": json.dumps(meta), "crc": str(_checksum(tensors))})
+    write_tensors(path, tensors, {"shape": json.dumps(shape), "meta": json.dumps(meta)})
 
 
 def load(path: Path) -> tuple[State, dict[str, Any]]:
     """What :func:`save` wrote; a damaged file is refused by name."""
+    tensors, about = read_tensors(path)
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-        shape, meta, crc = json.loads(about["shape"]), json.loads(about["meta"]), int(about["crc"])
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        shape, meta = json.loads(about["shape"]), json.loads(about["meta"])
+    except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
-    if _checksum(tensors) != crc:
+    if "crc" in about and about["crc"] != str(_content_checksum(tensors, 0)):  # of earlier versions
         raise UsageError(f"checkpoint '{path}' is damaged: its checksum does not match its content")
     return restore_leaves(shape, tensors), meta
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The JSON object of what :func:`save` wrote, without reading its tensors."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            meta: dict[str, Any] = json.loads(file.metadata()["meta"])
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"checkpoint '{path}' is damaged or not a checkpoint: {error}") from error
+    return meta
 
 
 def number_leaves(tree: State, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -90,9 +204,14 @@ def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    crc = 0
+def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> int:
+    """Over all that a safetensors file says: metadata, names, types, shapes, numbers."""
+    kinds = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
+    return _content_checksum(tensors, checksum(json.dumps([about, kinds], sort_keys=True).encode()))
+
+
+def _content_checksum(tensors: dict[str, Tensor], before: int) -> int:
     for name in sorted(tensors):
         value = tensors[name].detach().contiguous()
-        crc = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, crc)
-    return crc
+        before = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, before)
+    return before

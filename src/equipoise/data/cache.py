@@ -9,11 +9,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from equipoise.core import files
 
 Arrays = dict[str, NDArray[Any]]
 NAMES = "arrays.json"  # which arrays belong together
@@ -59,14 +62,15 @@ def _open(folder: Path) -> Arrays | None:
 
 def _write(folder: Path, arrays: Arrays) -> None:
     """The folder appears whole or not at all; if another process was faster, its copy stays."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-        (temporary / NAMES).write_text(json.dumps(sorted(arrays)))
+            files.write_with(temporary / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
+        files.write_text(temporary / NAMES, json.dumps(sorted(arrays)))
         try:
-            os.rename(temporary, folder)
+            files.DISK.rename(temporary, folder)
+            files.sync(folder.parent)
         except OSError:
             if not folder.is_dir():
                 raise

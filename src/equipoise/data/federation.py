@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from equipoise.core.errors import UsageError
 from equipoise.data.forms import Form
+from equipoise.data.target import Target, numbered
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "val", "test")
@@ -44,7 +46,8 @@ class Split:
         clients, n = len(self.size), int(self.size.max())
         if (self.size == n).all() and (self.start == self.start[0] + n * np.arange(clients)).all():
             here = slice(int(self.start[0]), int(self.start[0]) + n * clients)
-            return self.x[here].view(clients, n, *self.x.shape[1:]), self.y[here].view(clients, n), None
+            x, y = (flat[here].view(clients, n, *flat.shape[1:]) for flat in (self.x, self.y))
+            return x, y, None
         within = np.arange(n)
         rows = torch.from_numpy(self.start[:, None] + np.minimum(within, self.size[:, None] - 1))
         weight = (within < self.size[:, None]) / self.size[:, None]
@@ -56,10 +59,18 @@ class ClientData(ABC):
 
     clients: int
     classes: int
+    """Outputs of a model: as many as there are classes, or one where a number is predicted."""
+    names: tuple[str, ...] = ()
+    """What the clients are called; empty where they have numbers only."""
     shape: tuple[int, ...]
     """Of one prepared sample."""
     form: Form = Form()
     """How stored rows become a model's input."""
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        return numbered(self.classes)
 
     @abstractmethod
     def split(self, ids: Ints, name: str) -> Split: ...
@@ -72,6 +83,10 @@ class ClientData(ABC):
     def has(self, name: str) -> bool:
         """Whether clients hold this split."""
 
+    def fingerprint(self) -> str:
+        """Of all rows, to know them again; empty where they are not kept in memory."""
+        return ""
+
 
 class Federation(ClientData):
     """A population in memory: flat arrays, ordered by client within each split."""
@@ -82,6 +97,7 @@ class Federation(ClientData):
         server: dict[str, tuple[Tensor, Tensor]],
         classes: int,
         form: Form | None = None,
+        target: Target | None = None,
     ) -> None:
         """``splits`` maps train, val, test to (x, y, rows of each client); ``val`` may be left out."""
         for name, (x, y, sizes) in splits.items():
@@ -92,7 +108,7 @@ class Federation(ClientData):
                 raise UsageError(f"client {int(np.argmax(sizes < 1))} has no rows in split '{name}': give it some")
         for name, (x, y) in server.items():
             _refuse_bad_rows(x, y, classes, f"the server's '{name}' set")
-        self.clients, self.classes = len(splits["train"][2]), classes
+        self.clients, self.classes, self._target = len(splits["train"][2]), classes, target or numbered(classes)
         self.form = form or Form()
         self.shape = self.form.shape(tuple(splits["train"][0].shape[1:]))
         self._whole = {
@@ -101,6 +117,10 @@ class Federation(ClientData):
         }
         self._server = server
         self._last: dict[str, tuple[bytes, Split]] = {}
+
+    @property
+    def target(self) -> Target:
+        return self._target
 
     def split(self, ids: Ints, name: str) -> Split:
         whole = self._whole[name]
@@ -117,6 +137,18 @@ class Federation(ClientData):
     def has(self, name: str) -> bool:
         return name in self._whole
 
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, split in sorted(self._whole.items()):
+            digest.update(name.encode())
+            for tensor in (split.x, split.y, torch.from_numpy(split.size)):
+                digest.update(tensor.contiguous().numpy().data)
+        for name, (x, y) in sorted(self._server.items()):
+            digest.update(name.encode())
+            digest.update(x.contiguous().numpy().data)
+            digest.update(y.contiguous().numpy().data)
+        return digest.hexdigest()
+
 
 class Subset(ClientData):
     """Some clients of a population, numbered from 0; the server's sets are the whole's."""
@@ -124,6 +156,11 @@ class Subset(ClientData):
     def __init__(self, whole: ClientData, ids: Ints) -> None:
         self.whole, self.ids = whole, ids
         self.clients, self.classes, self.shape, self.form = len(ids), whole.classes, whole.shape, whole.form
+        self.names = tuple(whole.names[k] for k in ids) if whole.names else ()
+
+    @property
+    def target(self) -> Target:
+        return self.whole.target
 
     def split(self, ids: Ints, name: str) -> Split:
         return self.whole.split(self.ids[ids], name)
@@ -134,10 +171,16 @@ class Subset(ClientData):
     def has(self, name: str) -> bool:
         return self.whole.has(name)
 
+    def fingerprint(self) -> str:
+        return self.whole.fingerprint()
+
 
 def _refuse_bad_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise UsageError(f"row {row} of {where} holds NaN or infinity: clean the data first")
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+    if y.is_floating_point():
+        if not bool(torch.isfinite(y).all()):
+            raise UsageError(f"{where} has targets that are NaN or infinite: clean the data first")
+    elif len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise UsageError(f"{where} has labels outside 0..{classes - 1}: check the number of classes")

@@ -14,7 +14,8 @@ from equipoise.core.options import option
 from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form, Pixels, Tokens
 from equipoise.data.partition import Parts, natural
-from equipoise.data.split import Shares, federate, split_rows
+from equipoise.data.split import Shares, federate
+from equipoise.data.target import Target
 
 
 @dataclass(frozen=True)
@@ -27,51 +28,47 @@ class OwnShares(Shares):
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """Rows in random order, client by client, and those that are lent to the server."""
+
+    parts: Parts
+    lent: Ints
+
+
+@dataclass(frozen=True)
 class OwnRows:
     """All rows, whose they are (clients numbered from 0), and the server's own if it has any."""
 
     x: NDArray[Any]
-    y: Ints
+    y: NDArray[Any]
     owner: Ints
-    server: tuple[NDArray[Any], Ints] | None
+    server: tuple[NDArray[Any], NDArray[Any]] | None
     classes: int
     names: Sequence[str] = ()
     """What the clients are called, if they have names."""
-    class_names: Sequence[Any] = ()
-    """What the classes are called, if they have names."""
+    target: Target | None = None
 
-    def federate(
-        self, config: OwnShares, form: Form, rng: np.random.Generator, standardise: bool = False
-    ) -> Federation:
-        """``standardise``: every feature to mean 0 and deviation 1 over all clients' training rows."""
-        sizes = np.bincount(self.owner)
-        if (sizes < config.min_rows).any():
-            client = int(np.argmin(sizes))
-            called = f" ('{self.names[client]}')" if self.names else ""
-            raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
-        parts, lent = self._dealt(config, rng)
-        x, server = self.x, self.server
-        if standardise:
-            mean, scale = self._standards(parts, config)
-            x = (x - mean) / scale
-            server = None if server is None else ((server[0] - mean) / scale, server[1])
-        served = (x[lent], self.y[lent]) if server is None else server
-        return federate((x, self.y), parts, served, config, self.classes, form, rng)
+    def federate(self, config: OwnShares, form: Form, rng: np.random.Generator) -> Federation:
+        return self.share(deal(self.owner, config, rng, self.server is None, self.names), config, form, rng)
 
-    def standards(self, config: OwnShares, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Mean and scale by which :meth:`federate` standardises, for rows that come later."""
-        return self._standards(self._dealt(config, rng)[0], config)
+    def share(self, dealt: Dealt, config: OwnShares, form: Form, rng: np.random.Generator) -> Federation:
+        """The same once it is known who gets which rows."""
+        served = self.server or (self.x[dealt.lent], self.y[dealt.lent])
+        data = federate((self.x, self.y), dealt.parts, served, config, self.classes, form, rng, self.target)
+        data.names = tuple(self.names)
+        return data
 
-    def _dealt(self, config: OwnShares, rng: np.random.Generator) -> tuple[Parts, Ints]:
-        """Every client's rows in random order, and the rows that are taken out of them for the server."""
-        mixed = rng.permutation(len(self.owner))
-        parts = Parts(mixed[natural(self.owner[mixed]).rows], np.bincount(self.owner))
-        return _lend(parts, config.server_share) if self.server is None else (parts, np.zeros(0, np.int64))
 
-    def _standards(self, parts: Parts, config: OwnShares) -> tuple[NDArray[Any], NDArray[Any]]:
-        train = self.x[split_rows(parts, config)["train"].rows]
-        mean, std = train.mean(0), train.std(0)
-        return mean, np.where(std > 0, std, 1.0).astype(self.x.dtype)
+def deal(owner: Ints, config: OwnShares, rng: np.random.Generator, lends: bool, names: Sequence[str] = ()) -> Dealt:
+    """``lends``: the server has no rows of its own, and every client gives it a share."""
+    sizes = np.bincount(owner)
+    if (sizes < config.min_rows).any():
+        client = int(np.argmin(sizes))
+        called = f" ('{names[client]}')" if names else ""
+        raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
+    mixed = rng.permutation(len(owner))
+    parts = Parts(mixed[natural(owner[mixed]).rows], sizes)
+    return Dealt(*_lend(parts, config.server_share)) if lends else Dealt(parts, np.zeros(0, np.int64))
 
 
 def _lend(parts: Parts, share: float) -> tuple[Parts, Ints]:

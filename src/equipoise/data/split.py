@@ -15,6 +15,7 @@ from equipoise.core.options import Options, option
 from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form
 from equipoise.data.partition import Parts
+from equipoise.data.target import Target
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
 FEWEST = 4  # rows that a client needs for its three splits
@@ -64,15 +65,22 @@ def split_rows(parts: Parts, config: Shares) -> dict[str, Parts]:
 
 
 def federate(
-    data: Rows, parts: Parts, server: Rows, config: Shares, classes: int, form: Form, rng: np.random.Generator
+    data: Rows,
+    parts: Parts,
+    server: Rows,
+    config: Shares,
+    classes: int,
+    form: Form,
+    rng: np.random.Generator,
+    target: Target | None = None,
 ) -> Federation:
-    """The rows ``data``, dealt out as ``parts``, and the server's rows."""
+    """The rows ``data``, dealt out as ``parts``, and the server's rows; without ``target``, ``y`` are classes."""
     x, y = data
     splits: dict[str, tuple[Tensor, Tensor, Ints]] = {
-        name: (torch.from_numpy(x[part.rows]), torch.from_numpy(y[part.rows].astype(np.int64)), part.sizes)
+        name: (torch.from_numpy(x[part.rows]), _targets(y[part.rows]), part.sizes)
         for name, part in split_rows(parts, config).items()
     }
-    return Federation(splits, split_server(server, config, rng), classes, form)
+    return Federation(splits, split_server(server, config, rng), classes, form, target)
 
 
 def split_server(server: Rows, config: Shares, rng: np.random.Generator) -> dict[str, tuple[Tensor, Tensor]]:
@@ -82,6 +90,9 @@ def split_server(server: Rows, config: Shares, rng: np.random.Generator) -> dict
     order = rng.permutation(len(y))
     cut = min(len(y) - 1, max(1, round(config.public_share * len(y))))
     chosen = {"public": np.sort(order[:cut]), "test": np.sort(order[cut:])}
-    return {
-        name: (torch.from_numpy(x[rows]), torch.from_numpy(y[rows].astype(np.int64))) for name, rows in chosen.items()
-    }
+    return {name: (torch.from_numpy(x[rows]), _targets(y[rows])) for name, rows in chosen.items()}
+
+
+def _targets(y: NDArray[Any]) -> Tensor:
+    """Classes as int64, measurements as float32."""
+    return torch.from_numpy(y.astype(np.float32 if np.issubdtype(y.dtype, np.floating) else np.int64))

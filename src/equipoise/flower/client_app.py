@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from flwr.clientapp import ClientApp
 
 from equipoise.flower import options
 from equipoise.flower.logs import log_to_screen
-from equipoise.flower.node import Node
+from equipoise.flower.node import Node, failure
 from equipoise.flower.wire import disclose, enclose
 
+LOG = logging.getLogger("equipoise")
 app = ClientApp()
 
 
@@ -23,10 +25,14 @@ def _answer(message: Message, context: Context) -> Message:
 def answer(message: Message, run: dict[str, Any], about: dict[str, Any]) -> Message:
     """``run``: the run's options; ``about``: what this node was told at its start."""
     log_to_screen()
-    settings, _ = options.read(run)
-    torch.set_num_threads(settings.run.threads)
-    node = Node(settings.flat, options.NodeConfig.of(about))
-    return Message(enclose(node.answer(disclose(message.content))), reply_to=message)
+    try:
+        settings, _ = options.read(run)
+        torch.set_num_threads(settings.run.threads)
+        data = Node(settings.flat, options.NodeConfig.of(about)).answer(disclose(message.content))
+    except Exception as error:  # Flower would send its text, which may quote this client's rows
+        LOG.exception("this node cannot answer")
+        data = failure(error)
+    return Message(enclose(data), reply_to=message)
 
 
 app.train()(_answer)

@@ -16,7 +16,7 @@ from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.state import ClientDisk
-from equipoise.privacy.budget import Budget
+from equipoise.privacy.budget import Budget, OverBudget
 from equipoise.runs.running import build_task
 from equipoise.runtime.executors import Loop, fresh_clients
 from equipoise.settings.config import Settings
@@ -40,7 +40,9 @@ class Node:
             raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {self.task.clients - 1}")
         self.id = torch.tensor(config.client)
         self.method = private(self.settings.method, self.settings.privacy, draw)
-        self.budget = Budget(config.state / "privacy.json", self.settings.privacy, config.most_epsilon)
+        self.budget = Budget(
+            config.state / "privacy.json", self.settings.privacy, config.most_epsilon, config.most_delta
+        )
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; what goes wrong is told in it, by one sentence."""
@@ -51,7 +53,7 @@ class Node:
             return codec.encode(*self._round(tree, about))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
-            return codec.encode({}, {"error": f"{type(error).__name__}: {error}"[:500]})
+            return failure(error)
 
     def _introduction(self) -> About:
         """Under differential privacy the number of samples stays here too: then every client counts alike."""
@@ -82,7 +84,15 @@ class Node:
         disk.save(round, plain(replace(after, personal=None)), taken)
         disk.save_model(after.local if after.personal is None else after.personal)
         self.budget.spend()
-        return reply.sent(), {**self._introduction(), "round": round, "lost": lost}
+        about = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
+        return reply.sent(), about
+
+
+def failure(error: Exception) -> bytes:
+    """What the server is told of a failure. An error may quote a client's rows: only our own words leave here."""
+    ours = isinstance(error, Refused | OverBudget)
+    words = str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
+    return codec.encode({}, {"error": words[:500]})
 
 
 def pack(down: Down, blocks: Blocks, about: About) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from equipoise.core.errors import UsageError
 from equipoise.core.options import Options, option
+from equipoise.privacy.budget import DELTA
 from equipoise.settings.config import Settings
 
 
@@ -63,6 +64,8 @@ class NodeConfig:
     data: str
     most_epsilon: float | None = None
     """What this client's uploads may cost it, over all runs; without it, whatever the run asks for."""
+    most_delta: float = DELTA
+    """The delta at which that is judged: the run's own is the server's word."""
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> NodeConfig:
@@ -75,4 +78,7 @@ class NodeConfig:
         most = table.get("max-epsilon")
         if most is not None and (type(most) not in (int, float) or not 0 < most < math.inf):
             raise UsageError(f"the node's max-epsilon is {most!r}: must be a number above 0")
-        return cls(client, Path(state), str(table.get("data", "")), most)
+        delta = table.get("max-delta", DELTA)
+        if type(delta) is not float or not 0 < delta < 1:
+            raise UsageError(f"the node's max-delta is {delta!r}: must be a number between 0 and 1")
+        return cls(client, Path(state), str(table.get("data", "")), most, delta)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.core.text import to_file
 from equipoise.flower import options
@@ -45,14 +46,15 @@ def write(folder: Path, given: dict[str, Any]) -> None:
         raise UsageError(f"'{folder}' exists already: choose another folder")
     given = {"out": str((folder / "run").resolve()), **given}
     options.read(given)
-    (folder / "app").mkdir(parents=True)
+    files.make_folder(folder / "app")
     table = "\n".join(f"{_key(name)} = {json.dumps(to_file(value))}" for name, value in given.items())
     name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name, table=table))
-    (folder / ".gitignore").write_text("/run/\n")  # Flower leaves out of the app what is ignored
-    (folder / "app" / "__init__.py").write_text("")
+    files.write_text(folder / ".gitignore", "/run/\n")  # Flower leaves out of the app what is ignored
+    files.write_text(folder / "app" / "__init__.py", "")
     for side in ("server", "client"):
-        (folder / "app" / f"{side}.py").write_text(f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n")
+        text = f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n"
+        files.write_text(folder / "app" / f"{side}.py", text)
+    files.write_text(folder / "pyproject.toml", PYPROJECT.format(name=name, table=table))
 
 
 def _key(name: str) -> str:

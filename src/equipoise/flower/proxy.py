@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.flower.address import host_port, is_port
 
+BODY = 32  # megabytes: Flower sends arrays in pieces of 5
 NGINX = """\
 # nginx -c {here}/nginx.conf   (made by: equipoise flower proxy)
 pid {here}/nginx.pid;
@@ -18,6 +20,7 @@ error_log {here}/nginx-error.log;
 events {{}}
 http {{
   access_log {here}/nginx-access.log;
+  limit_req_zone $binary_remote_addr zone=nodes:10m rate=100r/s;
   client_body_temp_path {here}/nginx-body;
   proxy_temp_path {here}/nginx-proxy;
   fastcgi_temp_path {here}/nginx-fastcgi;
@@ -28,8 +31,12 @@ http {{
     ssl_certificate {certs}/server.pem;
     ssl_certificate_key {certs}/server.key;
     ssl_protocols TLSv1.2 TLSv1.3;
-    client_max_body_size 0;
+    client_max_body_size {body}m;
+    limit_req zone=nodes burst=1000 nodelay;
     location /v1/fleet/ {{
+      # What is compared above is the path after ../ and %2e are resolved; what is passed on is the path as it came.
+      if ($request_uri !~ "^/v1/fleet/[A-Za-z0-9_/-]*$") {{ return 403; }}
+      if ($request_uri ~ "//") {{ return 403; }}
       proxy_pass https://{superlink};
       proxy_ssl_trusted_certificate {certs}/ca.pem;
       proxy_ssl_verify on;
@@ -55,12 +62,12 @@ def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
         raise UsageError(f"'{folder}' is a file: choose another folder")
     if not (certs / "server.pem").is_file():
         raise UsageError(f"'{certs}' has no server.pem: make it with 'equipoise flower certs'")
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     file = folder / "nginx.conf"
     text = NGINX.format(
-        here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=_name(certs)
+        here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=_name(certs), body=BODY
     )
-    file.write_text(text)
+    files.write_text(file, text)
     return file
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import statistics
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +19,7 @@ from equipoise.runtime.executors import Executor, Replies, fresh_clients
 from equipoise.wrappers.private import withheld
 
 LOG = logging.getLogger("equipoise")
+TIMES = 10  # the median number of samples: what a client is believed to have at most
 ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes
 
 
@@ -58,7 +61,7 @@ class Remote(Executor):
 
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         present = self.wire.present()
-        self.task.told_sizes(present)
+        self.task.told_sizes(believed(present))
         clients: list[int] = ids.tolist()
         unsent = frozenset(client for client in clients if client not in present)
         absent = dict.fromkeys(sorted(unsent), "not connected")
@@ -92,7 +95,8 @@ class Remote(Executor):
             out, about = codec.decode(answer, tree_bytes(expected) + ROOM)
             if "error" in about:
                 raise Refused(f"it reports {str(about['error'])[:500]!r}")
-            if codec.whole(about, "client", 0) != client or codec.whole(about, "round", 1) != round:
+            same = (codec.whole(about, "client", 0), codec.whole(about, "round", 1), about.get("run"))
+            if same != (client, round, self.run_id):
                 raise Refused("it answers another message")
             codec.check(out, expected)
             reply = revive(Reply, out)
@@ -112,6 +116,17 @@ class Remote(Executor):
             reply = withheld(self.method, self.one(round, splits, id[0], down, held))
             self._expected[splits] = reply.sent()
         return self._expected[splits]
+
+
+def believed(told: dict[int, int]) -> dict[int, int]:
+    """Numbers of samples as clients tell them, up to ten times the median: nobody can claim all the weight."""
+    if not told:
+        return told
+    most = math.ceil(TIMES * statistics.median(told.values()))
+    for client, samples in told.items():
+        if samples > most:
+            LOG.warning("client %d says that it has %d samples: it counts as one with %d", client, samples, most)
+    return {client: min(samples, most) for client, samples in told.items()}
 
 
 def _taken(round: Tensor) -> Held:

@@ -44,7 +44,8 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         return Remote(*about, wire=wire, run=_run_id(out), time_limit=limit, fewest=fewest)
 
     def watch(record: RoundRecord) -> None:
-        scores = {"global": record.global_.get("acc"), "personal": record.personal.get("acc")} if record.test else {}
+        headline = record.trained.headline or ""
+        scores = {name: record.named(name).get(headline) for name in ("global", "personal")} if record.test else {}
         LOG.info("round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds)
         if record.privacy:
             LOG.info("round %d: %s", record.round, in_words(record.privacy))

@@ -31,11 +31,11 @@ class ClientDisk:
 
     def save(self, round: int, held: State, taken: int) -> None:
         """Write a new round; keep it and the one that the server took last, forget others."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        checkpoint.make_folder(self.path)
         checkpoint.save(self._file(round), held, {"round": round})
         for old in self.path.glob("round-*.safetensors"):
             if old not in (self._file(round), self._file(taken)):
-                old.unlink(missing_ok=True)
+                checkpoint.remove(old)
 
     def save_model(self, params: Tree) -> None:
         """The model that this client would use now, as a plain file for its owner."""

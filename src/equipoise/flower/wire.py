@@ -65,8 +65,9 @@ class GridWire:
         answers: dict[int, bytes | str] = {}
         for _ in _looks(limit):
             for reply in self.grid.pull_messages(list(waiting)):
-                client = waiting.pop(reply.metadata.reply_to_message_id)
-                answers[client] = self._content(reply)
+                client = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if client is not None:  # else it came twice, or nobody asked for it
+                    answers[client] = self._content(reply)
             if not waiting:
                 break
         return answers
@@ -85,7 +86,9 @@ class GridWire:
         open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
         if open_questions:
             for reply in self.grid.pull_messages(list(open_questions)):
-                self._hear(open_questions[reply.metadata.reply_to_message_id], reply)
+                node = open_questions.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    self._hear(node, reply)
 
     def _hear(self, node: int, reply: Message) -> None:
         content = self._content(reply)

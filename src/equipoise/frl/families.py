@@ -50,17 +50,17 @@ def planted(
     return mdps
 
 
-def windy_cliff(u: Floats, wind: float, gamma: float) -> list[TabularMDP]:
+def windy_cliff(u: Floats, wind: float, gamma: float, goal: float = 0.0) -> list[TabularMDP]:
     """CliffWalking where, with chance wind * u, a gust moves the agent one cell down instead of where it wanted.
 
     The table of Gymnasium's CliffWalking at u = 0, with rewards over 100: -0.01 a step, -1 and back to the start for a
-    fall. Cells of the cliff, in which nobody ever stands, have no row.
+    fall; ``goal`` is paid for reaching the goal. Cells of the cliff, in which nobody ever stands, have no row.
     """
     if not 0.0 <= wind <= 1.0:
         raise UsageError(f"wind is {wind}: a probability lies between 0 and 1")
     cells = [(y, x) for y in range(ROWS) for x in range(COLUMNS) if y < ROWS - 1 or x in (0, COLUMNS - 1)]
     index = {cell: i for i, cell in enumerate(cells)}
-    first, goal = index[ROWS - 1, 0], index[ROWS - 1, COLUMNS - 1]
+    first, goal_cell = index[ROWS - 1, 0], index[ROWS - 1, COLUMNS - 1]
     P, R = np.zeros((len(cells), len(MOVES), len(cells))), np.full((len(cells), len(MOVES)), -0.01)
     for s, (y, x) in enumerate(cells):
         for a, (dy, dx) in enumerate(MOVES):
@@ -68,7 +68,9 @@ def windy_cliff(u: Floats, wind: float, gamma: float) -> list[TabularMDP]:
             P[s, a, index.get(there, first)] = 1.0
             if there not in index:
                 R[s, a] = -1.0
-    start, ends = np.eye(len(cells))[first], np.arange(len(cells)) == goal
+            elif index[there] == goal_cell:
+                R[s, a] += goal
+    start, ends = np.eye(len(cells))[first], np.arange(len(cells)) == goal_cell
     gusts = P[:, [DOWN]], R[:, [DOWN]]
     return [
         make_mdp((1 - w) * P + w * gusts[0], (1 - w) * R + w * gusts[1], gamma, start, ends, name="windy-cliff")

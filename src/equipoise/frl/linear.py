@@ -131,18 +131,22 @@ def subspace_distance(phi: Tensor, span: Tensor) -> Tensor:
     return torch.where(whole, torch.linalg.matrix_norm(missed, ord=2), torch.nan)
 
 
-def value_error(values: Tensor, truth: Tensor) -> Tensor:
-    """|V - V*| / |V*| over states (and actions)."""
-    error: Tensor = torch.linalg.vector_norm(values - truth, dim=-1) / torch.linalg.vector_norm(truth, dim=-1)
-    return error
+def value_error(values: Tensor, truth: Tensor, visits: Tensor | None = None) -> Tensor:
+    """|V - V*| / |V*| over states (and actions), weighted by ``visits`` if given; infinite for values of NaN."""
+    weights = torch.ones_like(truth) if visits is None else visits.sqrt()
+    off, size = (torch.linalg.vector_norm(weights * part, dim=-1) for part in (values - truth, truth))
+    return torch.nan_to_num(off / size, nan=torch.inf)
 
 
 def greedy_regret(mdp_stack: dict[str, Tensor], values: Tensor) -> Tensor:
-    """What the greedy policies of values [K, S, A] lose of the optimal return from the start; exact."""
+    """What the greedy policies of values [K, S, A] lose of the optimal return from the start; exact.
+
+    Values of NaN have no greedy policy: their loss is infinite.
+    """
     best = values.argmax(-1)
     P, R, discount, start = (mdp_stack[name] for name in ("P", "R", "discount", "start"))
     chain = torch.take_along_dim(P, best[..., None, None], 2).squeeze(2)
     pay = torch.take_along_dim(R, best[..., None], 2).squeeze(2)
     own = torch.linalg.solve(torch.eye(P.shape[1], dtype=P.dtype) - chain * discount[:, None, :], pay)
-    regret: Tensor = (start * (mdp_stack["best"] - own)).sum(-1)
-    return regret
+    regret = (start * (mdp_stack["best"] - own)).sum(-1)
+    return torch.where(values.isnan().any(-1).any(-1), torch.inf, regret)

@@ -37,10 +37,11 @@ class LinearConfig(Options):
 
 
 class LinearTask(Agents):
-    """Scores: `error` |V - V^i| / |V^i| against the agent's own true values, `subspace` the sine of the largest angle
+    """Scores: `error` |V - V^i| / |V^i| against the agent's own true values; `visited` the same, weighted by how often
 
-    between the representation and the best one for all agents, with actions also `regret`: what the greedy policy
-    loses of the optimal return. All are exact.
+    the agent's policy visits them (with actions: the best policy with its chance of random ones); `subspace` the sine
+    of the largest angle between the representation and the best one for all agents; with actions also `regret`: what
+    the greedy policy loses of the optimal return. All are exact.
     """
 
     trains: ClassVar[str] = "linear"
@@ -91,6 +92,7 @@ class LinearTask(Agents):
         values = torch.einsum("ksd,kd->ks", params["phi"], params["theta"])
         scores = {
             "error": linear.value_error(values, self.problem.values[ids]),
+            "visited": linear.value_error(values, self.problem.values[ids], self._visits[ids]),
             "subspace": linear.subspace_distance(params["phi"], self.problem.span),
         }
         if self.model == "q":
@@ -118,6 +120,15 @@ class LinearTask(Agents):
 
         truth, span = self.problem.values, self.problem.span
         return {"floor": float(value_error(truth @ span @ span.mT, truth).mean())}
+
+    @cached_property
+    def _visits(self) -> Tensor:
+        """Long-run shares of steps, ``[K, S A]``."""
+        from equipoise.frl.families import soft_greedy
+        from equipoise.frl.theory import occupancy
+
+        each = [occupancy(mdp, soft_greedy(mdp, self.config.epsilon)).reshape(-1) for mdp in self.problem.mdps]
+        return torch.from_numpy(np.stack(each))
 
     @cached_property
     def _mdps(self) -> dict[str, Tensor]:

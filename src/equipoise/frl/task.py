@@ -41,7 +41,9 @@ class TabularConfig(Options):
 
 
 class TabularTask(Agents):
-    """Scores are `error`: the mean over simulations of (1 - gamma) max |Q - Q*|.
+    """Scores, means over simulations: `error` is (1 - gamma) max |Q - Q*|, `visited` (1 - gamma) times the mean of
+
+    |Q - Q*| over the steps of a long trajectory under the agent's policy (the server's: under all of them).
 
     A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation they are the same.
     """
@@ -118,10 +120,10 @@ class TabularTask(Agents):
 
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         own = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars
-        return self._error(params["q"], own[:, None])
+        return self._scores(params["q"], own[:, None], self._visits[ids][:, None])
 
     def evaluate_server(self, stack: Tree, split: str) -> Tree:
-        return self._error(stack["q"], torch.from_numpy(self.mdp.q_star))
+        return self._scores(stack["q"], torch.from_numpy(self.mdp.q_star), self._visits.mean(0))
 
     def has(self, split: str) -> bool:
         return split == "test"
@@ -148,8 +150,23 @@ class TabularTask(Agents):
     def _gaps(self, q: Tensor, q_star: Tensor) -> Tensor:
         return (1.0 - self.mdp.gamma) * (q - q_star).abs().amax(dim=(-2, -1))
 
-    def _error(self, q: Tensor, q_star: Tensor) -> Tree:
-        return {"error": self._gaps(q, q_star).mean(dim=-1)}
+    @cached_property
+    def _visits(self) -> Tensor:
+        """Each agent's long-run shares of steps, ``[K, S, A]``."""
+        from equipoise.frl.theory import occupancy
+
+        mdps = self.mdps * self.clients if len(self.mdps) == 1 else self.mdps
+        known: dict[tuple[int, bytes], Floats] = {}
+        for mdp, policy in zip(mdps, self.policies, strict=True):
+            if (id(mdp), policy.tobytes()) not in known:
+                known[id(mdp), policy.tobytes()] = occupancy(mdp, policy)
+        each = [known[id(mdp), policy.tobytes()] for mdp, policy in zip(mdps, self.policies, strict=True)]
+        return torch.from_numpy(np.stack(each))
+
+    def _scores(self, q: Tensor, q_star: Tensor, visits: Tensor) -> Tree:
+        """Means over simulations of the largest gap, and of the mean gap over the steps of those who act."""
+        mean = (1.0 - self.mdp.gamma) * (visits * (q - q_star).abs()).sum((-2, -1))
+        return {"error": self._gaps(q, q_star).mean(dim=-1), "visited": mean.mean(dim=-1)}
 
 
 def _mean(mdps: list[TabularMDP]) -> TabularMDP:

@@ -37,8 +37,10 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     numbers = plan.rows + split.start[:, None]
     in_order = bool((order[:-1] < order[1:]).all())  # as when all have the same number of steps: nothing to move
     rows = torch.from_numpy(numbers if in_order else numbers[:, order])
-    labels = split.y.index_select(0, rows.reshape(-1)).view(rows.shape).to(task.device)
+    labels = split.y.index_select(0, rows.reshape(-1)).view(*rows.shape, *split.y.shape[1:]).to(task.device)
     weights = None if plan.counts is None else _sample_weights(plan.counts[:, order], training.batch_size, task)
+    if weights is not None and task.filler is not None:
+        labels = torch.where((weights > 0).view(*rows.shape, *[1] * (labels.dim() - 3)), labels, task.filler)
     sort = torch.from_numpy(order).to(task.device)
     if task.stepped:
         drops = random.keys(when.seed, clients, when.round, streams.DROPOUT[fit.stream])

@@ -1,7 +1,7 @@
 """Methods, one file each: ``fedavg`` is the class of that name in ``fedavg.py`` (``-`` in a name is ``_`` in its file).
 
-They are found by file name, so a new method is a new file. As a namespace this package gives each class by its name,
-``equipoise.methods.FedProx(mu=0.1)``; the imports below are what editors and type checkers complete from.
+They are found by file name, so a new method is a new file and nothing else. As a namespace this package gives each
+class by its name, ``equipoise.methods.FedProx(mu=0.1)``; editors complete from the imports below.
 """
 
 from __future__ import annotations
@@ -17,86 +17,46 @@ from equipoise.contract import Method
 from equipoise.core.errors import IN_PYTHON, UsageError, nearest
 from equipoise.methods.own import adopted, named_elsewhere
 
-if TYPE_CHECKING:
-    from equipoise.methods.dapfl import DapFL
-    from equipoise.methods.ditto import Ditto
-    from equipoise.methods.equilibrium import Equilibrium
-    from equipoise.methods.fedala import FedAla
-    from equipoise.methods.fedavg import FedAvg
-    from equipoise.methods.fedavgm import FedAvgM
-    from equipoise.methods.fedbabu import FedBabu
-    from equipoise.methods.fedbn import FedBN
-    from equipoise.methods.feddyn import FedDyn
-    from equipoise.methods.fedper import FedPer
-    from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-    from equipoise.methods.fedpolicy.joint import Joint
-    from equipoise.methods.fedprox import FedProx
-    from equipoise.methods.fedrecon import FedRecon
-    from equipoise.methods.fedrep import FedRep
-    from equipoise.methods.fedrod import FedRod
-    from equipoise.methods.finetune import Finetune
-    from equipoise.methods.lgfedavg import LgFedAvg
-    from equipoise.methods.local import Local
-    from equipoise.methods.page.page import Page
-    from equipoise.methods.page.page_shared import PageShared
-    from equipoise.methods.pfedme import PFedMe
-    from equipoise.methods.rl.dqn import Dqn
-    from equipoise.methods.rl.dqnavg import DqnAvg
-    from equipoise.methods.rl.fedasynq_eq import FedAsynQEq
-    from equipoise.methods.rl.fedasynq_im import FedAsynQIm
-    from equipoise.methods.rl.fedasynq_ta import FedAsynQTa
-    from equipoise.methods.rl.fedq import FedQ
-    from equipoise.methods.rl.fedsynq import FedSynQ
-    from equipoise.methods.rl.fedtd import FedTD
-    from equipoise.methods.rl.perdqnavg import PerDqnAvg
-    from equipoise.methods.rl.pfeddqn_rep import PFedDqnRep
-    from equipoise.methods.rl.pfedq_rep import PFedQRep
-    from equipoise.methods.rl.pfedtd_rep import PFedTDRep
-    from equipoise.methods.rl.q import IndependentQ
-    from equipoise.methods.rl.td import TD
-    from equipoise.methods.scaffold import Scaffold
+if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
+    from equipoise.methods.dapfl import DapFL as DapFL
+    from equipoise.methods.ditto import Ditto as Ditto
+    from equipoise.methods.equilibrium import Equilibrium as Equilibrium
+    from equipoise.methods.fedala import FedAla as FedAla
+    from equipoise.methods.fedavg import FedAvg as FedAvg
+    from equipoise.methods.fedavgm import FedAvgM as FedAvgM
+    from equipoise.methods.fedbabu import FedBabu as FedBabu
+    from equipoise.methods.fedbn import FedBN as FedBN
+    from equipoise.methods.feddyn import FedDyn as FedDyn
+    from equipoise.methods.fedper import FedPer as FedPer
+    from equipoise.methods.fedpolicy.fedpolicy import FedPolicy as FedPolicy
+    from equipoise.methods.fedpolicy.joint import Joint as Joint
+    from equipoise.methods.fedprox import FedProx as FedProx
+    from equipoise.methods.fedrecon import FedRecon as FedRecon
+    from equipoise.methods.fedrep import FedRep as FedRep
+    from equipoise.methods.fedrod import FedRod as FedRod
+    from equipoise.methods.finetune import Finetune as Finetune
+    from equipoise.methods.lgfedavg import LgFedAvg as LgFedAvg
+    from equipoise.methods.local import Local as Local
+    from equipoise.methods.page.page import Page as Page
+    from equipoise.methods.page.page_shared import PageShared as PageShared
+    from equipoise.methods.pfedme import PFedMe as PFedMe
+    from equipoise.methods.rl.dqn import Dqn as Dqn
+    from equipoise.methods.rl.dqnavg import DqnAvg as DqnAvg
+    from equipoise.methods.rl.fedasynq_eq import FedAsynQEq as FedAsynQEq
+    from equipoise.methods.rl.fedasynq_im import FedAsynQIm as FedAsynQIm
+    from equipoise.methods.rl.fedasynq_ta import FedAsynQTa as FedAsynQTa
+    from equipoise.methods.rl.fedq import FedQ as FedQ
+    from equipoise.methods.rl.fedsynq import FedSynQ as FedSynQ
+    from equipoise.methods.rl.fedtd import FedTD as FedTD
+    from equipoise.methods.rl.perdqnavg import PerDqnAvg as PerDqnAvg
+    from equipoise.methods.rl.pfeddqn_rep import PFedDqnRep as PFedDqnRep
+    from equipoise.methods.rl.pfedq_rep import PFedQRep as PFedQRep
+    from equipoise.methods.rl.pfedtd_rep import PFedTDRep as PFedTDRep
+    from equipoise.methods.rl.q import IndependentQ as IndependentQ
+    from equipoise.methods.rl.td import TD as TD
+    from equipoise.methods.scaffold import Scaffold as Scaffold
 
-__all__ = [
-    "TD",
-    "DapFL",
-    "Ditto",
-    "Dqn",
-    "DqnAvg",
-    "Equilibrium",
-    "FedAla",
-    "FedAsynQEq",
-    "FedAsynQIm",
-    "FedAsynQTa",
-    "FedAvg",
-    "FedAvgM",
-    "FedBN",
-    "FedBabu",
-    "FedDyn",
-    "FedPer",
-    "FedPolicy",
-    "FedProx",
-    "FedQ",
-    "FedRecon",
-    "FedRep",
-    "FedRod",
-    "FedSynQ",
-    "FedTD",
-    "Finetune",
-    "IndependentQ",
-    "Joint",
-    "LgFedAvg",
-    "Local",
-    "PFedDqnRep",
-    "PFedMe",
-    "PFedQRep",
-    "PFedTDRep",
-    "Page",
-    "PageShared",
-    "PerDqnAvg",
-    "Scaffold",
-    "all_methods",
-    "find_method",
-]
+__all__ = ["all_methods", "find_method"]
 PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
 
 
@@ -149,11 +109,20 @@ def _method_in(module: ModuleType) -> type[Method] | None:
     return None
 
 
+def _classes() -> dict[str, type[Method]]:
+    return {method.__name__: method for method in all_methods().values()}
+
+
 if not TYPE_CHECKING:  # a type checker shall see the imports above, not a function that gives anything
+
+    def __dir__() -> list[str]:
+        return [*__all__, *_classes()]
 
     def __getattr__(name: str) -> type[Method]:
         """A method's class by its name; loaded when it is asked for."""
-        by_class = {method.__name__: method for method in all_methods().values()} if name in __all__ else {}
-        if name not in by_class:
-            raise AttributeError(f"there is no method class '{name}' in equipoise.methods{nearest(name, __all__)}")
-        return by_class[name]
+        if name.startswith("_"):
+            raise AttributeError(f"module 'equipoise.methods' has no attribute '{name}'")
+        known = _classes()
+        if name not in known:
+            raise AttributeError(f"there is no method class '{name}' in equipoise.methods{nearest(name, known)}")
+        return known[name]

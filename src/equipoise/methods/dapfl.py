@@ -20,6 +20,7 @@ class DapFL(Method):
     """State: loss and accuracy of the received model. Reward: what training improves of both, added up."""
 
     name: ClassVar[str] = "dapfl"
+    family: ClassVar[str] = "controller"
     epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
     lr_low: float = option(1e-4, "smallest rate that an agent may choose", above=0)
     lr_high: float = option(1e-2, "largest rate that an agent may choose", above=0)
@@ -52,7 +53,7 @@ class DapFL(Method):
         return {"player": player.empty(self.agent, 2, 2)}
 
     def decide(self, c: Client) -> tuple[Train, State]:
-        action, playing = player.client_turn(c, self.agent, c.state["player"], _seen(c.evaluate(c.start)))
+        action, playing = player.client_turn(c, self.agent, c.state["player"], _seen(c, c.start))
         # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
         return Train(epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)), {
             "player": playing
@@ -60,10 +61,11 @@ class DapFL(Method):
 
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
-        before, after = state["player"]["state"], _seen(c.evaluate(c.trained))
+        before, after = state["player"]["state"], _seen(c, c.trained)
         gain = (before[0] - after[0]) + (after[1] - before[1])
         return up, {"player": {**state["player"], "reward": gain}}
 
 
-def _seen(scores: Tree) -> Tensor:
-    return torch.stack([scores["loss"], scores["acc"]]).double()
+def _seen(c: Client, model: Tree) -> Tensor:
+    accuracy, loss = c.task.merit(c.evaluate(model))
+    return torch.stack([loss, accuracy]).double()

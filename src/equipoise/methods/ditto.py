@@ -15,6 +15,7 @@ class Ditto(Method):
     """min F_i(v_i) + lambda/2 |v_i - w|^2 (their objective and algorithm 1): v_i stays at the client, w is FedAvg's."""
 
     name: ClassVar[str] = "ditto"
+    family: ClassVar[str] = "second-model"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
     lam: OverRounds[float] = option(
         1.0, "strength lambda of the personal model's pull to the global one (0 is local training)", low=0

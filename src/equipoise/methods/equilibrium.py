@@ -6,6 +6,7 @@ of the model it received. ``control`` tells what is added to the rule: nothing, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from equipoise.contract import (
     Down,
     Method,
     OverRounds,
+    Range,
     Server,
     State,
     Task,
@@ -27,6 +29,7 @@ from equipoise.contract import (
     option,
     weighted_mean,
 )
+from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
 from equipoise.learners.ddpg import export
 from equipoise.methods.page import shared
@@ -44,6 +47,8 @@ class Equilibrium(Method):
     """
 
     name: ClassVar[str] = "equilibrium"
+    family: ClassVar[str] = "controller"
+    reports: ClassVar[Mapping[str, Range]] = {"error": SHARE, **shared.REPORTS}
     control: str = option(
         "zero", "what an agent adds to the rule: zero (nothing), learned, or random in its range", choices=CONTROLS
     )
@@ -77,7 +82,7 @@ class Equilibrium(Method):
         rate = self.lr_high * (received["loss"].double() / LOSS_AT_FULL_RATE).sqrt()
         rate = rate.clamp(self.lr_low, self.lr_high) * self.decay_to ** self.late(c.round, c.rounds)
         epochs = torch.full_like(c.train.epochs, self.local_epochs)
-        state = {**c.state, "error": 1 - received["acc"].double()}
+        state = {**c.state, "error": 1 - c.task.merit(received)[0].double()}
         if self.control == "zero":
             return Train(epochs, rate), state
         if self.control == "random":

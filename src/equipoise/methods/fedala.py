@@ -21,6 +21,7 @@ class FedAla(Method):
     """Their local aggregation with p = 1: top <- own + (received - own) * A, A in [0, 1]; lower layers <- received."""
 
     name: ClassVar[str] = "fedala"
+    family: ClassVar[str] = "parts"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"ala_lr": (0.05, 2.0)}
     keeps_model: ClassVar[bool] = True
     ala_lr: OverRounds[float] = option(1.0, "rate of the weights A (the paper's eta)", above=0)

@@ -13,3 +13,4 @@ class FedAvg(Method):
     """w_i <- w; E epochs of SGD; w <- sum n_i w_i / sum n_i: the defaults of every decision."""
 
     name: ClassVar[str] = "fedavg"
+    family: ClassVar[str] = "one-model"

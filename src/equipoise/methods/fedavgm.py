@@ -17,6 +17,7 @@ class FedAvgM(Method):
     """v <- m v + (w - sum n_i w_i / sum n_i); w <- w - v. Clients do as in FedAvg."""
 
     name: ClassVar[str] = "fedavgm"
+    family: ClassVar[str] = "one-model"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
     server_momentum: OverRounds[float] = option(0.9, "the server's momentum m (0 is FedAvg)", low=0, below=1)
 

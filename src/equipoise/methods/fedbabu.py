@@ -18,6 +18,7 @@ class FedBabu(Split):
     """b_i trained under the fixed head; b <- sum n_i b_i / sum n_i; personal = (b, h) fine-tuned as a whole."""
 
     name: ClassVar[str] = "fedbabu"
+    family: ClassVar[str] = "parts"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_epochs": (1, 20)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True

@@ -17,6 +17,7 @@ class FedBN(Split):
     """FedAvg on every block but ``norm``: scales, shifts and running statistics are neither sent nor overwritten."""
 
     name: ClassVar[str] = "fedbn"
+    family: ClassVar[str] = "parts"
     keeps_model: ClassVar[bool] = True
 
     def check(self, task: Task, training: Training) -> None:

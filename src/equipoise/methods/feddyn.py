@@ -31,6 +31,7 @@ class FedDyn(Method):
     """Their algorithm 1. Clients keep G_i, the server h, all from 0: h = mean of all G_i."""
 
     name: ClassVar[str] = "feddyn"
+    family: ClassVar[str] = "one-model"
     one_start: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
     alpha: float = option(0.01, "strength of the dynamic regulariser", above=0, was=("reg",))

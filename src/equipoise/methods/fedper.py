@@ -13,5 +13,6 @@ class FedPer(Split):
     """(b_i, h_i) trained together; b <- sum n_i b_i / sum n_i. The head is never sent nor overwritten."""
 
     name: ClassVar[str] = "fedper"
+    family: ClassVar[str] = "parts"
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True

@@ -15,6 +15,7 @@ class FedProx(Method):
     """min F_i(w_i) + mu/2 |w_i - w|^2 (their equation 2): the norm is squared, so the gradient is mu (w_i - w)."""
 
     name: ClassVar[str] = "fedprox"
+    family: ClassVar[str] = "one-model"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
     mu: OverRounds[float] = option(0.01, "strength of the pull to the received model (0 is FedAvg)", low=0)
 

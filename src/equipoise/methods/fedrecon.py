@@ -18,6 +18,7 @@ class FedRecon(Split):
     """Their algorithm 1, with g = backbone and l = head. The only state is l's initial value, which never changes."""
 
     name: ClassVar[str] = "fedrecon"
+    family: ClassVar[str] = "parts"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"recon_epochs": (1, 20), "server_lr": (0.3, 1.5)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     recon_epochs: OverRounds[int] = option(2, "epochs of reconstruction of the head, on the support rows", low=1)

@@ -17,6 +17,7 @@ class FedRep(Split):
     """Their algorithm 1. Decision 1 is about the backbone; heads stay at the clients, backbones are averaged."""
 
     name: ClassVar[str] = "fedrep"
+    family: ClassVar[str] = "parts"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_epochs": (1, 20)}
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True

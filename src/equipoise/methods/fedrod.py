@@ -19,9 +19,11 @@ class FedRod(Method):
     """Backbone f and generic head G are federated; P_i (from 0) is local. Personal logits: G(f(x)) + P_i(f(x))."""
 
     name: ClassVar[str] = "fedrod"
+    family: ClassVar[str] = "parts"
 
     def check(self, task: Task, training: Training) -> None:
-        supervised(self, task)
+        if supervised(self, task).kind != "classification":
+            raise UsageError(f"fedrod balances classes, and task '{task.name}' has none: choose another method")
         self.needs_two_blocks(task)
         if task.stepped:
             raise UsageError(

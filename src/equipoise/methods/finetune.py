@@ -16,6 +16,7 @@ class Finetune(Method):
     """Federated training is FedAvg's; only decision 5 differs: personal = SGD from the received model."""
 
     name: ClassVar[str] = "finetune"
+    family: ClassVar[str] = "second-model"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_lr": (1e-3, 0.1), "tune_epochs": (1, 20)}
     tune_epochs: int = option(5, "epochs of fine-tuning", low=1)
     tune_lr: float = option(0.01, "learning rate of fine-tuning", above=0)

@@ -13,5 +13,6 @@ class LgFedAvg(Split):
     """(b_i, h_i) trained together; h <- sum n_i h_i / sum n_i. The backbone is never sent nor overwritten."""
 
     name: ClassVar[str] = "lgfedavg"
+    family: ClassVar[str] = "parts"
     shares: ClassVar[tuple[str, ...]] = ("head",)
     keeps_model: ClassVar[bool] = True

@@ -13,5 +13,6 @@ class Local(Method):
     """Each client goes on with its own model; no block travels."""
 
     name: ClassVar[str] = "local"
+    family: ClassVar[str] = "second-model"
     shares: ClassVar[tuple[str, ...]] = ()
     keeps_model: ClassVar[bool] = True

@@ -32,6 +32,7 @@ class PFedMe(Method):
     """Their algorithm 1. Decision 1's rate is that of the SGD on theta, as in every method; eta is ``outer_lr``."""
 
     name: ClassVar[str] = "pfedme"
+    family: ClassVar[str] = "second-model"
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
     lam: OverRounds[float] = option(15.0, "strength lambda of the envelope", above=0)
     inner_steps: int = option(5, "SGD steps K on each batch, for theta", low=1)

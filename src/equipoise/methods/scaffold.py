@@ -14,6 +14,7 @@ from equipoise.contract import (
     Down,
     Method,
     OverRounds,
+    Range,
     Server,
     State,
     Task,
@@ -24,6 +25,7 @@ from equipoise.contract import (
     option,
     weighted_mean,
 )
+from equipoise.contract.ranges import ANY
 from equipoise.core.errors import UsageError
 
 
@@ -32,7 +34,9 @@ class Scaffold(Method):
     """Their algorithm 1. Server x, c; clients c_i; all control variates start at 0, so that c = mean of all c_i."""
 
     name: ClassVar[str] = "scaffold"
+    family: ClassVar[str] = "one-model"
     one_start: ClassVar[bool] = True
+    reports: ClassVar[Mapping[str, Range]] = {"c": ANY}
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_lr": (0.3, 1.5)}
     server_lr: OverRounds[float] = option(1.0, "the server's rate eta_g", above=0)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise.models.blocks import blocks_of, moving, with_head
+from equipoise.models.blocks import blocks_of, with_head
 from equipoise.models.convolutional import cnn, resnet18
 from equipoise.models.linear import linear, mlp
 from equipoise.models.recurrent import lstm
 
-__all__ = ["MODELS", "Build", "blocks_of", "moving", "with_head"]
+__all__ = ["MODELS", "Build", "blocks_of", "with_head"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 

@@ -10,29 +10,36 @@ from equipoise.core.errors import UsageError
 from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
 from equipoise.privacy.options import Privacy
 
+DELTA = 1e-5  # at which a client judges its epsilon, unless it says otherwise
+
+
+class OverBudget(UsageError):
+    """This client allows no such upload; the words may be told to the server."""
+
 
 class Budget:
-    """One file; 1 / multiplier^2 of each upload adds up in it."""
+    """One file; 1 / multiplier^2 of each upload adds up in it. Epsilon is judged at the client's own delta."""
 
-    def __init__(self, file: Path, privacy: Privacy, most_epsilon: float | None) -> None:
-        self.file, self.privacy, self.most = file, privacy, most_epsilon
+    def __init__(self, file: Path, privacy: Privacy, most_epsilon: float | None, most_delta: float = DELTA) -> None:
+        self.file, self.privacy, self.most, self.delta = file, privacy, most_epsilon, most_delta
 
     def check(self) -> None:
         """Refuse the next upload if it would cost more than this client allows."""
         if self.most is None:
             return
         if not self.privacy.noisy:
-            raise UsageError(f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise")
-        epsilon = gaussian_epsilon(self._spent() + upload_cost(self.privacy.dp_noise), self.privacy.dp_delta)
+            raise OverBudget(f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise")
+        epsilon = gaussian_epsilon(self._spent() + upload_cost(self.privacy.dp_noise), self.delta)
         if epsilon > self.most:
-            raise UsageError(
-                f"this upload would take the client's epsilon to {epsilon:.3g}, its max-epsilon is {self.most:g}"
+            raise OverBudget(
+                f"this upload would take the client's epsilon to {epsilon:.3g} at its own delta of {self.delta:g}, its "
+                f"max-epsilon is {self.most:g}"
             )
 
     def spend(self) -> None:
         """Before the upload leaves, so that a crash cannot make it free."""
         if self.privacy.noisy:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.make_folder(self.file.parent)
             spent = self._spent() + upload_cost(self.privacy.dp_noise)
             checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))
 

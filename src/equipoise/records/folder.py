@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from equipoise.core import files
-from equipoise.core.errors import UsageError
+from equipoise.core.errors import UsageError, nearest
 from equipoise.records import codec
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
+from equipoise.records.tables import read_names
 
 ENTRIES = (
-    *("config.json", "rounds.jsonl", "summary.json", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
+    *("preparation.json", "data.sha256"),
     *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
 )
+"""All that a run writes but its config."""
+
+SHOWN = 20  # names of clients that an error tells
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,23 @@ class Folder:
         return self.path / "executor.json"
 
     @property
+    def preparation(self) -> Path:
+        """How raw rows become a model's input, where the task has tables."""
+        return self.path / "preparation.json"
+
+    @property
+    def fingerprint(self) -> Path:
+        """Of the data that the run began with."""
+        return self.path / "data.sha256"
+
+    @property
     def models(self) -> Path:
         return self.path / "models"
+
+    @property
+    def card(self) -> Path:
+        """What the models are."""
+        return self.models / "card.json"
 
     @property
     def trackers(self) -> Path:
@@ -72,17 +90,62 @@ class Folder:
         if not self.config.is_file():
             raise UsageError(f"'{self.path}' is not a run folder: it has no config.json")
 
+    def begun(self) -> bool:
+        """Whether there is anything in it; not if a run was cut short before it wrote its config."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        before = (self.preparation, self.fingerprint)  # written before the config
+        empty = {files.LOCK, *(files.temporary_of(file).name for file in (*before, self.config))}
+        if not self.config.exists():
+            empty |= {file.name for file in before}
+        if not any(self.checkpoint.parent.glob("*")):
+            empty.add(self.checkpoint.parent.name)
+        return any(entry.name not in empty for entry in self.path.iterdir())
+
+    def refuse(self, again: bool) -> None:
+        """Refuse a folder that must not be written to; ``again``: one with a run in it may be."""
+        if not self.begun():
+            return
+        if not again:
+            raise UsageError(f"'{self.path}' exists already: choose another --out, or give --resume or --overwrite")
+        if not self.config.is_file():
+            raise UsageError(f"'{self.path}' is not a run folder (it has no config.json): choose another --out")
+
+    def find_client(self, wanted: str) -> int:
+        """A client's number by its name, or by the number itself if no client is named so."""
+        names = read_names(self.clients)
+        number = next((client for client, name in names.items() if name == wanted), None)
+        if number is not None:
+            return number
+        if not wanted.isdecimal():
+            known = f": it has {', '.join(list(names.values())[:SHOWN])}" if names else ": give its number"
+            raise UsageError(f"'{self.path}' has no client '{wanted}'{nearest(wanted, names.values())}{known}")
+        return int(wanted)
+
     def clear(self) -> None:
-        """Remove what a run has written, and nothing else."""
+        """Remove what a run has written, but the config: without one it would be no run's folder any more."""
         for name in ENTRIES:
-            entry = self.path / name
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+            files.remove(self.path / name)
+        files.sync(self.path)
+
+    def check(self) -> None:
+        """Refuse a config or a log that is not the one that the last checkpoint was saved with."""
+        if not self.checkpoint.is_file():
+            return
+        meta = files.read_meta(self.checkpoint)
+        if "config" in meta and files.checksum(self.config.read_bytes()) != meta["config"]:
+            raise UsageError(f"'{self.config}' was changed after the run began: its checksum does not match")
+        lines = self.rounds.read_bytes().splitlines(keepends=True) if self.rounds.exists() else []
+        if len(lines) < meta["round"]:
+            raise UsageError(f"'{self.rounds}' has fewer rounds than the checkpoint: it was cut or edited")
+        if "log" in meta and files.checksum(b"".join(lines[: meta["round"]])) not in meta["log"]:
+            raise UsageError(f"'{self.rounds}' was damaged or edited: its checksum does not match")
 
     def stream(self) -> Iterator[RoundRecord]:
         """Rounds on disk, one at a time; a last line that a crash cut short is left out."""
         if not self.rounds.exists():
             return
-        with open(self.rounds) as lines:
+        with open(self.rounds, "rb") as lines:
             for line in lines:
                 try:
                     tree = json.loads(line)
@@ -101,9 +164,20 @@ class Folder:
         except ValueError as error:
             raise UsageError(f"'{self.rounds}' is damaged or of another version: {error}") from error
 
-    def write_rounds(self, records: Sequence[RoundRecord]) -> None:
-        """The whole log anew."""
-        files.write_text(self.rounds, "".join(codec.dumps(record) + "\n" for record in records))
+    def write_rounds(self, records: Sequence[RoundRecord]) -> int:
+        """The whole log anew; gives its checksum."""
+        files.write_text(self.rounds, _lines(records))
+        return self.checksum_of(records)
+
+    def checksum_of(self, records: Sequence[RoundRecord]) -> int:
+        """Of a log with these rounds."""
+        return files.checksum(_lines(records).encode())
+
+    def append_round(self, record: RoundRecord, before: int) -> int:
+        """One more line of the log; gives its checksum, from that of the lines before."""
+        line = codec.dumps(record) + "\n"
+        files.append(self.rounds, line)
+        return files.checksum(line.encode(), before)
 
     def read_summary(self) -> Summary:
         """The summary of a finished run."""
@@ -120,7 +194,5 @@ class Folder:
         files.write_text(self.summary, codec.dumps(summary, indent=1))
 
 
-def append_round(file: TextIO, record: RoundRecord) -> None:
-    """One more line of a log that is open."""
-    file.write(codec.dumps(record) + "\n")
-    file.flush()
+def _lines(records: Sequence[RoundRecord]) -> str:
+    return "".join(codec.dumps(record) + "\n" for record in records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from equipoise.records.codec import Flat
 from equipoise.records.scores import Scores
@@ -54,5 +54,5 @@ class Certificate:
     clients: ClientGains
     server: ServerGains | None = None
     """``None`` where the server does not choose weights."""
-    epsilon: float
-    """The largest gain of any player."""
+    largest_gain: float = field(metadata={"was": "epsilon"})
+    """The largest relative gain of any player: 0.05 means that somebody could raise its utility by 5 %."""

@@ -46,10 +46,6 @@ class Spent:
     uploads: int
 
 
-Note = Spread | Any
-"""What a method notes: usually a number, or one number per client (their spread, where there are many clients)."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord(Evaluated):
     """What happened in a round. Entries that do not apply are ``None`` or empty, and absent in JSON.
@@ -70,17 +66,22 @@ class RoundRecord(Evaluated):
     """Epochs and rates as taken."""
     ids: list[int] | None = None
     """Who replied, where that is not everybody; lists below are in this order."""
+    steps: int | None = None
+    """Gradient steps of all clients together, where they tell."""
     decisions: dict[str, list[float]] | None = None
     """Epochs and rates of each client, where they differ."""
     bytes: Bytes
     dropped: list[int]
-    """Clients whose update, state or personal model was not finite."""
+    """Clients whose reply was of no use: its update, state or personal model was not finite, or see ``left_out``."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Clients of ``dropped`` that reported what they must not, or made the server fail: why."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that did not reply, and why."""
     skipped: str | None = None
     """Why the round changed nothing."""
     privacy: Spent | None = None
-    notes: dict[str, Note] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the method noted: anything that JSON knows, usually a number or one per client (of many, their spread)."""
     stop: str | None = None
     """Why the run ends here, before its last round."""
     seconds: float

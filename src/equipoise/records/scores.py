@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMED = ("global", "received", "trained", "personal")
-LOWER_IS_BETTER = ("error", "loss")  # headlines; of any other one, more is better
 
 
 class Scores(Mapping[str, float | None]):

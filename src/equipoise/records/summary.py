@@ -52,8 +52,14 @@ class Summary(Evaluated):
     clients_seen: int
     dropped_updates: int
     bytes: Bytes
+    bytes_before: Bytes | None = None
+    """What clients exchanged before the first round to prepare their data; part of ``bytes``."""
+    steps: int | None = None
+    """Gradient steps of all clients in all rounds, where they tell."""
     seconds: float
     privacy: Spent | None = None
+    undefined: dict[str, int] = field(default_factory=dict)
+    """Clients for which a score of the personal models does not exist (the AUC of one class alone): not in its mean."""
     extra: Flat[dict[str, Any]] = field(default_factory=dict)
     """What the task adds (:meth:`Task.summary`)."""
     newcomers: Newcomers | None = None
@@ -111,6 +117,7 @@ def summarise(about: About, records: Sequence[RoundRecord], headline: str, highe
         clients_seen=last.seen,
         dropped_updates=sum(len(record.dropped) for record in records),
         bytes=sum((record.bytes for record in records), Bytes(0, 0)),
+        steps=sum(record.steps for record in records if record.steps is not None) or None,
         seconds=sum(record.seconds for record in records),
         privacy=last.privacy,
     )

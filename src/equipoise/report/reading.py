@@ -13,7 +13,7 @@ from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
-from equipoise.records.tables import read_table
+from equipoise.records.tables import read_names, read_table
 from equipoise.settings.files import read_config
 
 
@@ -28,10 +28,16 @@ class Run:
     clients: dict[str, list[float]]
     labels: dict[str, list[float]]
     """Training samples of each class, one row per client; empty where a task has no classes."""
+    names: dict[int, str] = field(default_factory=dict)
+    """What clients are called, by their numbers; empty where they have numbers only."""
 
     @cached_property
     def headline(self) -> str:
         return next((head for record in self.records if (head := record.trained.headline)), "acc")
+
+    def called(self, client: float) -> str:
+        """What people call a client."""
+        return self.names.get(int(client), f"client {client:.0f}")
 
     @property
     def last(self) -> int:
@@ -79,10 +85,11 @@ class Group:
 def read(path: Path) -> Run:
     """One run folder; what is missing in an unfinished one stays empty."""
     folder = Folder(path)
+    folder.check()
     summary = folder.read_summary() if folder.summary.is_file() else None
     records = [_slim(record) for record in folder.stream()]
     tables = read_table(folder.clients), read_table(folder.labels)
-    return Run(folder, read_config(folder.config), records, summary, *tables)
+    return Run(folder, read_config(folder.config), records, summary, *tables, read_names(folder.clients))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from equipoise.records.scores import LOWER_IS_BETTER, NOTHING, Scores
+from equipoise.core.metrics import higher_is_better
+from equipoise.records.scores import NOTHING, Scores
 from equipoise.records.summary import Summary
 
 
@@ -28,7 +29,7 @@ class Column:
 def columns(summary: Summary) -> list[Column]:
     """All named evaluations, convergence, bytes and time; the first figure of a score is the one shown."""
     headline = summary.trained.headline or "acc"
-    higher = headline not in LOWER_IS_BETTER
+    higher = higher_is_better(headline)
     unit = "%" if headline == "acc" else headline
 
     def score(title: str, get: Callable[[Summary], Scores], metric: str = headline) -> Column:
@@ -49,6 +50,7 @@ def columns(summary: Summary) -> list[Column]:
         *(newcomers(after) for after in (summary.newcomers.after if summary.newcomers else {})),
         Column("rounds to converge: global", lambda s: s.converged_round.global_, 1, 0, on_screen=False, higher=False),
         Column("rounds to converge", lambda s: s.converged_round.personal, 1, 0, higher=False),
+        Column("steps, thousands", lambda s: s.steps, 1e-3, 1, higher=False),
         Column("MB up", lambda s: s.bytes.up, 1e-6, higher=False),
         Column("MB down", lambda s: s.bytes.down, 1e-6, higher=False),
         Column("seconds", lambda s: s.seconds, 1, 1, on_screen=False, higher=False),

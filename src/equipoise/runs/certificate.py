@@ -1,12 +1,13 @@
 """How far a run's last strategies are from an equilibrium: what would a player gain by deviating alone?
 
 Definition 4 of PAGE: in equilibrium nobody gains. Here every client tries sampled epochs and rates from the same
-received model, in one batched call, and the server tries sampled weights; everything else stays. The largest relative
-gain of utility over all players is an epsilon for which the strategies are an epsilon-equilibrium, as far as sampled.
+received model, in batched calls, and the server tries sampled weights; everything else stays. The result is the
+largest relative gain of utility over all players, as far as sampled: 0 is an equilibrium.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,10 +23,20 @@ from equipoise.runtime.round import Simulation
 from equipoise.wrappers.late import Delayed
 
 LEAST = 0.01  # losses below count as this, as in PAGE's rewards
+CALLS = 8  # batched calls in which the clients' deviations are played, so that progress can be told
+Told = Callable[[int, int], None]
+"""Called as the deviations are played: how many of them each client has tried, and of how many."""
 
 
-def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> Certificate:
-    """Play one more round without keeping it, then every player's deviations from it."""
+def certify(simulation: Simulation, samples: int = 16, seed: int = 0, told: Told | None = None) -> Certificate:
+    """Play one more round without keeping it, then every player's deviations from it.
+
+    Arguments:
+        simulation: the run, in the state that it ended with.
+        samples: deviations that each player tries.
+        seed: seed of the deviations.
+        told: called with the progress.
+    """
     task, schedule = simulation.task, simulation.schedule
     if samples < 1:
         raise UsageError(f"samples is {samples}: must be at least 1")
@@ -43,17 +54,22 @@ def certify(simulation: Simulation, samples: int = 16, seed: int = 0) -> Certifi
         assert played is not None
         assert played.train is not None
         u = torch.rand(samples, len(ids), 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        other = _alternatives(method, 2 * u - 1, played.train)
-        told = replace(trees.repeat(held, samples), state={"base": trees.repeat(held.state, samples)})
-        sent = replace(down.row(torch.arange(len(ids)).repeat(samples)), train=other)
-        many = Stacked(Obedient(method), *make).run(t, ids.repeat(samples), sent, told, ("val",)).stack
-        assert many is not None
-        mine, theirs = _utility(played.scores), _utility(many.scores).view(samples, -1)
-        gains = (theirs.max(0).values / mine - 1).clamp(min=0.0)
+        theirs: list[Tensor] = []
+        for part in (2 * u - 1).chunk(CALLS):
+            count = len(part)
+            before = replace(trees.repeat(held, count), state={"base": trees.repeat(held.state, count)})
+            other = _alternatives(method, part, played.train)
+            sent = replace(down.row(torch.arange(len(ids)).repeat(count)), train=other)
+            many = Stacked(Obedient(method), *make).run(t, ids.repeat(count), sent, before, ("val",)).stack
+            assert many is not None
+            theirs += _utility(many.scores).view(count, -1)
+            if told:
+                told(len(theirs), samples)
+        gains = (torch.stack(theirs).max(0).values / _utility(played.scores) - 1).clamp(min=0.0)
         clients = ClientGains(float(gains.max()), float(gains.mean()), float((gains > 0).double().mean()))
         weights = _server(simulation, server, ids, played.up, played.scores, samples, seed)
-    epsilon = max(clients.largest, weights.gain if weights else 0.0)
-    return Certificate(round=t, samples=samples, clients=clients, server=weights, epsilon=epsilon)
+    largest = max(clients.largest, weights.gain if weights else 0.0)
+    return Certificate(round=t, samples=samples, clients=clients, server=weights, largest_gain=largest)
 
 
 def _server(

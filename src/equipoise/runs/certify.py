@@ -8,15 +8,23 @@ from pathlib import Path
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
-from equipoise.runs.certificate import certify
+from equipoise.records.results import Certificate
+from equipoise.runs.certificate import Told, certify
 from equipoise.runs.running import build_task
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in
 
 
-def certify_run(path: Path, samples: int, settings: Settings | None = None) -> list[str]:
-    """Add ``certificate`` to the run's summary; gives it in words. ``settings``: of a run made in Python."""
+def certify_run(path: Path, samples: int, settings: Settings | None = None, told: Told | None = None) -> Certificate:
+    """Add ``certificate`` to the run's summary, and give it.
+
+    Arguments:
+        path: the run's folder.
+        samples: deviations that each player tries.
+        settings: the settings of a run that was made in Python.
+        told: called with the progress.
+    """
     folder = Folder(path)
     folder.demand()
     if not (folder.summary.is_file() and folder.checkpoint.is_file()):
@@ -26,14 +34,30 @@ def certify_run(path: Path, samples: int, settings: Settings | None = None) -> l
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
     simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)
     state, meta = checkpoint.load(folder.checkpoint)
+    folder.check()
     simulation.load(state["simulation"], meta["round"])
-    found = certify(simulation, samples)
-    folder.write_summary(replace(folder.read_summary(), certificate=found))
+    found = certify(simulation, samples, told=told)
+    with checkpoint.locked(path):
+        folder.write_summary(replace(folder.read_summary(), certificate=found))
+    return found
+
+
+def in_words(found: Certificate) -> list[str]:
+    """What was tried, who would gain and what the number means."""
     clients, server = found.clients, found.server
     lines = [
-        f"clients: the largest gain is {clients.largest:.1%}, the mean {clients.mean:.1%}; "
-        f"{clients.gaining:.0%} of them gain ({samples} deviations each)"
+        f"Tried: {found.samples} other choices of epochs and learning rate for each client"
+        + (f", {found.samples} other weights for the server" if server else "")
+        + "; one player deviates, all others stay. Gains are relative, in utility 1 / loss on validation data.",
+        f"Clients: {clients.gaining:.0%} of them would gain; the mean gain is {clients.mean:.1%}, "
+        f"the largest {clients.largest:.1%}.",
     ]
     if server:
-        lines.append(f"server: {server.gain:.1%} in its utility, {server.gain_of_the_aggregate:.1%} in the aggregate's")
-    return [*lines, f"epsilon {found.epsilon:.4f}, in {folder.summary}"]
+        lines.append(
+            f"Server: {server.gain:.1%} in its own utility, {server.gain_of_the_aggregate:.1%} in the aggregate's."
+        )
+    return [
+        *lines,
+        f"Largest relative gain of any player: {found.largest_gain:.1%}. At 0 % nobody would change alone (an "
+        "equilibrium); choices that were not tried may gain more.",
+    ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.records import codec
+from equipoise.records.folder import Folder
 from equipoise.records.summary import Compared, Summary
 from equipoise.report import folders, paired, tables
 from equipoise.report.page import pareto
@@ -32,12 +33,19 @@ def compare(
     overwrite: bool = False,
     announce: Announce | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
-    """``cells`` maps each method to its options, or a label to options with a method among them.
+    """Run every method with every seed; write ``table.md``, ``table.csv`` and ``compare.json`` after each run.
 
-    Seed ``s`` of ``seeds`` is the given seed plus ``s``.
+    Arguments:
+        cells: each method with its options, or a label with options that name the method.
+        seeds: how many seeds; they count from the given seed on.
+        out: the folder of the comparison.
+        command: how the user asked for it, as the tables show it.
+        resume: continue with what is in the folder.
+        overwrite: replace what is in the folder.
+        announce: called before each run.
 
-    Gives the summaries by method and the table's columns, and writes ``table.md``, ``table.csv``, ``compare.json``
-    and, with the extra ``plot``, ``pareto.svg``.
+    Returns:
+        The summaries by method and the table's columns. With the extra ``plot`` there is also ``pareto.svg``.
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
@@ -47,22 +55,41 @@ def compare(
             settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
             plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
     _refuse_early(plan, out, resume, overwrite)
+    out.mkdir(parents=True, exist_ok=True)
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
+    _write(out, command, plan, by_method)
     for method, settings, folder in plan:
+        was_finished = resume and Folder(folder).summary.is_file()
         watch = announce(settings, folder) if announce else None
         by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch))
-    shown = tables.columns(by_method[plan[0][0]][0])
-    table = tables.rows(by_method, shown)
-    title = f"{plan[0][1].run.task}: {plan[0][1].run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-    both = [column for column in shown if column.title.startswith(("global ", "personal "))]
-    text = tables.to_markdown(title, table, shown, shlex.join(command)) + paired.to_markdown(by_method, both)
-    checkpoint.write_text(out / "table.md", text)
-    checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
+        if not was_finished:
+            _write(out, command, plan, by_method)
+    return by_method, _write(out, command, plan, by_method)
+
+
+def _write(
+    out: Path, command: list[str], plan: Sequence[tuple[str, Settings, Path]], by_method: dict[str, list[Summary]]
+) -> list[tables.Column]:
+    """Write the tables of the runs that have ended, so that a comparison that is killed leaves them; gives columns."""
     checkpoint.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
-    means = {method: tuple(cells[shown.index(column)].mean for column in both) for method, cells in table.items()}
-    points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
-    pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)
-    return by_method, shown
+    finished = {method: summaries for method, summaries in by_method.items() if summaries}
+    if not finished:
+        return []
+    shown = tables.columns(next(iter(finished.values()))[0])
+    table = tables.rows(finished, shown)
+    seeds, done = len(plan) // len(by_method), sum(map(len, finished.values()))
+    title = f"{plan[0][1].run.task}: {plan[0][1].run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    title += f"; {done} of {len(plan)} runs finished" if done < len(plan) else ""
+    both = [column for column in shown if column.title.startswith(("global ", "personal "))]
+    least = min(map(len, finished.values()))  # seeds that all of these methods have
+    pairs = paired.to_markdown({method: summaries[:least] for method, summaries in finished.items()}, both)
+    checkpoint.write_text(out / "table.md", tables.to_markdown(title, table, shown, shlex.join(command)) + pairs)
+    checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
+    if done == len(plan):
+        means = {method: tuple(row[shown.index(column)].mean for column in both) for method, row in table.items()}
+        points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
+        pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)
+    return shown
 
 
 def cell_folder(label: str, seed: int) -> Path:

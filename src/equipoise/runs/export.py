@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from equipoise.contract import Supervised, Tree
+from equipoise.contract import Tree
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
-from equipoise.runs.running import build_task
+from equipoise.runs.models import read_model
+from equipoise.runs.predict import network_of
 from equipoise.settings.config import Settings
-from equipoise.settings.given import settings_in
 
-ROWS = 64  # of the server's test set, that predictions are compared on
+ROWS = 64  # that predictions are compared on
 CLOSE = 1e-4  # how far logits may differ, relative to the largest
+
+
+Facts = dict[str, str]
+"""What an export says of itself: whose model it is, of which run, its inputs, outputs and how tables become inputs."""
 
 
 def export(
@@ -37,67 +40,53 @@ def export(
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
     folder = Folder(path)
     folder.demand()
+    folder.check()
     params = read_model(folder, client)
-    settings = settings or settings_in(folder.config)
-    task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
-    if not isinstance(task, Supervised):
-        raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
-    x = task.samples(ROWS)
-    module = copy.deepcopy(task.module).eval()
+    module, card = network_of(folder, settings)
     module.load_state_dict(params, strict=False)
-    suffix, write = FORMATS[form]
+    facts = card.facts(client)
+    if folder.preparation.is_file():
+        facts["preparation"] = folder.preparation.read_text(encoding="utf-8")
+    x = card.samples(ROWS)
+    suffix, fill = FORMATS[form]
     name = "global" if client is None else f"client-{client}"
     out = out or folder.models / f"export-{name}{suffix}"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.make_folder(out.parent)
     with torch.no_grad():
-        expected = task.forward(params, x)
-        found = write(module, {**task.frozen, **params}, x, out)
-    gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-    if gap > CLOSE or not torch.equal(found.argmax(1), expected.argmax(1)):
-        out.unlink()
-        raise UsageError(f"the {form} model predicts otherwise than the original (by {gap:.2g}): not written")
-    return out, gap
+        expected = module(x)
+    gaps: list[float] = []
+
+    def write(file: Path) -> None:
+        """It takes its name only after its predictions were compared."""
+        with torch.no_grad():
+            found = fill(copy.deepcopy(module), params, x, file, facts)
+        gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+        if gap > CLOSE or not torch.equal(found.argmax(1), expected.argmax(1)):
+            raise UsageError(f"the {form} model predicts otherwise than the original (by {gap:.2g}): not written")
+        gaps.append(gap)
+
+    checkpoint.write_with(out, write)
+    return out, gaps[0]
 
 
-def read_model(folder: Folder, client: int | None) -> Tree:
-    """One model of a finished run, without building its task."""
-    name = "global" if client is None else "personal"
-    file = folder.models / f"{name}.safetensors"
-    if not file.is_file():
-        why = {
-            "global": "the run is not finished, or its method has no whole global model: try --client",
-            "personal": "the run is not finished, or kept no personal models (--no-save-personal)",
-        }
-        raise UsageError(f"'{file}' does not exist: {why[name]}")
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise UsageError(f"'{file}' is damaged: {error}") from error
-    if client is None:
-        return tensors
-    ids = tensors.pop("client_ids").tolist()
-    if client not in ids:
-        raise UsageError(f"client {client} has no personal model in '{file}': it has {min(ids)} to {max(ids)}")
-    row = ids.index(client)
-    return {key: value[row].clone() for key, value in tensors.items()}
-
-
-def _safetensors(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tensor:
-    checkpoint.write_tensors(out, params)
+def _safetensors(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
+    checkpoint.fill_tensors(out, params, facts)
     module.load_state_dict(load_file(out), strict=False)
     logits: Tensor = module(x)
     return logits
 
 
-def _torchscript(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tensor:
+def _torchscript(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch wants its newer formats, which this one's readers do not know
-        torch.jit.save(torch.jit.trace(module, x[:2]), str(out))
+        content = io.BytesIO()  # PyTorch refuses names of files that it cannot take an archive's name from
+        torch.jit.save(torch.jit.trace(module, x[:2]), content, _extra_files=facts)
+        out.write_bytes(content.getvalue())
         logits: Tensor = torch.jit.load(str(out))(x)
     return logits
 
 
-def _onnx(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tensor:
+def _onnx(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
     try:
         import onnx
         import onnxruntime
@@ -110,13 +99,17 @@ def _onnx(module: nn.Module, params: Tree, x: Tensor, out: Path) -> Tensor:
         torch.onnx.export(
             module, args, str(out), input_names=["x"], output_names=named, dynamic_axes=axes, dynamo=False
         )
-    onnx.checker.check_model(onnx.load(out))
+    told = onnx.load(out)
+    onnx.helper.set_model_props(told, facts)
+    told.doc_string = f"{facts['is']}, {facts['kind']} of {facts['target']}"
+    onnx.checker.check_model(told)
+    onnx.save(told, out)
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     logits: Any = session.run(["logits"], {"x": x.numpy()})
     return torch.from_numpy(logits[0])
 
 
-FORMATS: dict[str, tuple[str, Callable[[nn.Module, Tree, Tensor, Path], Tensor]]] = {
+FORMATS: dict[str, tuple[str, Callable[[nn.Module, Tree, Tensor, Path, Facts], Tensor]]] = {
     "safetensors": (".safetensors", _safetensors),
     "onnx": (".onnx", _onnx),
     "torchscript": (".pt", _torchscript),

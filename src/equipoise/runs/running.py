@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -17,23 +17,30 @@ from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
+from equipoise.core.trees import Ints
 from equipoise.privacy.ledger import Ledger
-from equipoise.records.folder import Folder, append_round
-from equipoise.records.rounds import RoundRecord
+from equipoise.records.folder import Folder
+from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
+from equipoise.runs.card import Card
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runs.scoring import Final, final_scores
+from equipoise.runtime.attacks import attacked
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
+from equipoise.tasks.classify import Classify
 
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], str | None]
 """Called after each round with its record; gives a reason to stop the run, or ``None``."""
+Tell = Callable[[str], None]
+"""Called with each remark before the first round."""
 
 
 class Interrupted(Exception):
@@ -48,27 +55,30 @@ def run(
     overwrite: bool = False,
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
+    tell: Tell | None = None,
 ) -> Summary:
     """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
 
     ``make_executor``: where the clients are, if not in this process.
     """
     folder = Folder(Path(out))
-    exists = folder.path.exists() and any(folder.path.iterdir()) if folder.path.is_dir() else folder.path.exists()
-    if exists and not (resume or overwrite):
-        raise UsageError(f"'{out}' exists already: choose another --out, or give --resume or --overwrite")
-    if exists and not folder.config.is_file():
-        raise UsageError(f"'{out}' is not a run folder (it has no config.json): choose another --out")
-    if exists and resume:
+    folder.refuse(resume or overwrite)
+    if folder.config.is_file() and resume:
         if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor, settings)
+        return resume_run(folder.path, watch, make_executor, settings, tell)
     task = build_task(settings)
-    if exists:
+    checkpoint.make_folder(folder.path)
+    with checkpoint.locked(folder.path):
+        folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
-    folder.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
-    return _Running(settings, task, folder, make_executor).to_the_end(watch)
+        checkpoint.make_folder(folder.checkpoint.parent)
+        for file, text in ((folder.preparation, task.prepared()), (folder.fingerprint, task.fingerprint())):
+            if text:
+                checkpoint.write_text(file, text)
+        checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
+        _remark(task, tell)
+        return _Running(settings, task, folder, make_executor).to_the_end(watch)
 
 
 def resume_run(
@@ -76,6 +86,7 @@ def resume_run(
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
     settings: Settings | None = None,
+    tell: Tell | None = None,
 ) -> Summary:
     """Go on where a run stopped; a finished one just gives its summary.
 
@@ -86,11 +97,16 @@ def resume_run(
     settings = settings or settings_in(folder.config)
     if folder.summary.exists():
         return folder.read_summary()
-    folder.checkpoint.parent.mkdir(exist_ok=True)
-    running = _Running(settings, build_task(settings), folder, make_executor)
-    if folder.checkpoint.exists():
-        running.restore()
-    return running.to_the_end(watch)
+    task = build_task(settings)
+    if folder.fingerprint.exists() and folder.fingerprint.read_text() != task.fingerprint():
+        raise UsageError(f"the data have changed since the run in '{path}' began: restore them, or begin a new run")
+    with checkpoint.locked(folder.path):
+        checkpoint.make_folder(folder.checkpoint.parent)
+        _remark(task, tell)
+        running = _Running(settings, task, folder, make_executor)
+        if folder.checkpoint.exists():
+            running.restore()
+        return running.to_the_end(watch)
 
 
 def build_task(settings: Settings) -> Task:
@@ -99,6 +115,8 @@ def build_task(settings: Settings) -> Task:
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
     if run.start or run.adapter or run.blocks:
         task = task.shaped(run.start, run.adapter, run.blocks, run.seed)
+    if settings.run.headline:
+        task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     task = place(task, settings.run.device)
@@ -110,6 +128,12 @@ def build_task(settings: Settings) -> Task:
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     return task
+
+
+def _remark(task: Task, tell: Tell | None) -> None:
+    if tell is not None:
+        for remark in task.remarks():
+            tell(remark)
 
 
 def _check_rounds(settings: Settings, task: Task) -> None:
@@ -132,11 +156,14 @@ class _Running:
             raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
         if run.delay and not self.here:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
+        if run.attack and not self.here:
+            raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
         self.choice = self._choice() if self.here else Choice("stacked", run.threads)
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
-        make = make_executor or self.choice.make
+        self.make = make_executor or self.choice.make
+        make = make_executor or attacked(self.make, run.attack)
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
@@ -170,9 +197,8 @@ class _Running:
 
     def restore(self) -> None:
         state, meta = checkpoint.load(self.folder.checkpoint)
+        self.folder.check()
         self.records = self.folder.records()[: meta["round"]]
-        if len(self.records) < meta["round"]:
-            raise UsageError(f"'{self.folder.rounds}' has fewer rounds than the checkpoint: it was cut or edited")
         try:
             self.simulation.load(state["simulation"], meta["round"])
         except KeyError as error:
@@ -183,20 +209,23 @@ class _Running:
         self.best_params = state["best"]
 
     def to_the_end(self, watch: Watch | None) -> Summary:
-        self.folder.write_rounds(self.records)
-        with _threads(self.choice.threads), _interruptible() as asked, open(self.folder.rounds, "a") as file:
+        self.log_checksum = self.folder.write_rounds(self.records)
+        with _threads(self.choice.threads), _interruptible() as asked:
             while not self._finished():
-                self._round(file, watch)
+                record = self._round()
+                if watch and (reason := watch(record)):
+                    self._stop(reason)
                 if asked():
                     self._save()
                     raise Interrupted
-            summary = self._summary()
+            final = final_scores(self.simulation, beside_local=self.settings.run.beside_local, make=self.make)
+            summary = self._summary(final)
         self._write_models()
-        self._write_clients()
+        self._write_clients(final)
         self.folder.write_summary(summary)
         return summary
 
-    def _round(self, file: TextIO, watch: Watch | None) -> None:
+    def _round(self) -> RoundRecord:
         record = self.simulation.round()
         score = validation_score(record, self.task.headline, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
@@ -206,12 +235,18 @@ class _Running:
             since = sum(earlier.evaluated for earlier in [*self.records, record] if earlier.round > self.best[1])
             if since >= patience:
                 record = replace(record, stop=f"no better validation score in {patience} evaluations")
-        if watch and (reason := watch(record)):
-            record = replace(record, stop=record.stop or reason)
         self.records.append(record)
-        append_round(file, record)
+        self.log_checksum = self.folder.append_round(record, self.log_checksum)
         if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
             self._save()
+        return record
+
+    def _stop(self, reason: str) -> None:
+        """End with the round that is written already, for a reason that is known only now."""
+        self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
+        before, self.log_checksum = self.log_checksum, self.folder.checksum_of(self.records)
+        self._save(before)  # for a moment either log is right
+        self.folder.write_rounds(self.records)
 
     def _finished(self) -> bool:
         if not self.records:
@@ -219,24 +254,38 @@ class _Running:
         last = self.records[-1]
         return last.round == self.settings.run.rounds or last.stop is not None
 
-    def _save(self) -> None:
-        state = {"simulation": self.simulation.state(), "best": self.best_params}
-        checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best})
+    def _save(self, *also: int) -> None:
+        """The log first: a checkpoint must never know of a round that the log has lost.
 
-    def _summary(self) -> Summary:
+        ``also``: checksums of other logs that belong to this checkpoint.
+        """
+        checkpoint.sync(self.folder.rounds)
+        state = {"simulation": self.simulation.state(), "best": self.best_params}
+        sums = {"config": checkpoint.checksum(self.folder.config.read_bytes()), "log": [self.log_checksum, *also]}
+        checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best, **sums})
+
+    def _summary(self, final: Final) -> Summary:
         run, task = self.settings.run, self.task
         there = f" on {task.device}" if task.device.type != "cpu" else ""
         executor = f"{self.choice}{there}" if self.here else None
         about = About(method=run.method, task=run.task, model=run.model, seed=run.seed, executor=executor)
+        summary = summarise(about, self.records, task.headline, task.higher_is_better)
+        if any(task.bytes_before):
+            before = Bytes(*task.bytes_before)
+            summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
         return replace(
-            summarise(about, self.records, task.headline, task.higher_is_better),
+            summary,
+            test=final.added_to(summary.test),
+            undefined=final.undefined,
             extra=task.summary(self.simulation.params),
             newcomers=newcomers(self.simulation, self.choice) if run.holdout_clients else None,
             finetuned=finetuned(self.simulation) if run.finetune else None,
         )
 
     def _write_models(self) -> None:
-        self.folder.models.mkdir(exist_ok=True)
+        checkpoint.make_folder(self.folder.models)
+        if isinstance(self.task, Classify):
+            checkpoint.write_text(self.folder.card, Card.of(self.task, self.settings.run).write())
         method = self.settings.method
         if frozen := self.task.frozen:
             checkpoint.write_tensors(self.folder.models / "frozen.safetensors", frozen)
@@ -252,23 +301,36 @@ class _Running:
             everything = {"client_ids": torch.from_numpy(ids), **models}
             checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
 
-    def _write_clients(self) -> None:
+    def _write_clients(self, final: Final) -> None:
         """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
         store, head = self.simulation.store, self.task.headline
         ids = store.ids
-        columns: dict[str, list[float]] = {
-            "client": ids.tolist(),
+        columns: dict[str, list[Any]] = {
+            **self._who(ids),
             "samples": self.task.sizes(torch.from_numpy(ids)).tolist(),
         }
         for name, scores in store.scores.get("test", {}).items():
             columns[f"{name}_{head}"] = scores[head].tolist()
+        columns |= {f"personal_{name}": values.tolist() for name, values in final.personal.items()}
+        columns |= final.columns
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         write_table(self.folder.clients, columns)
-        if self.here and isinstance(self.task, Supervised) and len(ids) <= LABELLED:
+        if (
+            self.here
+            and isinstance(self.task, Supervised)
+            and self.task.kind == "classification"
+            and len(ids) <= LABELLED
+        ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T
-            classes = {str(label): held.tolist() for label, held in enumerate(counts)}
-            write_table(self.folder.labels, {"client": ids.tolist(), **classes})
+            named = self.task.class_names or tuple(map(str, range(len(counts))))
+            classes = {name: held.tolist() for name, held in zip(named, counts, strict=True)}
+            write_table(self.folder.labels, {**self._who(ids), **classes})
+
+    def _who(self, ids: Ints) -> dict[str, list[Any]]:
+        """Columns that say whose a line is: the client's number, and its name if it has one."""
+        names = self.task.client_names
+        return {"client": ids.tolist(), **({"name": [names[k] for k in ids]} if names else {})}
 
 
 @contextlib.contextmanager
@@ -283,7 +345,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C once: stop after the round under way, so that what is saved is whole. Twice: stop at once."""
+    """Ctrl-C or SIGTERM once: stop after the round under way, so that what is saved is whole. Twice: stop at once."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
@@ -291,14 +353,16 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        os.write(2, b"\nstopping after this round (Ctrl-C again to stop at once)\n")
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            os.write(2, b"\nstopping after this round (Ctrl-C again to stop at once)\n")
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are the caller's affair
         yield lambda: False
         return
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,7 +7,6 @@ stopped.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +15,7 @@ from typing import Any
 from equipoise.contract import Method
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
+from equipoise.core.metrics import higher_is_better
 from equipoise.core.text import to_file
 from equipoise.methods import find_method
 from equipoise.records.folder import Folder
@@ -37,28 +37,60 @@ def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told 
         raise UsageError(f"trials is {trials}: must be at least 1")
     base = Settings.of({**given, "method": method, "save_personal": False})
     ranges = search_space(find_method(method), base, given)
-    out.mkdir(parents=True, exist_ok=True)
-    _same_search(out, {"method": method, "given": {k: to_file(v) for k, v in given.items()}, "ranges": ranges})
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "study.log")))
-    sampler = optuna.samplers.TPESampler(seed=base.run.seed)
-    study = optuna.create_study(
-        storage=storage, study_name=method, direction="maximize", sampler=sampler, load_if_exists=True
-    )
-    study.enqueue_trial({name: base.flat[name] for name in ranges}, skip_if_exists=True)
-    while (done := len(_finished(study))) < trials:
-        trial = study.ask()
-        tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
-        score = _score({**base.flat, **tried}, out / f"trial-{done:03d}")
-        study.tell(trial, score) if score is not None else study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        if told:
-            told(method, done + 1, score, tried)
-    complete = [trial for trial in study.trials if trial.value is not None]
-    if not complete:
-        raise UsageError(f"no trial of {method} gave a validation score: every one diverged or was refused")
-    best = dict(study.best_trial.params)
-    result = {"method": method, "score": study.best_value, "trials": trials, "options": best}
-    checkpoint.write_text(out / "best.json", json.dumps(result, indent=1))
+    checkpoint.make_folder(out)
+    with checkpoint.locked(out):
+        _same_search(out, {"method": method, "given": {k: to_file(v) for k, v in given.items()}, "ranges": ranges})
+        study = _study(optuna, out, method, {name: base.flat[name] for name in ranges})
+        while (done := len(_finished(study))) < trials:
+            # A sampler per trial: a search that was cut short goes on with the trials that it would have had.
+            study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
+            trial = _next(optuna, study)
+            tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
+            score = _score({**base.flat, **tried}, out / f"trial-{done:03d}")
+            study.tell(trial, score) if score is not None else study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            if told:
+                told(method, done + 1, score, tried)
+        if not any(trial.value is not None for trial in study.trials):
+            raise UsageError(f"no trial of {method} gave a validation score: every one diverged or was refused")
+        best = dict(study.best_trial.params)
+        result = {"method": method, "score": study.best_value, "trials": trials, "options": best}
+        checkpoint.write_text(out / "best.json", json.dumps(result, indent=1))
     return best
+
+
+def _study(optuna: Any, out: Path, name: str, defaults: dict[str, Any]) -> Any:
+    """The search on disk, new or as far as it got."""
+    storage = optuna.storages.JournalStorage(_Journal(out / "study.log"))
+    study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+    study.enqueue_trial(defaults, skip_if_exists=True)
+    return study
+
+
+def _next(optuna: Any, study: Any) -> Any:
+    """The trial that was cut short, if one was; else a new one."""
+    begun = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
+    return optuna.trial.Trial(study, begun[0]._trial_id) if begun else study.ask()
+
+
+class _Journal:
+    """Where Optuna writes what happened: its journal, on our own way to the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        text = path.read_bytes() if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # a last line that a crash cut short did not happen
+        if whole != text or not path.exists():
+            checkpoint.write_bytes(path, whole)
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in self.path.read_bytes().splitlines()[log_number_from:]]
+        except ValueError as error:
+            raise UsageError(f"'{self.path}' is damaged: choose another --out ({error})") from error
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        checkpoint.append(self.path, "".join(json.dumps(log) + "\n" for log in logs))
+        checkpoint.sync(self.path)
 
 
 def search_space(method: type[Method], base: Settings, given: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -88,19 +120,18 @@ def read_best(folder: Path, method: str) -> dict[str, Any]:
 
 def _score(flat: dict[str, Any], folder: Path) -> float | None:
     """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
-    shutil.rmtree(folder, ignore_errors=True)  # a trial that was cut short starts anew
+    checkpoint.remove(folder)  # a trial that was cut short starts anew
     settings = Settings.of(flat)
     try:
         run(settings, folder)
     except UsageError:
         return None
     evaluated = [record for record in Folder(folder).stream() if record.evaluated]
-    if "acc" not in evaluated[-1].trained:
-        raise UsageError(f"tuning needs a task that scores accuracy, and '{settings.run.task}' does not")
-    scores = [validation_score(record, "acc", True) for record in evaluated]
+    headline = evaluated[-1].trained.headline or ""
+    scores = [validation_score(record, headline, higher_is_better(headline)) for record in evaluated]
     last = [score for score in scores[-LAST:] if score is not None]
-    shutil.rmtree(folder / "checkpoint")
-    shutil.rmtree(folder / "models")
+    checkpoint.remove(folder / "checkpoint")
+    checkpoint.remove(folder / "models")
     return fmean(last) if last else None
 
 

@@ -40,9 +40,15 @@ class RunningClient(Client):
         self.down, self.local, self.state = down, held.local, held.state
         # Shared with what `within` gives: a client has one source of data.
         self._sources: dict[str, State] = {"now": held.source}
+        self._taken = [torch.zeros_like(id)]
         self.notes = {}
         configured = Train(torch.full_like(id, training.epochs), torch.full_like(id, training.lr, dtype=torch.float64))
         self.train = down.train or configured
+
+    @property
+    def taken(self) -> Tensor:
+        """Gradient steps in this round so far."""
+        return torch.stack(self._taken).sum(0)
 
     @property
     def source(self) -> State:
@@ -82,6 +88,7 @@ class RunningClient(Client):
             pull = Pull(pull.anchor, strength, follow)
         names = tuple(fit.params) if blocks is None else task.names_of(*blocks)
         fit = replace(fit, epochs=train.epochs, lr=train.lr.to(dtype), pull=pull, names=names)
+        self._taken.append(self.steps(train, fit.part) * fit.repeat)
         params, anchor, self._sources["now"] = primitives.call(
             lambda call: task.fit(*call, when), lambda call: task.fit_stack(*call, when), (self.id, fit, self.source)
         )
@@ -91,6 +98,12 @@ class RunningClient(Client):
         task = self.task
         return primitives.call(
             lambda call: task.evaluate(*call, split), lambda call: task.evaluate_stack(*call, split), (self.id, params)
+        )
+
+    def steepness(self, params: Tree) -> Tensor:
+        task, when = self.task, self._when
+        return primitives.call(
+            lambda call: task.steepness(*call, when), lambda call: task.steepness_stack(*call, when), (self.id, params)
         )
 
     def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
@@ -150,10 +163,10 @@ def client_round(method: Method, c: RunningClient, splits: tuple[str, ...]) -> R
     c.trained, c.state = method.update(c)
     up, c.state = method.upload(c)
     # The personal model must not move the client's data source, so that is taken before it.
-    held = Held(c.trained, c.state, c.source)
+    held, steps = Held(c.trained, c.state, c.source), c.taken
     personal = method.personal(c)
     named = {"received": c.start, "trained": c.trained}
     if personal is not c.trained:
         named["personal"] = held.personal = personal
     scores = {split: {name: c.evaluate(params, split) for name, params in named.items()} for split in splits}
-    return Reply(up, held, Train(c.train.epochs, c.train.lr), scores, c.notes)
+    return Reply(up, held, Train(c.train.epochs, c.train.lr), steps, scores, c.notes)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Server, State, Task, Training, Tree
+from equipoise.contract.ranges import reasons
 from equipoise.core import schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
-from equipoise.records.rounds import Bytes, Note, RoundRecord, Spent, Spread
+from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
 from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.runtime import cost
+from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
 from equipoise.runtime.store import ClientStore
@@ -96,27 +97,29 @@ class Simulation:
             down, server.state = method.give(server, tensor_ids)
             replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
             reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            finite = _finite((reply.up, reply.held) if reply else (), len(here))
-            enough = int(finite.sum()) >= self.executor.fewest
-            taken = finite & enough
-            spent = self._bill(ids, replies, down)
+            sound = finite((reply.up, reply.held) if reply else (), len(here))
+            left_out = {} if reply is None else reasons(method.reports, reply.up)
+            sound[list(left_out)] = False
             if reply is not None:
+                left_out |= too_long(server.params, reply.up.params, sound)
+                sound[list(left_out)] = False
+            outcome = Adopted(server, torch.zeros_like(sound))
+            if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):
+                outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest)
+                server, left_out = outcome.server, left_out | outcome.blamed
+            elif self.executor.fewest > 1:
+                outcome.skipped = f"{int(sound.sum())} usable replies, {self.executor.fewest} are needed"
+            sound[list(left_out)] = False
+            spent = self._bill(ids, replies, down)
+            if reply is not None:  # a client whose update was of no use keeps what it held
                 held = reply.held if self.keeps_local else replace(reply.held, local={})
-                self.store.keep(
-                    here, held, reply.scores, taken
-                )  # a client whose update was of no use keeps what it held
-                if enough:
-                    up = reply.up if bool(taken.all()) else trees.row(reply.up, taken)
-                    weights, server.state = method.weigh(server, asked[taken], up)
-                    self.params, server.state = method.aggregate(server, asked[taken], up, weights)
-                    server.params = self.params
-        self.server_state, self.done = server.state, t
+                self.store.keep(here, held, reply.scores, outcome.rows)
+        self.params, self.server_state, self.done = server.params, server.state, t
 
         stats: Tree = {} if reply is None else trees.plain(reply.train) or {}
         notes = {**(reply.notes if reply else {}), **server.notes}
         train = {name: _spread(value) for name, value in stats.items()}
         differ = any(value.min != value.max for value in train.values())
-        needed = self.executor.fewest
         return RoundRecord(
             round=t,
             clients=len(ids),
@@ -124,14 +127,16 @@ class Simulation:
             test=self._scores("test") if "test" in splits else None,
             val=self._scores("val") if "val" in splits else None,
             train=train,
+            steps=None if reply is None or reply.steps is None else int(reply.steps.sum()),
             # Lists of a cohort say nothing without its ids.
             ids=here.tolist() if len(here) < min(task.clients, LISTED + 1) else None,
             decisions={n: _plain(v) for n, v in stats.items()} if differ and len(here) <= LISTED else None,
             bytes=Bytes(int(spent["up"].sum()), int(spent["down"].sum())),
-            dropped=here[~finite.numpy()].tolist(),
+            dropped=here[~sound.numpy()].tolist(),
+            left_out={int(here[place]): reason for place, reason in sorted(left_out.items())},
             absent=replies.absent,
-            skipped=None if enough or needed == 1 else f"{int(finite.sum())} usable replies, {needed} are needed",
-            privacy=self._privacy(ids, replies, int(taken.sum())),
+            skipped=outcome.skipped,
+            privacy=self._privacy(ids, replies, int(outcome.rows.sum())),
             notes={name: _note(value) for name, value in notes.items()},
             stop=method.stop(server) or None,
             seconds=time.perf_counter() - started,
@@ -154,7 +159,7 @@ class Simulation:
         if not models:
             return self.store.ids, self.store.local
         # A client that has not made one yet (all its updates were dropped) would use the global model.
-        unknown = ~_finite(models, len(self.store.ids))
+        unknown = ~finite(models, len(self.store.ids))
         return self.store.ids, {
             name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
             for name, value in models.items()
@@ -221,19 +226,6 @@ def _cohort(ids: Tensor, clients: int, method: Method) -> Ints:
     return array
 
 
-def _finite(tree: Any, clients: int) -> Tensor:
-    """Per client: whether every number is finite. A sum is finite only if all of its terms are: one pass decides."""
-    fine = torch.ones(clients, dtype=torch.bool)
-    seen: set[int] = set()  # what is uploaded is often also what is held
-    for value in pytree.tree_leaves(tree):
-        if value.is_floating_point() and value.data_ptr() not in seen:
-            seen.add(value.data_ptr())
-            rows = value.reshape(clients, -1)
-            whole = torch.isfinite(rows.sum(1))
-            fine &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
-    return fine
-
-
 def _spread(value: Tensor) -> Spread:
     value = value.double()
     return Spread(float(value.mean()), float(value.min()), float(value.max()))
@@ -243,10 +235,10 @@ def _plain(value: Tensor) -> list[float]:
     return [float(f"{number:.6g}") for number in value.tolist()]
 
 
-def _note(value: Any) -> Note:
+def _note(value: Any) -> Any:
     """A number as it is; one number per client as a list, or as their spread when there are many."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
         return float(value)
-    return _plain(value) if len(value) <= LISTED else _spread(value)
+    return _plain(value) if len(value) <= LISTED else asdict(_spread(value))

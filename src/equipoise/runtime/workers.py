@@ -140,7 +140,8 @@ def available_cores() -> int:
 
 def _work(loop: Loop, inbox: Arena, outbox: Arena, pipe: Connection, foreign: list[Connection]) -> None:
     """The life of a worker: a round's load, then one client after another."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    for number in (signal.SIGINT, signal.SIGTERM):  # both are the parent's affair
+        signal.signal(number, signal.SIG_IGN)
     for end in foreign:
         end.close()
     torch.set_num_threads(1)
@@ -187,4 +188,4 @@ def _dismiss(owner: int, pipes: list[Connection], processes: list[Any]) -> None:
     for process in processes:
         process.join(timeout=5)
         if process.is_alive():
-            process.terminate()
+            process.kill()

@@ -13,11 +13,13 @@ from equipoise.core.schedules import Schedule
 from equipoise.core.text import from_file, to_file
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.options import Privacy
+from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.settings.names import options, resolved
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.wrappers.late import delayed
 from equipoise.wrappers.private import private
+from equipoise.wrappers.robust.wrapper import robust
 
 Config = TypeVar("Config")
 
@@ -64,8 +66,8 @@ class Settings:
 
     @property
     def policy(self) -> Method:
-        """The method as it is run: under differential privacy or with late clients, if that is asked for."""
-        return delayed(private(self.method, self.privacy), self.run.delay, self.run.late)
+        """The method as it is run: private, with late clients, under a robust rule, if that is asked for."""
+        return robust(delayed(private(self.method, self.privacy), self.run.delay, self.run.late), self.run.robust)
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -83,6 +85,11 @@ class Settings:
 
 def _completed(run: RunConfig, method: Method, privacy: Privacy, task: TaskSpec) -> RunConfig:
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
+    if run.attack:
+        parse_attack(run.attack)
+    if run.robust and (run.delay or privacy.noisy):
+        raise UsageError("robust is not offered with delay or dp_noise: it must see every upload of the round as it is")
+    robust(method, run.robust)
     if run.delay and privacy.on:
         raise UsageError("delay is not offered with dp_clip: epsilon is counted for means of one round's uploads")
     if privacy.on and isinstance(run.participation, Schedule):

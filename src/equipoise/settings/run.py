@@ -36,11 +36,23 @@ class RunConfig(Options):
     device: str = option("auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one")
     delay: int = option(0, "rounds after which the uploads of late clients reach the aggregate; 0 for at once", low=0)
     late: float = option(1.0, "share of the clients that are late, if there is a delay", above=0, high=1)
+    robust: str = option(
+        "",
+        "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, geometric, krum:S, "
+        "multikrum:S, centred:M or trust",
+    )
+    attack: str = option(
+        "", "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics or little"
+    )
     holdout_clients: float = option(
         0.0, "share of the clients kept out of training, to see how newcomers adapt", low=0, below=1
     )
+    headline: str = option("", "the score that tables, tuning and agents read, such as auc; empty for the task's own")
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
     patience: int = option(0, "stop after so many evaluations without a better validation score; 0 for never", low=0)
     finetune: bool = option(False, "also score the personal models after validation-stopped local fine-tuning")
+    beside_local: bool = option(
+        False, "also train every client alone for as many rounds, to show that score beside its personal one"
+    )
     save_personal: bool = option(True, "keep every client's personal model in the run folder")

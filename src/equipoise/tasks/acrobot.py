@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from equipoise.contract import Task, Training
 from equipoise.frl.deep.physics import Acrobot
-from equipoise.frl.deep.task import MODELS, AgentConfig, classic
+from equipoise.frl.deep.task import MODELS, ClassicConfig, classic
 from equipoise.tasks import TaskSpec
 
 
-def build(config: AgentConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: ClassicConfig, model: str, training: Training, seed: int) -> Task:
     return classic("acrobot", Acrobot(), config, model, training, seed)
 
 
 SPEC = TaskSpec(
     name="acrobot",
     help="deep agents in Acrobot, each with links of its own length",
-    config=AgentConfig,
+    config=ClassicConfig,
     training=Training(epochs=100, lr=1e-3, batch_size=64),
     models=MODELS,
     build=build,

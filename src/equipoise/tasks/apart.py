@@ -13,6 +13,9 @@ from torch import Tensor
 from equipoise.contract import Options, Task, Training, option
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Split
+from equipoise.data.tables.preparation import Preparation
+from equipoise.data.tables.sites import PREPARATION, find_table
+from equipoise.data.target import Target
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.classify import Classify
@@ -39,11 +42,17 @@ class OwnFolder(ClientData):
         folder = Path(config.data).expanduser()
         if not config.data or not folder.is_dir():
             raise UsageError(f"there is no data folder '{config.data}': a node gives its own by data=\"...\"")
+        file = folder / PREPARATION
+        self.preparation = Preparation.read(file) if file.is_file() else None
         self.clients, self.classes = config.clients, config.classes
-        test = _read(folder, "test", config.classes)
+        if self.preparation is not None:
+            self.names, self.classes = self.preparation.clients, self.preparation.target.outputs
+            if len(self.names) != config.clients:
+                raise UsageError(f"'{file}' is of {len(self.names)} sites, but clients is {config.clients}")
+        test = self._read(folder, "test")
         self.is_client = any(folder.glob("train.*"))
-        self._server = {"test": test, "public": test if self.is_client else _read(folder, "public", config.classes)}
-        x, y = _read(folder, "train", config.classes) if self.is_client else self._server["public"]
+        self._server = {"test": test, "public": test if self.is_client else self._read(folder, "public")}
+        x, y = self._read(folder, "train") if self.is_client else self._server["public"]
         kept = int(len(x) * config.val_share)
         if config.val_share and not 0 < kept < len(x):
             raise UsageError(f"'{folder}' has {len(x)} rows to train on: too few for a val_share of {config.val_share}")
@@ -52,6 +61,20 @@ class OwnFolder(ClientData):
         if kept:
             self._splits["val"] = (x[order[:kept]], y[order[:kept]])
         self.shape = tuple(x.shape[1:])
+
+    @property
+    def target(self) -> Target:
+        return self.preparation.target if self.preparation else super().target
+
+    def _read(self, folder: Path, name: str) -> Rows:
+        """Raw tables where there is a preparation for them; otherwise numbers, and labels from 0 on."""
+        if self.preparation is None:
+            return _read(folder, name, self.classes)
+        table = find_table(folder, name)
+        if table is None:
+            raise UsageError(f"'{folder}' has neither {name}.csv nor {name}.parquet")
+        x, y = self.preparation.rows(table, f"the {name} rows in '{folder}'")
+        return torch.from_numpy(x), torch.from_numpy(y)
 
     def split(self, ids: Ints, name: str) -> Split:
         x, y = self._splits[name]
@@ -71,6 +94,7 @@ class Apart(Classify):
 
     def __init__(self, data: OwnFolder, model: str, training: Training) -> None:
         super().__init__("apart", MODELS[model](data.shape, data.classes), data, training)
+        self.preparation = data.preparation
         self.reported: dict[int, int] = {}
 
     def told_sizes(self, sizes: Mapping[int, int]) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from equipoise.contract import Task, Training
 from equipoise.frl.deep.physics import CartPole
-from equipoise.frl.deep.task import MODELS, AgentConfig, classic
+from equipoise.frl.deep.task import MODELS, ClassicConfig, classic
 from equipoise.tasks import TaskSpec
 
 
-def build(config: AgentConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: ClassicConfig, model: str, training: Training, seed: int) -> Task:
     return classic("cartpole", CartPole(), config, model, training, seed)
 
 
 SPEC = TaskSpec(
     name="cartpole",
     help="deep agents in CartPole, each with poles of its own length",
-    config=AgentConfig,
+    config=ClassicConfig,
     training=Training(epochs=100, lr=1e-3, batch_size=64),
     models=MODELS,
     build=build,

@@ -1,4 +1,4 @@
-"""Classification: any ``nn.Module`` with logits as output, on any :class:`~equipoise.data.federation.ClientData`."""
+"""Learning from examples: any ``nn.Module``, on any :class:`~equipoise.data.federation.ClientData`, for any target."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -19,9 +16,13 @@ from equipoise.contract import Fit, Pull, State, Training, Tree, When
 from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
+from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset
-from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack
-from equipoise.models import blocks_of, moving
+from equipoise.data.tables.preparation import Preparation
+from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
+from equipoise.learners.scores import bootstrap
+from equipoise.learners.targets import Objective, objective_of
+from equipoise.models import blocks_of, weights
 from equipoise.models.adapters import AdaptedConv, Adapter, adapted
 from equipoise.models.layers import drops, federated, norms, statistics
 from equipoise.models.stacking import stacked_forward
@@ -33,12 +34,10 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
 
 class Classify(Supervised):
-    """Cross-entropy on logits; scores are ``acc`` and ``loss``."""
+    """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
-    client_names: tuple[str, ...] = ()
-    """What the clients are called, in their order; empty where they have numbers only."""
-    class_names: tuple[Any, ...] = ()
-    """What the classes are called, in their order; empty where they have numbers only."""
+    preparation: Preparation | None = None
+    """How raw rows of tables became the rows of the data."""
     _laned: tuple[Tensor, Tensor] | None
 
     def __init__(
@@ -50,16 +49,21 @@ class Classify(Supervised):
         dtype: torch.dtype = torch.float32,
         closed_form: bool = True,
         fresh: bool = True,
+        objective: Objective | None = None,
     ) -> None:
         """``closed_form=False`` keeps a linear model on the general engine (to measure and test it).
 
         ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
-        Frozen parameters stay as they are in either case.
+        Frozen parameters stay as they are in either case. ``objective``: the target's usual one without it.
         """
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
-        self.clients = data.clients
-        self._closed_form = closed_form
+        self.clients, self.client_names = data.clients, data.names
+        self.class_names = data.target.classes if data.target.name else ()
+        self.objective = objective or objective_of(data.target)
+        self.filler, self.kind = self.objective.filler, data.target.kind
+        self._head(self.objective.usual)
+        self._closed_form = closed_form and self.objective.closed_form
         self._take(federated(copy.deepcopy(module).to(dtype)), "")
 
     def _take(self, module: nn.Module, blocks: str) -> None:
@@ -79,6 +83,23 @@ class Classify(Supervised):
         self._placed = self.module
         self._map_forward()
 
+    def _head(self, scored: tuple[str, ...]) -> None:
+        self.scored, self.headline = scored, scored[0]
+        self.higher_is_better = higher_is_better(self.headline)
+
+    def headed(self, name: str) -> Classify:
+        part = copy.copy(self)
+        part._head(self.objective.headed(name))
+        part._map_forward()
+        return part
+
+    def complete(self) -> Classify:
+        """With all scores of the objective, the headline first as before."""
+        part = copy.copy(self)
+        part._head((self.headline, *(name for name in self.objective.scores if name != self.headline)))
+        part._map_forward()
+        return part
+
     def _map_forward(self) -> None:
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
@@ -86,7 +107,7 @@ class Classify(Supervised):
     def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Classify:
         part, module = copy.copy(self), copy.deepcopy(self.module)
         if start:
-            _load(module, start)
+            weights.load(module, start)
         if adapter:
             if self.fresh and not start:
                 module.load_state_dict(self.init_params(seed), strict=False)  # the base, which nobody draws later
@@ -113,8 +134,7 @@ class Classify(Supervised):
         """The same task with these clients only, numbered anew."""
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
-        part.clients = part.data.clients
-        part.client_names = tuple(self.client_names[k] for k in ids) if self.client_names else ()
+        part.clients, part.client_names = part.data.clients, part.data.names
         part._map_forward()
         return part
 
@@ -124,13 +144,11 @@ class Classify(Supervised):
             logits = self.forward({}, self.prepare(x[:2]))
         except RuntimeError as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
+        wanted = f"{self.data.classes} classes" if self.kind == "classification" else f"one number for {self.kind}"
         if not isinstance(logits, Tensor):
-            raise UsageError(f"the model gives a {type(logits).__name__}: it must give logits alone, one a class")
+            raise UsageError(f"the model gives a {type(logits).__name__}: it must give its outputs alone, for {wanted}")
         if logits.shape != (len(x[:2]), self.data.classes):
-            raise UsageError(
-                f"the model gives outputs of shape {tuple(logits.shape[1:])}, "
-                f"but the data has {self.data.classes} classes"
-            )
+            raise UsageError(f"the model gives outputs of shape {tuple(logits.shape[1:])}, but the data has {wanted}")
 
         self._refuse_what_no_seed_repeats(x[:2])
         if self.stackable and not self._maps(x[:2]):
@@ -139,7 +157,7 @@ class Classify(Supervised):
     def _refuse_what_no_seed_repeats(self, x: Tensor) -> None:
         with torch.no_grad():
             once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
-        if not torch.equal(once, again):
+        if not torch.equal(*_home({"once": once, "again": again}).values()):
             raise UsageError("the model gives other outputs when asked again (F.dropout?): use nn.Dropout layers")
         for name, layer in self.module.named_modules() if self.fresh else ():
             bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
@@ -152,7 +170,7 @@ class Classify(Supervised):
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
-        params = {name: value[None] for name, value in trees.moved(_values(self.module), self.device).items()}
+        params = {name: value[None] for name, value in trees.moved(weights.values(self.module), self.device).items()}
         params |= self.step(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
         try:
             with torch.no_grad():
@@ -161,8 +179,15 @@ class Classify(Supervised):
             return False
         return True
 
-    def stored(self, rows: Any) -> Tensor:
-        """New rows as this task stores its own: arrays of the same shape; tables go through their columns."""
+    def stored(self, rows: Any, client: int | None = None) -> Tensor:
+        """New rows as this task stores its own: arrays of the same shape; tables go through their columns.
+
+        ``client``: whose rows they are, which matters where each client is standardised by itself.
+        """
+        if self.preparation is not None:
+            return torch.from_numpy(
+                self.preparation.prepare(rows, None if client is None else self.client_names[client])
+            )
         x = torch.as_tensor(np.asarray(rows))
         like = self.data.server("test")[0]
         if x.shape[1:] != like.shape[1:]:
@@ -172,7 +197,7 @@ class Classify(Supervised):
     def init_params(self, seed: int) -> Tree:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
         if not self.fresh:
-            return _values(self.module)
+            return weights.values(self.module)
         module = copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -181,14 +206,20 @@ class Classify(Supervised):
                 reset = getattr(layer, "reset_parameters", None)
                 if callable(reset) and learned:
                     reset()
-        return _values(module)
+        return weights.values(module)
 
     @property
     def frozen(self) -> Tree:
-        return {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+        return weights.frozen(self.module)
 
     def has(self, split: str) -> bool:
         return self.data.has(split)
+
+    def prepared(self) -> str:
+        return self.preparation.write() if self.preparation else ""
+
+    def fingerprint(self) -> str:
+        return self.data.fingerprint()
 
     def sizes(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.data.split(_numpy(ids), "train").size)
@@ -202,6 +233,8 @@ class Classify(Supervised):
 
     def label_counts(self, ids: Tensor) -> Tensor:
         own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
+        if self.kind != "classification":
+            return torch.from_numpy(own.size)[:, None]
         owner = np.repeat(np.arange(len(own.size)), own.size)
         first = np.cumsum(own.size) - own.size
         mine = own.start[owner] + np.arange(len(owner)) - first[owner]
@@ -240,7 +273,7 @@ class Classify(Supervised):
         return logits
 
     def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
-        return F.cross_entropy(self.forward(params, x), y, reduction="none")
+        return self.objective.losses(self.forward(params, x), y)
 
     def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         params, anchor = sgd_one.fit(self, ids, self._there(fit), when)
@@ -263,8 +296,23 @@ class Classify(Supervised):
 
     def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
         x, y = self._rows_of_one(ids, split)
-        logits, y = self.logits(trees.moved(params, self.device), x), y.to(self.device)
-        return _home({"acc": (logits.argmax(-1) == y).double().mean(), "loss": F.cross_entropy(logits, y)})
+        return trees.row(self._score(self.logits(trees.moved(params, self.device), x)[None], y[None], None), 0)
+
+    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(Classify.device)
+
+    def interval(self, client: int, params: Tree, random: np.random.Generator) -> tuple[float, float]:
+        x, y = self._rows_of_one(torch.tensor(client), "test")
+        outputs = self.logits(trees.moved(params, self.device), x).cpu()
+        return bootstrap.interval(lambda rows: self._score(outputs[rows], y[rows], None)[self.headline], len(y), random)
+
+    def constant(self, client: int) -> Tree:
+        trained, (x, y) = (
+            self._rows_of_one(torch.tensor(client), "train")[1],
+            self._rows_of_one(torch.tensor(client), "test"),
+        )
+        outputs = self.objective.constant(trained).expand(1, len(x), -1)
+        return trees.row(self._score(outputs, y[None], None), 0)
 
     def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not (self.deep and self.stackable):
@@ -273,7 +321,7 @@ class Classify(Supervised):
         body, heads = (trees.moved(tree, self.device) for tree in (params, heads))
         # What does not depend on the heads is not mapped over them, but computed once.
         mapped = vmap(lambda head: self.logits(body | head, x))
-        return _score(mapped(heads), y[None], None)
+        return self._score(mapped(heads), y[None], None)
 
     def _rows_of_one(self, ids: Tensor, split: str) -> tuple[Tensor, Tensor]:
         """One client's stored rows and labels."""
@@ -290,8 +338,7 @@ class Classify(Supervised):
 
     def losses_stack(self, stack: Tree, x: Tensor, y: Tensor) -> Tensor:
         """Losses ``[K, B]``: :meth:`losses` of K models."""
-        logits = self.forward_stack(stack, x)
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        return self.objective.losses(self.forward_stack(stack, x), y)
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         train = sgd_stack.fit if self.stackable else sgd_one.fit_each
@@ -302,7 +349,12 @@ class Classify(Supervised):
         if self.deep:
             return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
-        return _score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
+        return self._score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
+
+    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+        if not self.stackable:
+            return torch.stack([self.steepness(ids[k], trees.row(params, k), when) for k in range(len(ids))])
+        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(Classify.device)
 
     def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not self.deep:
@@ -317,50 +369,30 @@ class Classify(Supervised):
         stack = trees.moved(stack, self.device)
         models = len(next(iter(stack.values())))
         if models == 1 or self.deep:
-            scores = [_score(self.logits(trees.row(stack, k), x)[None], y[None], None) for k in range(models)]
+            scores = [self._score(self.logits(trees.row(stack, k), x)[None], y[None], None) for k in range(models)]
             return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
         x = self.prepare(x)
         at_once = max(1, LOGITS_AT_ONCE // (len(x) * self.data.classes))
         scores = [
-            _score(self._forward_shared({name: value[k : k + at_once] for name, value in stack.items()}, x), y, None)
+            self._score(
+                self._forward_shared({name: value[k : k + at_once] for name, value in stack.items()}, x), y[None], None
+            )
             for k in range(0, models, at_once)
         ]
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
 
+    def _score(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
+        """Scores ``[K]`` of outputs ``[K, n, outputs]``, in main memory; ``y [1, n]`` is that of all."""
+        y = y.to(outputs.device).expand(len(outputs), *y.shape[1:])
+        weight = None if weight is None else weight.to(outputs.device)
+        return _home(self.objective.score(outputs, y, weight, self.scored))
 
-def _load(module: nn.Module, file: str) -> None:
-    """Weights of a model that was trained before."""
-    try:
-        found = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"start is '{file}': must be a safetensors file of a model ({error})") from error
-    own = module.state_dict()
-    if odd := [name for name, value in found.items() if name not in own or own[name].shape != value.shape]:
-        raise UsageError(f"start is '{file}': its '{odd[0]}' is not in the model, or of another shape")
-    if missing := [name for name in own if name not in found]:
-        raise UsageError(f"start is '{file}': it lacks '{missing[0]}' of the model")
-    module.load_state_dict(found)
-
-
-def _score(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
-    """Weighted accuracy and cross-entropy ``[K]`` of logits ``[K, n, classes]``, in main memory."""
-    y = y.to(logits.device).expand(logits.shape[:-1])
-    hit = logits.max(-1).indices == y
-    nll = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-    if weight is None:
-        return _home({"acc": hit.sum(-1).double() / y.shape[-1], "loss": nll.mean(-1)})
-    weight = weight.to(logits.device)
-    return _home({"acc": (hit * weight).sum(-1), "loss": (nll * weight.to(nll.dtype)).sum(-1)})
+    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
+        return self.objective.merit(self.headline, scores[self.headline]), scores["loss"]
 
 
 def _home(tree: Tree) -> Tree:
     return trees.moved(tree, Classify.device)
-
-
-def _values(module: nn.Module) -> Tree:
-    """All that may move of a module, as it is now."""
-    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: held[name].detach().clone() for name in moving(module)}
 
 
 def _numpy(ids: Tensor) -> Ints:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,8 @@ from equipoise.contract import Task, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, OwnShares, form_of
-from equipoise.data.source import needs
-from equipoise.data.tables import given, read
+from equipoise.data.tables import tables_of
+from equipoise.data.tables.reading import SERVER, in_memory
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, own
 from equipoise.tasks.classify import Classify
@@ -64,30 +62,24 @@ def from_datasets(
         data = rows.federate(config, form or form_of(x), own.generator(seed))
         module = start.module(data.shape, data.classes, seed)
         task = Classify(name, module, data, training, fresh=start.fresh)
-        task.client_names = tuple(names)
         return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or own.SPEC.training
     return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)
 
 
-def from_tables(tables: Mapping[str, Any], target: str, name: str, ignore: Sequence[str] = ()) -> TaskSpec:
+def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
-    if not tables:
-        raise UsageError(f"task '{name}' has no clients: give at least one table")
-    parquet = needs("pyarrow.parquet", "reading tables")
-    with tempfile.TemporaryDirectory() as folder:  # so that tables in memory and on disk are read by one rule
-        for client, table in tables.items():
-            if not str(client).strip() or "/" in str(client):
-                raise UsageError(f"a client is called '{client}': its name must have letters and no '/'")
-            parquet.write_table(given(table, f"client '{client}'"), Path(folder) / f"{client}.parquet")
-        rows, _, columns = read(Path(folder), target, "client", tuple(ignore))
+    clients = {str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER}
+    found = in_memory(tables_of(clients, tables.get(SERVER)), choices)
 
-    def build(config: OwnShares, model: str, training: Training, seed: int) -> Task:
-        return own.Tabular(name, rows, columns, config, model, training, seed)
+    def build(config: own.TableLearning, model: str, training: Training, seed: int) -> Task:
+        return own.of_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
-    return TaskSpec(name, "tables given in Python", OwnShares, spec.training, spec.models, build, in_python=True)
+    return TaskSpec(
+        name, "tables given in Python", own.TableLearning, spec.training, spec.models, build, in_python=True
+    )
 
 
 @dataclass(frozen=True)

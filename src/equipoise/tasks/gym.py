@@ -1,4 +1,4 @@
-"""Any Gymnasium environment: double DQN where actions are numbered, DDPG where they are vectors."""
+"""Any Gymnasium environment: double DQN where actions are numbered, soft actor-critic where they are vectors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 from equipoise.contract import Task, Training, option
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.gym_world import GymWorld, keyword_arguments, makers
 from equipoise.frl.deep.task import MODELS, AgentConfig, AgentTask
+from equipoise.frl.deep.traits import SENSES, Senses, traits_named
 from equipoise.tasks import TaskSpec
 
 
 @dataclass(frozen=True)
 class GymConfig(AgentConfig):
-    """Options of agents in an environment that Gymnasium makes; `u` is not used."""
+    """Options of agents in an environment that Gymnasium makes."""
 
-    env_id: str = option("", "Gymnasium's name of the environment, such as LunarLander-v3")
+    env_id: str = option(
+        "", "Gymnasium's name of the environment, such as LunarLander-v3, or your own as file.py:Class"
+    )
     env_kwargs: str = option("", "its arguments, as JSON or a .json file: an object, or a list with one for each agent")
+    differ: str = option("", f"how agents differ beside that, separated by commas: {', '.join(SENSES)}")
     return_low: float = option(0.0, "a poor return: FedPolicy counts returns from here")
     return_high: float = option(1.0, "a good return: FedPolicy counts returns up to here")
 
@@ -28,14 +31,15 @@ class GymConfig(AgentConfig):
 
 
 def build(config: GymConfig, model: str, training: Training, seed: int) -> Task:
+    differ = traits_named(config.differ, tuple(SENSES))
     made = makers(config.env_id, keyword_arguments(config.env_kwargs, config.agents))
     world = GymWorld(made, config.return_low, config.return_high)
-    if not world.continuous:
-        return AgentTask("gym", world, config, model, training, seed)
-    if model != "mlp":
+    if not world.continuous and "motor" in differ:
+        raise UsageError(f"differ is '{config.differ}', but numbered actions of '{config.env_id}' have no strength")
+    if world.continuous and model != "mlp":
         raise UsageError(f"'{config.env_id}' takes a vector as its action, and such agents have no model '{model}'")
-    net = ActorCritic(world.observations, config.width, world.actions)
-    return AgentTask("gym", world, config, model, training, seed, net=net)
+    world.senses = Senses.of(differ, config.numbers, world.observations, seed)
+    return AgentTask("gym", world, config, model, training, seed)
 
 
 SPEC = TaskSpec(

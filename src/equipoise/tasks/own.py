@@ -4,68 +4,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equipoise.contract import Task, Training, option
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.data import tables
-from equipoise.data.forms import Form
-from equipoise.data.own import OwnRows, OwnShares
+from equipoise.data.federation import Federation
+from equipoise.data.recordings import federate_recordings, read_recordings
+from equipoise.learners.targets import Objective, balanced, objective_of
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.classify import Classify
 
 
 @dataclass(frozen=True)
-class OwnConfig(OwnShares):
+class TableLearning(tables.TableChoices):
+    """Tables, and what errors in predicting their target count."""
+
+    class_weights: str = option(
+        "none", "balanced makes every class count alike, however rare it is", choices=("none", "balanced")
+    )
+    error: str = option(
+        "squared", "what a regression makes small: squared or absolute", choices=("squared", "absolute")
+    )
+
+    def objective(self, data: Federation) -> Objective:
+        """The loss and the scores for what these data have as their target."""
+        target, weights = data.target, None
+        if self.class_weights == "balanced":
+            if target.kind != "classification":
+                raise UsageError(f"class_weights is for classes, and the target is read as {target.kind}: leave it out")
+            whole = data.split(np.arange(data.clients), "train")
+            weights = balanced(torch.bincount(whole.y, minlength=data.classes))
+        if self.error == "absolute" and target.kind != "regression":
+            raise UsageError(f"error is for regression, and the target is read as {target.kind}: leave it out")
+        return objective_of(target, class_weights=weights, absolute=self.error == "absolute")
+
+
+@dataclass(frozen=True)
+class OwnConfig(TableLearning):
     """Where the tables are and what their columns mean."""
 
-    data: str = option("", "folder with one CSV or Parquet file a client, or one file with a client column")
-    label_column: str = option("label", "column to be predicted")
+    data: str = option("", "folder with one CSV or Parquet file per client, or one file with a client column")
     client_column: str = option("client", "column that names the client, where all are in one file")
-    ignore_columns: str = option("", "columns to leave out, with commas between")
+    window: int = option(100, "steps of a window, where the file is an archive of recordings (.npz)", low=1)
 
-
-class Tabular(Classify):
-    """Rows of tables, every feature standardised by all clients' training rows."""
-
-    def __init__(
-        self,
-        name: str,
-        rows: OwnRows,
-        columns: tables.Columns,
-        config: OwnShares,
-        model: str,
-        training: Training,
-        seed: int,
-    ) -> None:
-        data = rows.federate(config, Form(), generator(seed), standardise=True)
-        super().__init__(name, MODELS[model](data.shape, data.classes), data, training)
-        self.client_names, self.class_names = tuple(rows.names), tuple(rows.class_names)
-        self._columns, self._standards = columns, rows.standards(config, generator(seed))
-
-    def stored(self, rows: Any) -> Tensor:
-        mean, scale = self._standards
-        return torch.from_numpy((tables.features(rows, self._columns) - mean) / scale)
+    @property
+    def path(self) -> Path:
+        if not self.data:
+            raise UsageError("task 'own' needs --data: a folder with one CSV or Parquet file per client, or one file")
+        return Path(self.data).expanduser()
 
 
 def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
-    if not config.data:
-        raise UsageError("task 'own' needs --data: a folder with one CSV or Parquet file a client, or one file")
-    ignore = tuple(name.strip() for name in config.ignore_columns.split(",") if name.strip())
-    path = Path(config.data).expanduser()
-    rows, _, columns = tables.read(path, config.label_column, config.client_column, ignore)
-    return Tabular("own", rows, columns, config, model, training, seed)
+    if config.path.suffix == ".npz":
+        recordings = read_recordings(config.path, config.client_column, config.target)
+        data = federate_recordings(recordings, config.window, config, generator(seed))
+        return Classify("own", MODELS[model](data.shape, data.classes), data, training)
+    found = tables.read_tables(config.path, config.client_column, config)
+    return of_tables("own", found, config, model, training, seed)
+
+
+def of_tables(
+    name: str, found: tables.Tables, choices: TableLearning, model: str, training: Training, seed: int
+) -> Classify:
+    """A task from everybody's tables, in files or (by :func:`~equipoise.data.tables.tables_of`) in Python."""
+    made = tables.federate(found, choices, generator(seed))
+    module = MODELS[model](made.data.shape, made.data.classes)
+    task = Classify(name, module, made.data, training, objective=choices.objective(made.data))
+    task.preparation, task.bytes_before = made.preparation, (made.up, made.down)
+    return task
 
 
 SPEC = TaskSpec(
     name="own",
-    help="your own tables: a folder of CSV or Parquet files, one a client, or one file with a client column",
+    help="your own tables: a folder of CSV or Parquet files, one per client, or one file with a client column",
     config=OwnConfig,
     training=Training(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.contract import State, Tree
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Flags, Ints
+from equipoise.frl.deep.traits import Flags, Ints
 from equipoise.learners.learning import BETAS, EPSILON
 
 BOTH = 2  # backbone (0) and head (1) as one

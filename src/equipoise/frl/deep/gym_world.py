@@ -1,11 +1,13 @@
 """Any Gymnasium environment, with keyword arguments of each agent's own.
 
-A foreign environment's state cannot be kept, so its episodes end with the round: what was cut counts as cut, and the
-next round starts from seeds that follow from (seed, agent, round). A resumed run is therefore the same to the bit.
+Episodes go on across rounds. Where a simulator can hand over its state (see :mod:`simulators`), that lies in the
+client's state like everything else, so a resumed run is the same to the bit. Where it cannot, episodes live in this
+process alone: after a resume they start anew, and the run says so.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,14 +16,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from equipoise.contract import State
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.physics import Flags, Floats, Ints
+from equipoise.frl.deep import simulators
+from equipoise.frl.deep.traits import Flags, Floats, Ints, Senses
 from equipoise.frl.deep.worlds import Moved, Play, Seen, World
 
 LONGEST = 1000  # steps of an episode that Gymnasium itself never cuts
+GOING_ON, SCORED = "going on", "scored"  # what environments are for: each purpose has its own
 
 
 def keyword_arguments(text: str, agents: int) -> list[dict[str, Any]]:
@@ -40,34 +45,37 @@ def keyword_arguments(text: str, agents: int) -> list[dict[str, Any]]:
     return each
 
 
-def makers(env_id: str, arguments: Sequence[dict[str, Any]]) -> list[Callable[[], Any]]:
-    """How to make each agent's environment; one is made at once, so that a mistake is seen before any work."""
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise UsageError("this task needs Gymnasium: pip install 'equipoise[rl]'") from error
+def makers(env_id: str, arguments: Sequence[dict[str, Any]]) -> list[Callable[..., Any]]:
+    """How to make each agent's environment; each is made at once, so that a mistake is seen before any work."""
+    if importlib.util.find_spec("gymnasium") is None:
+        raise UsageError("this task needs Gymnasium: pip install 'equipoise[rl]'")
     if not env_id:
-        raise UsageError("task gym needs --env-id, such as LunarLander-v3")
+        raise UsageError("task gym needs --env-id, such as LunarLander-v3, or your own as file.py:Class")
+    make = simulators.maker(env_id)
     for number, one in enumerate(arguments):
         try:
-            gymnasium.make(env_id, **one).close()
-        except (gymnasium.error.Error, TypeError, ValueError, OSError, ImportError) as error:
-            reason = str(error).strip().splitlines()[0]
+            make(**one).close()
+        except Exception as error:  # whatever an environment's own code says of its arguments
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(f"environment '{env_id}' of agent {number} cannot be made: {reason}") from error
-    return [partial(gymnasium.make, env_id, **one) for one in arguments]
+    return [partial(make, **one) for one in arguments]
 
 
 class GymWorld(World):
-    """One vector environment an agent."""
+    """One vector environment per agent and purpose."""
 
     resets = 1
 
-    def __init__(self, make: Sequence[Callable[[], Any]], lowest: float, highest: float) -> None:
+    def __init__(
+        self, make: Sequence[Callable[..., Any]], lowest: float, highest: float, senses: Senses | None = None
+    ) -> None:
         from gymnasium import spaces
 
         self.make, self.lowest, self.highest = make, lowest, highest
         one = make[0]()
-        seen, acts = one.observation_space, one.action_space
+        seen, acts, spec = one.observation_space, one.action_space, one.spec
+        self.state_size = simulators.state_size(one)
+        self.forgets = not self.state_size
         one.close()
         if not isinstance(seen, spaces.Box) or len(seen.shape) != 1:
             raise UsageError(f"the environment shows {seen}: only vectors of numbers can be learned from here")
@@ -78,50 +86,78 @@ class GymWorld(World):
             self.continuous, self.actions, self.low, self.high = True, int(acts.shape[0]), acts.low, acts.high
         else:
             self.actions = int(acts.n)
-        self.limit = one.spec.max_episode_steps or LONGEST
-        self._made: dict[tuple[int, int], Any] = {}
+        self.limit = (spec.max_episode_steps if spec else None) or LONGEST
+        self.senses = senses or Senses.of((), np.full(len(make), 0.5), self.observations, 0)
+        self._made: dict[tuple[int, int, str], Any] = {}
+        self.left: dict[int, tuple[int, bytes]] = {}
+        """Where each agent's episodes were left in this process: by which call, and what was seen last."""
 
     def subset(self, ids: Ints) -> World:
-        return GymWorld([self.make[agent] for agent in ids], self.lowest, self.highest)
+        return GymWorld([self.make[agent] for agent in ids], self.lowest, self.highest, self.senses.rows(ids))
 
-    def envs(self, ids: Tensor, copies: int) -> list[Any]:
-        """Vector environments of these agents; made once, for they hold nothing between calls."""
+    def envs(self, ids: Tensor, copies: int, purpose: str) -> list[Any]:
+        """Vector environments of these agents, made once."""
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
         for agent in ids.tolist():
-            if (agent, copies) not in self._made:
+            if (agent, copies, purpose) not in self._made:
                 made = [self.make[agent]] * copies
-                self._made[agent, copies] = SyncVectorEnv(made, autoreset_mode=AutoresetMode.DISABLED)
-        return [self._made[agent, copies] for agent in ids.tolist()]
+                self._made[agent, copies, purpose] = SyncVectorEnv(made, autoreset_mode=AutoresetMode.DISABLED)
+        return [self._made[agent, copies, purpose] for agent in ids.tolist()]
 
     def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
-        return {}
+        k = len(ids)
+        return {
+            "calls": torch.zeros(k, dtype=torch.int64),
+            "clock": torch.zeros(k, copies, dtype=torch.int64),
+            "seen": torch.zeros(k, copies, self.observations),
+            "state": torch.zeros(k, copies, self.state_size, dtype=torch.float64),
+        }
 
     def open(self, ids: Tensor, kept: State, draws: Floats) -> Play:
-        return _GymPlay(self, self.envs(ids, draws.shape[1]), draws)
+        return _GymPlay(self, ids, GOING_ON, draws, kept)
 
     def begin(self, ids: Tensor, draws: Floats) -> Play:
-        return _GymPlay(self, self.envs(ids, draws.shape[1]), draws)
+        return _GymPlay(self, ids, SCORED, draws, None)
+
+    def command(self, action: npt.NDArray[np.generic], motor: Floats) -> npt.NDArray[np.generic]:
+        """What environments get of actions ``[K, E, ...]``: agents act in [-1, 1], or number their actions."""
+        if self.continuous:
+            chosen = np.clip(motor[..., None] * action.astype(np.float64), -1.0, 1.0)
+            command: npt.NDArray[np.generic] = self.low + (chosen + 1.0) / 2.0 * (self.high - self.low)
+            return command
+        return np.where(motor < 0, self.actions - 1 - action.astype(np.int64), action.astype(np.int64))
 
 
 class _GymPlay(Play):
-    def __init__(self, world: GymWorld, envs: list[Any], draws: Floats) -> None:
-        self.world, self.envs = world, envs
-        self.clock = np.zeros(draws.shape[:2], np.int64)
-        self.seen = np.stack([env.reset(seed=_seeds(row))[0] for env, row in zip(envs, draws, strict=True)])
-        self.seen = self.seen.astype(np.float32)
+    def __init__(self, world: GymWorld, ids: Tensor, purpose: str, draws: Floats, kept: State | None) -> None:
+        self.world, self.agents, self.senses = world, ids.tolist(), world.senses.rows(ids.numpy())
+        self.envs = world.envs(ids, draws.shape[1], purpose)
+        if kept is None:
+            kept = world.fresh(ids, draws.shape[1], 0)
+        self.calls, self.clock, raw = (kept[name].numpy().copy() for name in ("calls", "clock", "seen"))
+        for k, agent in enumerate(self.agents):
+            if purpose == GOING_ON and world.left.get(agent) == _mark(self.calls[k], raw[k]):
+                continue  # its episodes stand where it left them
+            first = self.envs[k].reset(seed=_seeds(draws[k]))[0]
+            if self.calls[k] and world.state_size:
+                for env, state in zip(self.envs[k].envs, kept["state"][k].numpy(), strict=True):
+                    simulators.load(env, state)
+            else:
+                raw[k], self.clock[k] = first, 0
+        self.raw: Seen = raw
+        self.seen = self.senses.seen(raw)
 
     def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
-        if self.world.continuous:  # agents act in [-1, 1]
-            low, high = self.world.low, self.world.high
-            action = low + (action.astype(np.float64) + 1.0) / 2.0 * (high - low)
-        steps = [env.step(own) for env, own in zip(self.envs, action, strict=True)]
+        orders = self.world.command(action, self.senses.motor)
+        steps = [env.step(own) for env, own in zip(self.envs, orders, strict=True)]
         following, reward, terminated, truncated = (np.stack([step[part] for step in steps]) for part in range(4))
         following = following.astype(np.float32)
         self.clock += 1
         truncated = ~terminated & (truncated | (self.clock >= self.world.limit))
-        self.seen = self._restart(following, terminated | truncated, draws)
-        return Moved(following, reward, terminated, truncated)
+        self.raw = self._restart(following, terminated | truncated, draws)
+        self.seen = self.senses.seen(self.raw)
+        return Moved(self.senses.seen(following), reward, terminated, truncated)
 
     def _restart(self, seen: Seen, over: Flags, draws: Floats) -> Seen:
         self.clock[over] = 0
@@ -134,7 +170,20 @@ class _GymPlay(Play):
         return seen
 
     def kept(self) -> State:
-        return {}
+        calls, state = self.calls + 1, np.zeros((*self.clock.shape, self.world.state_size))
+        if self.world.state_size:
+            state = np.stack([[simulators.save(one) for one in env.envs] for env in self.envs])
+        self.world.left.update({agent: _mark(calls[k], self.raw[k]) for k, agent in enumerate(self.agents)})
+        return {
+            "calls": torch.from_numpy(calls),
+            "clock": torch.from_numpy(self.clock),
+            "seen": torch.from_numpy(self.raw),
+            "state": torch.from_numpy(state),
+        }
+
+
+def _mark(call: int, seen: Seen) -> tuple[int, bytes]:
+    return int(call), seen.tobytes()
 
 
 def _seeds(draws: Floats) -> list[int]:

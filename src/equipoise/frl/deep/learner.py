@@ -1,5 +1,8 @@
 """Double DQN of K agents as one batched computation: acting, memory, target nets and Adam along one leading axis.
 
+Targets add up several rewards (Sutton, 1988), and rewards count 1 - discount, so that values are in units of one step's
+reward whatever the discount is: both were what kept agents from forgetting.
+
 A step: every agent acts in its E copies, takes one gradient step on what it remembers, and remembers E transitions
 more. What differs between agents (exploration, how full a memory is, Adam's step count) follows from their own step
 counts, so that agents that were absent go on where they stood. All randomness comes in as uniform draws.
@@ -18,7 +21,7 @@ from torch import Tensor
 from equipoise.contract import State, Tree
 from equipoise.frl.deep.adam import Rhythm, StackedAdam, copies_of
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Flags, Floats, Ints
+from equipoise.frl.deep.traits import Flags, Floats, Ints
 from equipoise.frl.deep.worlds import Moved, Seen, World
 
 
@@ -34,10 +37,14 @@ class Settings:
     last_epsilon: float
     target_rate: float
     batch: int
+    returns: int = 1
+    """Rewards that a target adds up before it asks the target net."""
+    averaged: int = 1
+    """Newest nets of which an agent hands over the mean."""
 
 
 def columns(net: Net) -> int:
-    """Numbers of a transition: what is seen before and after, reward, whether it goes on, action."""
+    """Numbers of a transition: what is seen before and after, sum of rewards, what a later value counts, action."""
     return 2 * net.inputs + 2 + net.action_size
 
 
@@ -50,31 +57,40 @@ def fresh(net: Net, settings: Settings, agents: int, dtype: torch.dtype) -> Stat
         "updates": zeros(agents, 2, dtype=torch.int64),  # of backbone and head
         "replay": zeros(agents, settings.capacity, columns(net), dtype=dtype),
         "acted": zeros(agents, dtype=torch.int64),  # steps in each copy
+        "run": zeros(agents, settings.copies, dtype=torch.int64),  # newest transitions that are of one episode
     }
 
 
 def draws_a_step(net: Net, settings: Settings, world: World) -> int:
     """Uniform numbers that one agent uses in one step."""
-    return settings.copies * (net.action_draws + world.resets) + settings.batch
+    return settings.copies * (net.action_draws + world.resets) + settings.batch * (1 + net.learning_draws)
 
 
 def train(
     world: World, net: Net, settings: Settings, rhythm: Rhythm, ids: Tensor, params: Tensor, kept: State, u: Floats
 ) -> tuple[Tensor, State]:
     """As many steps as ``u`` ``[K, steps, draws_a_step]`` has draws for; ``params`` (as :meth:`Net.pack` lays
-    them out) is not changed."""
+    them out) is not changed.
+
+    The nets of single steps vary more in what they earn than in what they know: an agent hands over the mean of its
+    last ones, of at most half of the steps.
+    """
     agents, steps, _ = u.shape
     e, n = settings.copies, net.action_draws
     starts = u[:, :, n * e : e * (n + world.resets)].reshape(agents, steps, e, world.resets)
     play = world.open(ids, kept["env"], starts[:, 0])
     learner = LEARNERS[type(net)](net, settings, rhythm, params, kept, u)
+    last = max(1, min(settings.averaged, steps // 2))
+    moved_by = torch.zeros_like(params)  # sums of these, for what stands still is then handed over as it was
     for step in range(steps):
         before = play.seen
         action = learner.act(step, before)
         moved = play.step(action, starts[:, step])
         learner.learn(step)
         learner.remember(step, before, action, moved)
-    return learner.params, {**learner.state(), "env": play.kept()}
+        if step >= steps - last:
+            moved_by += learner.params - params
+    return params + moved_by.div_(last) if last > 1 else learner.params, {**learner.state(), "env": play.kept()}
 
 
 class Learner:
@@ -98,6 +114,7 @@ class Learner:
         self.rows = self.replay.view(-1, self.replay.shape[-1])
         self.new = self.rows.new_zeros(self.agents, settings.copies, self.rows.shape[1])
         self.acted: Ints = kept["acted"].numpy()
+        self.run: Ints = kept["run"].numpy()
         self._plan(u)
 
     def _plan(self, u: Floats) -> None:
@@ -107,6 +124,9 @@ class Learner:
         self._plan_exploration(before, u)
         first = np.arange(len(u))[:, None, None] * s.capacity  # of each agent's rows
         places = first + (before[..., None] + np.arange(e)) % s.capacity
+        back = np.arange(1, s.returns)[:, None, None, None]
+        self.earlier = first + (before[..., None] - e * back + np.arange(e)) % s.capacity  # [returns - 1, K, steps, E]
+        self.falls = s.discount ** back[:, 0]
         batches = first + (u[..., -s.batch :] * np.minimum(before, s.capacity)[..., None]).astype(np.int64)
         self.places, self.batches = (_by_step(rows) for rows in (places, batches))
         self.ready: Flags = before >= s.warmup
@@ -129,6 +149,7 @@ class Learner:
             **self.adam.state(),
             "replay": self.replay,
             "acted": torch.from_numpy(self.acted),
+            "run": torch.from_numpy(self.run),
         }
 
     def act(self, step: int, seen: Seen) -> npt.NDArray[Any]:
@@ -151,16 +172,30 @@ class Learner:
 
     def gradient(self, step: int, body: bool) -> None:
         """Into :attr:`slope`; of the head alone without ``body``."""
-        s, target = self.settings, self.target_views
-        td_slope(self.net, self.views, target, self.batch, s.discount, self.slope_views, body, self.looked)
+        td_slope(self.net, self.views, self.target_views, self.batch, self.slope_views, body, self.looked)
 
     def remember(self, step: int, before: Seen, action: npt.NDArray[Any], moved: Moved) -> None:
         """A cut episode could have gone on, so only one that ended by itself has no future."""
         new, o = self.new.numpy(), before.shape[-1]
         new[..., :o], new[..., o : 2 * o] = before, moved.following
-        new[..., 2 * o], new[..., 2 * o + 1] = moved.reward, ~moved.terminated
+        reward: Floats = moved.reward * (1.0 - self.settings.discount)
+        future: Floats = self.settings.discount * (~moved.terminated).astype(np.float64)
+        new[..., 2 * o], new[..., 2 * o + 1] = reward, future
         new[..., 2 * o + 2 :] = action.reshape(*moved.reward.shape, -1)
         self.rows.index_copy_(0, self.places[step], self.new.view(-1, new.shape[-1]))
+        if self.settings.returns > 1:
+            self._lengthen(step, moved, reward, future)
+
+    def _lengthen(self, step: int, moved: Moved, reward: Floats, future: Floats) -> None:
+        """The newest transitions of the same episode reach one step further, up to ``returns`` steps."""
+        rows, o = self.rows.numpy(), self.net.inputs
+        back, agent, copy = np.nonzero(self.run >= np.arange(1, self.settings.returns)[:, None, None])
+        which, fall = self.earlier[back, agent, step, copy], self.falls[back, 0, 0]
+        rows[which, o : 2 * o] = moved.following[agent, copy]
+        rows[which, 2 * o] += fall * reward[agent, copy]
+        rows[which, 2 * o + 1] = fall * future[agent, copy]
+        over = moved.terminated | moved.truncated
+        self.run = np.where(over, 0, np.minimum(self.run + 1, self.settings.returns - 1))
 
     def learn(self, step: int) -> None:
         """One gradient step of every agent whose memory holds ``warmup`` transitions."""
@@ -193,21 +228,20 @@ def td_slope(
     views: Tree,
     target: Tree,
     batch: Tensor,
-    discount: float,
     out: Tree,
     body: bool = True,
     looked: tuple[Tensor, ...] | None = None,
 ) -> None:
-    """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = r + discount Q'(s', argmax Q(s', .)).
+    """Into ``out``: gradient of the batch's mean (Q(s, a) - y)^2 / 2, y = R + future Q'(s', argmax Q(s', .)).
 
     ``looked``: both hidden layers and values at s and then s', where they are known already.
     """
     size, (state, following) = batch.shape[1], both_ends(net, batch)
-    reward, goes_on, action = batch[..., -3:-2], batch[..., -2:-1], batch[..., -1:].long()
+    reward, future, action = batch[..., -3:-2], batch[..., -2:-1], batch[..., -1:].long()
     one, two, values = looked or net.look(views, torch.cat([state, following], 1))
     # Double DQN: the net chooses the next action, the target net judges it.
     ahead = values[:, size:].argmax(-1, keepdim=True)
-    goal = net.values(target, following).gather(-1, ahead).mul_(goes_on).mul_(discount).add_(reward)
+    goal = net.values(target, following).gather(-1, ahead).mul_(future).add_(reward)
     error = values[:, :size].gather(-1, action).sub_(goal).div_(size)
     d3 = batch.new_zeros(len(batch), size, net.outputs).scatter_(-1, action, error)
     net.slope(views, state, one[:, :size], two[:, :size], d3, out, body)

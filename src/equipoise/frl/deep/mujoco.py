@@ -13,7 +13,6 @@ from typing import Any
 
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError
-from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.gym_world import GymWorld
 from equipoise.frl.deep.task import AgentConfig, AgentTask
 
@@ -50,7 +49,7 @@ def edited(xml: str, legs: tuple[str, ...], u: float) -> str:
     return xml
 
 
-def make(body: Body, u: float) -> Any:
+def make(body: Body, u: float, **more: Any) -> Any:
     """The environment of an agent. MuJoCo reads models from files, which it needs only while it starts."""
     import gymnasium
     from gymnasium.envs import mujoco as models
@@ -60,12 +59,11 @@ def make(body: Body, u: float) -> Any:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         file = Path(folder) / body.asset
         file.write_text(xml)
-        return gymnasium.make(body.env_id, xml_file=str(file))
+        return gymnasium.make(body.env_id, xml_file=str(file), **more)
 
 
 def mujoco_task(body: Body, config: AgentConfig, training: Training, seed: int) -> AgentTask:
     if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("gymnasium") is None:
         raise UsageError(f"task '{body.name}' needs MuJoCo: pip install 'equipoise[mujoco]'")
     world = GymWorld([partial(make, body, float(u)) for u in config.numbers], 0.0, body.best)
-    net = ActorCritic(world.observations, config.width, world.actions)
-    return AgentTask(body.name, world, config, "mlp", training, seed, net=net)
+    return AgentTask(body.name, world, config, "mlp", training, seed)

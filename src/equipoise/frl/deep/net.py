@@ -37,6 +37,11 @@ class Net:
         return 2
 
     @property
+    def learning_draws(self) -> int:
+        """Uniform numbers that learning from one remembered transition uses, beside the one that chose it."""
+        return 0
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """In the order in which parameters lie in the vector: backbone, then head."""
         h = self.width

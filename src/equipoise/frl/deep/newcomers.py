@@ -11,8 +11,8 @@ from equipoise.contract import Method, Task, Tree
 from equipoise.core import random, streams
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import Rhythm
-from equipoise.frl.deep.physics import Floats
 from equipoise.frl.deep.task import AgentTask
+from equipoise.frl.deep.traits import Floats
 from equipoise.frl.deep.worlds import World
 
 NEWCOMERS = 10**6  # their ids among the random streams begin here
@@ -49,6 +49,10 @@ def adapt(
     """
     count, settings = len(start["w1"]), replace(task.settings(task.training.batch_size), warmup=warmup)
     ids = torch.arange(count)
+    if task.net.embedding:  # it starts at each newcomer's own draw, as those of agents do
+        key = random.keys(seed, ids.numpy() + NEWCOMERS, 0, streams.ACTING[0])
+        own = 2.0 * random.uniform(key, task.net.embedding) - 1.0
+        start = {**start, "e": torch.from_numpy(own).to(task.dtype)}
     params = task.net.pack(start)
     kept = {
         **learner.fresh(task.net, settings, count, task.dtype),

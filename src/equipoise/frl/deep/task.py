@@ -22,11 +22,18 @@ from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import TOGETHER, Rhythm, copies_of
+from equipoise.frl.deep.continuous import ActorCritic
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import Floats, Ints, Physics
+from equipoise.frl.deep.physics import Physics
+from equipoise.frl.deep.traits import BODIES, SENSES, Floats, Ints, traits_named
 from equipoise.frl.deep.worlds import PhysicsWorld, World
 
 MODELS = ("mlp", "embedded")
+NUMBERED, VECTORS = (0.05, 10), (0.01, 1)  # target_rate and returns that suit actions of either kind
+SUITABLE = [
+    f"0 for {own} with numbered actions, {other} with vectors" for own, other in zip(NUMBERED, VECTORS, strict=True)
+]
+LONGEST_RETURN = 1000
 ALLOWED = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 
 
@@ -39,20 +46,29 @@ class AgentConfig(Options):
     parallel: int = option(8, "parallel copies of each agent's environment: environment steps per gradient step", low=1)
     width: int = option(128, "units of each of the two hidden layers", low=1)
     discount: float = option(0.99, "discount of a later reward", low=0, below=1)
-    capacity: int = option(20000, "transitions that an agent remembers", low=1)
+    capacity: int = option(100000, "transitions that an agent remembers", low=1)
     learn_after: int = option(1000, "environment steps of an agent before it learns", low=1)
     explore_steps: int = option(
-        5000, "environment steps of an agent over which exploration falls to its last value", low=0
+        10000, "environment steps of an agent over which exploration falls to its last value", low=0
     )
     last_epsilon: float = option(0.05, "chance of a random action at last", low=0, high=1)
-    target_rate: float = option(0.01, "how far the target net follows in one gradient step", above=0, high=1)
+    target_rate: float = option(
+        0.0, f"how far the target net follows in one gradient step; {SUITABLE[0]}", low=0, high=1
+    )
+    returns: int = option(
+        0, f"rewards that a target adds up before it asks the target net; {SUITABLE[1]}", low=0, high=LONGEST_RETURN
+    )
+    averaged: int = option(
+        20, "newest nets of a round of which an agent hands over the mean; 1 for the last alone", low=1
+    )
     episodes: int = option(10, "episodes of an evaluation, of each agent", low=1)
     val_episodes: int = option(0, "episodes that decisions may be based on, of each agent; 0 for none", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.capacity < max(self.learn_after, self.parallel):
-            raise UsageError(f"capacity is {self.capacity}: must reach learn_after ({self.learn_after}) and parallel")
+        newest = self.parallel * max(self.returns, NUMBERED[1])  # transitions that may still reach further
+        if self.capacity < max(self.learn_after, newest):
+            raise UsageError(f"capacity is {self.capacity}: must reach learn_after ({self.learn_after}) and {newest}")
 
     @property
     def numbers(self) -> Floats:
@@ -68,6 +84,13 @@ class AgentConfig(Options):
         if not ((numbers > 0) & (numbers < 1)).all():
             raise UsageError(f"u is '{self.u}': every number must lie strictly between 0 and 1")
         return numbers
+
+
+@dataclass(frozen=True)
+class ClassicConfig(AgentConfig):
+    """Options of agents in an environment whose physics we compute."""
+
+    differ: str = option("length", f"how agents differ, separated by commas: {', '.join((*BODIES, *SENSES))}")
 
 
 class AgentTask(Agents):
@@ -93,7 +116,8 @@ class AgentTask(Agents):
         )
         embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
         self.clients = config.agents
-        self.net = net or Net(world.observations, config.width, world.actions, embedding)
+        kind = ActorCritic if world.continuous else Net
+        self.net = net or kind(world.observations, config.width, world.actions, embedding)
         self.blocks = self.net.blocks
 
     def subset(self, ids: Ints) -> AgentTask:
@@ -104,9 +128,9 @@ class AgentTask(Agents):
         return AgentTask(self.name, world, config, "", self.training, self.seed, self.dtype, self.net)
 
     def settings(self, batch: int) -> learner.Settings:
-        c = self.config
-        how = (c.parallel, c.discount, c.capacity, c.learn_after, c.explore_steps, c.last_epsilon, c.target_rate)
-        return learner.Settings(*how, batch)
+        c, (rate, returns) = self.config, VECTORS if self.world.continuous else NUMBERED
+        how = (c.parallel, c.discount, c.capacity, c.learn_after, c.explore_steps, c.last_epsilon)
+        return learner.Settings(*how, c.target_rate or rate, batch, c.returns or returns, c.averaged)
 
     def init_params(self, seed: int) -> Tree:
         u = random.uniform(random.keys(seed, np.zeros(1, np.int64), 0, streams.ACTING[0]), self.net.size)[0]
@@ -131,6 +155,20 @@ class AgentTask(Agents):
                 f"{method.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
                 f"choose {', '.join(ALLOWED)}"
             )
+
+    def remarks(self) -> tuple[str, ...]:
+        steps, found = self.training.epochs, []
+        if steps < self.world.limit:
+            found.append(
+                f"a round has {steps} steps and an episode may have {self.world.limit}: episodes go on across rounds, "
+                "under the net of the round"
+            )
+        if self.world.forgets:
+            found.append(
+                "this simulator does not hand over its state: a resumed run is not the same to the bit, its episodes "
+                "start anew"
+            )
+        return tuple(found)
 
     def check(self) -> None:
         self.config.numbers  # noqa: B018 (refuses bad ones)
@@ -206,6 +244,8 @@ class AgentTask(Agents):
         return share, torch.zeros_like(share)
 
 
-def classic(name: str, physics: Physics, config: AgentConfig, model: str, training: Training, seed: int) -> AgentTask:
+def classic(name: str, physics: Physics, config: ClassicConfig, model: str, training: Training, seed: int) -> AgentTask:
     """A task of classic control."""
-    return AgentTask(name, PhysicsWorld(physics, config.numbers), config, model, training, seed)
+    differ = traits_named(config.differ, (*BODIES, *SENSES))
+    world = PhysicsWorld.of(physics, config.numbers, differ, seed)
+    return AgentTask(name, world, config, model, training, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from equipoise.contract import State
 from equipoise.core import random, streams
-from equipoise.frl.deep.physics import Flags, Floats, Ints, Physics
+from equipoise.frl.deep.physics import Physics
+from equipoise.frl.deep.traits import Bodies, Flags, Floats, Ints, Senses
 
 Seen = npt.NDArray[np.float32]
 
@@ -48,6 +50,8 @@ class World(ABC):
     observations: int
     actions: int
     continuous: bool = False
+    forgets: bool = False
+    """Whether episodes are lost with the process: their state cannot be kept."""
     resets: int
     """Uniform numbers that an episode starts from."""
     limit: int
@@ -74,15 +78,20 @@ class World(ABC):
 class PhysicsWorld(World):
     """Classic control by its formulas: all agents and copies in one call."""
 
-    resets = 4
-
-    def __init__(self, physics: Physics, u: Floats) -> None:
-        self.physics, self.u, self.lengths = physics, u, physics.length(u)[:, None]
+    def __init__(self, physics: Physics, bodies: Bodies, senses: Senses) -> None:
+        self.physics, self.bodies, self.senses = physics, bodies, senses
         self.observations, self.actions, self.limit = physics.observations, physics.actions, physics.limit
+        self.continuous, self.resets = physics.continuous, physics.states
         self.lowest, self.highest = physics.lowest, physics.highest
 
+    @classmethod
+    def of(cls, physics: Physics, u: Floats, differ: Sequence[str] = ("length",), seed: int = 0) -> PhysicsWorld:
+        """Environments of agents with these numbers, which differ by these traits."""
+        senses = Senses.of(differ, u, physics.observations, seed)
+        return cls(physics, Bodies.of(differ, u, physics.length(u), physics.own_length, senses.motor), senses)
+
     def subset(self, ids: Ints) -> World:
-        return PhysicsWorld(self.physics, self.u[ids])
+        return PhysicsWorld(self.physics, self.bodies.rows(ids), self.senses.rows(ids))
 
     def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
         draws = random.uniform(random.keys(seed, ids.numpy(), 0, streams.FIRST_STATES[0]), copies * self.resets)
@@ -98,13 +107,14 @@ class PhysicsWorld(World):
 
 class _PhysicsPlay(Play):
     def __init__(self, world: PhysicsWorld, ids: Tensor, state: Floats, clock: Ints) -> None:
-        self.physics, self.length = world.physics, world.lengths[ids.numpy()]
+        self.physics, rows = world.physics, ids.numpy()
+        self.own, self.senses = world.bodies.rows(rows), world.senses.rows(rows)
         self.state, self.clock = state, clock
         self.unit = np.array(self.physics.usual, np.float32)
         self.seen = self._see()
 
     def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
-        self.state, reward, terminated = self.physics.step(self.state, action.astype(np.int64), self.length)
+        self.state, reward, terminated = self.physics.step(self.state, action, self.own)
         self.clock += 1
         following = self.seen = self._see()
         truncated = ~terminated & (self.clock >= self.physics.limit)
@@ -116,7 +126,7 @@ class _PhysicsPlay(Play):
         return Moved(following, reward, terminated, truncated)
 
     def _see(self) -> Seen:
-        return self.physics.observe(self.state) / self.unit
+        return self.senses.seen(self.physics.observe(self.state) / self.unit)
 
     def kept(self) -> State:
         return {"state": torch.from_numpy(self.state), "clock": torch.from_numpy(self.clock)}

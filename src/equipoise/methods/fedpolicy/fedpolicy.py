@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -9,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Server, State, Task, Training, Tree, Up, option
+from equipoise.contract import Client, Down, Range, Server, State, Task, Training, Tree, Up, option
+from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedpolicy import policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
@@ -31,6 +33,7 @@ class FedPolicy(Over):
     """w_i <- full (B, H), backbone (B, own h), head (own b, H) or none (own b, h); the rest is the base's."""
 
     name: ClassVar[str] = "fedpolicy"
+    family: ClassVar[str] = "redistribution"
     policy: str = option("learned", "who chooses the part that a client gets back", choices=(*PUBLISHED, *POLICIES))
     parts: str = option(
         "full,backbone,head",
@@ -51,6 +54,16 @@ class FedPolicy(Over):
     probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares", low=0)
     probe_every: int = option(16, "rounds between probes at most, for the policy learned", low=1)
     policy_gamma: float = option(0.5, "discount of the next round in the policy dqn", low=0, below=1)
+
+    @property
+    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
+        told = {
+            "part": Range(0.0, len(self.sets) - 1.0),
+            "scores": probes.SCORE,
+            "report": record.REPORT,
+            "copied": SHARE,
+        }
+        return {**super().reports, **told}
 
     @property
     def keeps_model(self) -> bool:  # type: ignore[override]

@@ -89,7 +89,8 @@ class Learned(Dqn):
         part = torch.where(exploring, ranked.indices[:, 1], best)
         choose = free & ~exploring
         s.notes["probes"] = int(look.sum())
-        base = value - value[:, self.rules.mask].mean(1, keepdim=True)
+        mean = value[:, self.rules.mask].mean(1, keepdim=True)
+        base = torch.where(self.rules.mask, value - mean, 0.0)  # a state that is kept must be finite
         new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
         memory = {**memory, **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()}}
         return Offer(part, look, choose, trust, lean), memory

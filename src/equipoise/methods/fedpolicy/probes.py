@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, State
+from equipoise.contract import Client, Range, State
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.fedpolicy import record
 from equipoise.methods.fedpolicy.parts import Parts
 
 KEPT = 0.7  # of a smoothed score, each round
 LOSS_PART, LOSS_MOST = 0.02, 3.0  # accuracy decides; the loss, bounded, breaks ties
+SCORE = Range(0.0, 1.0 + LOSS_PART * LOSS_MOST)  # of a part, as a client reports it
 
 
 def client_init(parts: Parts) -> State:

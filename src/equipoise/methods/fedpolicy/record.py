@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Server, State, Task, Tree
+from equipoise.contract import Client, Range, Server, State, Task, Tree
+from equipoise.contract.ranges import MOST_LOSS
 from equipoise.contract.supervised import Supervised
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.fedpolicy.parts import Parts
 
 LOSS_PART, LOSS_MOST = 0.1, 1.0  # of a change of the loss, in a reward
 LEAST = 1e-12
+REPORT = Range(0.0, (MOST_LOSS, 1.0, MOST_LOSS, 1.0, 100.0))  # what :func:`report` uploads
 
 
 def features_of(parts: Parts) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from equipoise.contract import Server, State, Task, Train, Training, Tree, Up, option
+from equipoise.contract import Range, Server, State, Task, Train, Training, Tree, Up, option
+from equipoise.contract.ranges import LOSS, SHARE
 from equipoise.core.errors import UsageError
 from equipoise.learners.ddpg import Config
 from equipoise.methods.over import Over
-from equipoise.methods.page import settle
+from equipoise.methods.page import settle, shared
 from equipoise.methods.page.actions import epochs_of, rate_of
 
 TABLE_7 = {"synthetic": 0.01, "cifar100": 0.05, "tinyimagenet": 0.001, "shakespeare": 0.005}
@@ -41,6 +43,11 @@ class Game(Over):
         50, "rounds in each of the two windows that must agree for the game to end; 0 for never", low=0
     )
     tolerance: float = option(0.01, "relative change of the utilities between the windows that counts as none", low=0)
+
+    @property
+    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
+        told = {"received_loss": LOSS, "trained_loss": LOSS, "trained_acc": SHARE, "error": SHARE}
+        return {**super().reports, **told, **shared.REPORTS}
 
     @cached_property
     def factors(self) -> tuple[str, ...]:

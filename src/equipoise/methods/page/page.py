@@ -24,6 +24,7 @@ class Page(Game):
     """Client i: state acc_i, action (alpha_i, eta_i), reward 1/f_i. Server: state acc_1..N, action p, reward 1/F."""
 
     name: ClassVar[str] = "page"
+    family: ClassVar[str] = "controller"
     bias: str = option("1:1", "weight of the global against the local model, as 10:1 or 1:10")
     resources: str = option("", "energy budget of the clients: 'default' or a TOML file of ranges; empty for none")
     multiplier_rate: float = option(0.5, "rate of the Lagrangian multipliers under an energy budget", above=0)
@@ -69,10 +70,10 @@ class Page(Game):
 
     def decide(self, c: Client) -> tuple[Train, State]:
         """s_i(t) = accuracy of the received model; a_i(t) = (alpha_i, eta_i)."""
-        scores = c.evaluate(c.start, self.split)
-        state, train = {**c.state, "received": scores["loss"].double(), "error": 1 - scores["acc"].double()}, c.train
+        merit, loss = (value.double() for value in c.task.merit(c.evaluate(c.start, self.split)))
+        state, train = {**c.state, "received": loss, "error": 1 - merit}, c.train
         if self.own:
-            seen = [scores["acc"].double()]
+            seen = [merit]
             if self.resources:  # the agent also sees how many epochs it can pay for
                 state["energy"] = energy.forecast(c, self.limits, state["energy"], state["player"]["turns"] == 0)
                 seen.append(energy.affordable(state["energy"]) / self.epochs_most)
@@ -128,7 +129,8 @@ class Page(Game):
         if "p" not in self.factors:
             weights, state = super().weigh(s, ids, up)
             return weights, {**state, "history": history}
-        seen = s.state["accs"].index_copy(0, ids, s.evaluate(up.params, self.server_split)["acc"].double())
+        merits = s.task.merit(s.evaluate(up.params, self.server_split))[0].double()
+        seen = s.state["accs"].index_copy(0, ids, merits)
         observed = s.state["accs"] if self.as_published else seen
         action, playing = player.server_turn(s, self.server_config(s.task), s.state["player"], observed)
         p = simplex(action[ids])

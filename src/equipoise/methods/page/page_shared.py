@@ -27,6 +27,7 @@ class PageShared(Game):
     """
 
     name: ClassVar[str] = "page-shared"
+    family: ClassVar[str] = "controller"
     replay: int = option(
         10_000, "transitions that the clients' agent remembers; it sees one per client and round", low=1
     )
@@ -51,16 +52,16 @@ class PageShared(Game):
 
     def decide(self, c: Client) -> tuple[Train, State]:
         """s_i(t): accuracy and loss of the received model, what is known of the last turn, rounds left."""
-        scores = c.evaluate(c.start)
-        state = {**c.state, "received": scores["loss"].double()}
+        merit, loss = c.task.merit(c.evaluate(c.start))
+        state = {**c.state, "received": loss.double()}
         if not self.own:
             return c.train, state
         action, state["player"] = shared.move(
             c,
             self.leader(c.task),
             state["player"],
-            view=scores["acc"].double(),
-            loss=scores["loss"],
+            view=merit.double(),
+            loss=loss,
             spread=self.spread(c.round),
             pay=_utility,
             ready=c.down.extra["ready"],
@@ -69,13 +70,13 @@ class PageShared(Game):
 
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
-        trained = c.evaluate(c.trained)
-        metrics = {**up.metrics, "received_loss": state["received"], "trained_loss": trained["loss"].double()}
+        merit, loss = c.task.merit(c.evaluate(c.trained))
+        metrics = {**up.metrics, "received_loss": state["received"], "trained_loss": loss.double()}
         if "p" in self.factors:
-            metrics["trained_acc"] = trained["acc"].double()
+            metrics["trained_acc"] = merit.double()
         if self.own:
             metrics |= shared.report(state["player"])
-            state["player"] = shared.close(state["player"], trained["loss"])
+            state["player"] = shared.close(state["player"], loss)
         return Up(up.params, up.extra, metrics), state
 
     # --- server: the follower ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Server, State, Tree
+from equipoise.contract.ranges import SHARE, Range
 from equipoise.core import streams
 from equipoise.core.streams import Streams
 from equipoise.learners import ddpg
@@ -41,6 +42,15 @@ CONFIG = Config(
 ACTIONS = 2
 NOISE = 0.3  # spread of exploration in the first round; it vanishes with the rounds
 SPAN_RATE, SPAN_EPOCHS = 3.0, 2.0
+
+REPORTS = {
+    "agent_state": Range(-100.0, 100.0),  # logarithms of losses
+    "agent_next": Range(-100.0, 100.0),
+    "agent_action": Range(-1.0, 1.0),
+    "agent_reward": Range(-200.0, 200.0),  # their differences, or one over a loss of at least a hundredth
+    "agent_closed": SHARE,
+}
+"""What :func:`report` uploads."""
 
 
 def epochs_around(rule: Tensor, action: Tensor) -> Tensor:

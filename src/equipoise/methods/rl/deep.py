@@ -22,10 +22,11 @@ class DeepQ(Method):
     """
 
     trains: ClassVar[str] = "deep"
+    family: ClassVar[str] = "agents"
     two_rates: ClassVar[bool] = False
     head_steps: int = option(0, "steps of the head for each of the body; 0 for both in every step", low=0)
     body_rate: float = option(1.0, "rate of the body as a share of the head's, at first", above=0, high=1)
-    slow_after: int = option(10, "rounds t0 over which the rates fall, the body's faster; 0 keeps them", low=0)
+    slow_after: int = option(50, "rounds t0 over which the rates fall, the body's faster; 0 keeps them", low=0)
 
     def check(self, task: Task, training: Training) -> None:
         if not isinstance(task, AgentTask):

@@ -23,6 +23,7 @@ class LinearRepresentation(Method):
     """
 
     trains: ClassVar[str] = "linear"
+    family: ClassVar[str] = "agents"
     learns: ClassVar[str]
     """The task's model: v, values of states, or q, values of states and actions."""
     keeps_model: ClassVar[bool] = True

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Task, Training
+import torch
+
+from equipoise.contract import Client, State, Task, Training, Tree, take_sent
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.task import AgentTask
 from equipoise.methods.rl.deep import DeepQ
@@ -13,12 +15,24 @@ from equipoise.methods.rl.deep import DeepQ
 
 @dataclass(frozen=True)
 class PerDqnAvg(DeepQ):
-    """Q_i(s, a) = Q([s, e_i], a): Q is averaged, e_i (of size ceil(log2 N)) is learned by agent i alone."""
+    """Q_i(s, a) = Q([s, e_i], a): Q is averaged, e_i (of size ceil(log2 N)) is learned by agent i alone.
+
+    Each e_i starts at the agent's own draw from U(-1, 1): one net cannot tell agents apart whose inputs are the same.
+    """
 
     name: ClassVar[str] = "perdqnavg"
     model: ClassVar[str] = "embedded"
     shares: ClassVar[tuple[str, ...]] = ("backbone",)
     keeps_model: ClassVar[bool] = True
+
+    def client_init(self, task: Task, params: Tree) -> State:
+        return {"began": torch.zeros(())}
+
+    def install(self, c: Client) -> tuple[Tree, State]:
+        start = take_sent(c)
+        own = (2.0 * c.uniform(*start["e"].shape) - 1.0).to(start["e"].dtype)
+        start["e"] = torch.where(c.state["began"] > 0, start["e"], own)
+        return start, {"began": torch.ones_like(c.state["began"])}
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Server, State, Task, Train, Training, Tree, Up, option, take_sent
+from equipoise.contract import Client, Method, Range, Server, State, Task, Train, Training, Tree, Up, option, take_sent
+from equipoise.contract.ranges import COUNT
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.task import TabularTask
@@ -19,7 +21,9 @@ class FederatedQ(Method):
     """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
 
     trains: ClassVar[str] = "tabular"
+    family: ClassVar[str] = "agents"
     rule: ClassVar[str]
+    reports: ClassVar[Mapping[str, Range]] = {"visits": COUNT}
     eta: float = option(0.05, "learning rate of Q-learning", above=0, below=1)
     tau: int = option(50, "local steps between synchronisations", low=1)
     steps: int = option(

@@ -46,7 +46,7 @@ def before_after(groups: Sequence[Group], score: Score) -> Figure | None:
         traces.append(
             {
                 **{"type": "scatter", "mode": "markers", "name": group.label, "x": numbers(xs), "y": numbers(ys)},
-                "text": [f"client {client:.0f}" for client, _, _ in pairs],
+                "text": [run.called(client) for client, _, _ in pairs],
                 "hovertemplate": "%{text}: %{x:.4g} → %{y:.4g}",
                 "marker": {"color": colour(index), "symbol": symbol(index), "size": 7, "opacity": 0.75},
             }

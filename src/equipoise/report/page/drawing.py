@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.records.scores import LOWER_IS_BETTER
+from equipoise.core.metrics import higher_is_better
 
 Figure = dict[str, Any]
 
@@ -29,7 +29,7 @@ class Score:
         self.scale = 100.0 if headline == "acc" else 1.0
         self.words = "accuracy, %" if headline == "acc" else headline
         self.axis = {"type": "log"} if headline == "error" else {}
-        self.higher = headline not in LOWER_IS_BETTER
+        self.higher = higher_is_better(headline)
 
 
 def colour(index: int) -> str:

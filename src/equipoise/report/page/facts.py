@@ -21,10 +21,15 @@ def clients(run: Run) -> str:
     order = sorted(range(count), key=lambda i: final[i] if math.isfinite(final[i]) else math.inf)
     half = LISTED // 2
     kept = sorted(order if count <= LISTED else [*order[:half], *order[-half:]])
-    rows = [[(figure(v), v, False) for v in (run.clients[name][i] for name in known)] for i in kept]
+    rows = [[_cell(run, name, i) for name in known] for i in kept]
     which = "" if count <= LISTED else f" ({half} with the lowest and {half} with the highest score of {count})"
     head = [(name.replace("_", " "), False) for name in known]
     return f"<details><summary>Table of clients{which}</summary>{table(head, rows)}</details>"
+
+
+def _cell(run: Run, name: str, i: int) -> tuple[str, float, bool]:
+    value = run.clients[name][i]
+    return (run.called(value) if name == "client" and run.names else figure(value)), value, False
 
 
 def certificates(groups: Sequence[Group]) -> str:
@@ -34,15 +39,24 @@ def certificates(groups: Sequence[Group]) -> str:
         for summary in group.summaries:
             if found := summary.certificate:
                 players, server = found.clients, found.server.gain if found.server else None
-                values = [found.epsilon, players.largest, players.mean, players.gaining, server]
+                values = [found.largest_gain, players.largest, players.mean, players.gaining, server]
                 name = f"{group.label}, seed {summary.about.seed}"
                 figures = [(_percent(value), value, False) for value in values]
                 rows.append([(name, None, False), *figures, (str(found.samples), float(found.samples), False)])
     if not rows:
         return ""
-    titles = ("run", "ε", "client: largest gain", "client: mean gain", "clients that gain", "server: gain", "tried")
+    titles = (
+        "run",
+        "largest gain of all",
+        "client: largest gain",
+        "client: mean gain",
+        "clients that gain",
+        "server: gain",
+        "tried",
+    )
     about = (
-        "What any player would gain in utility by deviating alone, everything else fixed; sampled, so a lower bound."
+        "What any player would gain in utility by deviating alone, relative to what it has; 0 % is an equilibrium. "
+        "The choices are sampled, so these are lower bounds."
     )
     return f'<p class="faint">{about}</p>{table([(title, False) for title in titles], rows)}'
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from equipoise.core import files
+
 Point = tuple[float, float]
 
 
@@ -37,5 +39,5 @@ def draw(points: Mapping[str, Point], title: str, path: Path, unit: str = "%", h
     axes.set_ylabel(f"personal models on their own test sets, {unit}{way}")
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
+    files.write_with(path, lambda file: figure.savefig(file, metadata={"Date": None}))
     return True

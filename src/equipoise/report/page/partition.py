@@ -14,10 +14,11 @@ EACH = 200  # clients that are drawn; of more, so many
 
 def labels(groups: Sequence[Group], score: Score) -> Figure | None:
     """Who holds what: the share of each class in each client's training data, alike clients together."""
-    table = next((run.labels for group in groups for run in group.runs if run.labels), {})
-    classes = [name for name in table if name != "client"]
-    if not classes:
+    run = next((run for group in groups for run in group.runs if run.labels), None)
+    if run is None:
         return None
+    table = run.labels
+    classes = [name for name in table if name != "client"]
     counts = np.array([table[name] for name in classes]).T
     clients = np.array(table["client"])
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -27,7 +28,7 @@ def labels(groups: Sequence[Group], score: Score) -> Figure | None:
         **{"type": "heatmap", "x": classes, "z": [numbers(row) for row in share[order].tolist()]},
         "colorscale": "Cividis",
         "colorbar": {"thickness": 12, "title": {"text": "share"}},
-        "text": [[f"client {clients[i]:.0f}: {n:.0f} of {counts[i].sum():.0f}" for n in counts[i]] for i in order],
+        "text": [[f"{run.called(clients[i])}: {n:.0f} of {counts[i].sum():.0f}" for n in counts[i]] for i in order],
         "hovertemplate": "%{text} samples of class %{x}<extra></extra>",
     }
     return figure([trace], "class", "clients, by their largest class", yaxis={"showticklabels": False})

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
-from equipoise.records.rounds import Bytes, Note, Spread
+from equipoise.records.rounds import Bytes, Spread
 from equipoise.records.scores import NAMED
 from equipoise.report.folders import run_folders
 from equipoise.report.reading import readable
@@ -98,7 +99,7 @@ def _line(name: str, spread: Spread) -> list[str]:
     return [name, *(f"{value:.4g}" for value in (spread.mean, spread.min, spread.max))]
 
 
-def _spread(note: Note) -> Spread | None:
+def _spread(note: Any) -> Spread | None:
     """Of a note that is a number, or one number per client; unknown ones do not count."""
     values = [value for value in (note if isinstance(note, list) else [note]) if isinstance(value, int | float)]
     known = [value for value in values if math.isfinite(value)]

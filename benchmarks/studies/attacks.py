@@ -1,0 +1,145 @@
+"""Hostile clients: methods under robust rules and attacks, a tenth and three tenths of the clients, and one of 100."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab.cell import percent, run
+from benchmarks.lab.tables import mean, spread, table
+from equipoise.runtime.attacks import hostile_clients
+
+SEEDS = (1, 2, 3)
+RULES = ("none", "adaptive:1", "median", "trimmed:0.3", "geometric", "multikrum:0.3", "centred:1", "trust")
+CHEAP = ("none", "multikrum:0.3", "trust")  # where a run takes long
+ATTACKS = ("flip", "scaled", "noise", "constant", "little", "metrics")
+SHARES = (0.1, 0.3)
+EVERY = ("none", *(f"{attack}:{share}" for share in SHARES for attack in ATTACKS))
+HARD = ("none", "flip:0.1", "little:0.1", "metrics:0.1", "flip:0.3", "little:0.3")
+ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01")
+METHODS = ("fedavg", "equilibrium", "fedpolicy")
+PROTECTED = (
+    *("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "ditto", "pfedme", "fedper", "fedrep", "fedbabu"),
+    *("fedrod", "fedala", "finetune", "equilibrium", "fedpolicy", "page", "page-shared", "autopilot", "dapfl"),
+)
+SYNTHETIC = {"task": "synthetic", "executor": "stacked", "clients": 100, "eval_every": 10, "threads": 1}
+FASHION = {
+    **{"task": "fashion-mnist", "model": "mlp", "executor": "stacked", "clients": 20, "participation": 1.0},
+    **{"eval_every": 5, "threads": 1, "epochs": 1},
+}
+
+
+def options(task: str, method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
+    """The options of a cell; rules that cost too much for a slow method or task are left out."""
+    if (task == "fashion-mnist" or method != "fedavg") and (rule not in CHEAP or attack not in HARD):
+        return None
+    if task == "fashion-mnist" and (method == "equilibrium" or attack == "metrics:0.1"):
+        return None
+    base: dict[str, Any] = {**SYNTHETIC, "rounds": 60} if task == "synthetic" else {**FASHION, "rounds": 20}
+    if method == "fedavg":
+        base["epochs"] = 1
+    if method == "fedpolicy":
+        base["model"] = "mlp"
+    words = {name: value for name, value in (("robust", rule), ("attack", attack)) if value != "none"}
+    return {**base, **words, "method": method, "seed": seed}
+
+
+def one(method: str, attack: str, seed: int) -> dict[str, Any]:
+    """One client of 100 lies, and nothing is asked for against it."""
+    words = {} if attack == "none" else {"attack": attack}
+    return {**SYNTHETIC, **words, "model": "mlp", "rounds": 40, "epochs": 1, "method": method, "seed": seed}
+
+
+def cells(results: Results) -> Iterable[Cell]:
+    kinds = {"task": ("synthetic", "fashion-mnist"), "method": METHODS, "rule": RULES, "attack": EVERY}
+    yield from grid(options, **kinds, seed=SEEDS)
+    for cell in grid(one, method=PROTECTED, attack=ONE, seed=SEEDS[:1]):
+        yield Cell({"task": "one of 100", **cell.axes}, cell.options)
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    done = run(cell.options, folder)
+    found, ids, liars = done.summary, done.clients("client"), set()
+    if "attack" in cell.options:
+        share = float(cell.options["attack"].split(":")[1])
+        liars = set(hostile_clients(cell.options["seed"], cell.options["clients"], share).tolist())
+    try:
+        own = done.clients("personal_acc")
+    except KeyError:  # the personal model is the trained one
+        own = done.clients("trained_acc")
+    honest = [score for client, score in zip(ids, own, strict=True) if int(client) not in liars]
+    return {
+        "global": percent(found["global"]),
+        "honest": round(100 * sum(honest) / len(honest), 2),
+        "left_out": found["dropped_updates"],
+    }
+
+
+def _table(task: str, methods: Iterable[str]) -> Any:
+    def made(results: Results) -> list[str]:
+        lines = []
+        for method in methods:
+            here = results.where(task=task, method=method)
+            if not here:
+                continue
+            attacks = [attack for attack in EVERY if any(r["attack"] == attack for r in here)]
+            for side, title in (("global", "global model"), ("honest", "honest clients' own models")):
+                rows = []
+                for rule in RULES:
+                    found = {a: [r[side] for r in here if r["rule"] == rule and r["attack"] == a] for a in attacks}
+                    if any(found.values()):
+                        rows.append([rule, *(spread(found[a]) for a in attacks)])
+                lines += [f"**{method}, {title}, accuracy %**", "", *table(["rule", *attacks], rows)]
+        return lines
+
+    return made
+
+
+def alone(results: Results) -> list[str]:
+    """Points that one lying client of 100 costs, with the protection that is always on."""
+    rows = []
+    for method in PROTECTED:
+        here = {r["attack"]: r for r in results.where(task="one of 100", method=method)}
+        if "none" not in here:
+            continue
+        costs = []
+        for attack in ONE[1:]:
+            sides = [(here["none"][side], here[attack][side]) for side in ("global", "honest") if attack in here]
+            known = [clean - lied for clean, lied in sides if clean is not None and lied is not None]
+            costs.append(f"{max(known):+.1f}" if known else None)
+        rows.append([method, *costs, here["none"]["left_out"]])
+    return table(["method", *ONE[1:], "left out of the honest run"], rows)
+
+
+def summary(results: Results) -> list[str]:
+    """What the best rule keeps, in points below the run without attack and rule."""
+    rows = []
+    for task in ("synthetic", "fashion-mnist"):
+        for method in METHODS:
+            clean = mean(r["global"] for r in results.where(task=task, method=method, rule="none", attack="none"))
+            for share in SHARES:
+                for attack in ATTACKS:
+                    at = {"task": task, "method": method, "attack": f"{attack}:{share}"}
+                    found = {rule: mean(r["global"] for r in results.where(rule=rule, **at)) for rule in RULES}
+                    kept = {rule: value for rule, value in found.items() if value is not None}
+                    if clean is None or "none" not in kept or len(kept) < 2:
+                        continue
+                    best = max(kept, key=lambda rule, kept=kept: kept[rule])  # type: ignore[misc]
+                    rows.append([*at.values(), f"{clean - kept['none']:.1f}", best, f"{clean - kept[best]:.1f}"])
+    head = ["task", "method", "attack", "points lost without a rule", "best rule", "points lost with it"]
+    return table(head, rows)
+
+
+STUDY = Study(
+    name="attacks",
+    cells=cells,
+    measure=measure,
+    tables={
+        "summary": summary,
+        "synthetic": _table("synthetic", METHODS),
+        "fashion": _table("fashion-mnist", METHODS),
+        "alone": alone,
+    },
+)

@@ -1,0 +1,121 @@
+"""Autopilot, its parts and adaptive baselines on every family of federations, beside plain FedAvg."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks import ablations
+from benchmarks.families import FAMILIES, build
+from benchmarks.lab import Cell, Results, Study
+from benchmarks.lab.cell import percent
+from benchmarks.lab.cells import Record
+from benchmarks.lab.tables import paired, spread, table
+from equipoise.runtime.round import Schedule, Simulation
+
+SIDES = ("global", "personal")
+MAIN: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "fedavg-8": {"method": "fedavg", "epochs": 8},
+    "equilibrium": {"method": "equilibrium"},
+    "autopilot": {"method": "autopilot"},
+}
+PARTS = {kind.name: {"method": f"benchmarks.ablations:{kind.__name__}"} for kind in ablations.ALL}
+ABLATED = ("synthetic-10", "synthetic-30", "synthetic-30-sizes", "synthetic-30-tenth")
+ABLATED += ("fmnist-skew-mlp", "fmnist-turned-mlp", "heart-linear", "heart-mlp", "flights", "watch")
+ABLATION_SEEDS = (100, 101, 102)
+
+
+def cells(results: Results) -> list[Cell]:
+    found = [
+        Cell({"family": family, "variant": variant, "seed": seed}, options)
+        for family, kind in FAMILIES.items()
+        for variant, options in MAIN.items()
+        for seed in kind.seeds
+    ]
+    return found + [
+        Cell({"family": family, "variant": variant, "seed": seed}, options)
+        for family in ABLATED
+        for variant, options in PARTS.items()
+        for seed in ABLATION_SEEDS
+    ]
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    kind, seed = FAMILIES[cell.axes["family"]], cell.axes["seed"]
+    settings, task = build(kind, dict(cell.options), seed)
+    schedule = Schedule(kind.rounds, seed, 1.0, kind.executor, kind.rounds, False)
+    simulation = Simulation(settings.method, task, settings.training, schedule)
+    for _ in range(kind.rounds):
+        record = simulation.round()
+    scores = {"global": record.global_, "personal": record.personal}
+    result: dict[str, Any] = {side: percent(scores[side], 3) for side in SIDES}
+    return result | {f"{side}_loss": scores[side].loss for side in SIDES}
+
+
+def common(results: Results, family: str) -> dict[str, list[Record]]:
+    """A family's cells by variant, of the seeds that all variants have that were run at all."""
+    found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
+    found = {variant: kept for variant, kept in found.items() if kept}
+    seeds = [{record["seed"] for record in kept} for kept in found.values()]
+    shared = set.intersection(*seeds) if seeds else set()
+    return {variant: [record for record in kept if record["seed"] in shared] for variant, kept in found.items()}
+
+
+def against_fedavg(results: Results) -> list[str]:
+    """Mean accuracies, and the difference to the better FedAvg of each column."""
+    rows = []
+    for family in FAMILIES:
+        kept = common(results, family)
+        if not (kept.get("autopilot") and kept.get("fedavg") and kept.get("fedavg-8")):
+            continue
+        row: list[Any] = [family, len(kept["autopilot"])]
+        for variant in MAIN:
+            both = [spread(record[side] for record in kept.get(variant, [])) for side in SIDES]
+            row.append(" / ".join(both) if variant in kept else None)
+        for side in SIDES:
+            level = {variant: fmean(record[side] for record in kept[variant]) for variant in kept}
+            better = max(("fedavg", "fedavg-8"), key=lambda variant: level[variant])
+            ahead = f"{level['autopilot'] - level[better]:+.2f}"
+            row.append(paired(kept["autopilot"], kept[better], side, 2) or ahead)
+        rows.append(row)
+    return table(["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"], rows)
+
+
+def losses(results: Results) -> list[str]:
+    """Test loss of the global model."""
+    rows = []
+    for family in FAMILIES:
+        found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
+        if found["autopilot"]:
+            rows.append([family, *(spread((r["global_loss"] for r in found[v]), 3) for v in MAIN)])
+    return table(["family", *MAIN], rows)
+
+
+def parts(results: Results) -> list[str]:
+    """What autopilot loses without a part: differences over common seeds, mean over families."""
+    rows = []
+    for variant in PARTS:
+        row: list[Any] = [variant]
+        sums: dict[str, list[float]] = {side: [] for side in SIDES}
+        for family in ABLATED:
+            whole, without = (
+                {r["seed"]: r for r in results.where(family=family, variant=v)} for v in ("autopilot", variant)
+            )
+            seeds = sorted(whole.keys() & without.keys())
+            change = {side: fmean(without[s][side] - whole[s][side] for s in seeds) for side in SIDES} if seeds else {}
+            for side in change:
+                sums[side].append(change[side])
+            row.append(" / ".join(f"{change[side]:+.1f}" for side in SIDES) if seeds else None)
+        row.append(" / ".join(f"{fmean(values):+.1f}" for values in sums.values()) if sums["global"] else None)
+        rows.append(row)
+    return table(["without", *ABLATED, "mean"], rows)
+
+
+STUDY = Study(
+    name="autopilot",
+    cells=cells,
+    measure=measure,
+    tables={"against_fedavg": against_fedavg, "losses": losses, "parts": parts},
+)

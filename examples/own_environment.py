@@ -1,0 +1,60 @@
+"""An environment of one's own, each agent with its own version: heaters that keep rooms at the wanted temperature.
+
+python examples/own_environment.py [FOLDER] [ROUNDS], or with these options on the command line:
+equipoise run --task gym --env-id examples/own_environment.py:Heater --agents 2 --env-kwargs '[{"wanted": 19}, {}]'
+"""
+
+import json
+import sys
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.runs.running import run
+from equipoise.settings.config import Settings
+
+Seen = npt.NDArray[np.float32]
+
+
+class Heater(gymnasium.Env[Seen, np.int64]):
+    """A room that cools towards 10 degrees; action 1 heats. Every step costs the distance from what is wanted."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, wanted: float = 21.0) -> None:
+        self.wanted, self.degrees, self.steps = wanted, 15.0, 0
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Seen, dict[str, object]]:
+        super().reset(seed=seed)
+        self.degrees, self.steps = float(self.np_random.uniform(12.0, 28.0)), 0
+        return self._seen(), {}
+
+    def step(self, action: np.int64) -> tuple[Seen, float, bool, bool, dict[str, object]]:
+        self.degrees += 0.1 * (10.0 - self.degrees) + (2.0 if action == 1 else 0.0)
+        self.steps += 1
+        return self._seen(), -abs(self.degrees - self.wanted), False, self.steps >= 50, {}
+
+    def _seen(self) -> Seen:  # about 1 in size, for nets learn best from that
+        return np.array([(self.degrees - 20.0) / 5.0], np.float32)
+
+    def save_state(self) -> list[float]:  # these two are optional: with them a resumed run is the same to the bit
+        return [self.degrees, self.steps]
+
+    def load_state(self, state: npt.NDArray[np.float64]) -> None:
+        self.degrees, self.steps = float(state[0]), int(state[1])
+
+
+def main(folder: str = "runs/heaters", rounds: str = "20") -> None:
+    each = json.dumps([{"wanted": 17 + 2 * k} for k in range(4)])
+    options = {"task": "gym", "env_id": f"{__file__}:Heater", "env_kwargs": each, "agents": 4, "epochs": 50}
+    for method in ("dqnavg", "pfeddqn-rep"):
+        summary = run(
+            Settings.of({**options, "method": method, "rounds": int(rounds)}), f"{folder}/{method}", overwrite=True
+        )
+        print(f"{method}: received {summary.received.return_:.0f}, trained {summary.trained.return_:.0f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,29 @@
+"""``equipoise certify``: what would a player of a finished run gain by deviating alone?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.cli.parser import Parser, add_quiet
+
+ABOUT = (
+    "Measure how much any client, or the server, would gain by choosing differently while all others stay. "
+    "The result is a relative gain in utility: 0 %% means that nobody would change alone, which is an equilibrium. "
+    "It is printed and added to the run's summary.json."
+)
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("certify", ABOUT)
+    parser.add_argument("folder", help="folder of a finished run")
+    parser.add_argument("--samples", type=int, default=16, help="other choices that each player tries (default: 16)")
+    add_quiet(parser)
+    chosen = parser.parse(arguments)
+    from equipoise.report.terminal.progress import steps
+    from equipoise.runs.certify import certify_run, in_words
+
+    with steps("other choices tried", chosen.quiet) as told:
+        found = certify_run(Path(chosen.folder), chosen.samples, told=told)
+    if not chosen.quiet:
+        print("\n".join([*in_words(found), f"Added to {Path(chosen.folder) / 'summary.json'}."]))
+    return 0

@@ -1,0 +1,129 @@
+"""``equipoise flower init | run | certs | register | proxy | doctor``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from equipoise.cli.arguments import add_options, early_options, given_options
+from equipoise.cli.parser import Parser, add_config
+from equipoise.core.errors import UsageError, nearest
+from equipoise.flower.options import Deployment
+from equipoise.methods import find_method
+from equipoise.settings.names import of_config, options
+from equipoise.tasks import find_task
+
+
+def main(arguments: list[str]) -> int:
+    commands = {"init": _init, "run": _run, "certs": _certs, "register": _register, "proxy": _proxy, "doctor": _doctor}
+    about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
+    parser = Parser("flower", about)
+    parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise UsageError(f"unknown command 'flower {arguments[0]}'{nearest(arguments[0], commands)}")
+    return commands[parser.parse(arguments[:1]).command](arguments[1:])
+
+
+def needs_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise UsageError("this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)")
+
+
+def _init(arguments: list[str]) -> int:
+    early = early_options(arguments)
+    known = options(find_method(early["method"]), find_task(early["task"]))
+    deployment = {item.name: item for item in of_config(Deployment, "run")}
+    known = deployment | {name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")}
+    parser = Parser("flower init", "Write a ready Flower app.")
+    parser.add_argument("folder", help="folder to be made")
+    add_config(parser)
+    add_options(parser, known, early, arguments)
+    chosen = vars(parser.parse(arguments))
+    from equipoise.flower import project
+
+    folder = Path(chosen["folder"])
+    project.write(folder, given_options(early, chosen, known))
+    print(f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}")
+    return 0
+
+
+def _run(arguments: list[str]) -> int:
+    parser = Parser("flower run", "Start an app on a SuperLink, or resume it.")
+    parser.add_argument("folder", help="the app's folder")
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument("--ca", help="the CA's certificate (ca.pem); without it the connection is not encrypted")
+    parser.add_argument("--simulation", action="store_true", help="on Flower's simulation runtime, without a SuperLink")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import launch, simulate
+
+    if chosen.simulation:
+        return simulate.run(Path(chosen.folder))
+    return launch.run(Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None)
+
+
+def _certs(arguments: list[str]) -> int:
+    about = "Make a private CA, the server's certificate and node keys."
+    parser = Parser("flower certs", about)
+    parser.add_argument(
+        "folder", help="folder to be made; ca.key and the other private keys are for their owners alone"
+    )
+    parser.add_argument("--host", action="append", required=True, help="name or address of the server; may be repeated")
+    parser.add_argument("--nodes", type=int, default=0, help="node keys to make, for clients 0, 1, ... (default: 0)")
+    parser.add_argument("--days", type=int, default=365, help="days that certificates are valid (default: 365)")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import certs
+
+    for line in certs.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
+        print(line)
+    return 0
+
+
+def _register(arguments: list[str]) -> int:
+    about = "Register a node's public key, and the client that its node may be."
+    parser = Parser("flower register", about)
+    parser.add_argument("key", help="the public key, such as certs/node-0.pub")
+    parser.add_argument("--client", type=int, required=True, help="the client's number: 0, 1, ...")
+    parser.add_argument("--nodes", default="nodes.json", help="file that is added to (default: nodes.json)")
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument("--ca", help="the CA's certificate (ca.pem)")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import register
+
+    file, ca = Path(chosen.nodes).resolve(), Path(chosen.ca) if chosen.ca else None
+    node = register.add(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
+    print(f"node {node} is client {chosen.client}; give the run --nodes {file}")
+    return 0
+
+
+def _proxy(arguments: list[str]) -> int:
+    about = "Write an nginx configuration that lets nodes in and keeps the control API closed."
+    parser = Parser("flower proxy", about)
+    parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
+    parser.add_argument("--certs", required=True, help="folder made by 'equipoise flower certs'")
+    parser.add_argument("--listen", default="9443", help="port, or address:port, for nodes (default: 9443)")
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    chosen = parser.parse(arguments)
+    needs_flower()
+    from equipoise.flower import proxy
+
+    file = proxy.write(Path(chosen.folder), chosen.listen, chosen.superlink, Path(chosen.certs))
+    print(f"start it with: nginx -c {file.resolve()}")
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    about = "Check this machine and a SuperLink; says what to do. Exit code 1 if something is wrong."
+    parser = Parser("flower doctor", about)
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument("--certs", help="folder with ca.pem, server.pem and keys")
+    chosen = parser.parse(arguments)
+    from equipoise.flower import doctor
+
+    findings = doctor.examine(chosen.superlink, Path(chosen.certs) if chosen.certs else None)
+    for finding in findings:
+        print(f"{finding.verdict:<5} {finding.text}", file=sys.stderr if finding.verdict == "wrong" else sys.stdout)
+    return int(any(finding.verdict == "wrong" for finding in findings))

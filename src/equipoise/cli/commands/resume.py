@@ -1,0 +1,34 @@
+"""``equipoise resume``: continue a run or a comparison that was stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.cli.parser import Parser, add_log, add_quiet
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("resume", "Continue a run or a comparison that was stopped; of a finished one the result is shown.")
+    parser.add_argument("folder", help="folder of the run or comparison")
+    add_log(parser)
+    add_quiet(parser)
+    chosen = parser.parse(arguments)
+    from equipoise.cli.showing import telling, to_the_end
+    from equipoise.records.folder import Folder
+    from equipoise.report.trackers.tracking import Tracking
+    from equipoise.runs.running import resume_run
+    from equipoise.settings.config import Settings
+    from equipoise.settings.files import read_config
+
+    out = Path(chosen.folder)
+    if (out / "compare.json").is_file() and not Folder(out).config.is_file():
+        from equipoise.cli.commands import compare
+
+        how = [*(["--log", chosen.log] if chosen.log else []), *(["--quiet"] if chosen.quiet else [])]
+        return compare.main(["--resume", "--out", chosen.folder, *how])
+    Folder(out).demand()
+    settings = Settings.of(read_config(Folder(out).config))
+    done = len(Folder(out).records())
+    tracking = Tracking(chosen.log, out, done)
+    tell = telling(chosen.quiet)
+    return to_the_end(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch, tell=tell))

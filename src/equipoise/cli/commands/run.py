@@ -1,0 +1,33 @@
+"""``equipoise run``: train with one method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.cli.arguments import add_options, early_options, given_options
+from equipoise.cli.parser import Parser, add_output
+from equipoise.cli.showing import telling, to_the_end
+from equipoise.methods import find_method
+from equipoise.records.folder import Folder
+from equipoise.report.trackers.tracking import Tracking
+from equipoise.runs.running import run
+from equipoise.settings.config import Settings
+from equipoise.settings.names import options
+from equipoise.tasks import find_task
+
+
+def main(arguments: list[str]) -> int:
+    early = early_options(arguments)
+    known = options(find_method(early["method"]), find_task(early["task"]))
+    parser = Parser("run", "Train with one method; the result is a folder with scores, models and a report.")
+    add_output(parser, "runs/last")
+    add_options(parser, known, early, arguments)
+    chosen = vars(parser.parse(arguments))
+    settings = Settings.of(given_options(early, chosen, known))
+    out = Path(chosen["out"])
+    done = len(Folder(out).records()) if chosen["resume"] else 0
+    tracking = Tracking(chosen["log"], out, done)
+    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"], "tell": telling(chosen["quiet"])}
+    return to_the_end(
+        out, settings, chosen["quiet"], tracking, done, lambda watch: run(settings, out, watch=watch, **again)
+    )

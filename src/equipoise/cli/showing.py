@@ -1,0 +1,77 @@
+"""Runs with progress on the screen, and their results at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from equipoise.privacy.ledger import in_words
+from equipoise.records.rounds import RoundRecord
+from equipoise.records.summary import Summary
+from equipoise.report import tables
+from equipoise.report.page import html
+from equipoise.report.terminal.fit import output
+from equipoise.report.terminal.progress import Display
+from equipoise.report.terminal.results import to_screen
+from equipoise.report.trackers.tracking import Tracking
+from equipoise.runs.running import Interrupted, Tell, Watch
+from equipoise.settings.config import Settings
+
+
+def to_the_end(
+    out: Path, settings: Settings, quiet: bool, tracking: Tracking, done: int, go: Callable[[Watch], Summary]
+) -> int:
+    """Run with progress, then show the result as a table of one row.
+
+    Arguments:
+        out: the run's folder.
+        settings: the run's options.
+        quiet: whether nothing is printed but errors.
+        tracking: the trackers that are told of every round.
+        done: how many rounds had ended before.
+        go: runs to the end and calls what it is given after every round.
+
+    Returns:
+        The exit code; an interrupted run ends with the command that continues it.
+    """
+    title = f"{settings.run.method} on {settings.run.task}"
+    try:
+        with Display(title, settings.run.rounds, quiet, done) as display, tracking:
+            summary = go(both(display, tracking))
+    except (Interrupted, KeyboardInterrupt):
+        print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
+        return 1
+    report = html.offer(out)
+    if not quiet:
+        _show(title, summary, out, report)
+    return 0
+
+
+def telling(quiet: bool) -> Tell | None:
+    """Remarks of a run go to standard error, beside its results."""
+    return None if quiet else lambda remark: print(f"note: {remark}", file=sys.stderr)
+
+
+def both(display: Display, tracking: Tracking) -> Watch:
+    """One watcher that shows a round and tells the trackers of it."""
+
+    def watch(record: RoundRecord) -> None:
+        display(record)
+        tracking(record)
+
+    return watch
+
+
+def _show(title: str, summary: Summary, out: Path, report: str) -> None:
+    shown = tables.columns(summary)
+    console = output()
+    to_screen(title, tables.rows({summary.about.method: [summary]}, shown), shown, console)
+    if summary.stopped:
+        console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
+    if summary.privacy:
+        console.print(in_words(summary.privacy), highlight=False)
+    if summary.about.executor:
+        console.print(f"executor: {summary.about.executor}", highlight=False)
+    console.print(f"best by validation: round {summary.best_round}; everything is in {out}", highlight=False)
+    console.print(report, highlight=False, markup=False, soft_wrap=True)

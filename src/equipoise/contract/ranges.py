@@ -1,0 +1,68 @@
+"""Declared ranges: which numbers a client may report beside its model. Whoever reports others is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.contract.words import Up
+from equipoise.core.trees import State
+
+SLACK = 1e-6  # room for rounding
+
+
+@dataclass(frozen=True)
+class Range:
+    """From ``low`` to ``high``; of a vector, one pair for all its entries or one for each."""
+
+    low: float | tuple[float, ...]
+    high: float | tuple[float, ...]
+
+    def outside(self, values: Tensor) -> Tensor:
+        """Per client of a stack ``[K, ...]``: its first number that is not within, or NaN if all are."""
+        values = values.double()
+        low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (self.low, self.high))
+        wrong = ~((values >= low - SLACK) & (values <= high + SLACK))  # also what is not a number
+        rows, wrong = values.reshape(len(values), -1), wrong.reshape(len(values), -1)
+        if not rows.shape[1]:
+            return rows.new_full((len(rows),), torch.nan)
+        first = rows.gather(1, wrong.int().argmax(1, keepdim=True)).squeeze(1)
+        return torch.where(wrong.any(1), first.nan_to_num(nan=torch.inf), torch.nan)
+
+    def __str__(self) -> str:
+        return f"[{self.low}, {self.high}]"
+
+
+SHARE = Range(0.0, 1.0)
+"""Accuracies, errors, yes or no."""
+MOST_LOSS = 1e6
+LOSS = Range(0.0, MOST_LOSS)
+"""A mean loss over a client's rows: above, training has diverged."""
+COUNT = Range(0.0, 1e12)
+"""Visits and samples."""
+ANY = Range(-1e6, 1e6)
+"""What a method has not declared."""
+
+
+def reasons(reports: Mapping[str, Range], up: Up) -> dict[int, str]:
+    """Rows of a stack of uploads with a number outside its range, each with one sentence about the first such number.
+
+    A name of ``reports`` stands for all that lies below it in ``extra`` or ``metrics``.
+    """
+    found: dict[int, str] = {}
+    for name, value in (*_leaves(up.metrics), *_leaves(up.extra)):
+        allowed = next((reports[part] for part in (name, name.split("/")[0]) if part in reports), ANY)
+        outside = allowed.outside(value)
+        for row in torch.nonzero(~outside.isnan()).flatten().tolist():
+            found.setdefault(row, f"its {name} is {float(outside[row]):.6g}: must lie in {allowed}")
+    return found
+
+
+def _leaves(tree: State, above: str = "") -> list[tuple[str, Tensor]]:
+    found: list[tuple[str, Tensor]] = []
+    for name, value in tree.items():
+        found += _leaves(value, f"{above}{name}/") if isinstance(value, dict) else [(f"{above}{name}", value)]
+    return found

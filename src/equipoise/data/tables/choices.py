@@ -1,0 +1,53 @@
+"""What people say about their tables."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from equipoise.core.errors import UsageError
+from equipoise.core.options import option
+from equipoise.data.own import OwnShares
+from equipoise.data.target import KINDS
+
+
+@dataclass(frozen=True)
+class TableChoices(OwnShares):
+    """What is predicted, and how columns and clients are taken."""
+
+    target: str = option(
+        "label", "column to be predicted, or two classes of it by a threshold: 'num > 0'", was=("label_column",)
+    )
+    kind: str = option("", "what the target is; empty for survival with an event, else classes", choices=("", *KINDS))
+    event: str = option("", "for survival: column that is 1 where the event was seen at the target's time, else 0")
+    ignore_columns: str = option("", "columns to leave out before anything else, with commas between")
+    categories: str = option("", "columns whose numbers are names of categories, with commas between")
+    numbers: str = option("", "columns that are numbers, though they look like categories or row numbers")
+    missing: str = option("keep", "whether missing values are filled and marked as such", choices=("keep", "refuse"))
+    small: str = option(
+        "refuse",
+        "what becomes of clients with fewer than min_rows rows; pool makes one client of them",
+        choices=("refuse", "drop", "pool", "keep"),
+    )
+    standardise: str = option(
+        "federation",
+        "whose mean and deviation numbers are measured by",
+        choices=("federation", "client", "none"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.event and self.kind not in ("", "survival"):
+            raise UsageError(f"event is for survival, and kind is '{self.kind}': leave one of them out")
+
+
+def written(names: Iterable[str]) -> str:
+    """The inverse of :func:`listed`."""
+    return ",".join(f'"{name}"' if "," in name else name for name in names)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Names with commas between; a name that holds a comma stands in quotation marks."""
+    names = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(name.strip() for name in names if name.strip())

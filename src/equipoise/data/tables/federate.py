@@ -1,0 +1,76 @@
+"""From everybody's raw tables to a federation: splits first, then the exchange, then every row prepared alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equipoise.data.federation import Federation
+from equipoise.data.forms import Form
+from equipoise.data.own import OwnRows, deal
+from equipoise.data.split import FEWEST, split_rows
+from equipoise.data.tables.choices import TableChoices
+from equipoise.data.tables.clients import with_small, with_targets
+from equipoise.data.tables.description import describe
+from equipoise.data.tables.exchange import merge, rule_of, statistics_of, with_own_scales
+from equipoise.data.tables.findings import Finding, refuse
+from equipoise.data.tables.preparation import Preparation, own_scale
+from equipoise.data.tables.statistics import Noise
+from equipoise.data.tables.table import Tables
+from equipoise.data.tables.typed import to_json
+
+
+@dataclass(frozen=True)
+class Federated:
+    """Tables, made ready to learn from."""
+
+    data: Federation
+    preparation: Preparation
+    names: tuple[str, ...]
+    """Of the clients, as the federation numbers them."""
+    up: int
+    """Bytes that the exchange took: messages of all clients."""
+    down: int
+    """Bytes of the preparation, once for each client."""
+
+
+def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator, noise: Noise | None = None) -> Federated:
+    """``noise``: what each client's message becomes before it leaves the client, under differential privacy."""
+    columns = tuple(next(iter(tables.clients.values())).columns)
+    rule = rule_of(choices, columns, tables.source)
+    given = tables
+    tables, findings = with_targets(tables, rule, choices)
+    tables, small = with_small(tables, choices)
+    _refuse([*findings, *small], given, choices)
+    sizes = np.array([len(table) for table in tables.clients.values()])
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    floor = FEWEST if choices.small == "keep" else choices.min_rows
+    dealt = deal(owner, replace(choices, min_rows=floor), rng, tables.server is None, tables.names)
+    train, first = split_rows(dealt.parts, choices)["train"], np.cumsum(sizes) - sizes
+    rows = [train.of(k) - first[k] for k in range(len(sizes))]
+    each = list(zip(tables.clients.items(), rows, strict=True))
+    messages = [statistics_of(name, table, rule, mine) for (name, table), mine in each]
+    if noise is not None:
+        messages = [noise(message) for message in messages]
+    preparation, findings = merge(messages, rule, choices)
+    _refuse(findings, given, choices)
+    assert preparation is not None
+    if choices.standardise == "client":
+        scales = [own_scale(name, preparation.columns, table.take(mine)) for (name, table), mine in each]
+        preparation = with_own_scales(preparation, scales)
+    x = np.concatenate([preparation.prepare(table, name) for name, table in tables.clients.items()])
+    y = np.concatenate([preparation.targets(table) for table in tables.clients.values()])
+    target = preparation.target
+    server = None if tables.server is None else preparation.rows(tables.server, "the server's rows")
+    own = OwnRows(x, y, owner, server, target.outputs, tables.names, target)
+    up = sum(len(to_json(message).encode()) for message in messages)
+    down = len(preparation.write().encode()) * len(sizes)
+    return Federated(own.share(dealt, choices, Form(), rng), preparation, tables.names, up, down)
+
+
+def _refuse(findings: list[Finding], tables: Tables, choices: TableChoices) -> None:
+    """One problem is reason to look for all."""
+    if any(finding.problem for finding in findings):
+        refuse(describe(tables, choices).problems, tables.source)
+        refuse(findings, tables.source)

@@ -1,0 +1,29 @@
+"""FedExP (Jhunjhunwala et al., ICLR 2023): the server extrapolates where clients' changes agree little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Method, Server, State, Tree, Up, option, weighted_mean
+
+
+@dataclass(frozen=True)
+class FedExP(Method):
+    """D_i = w - w_i;  eta_g = max(1, sum p_i |D_i|^2 / (2 (|D|^2 + eps)));  w <- w - eta_g D, with D = sum p_i D_i."""
+
+    name: ClassVar[str] = "fedexp"
+    family: ClassVar[str] = "one-model"
+    epsilon: float = option(0.001, "what is added to |D|^2; larger values keep the step nearer to FedAvg's", low=0)
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        assert isinstance(weights, Tensor)
+        mean, w = weighted_mean(up.params, weights), s.params
+        each = torch.stack([(value - w[name]).double().flatten(1).square().sum(1) for name, value in up.params.items()])
+        whole = sum(float((mean[name] - w[name]).double().square().sum()) for name in mean)
+        rate = max(1.0, float(weights @ each.sum(0)) / (2 * (whole + self.epsilon)))
+        s.notes["server_rate"] = rate
+        return {name: w[name] + rate * (mean[name] - w[name]) for name in w}, s.state

@@ -1,0 +1,120 @@
+"""Predictions for new rows, from a run's folder alone: its models, their card, and how tables are prepared."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from equipoise.core import files
+from equipoise.core.errors import UsageError
+from equipoise.data.tables.choices import listed
+from equipoise.data.tables.preparation import Preparation
+from equipoise.data.tables.reading import read_file
+from equipoise.data.tables.table import Table, table_of
+from equipoise.learners.targets import objective_of
+from equipoise.records.folder import Folder
+from equipoise.runs.card import Card, read_card
+from equipoise.runs.models import read_model
+from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
+from equipoise.settings.files import read_config
+from equipoise.settings.given import settings_in
+from equipoise.tasks.classify import Classify
+
+AT_ONCE = 2**12  # rows, which bounds the memory
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One model of a run, with all that it takes to use it."""
+
+    module: nn.Module
+    card: Card
+    preparation: Preparation | None
+    """Where rows come from tables."""
+    client: int | None
+    known: frozenset[str]
+    """Columns that the tables of training had, whether or not the model sees them."""
+
+    @staticmethod
+    def of(folder: Folder, client: int | None = None, settings: Settings | None = None) -> Predictor:
+        """The personal model of this client, or the global one; ``settings``: of a run made in Python."""
+        folder.demand()
+        params = read_model(folder, client)
+        module, card = network_of(folder, settings)
+        module.load_state_dict(params, strict=False)
+        preparation = Preparation.read(folder.preparation) if folder.preparation.is_file() else None
+        known: frozenset[str] = frozenset()
+        if preparation is not None:
+            config = read_config(folder.config)
+            names = {column.name for column in (*preparation.columns, *preparation.left_out)}
+            said = (config.get("client_column", ""), *listed(config.get("ignore_columns", "")))
+            known = frozenset({*names, *preparation.rule.columns, *said})
+        return Predictor(module, card, preparation, client, known)
+
+    def inputs(self, rows: Any) -> Tensor:
+        """Raw rows as the network takes them; what does not fit is refused."""
+        if self.preparation is None:
+            x, form = torch.as_tensor(np.asarray(rows)), self.card.form
+            if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
+                raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, which the model does not take")
+            return form.prepare(x, torch.float32).contiguous()
+        table = table_of(rows, "the table of rows")
+        unknown = [name for name in table.columns if name not in self.known]
+        if unknown:
+            names = ", ".join(map(repr, unknown))
+            raise UsageError(f"the rows have columns that training did not have: {names}: remove or rename them")
+        name = self.card.clients[self.client] if self.client is not None and self.card.clients else None
+        return torch.from_numpy(self.preparation.prepare(table, name))
+
+    def outputs(self, rows: Any) -> Tensor:
+        """The network's outputs ``[rows, outputs]``."""
+        with torch.no_grad():
+            return torch.cat([self.module(part) for part in self.inputs(rows).split(AT_ONCE)])
+
+    def columns(self, rows: Any) -> dict[str, NDArray[Any]]:
+        """Predictions by the names of their columns: the class and all probabilities, a value, or a risk."""
+        return objective_of(self.card.target).columns(self.outputs(rows))
+
+
+def network_of(folder: Folder, settings: Settings | None = None) -> tuple[nn.Module, Card]:
+    """The network of a run without its weights; only one that does not ship takes the task to build it."""
+    card = read_card(folder)
+    module = card.network() if card else None
+    if card is not None and module is not None:
+        return module, card
+    settings = settings or settings_in(folder.config)
+    task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
+    if not isinstance(task, Classify):
+        raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
+    return copy.deepcopy(task.module).eval(), Card.of(task, settings.run)
+
+
+def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, overwrite: bool) -> int:
+    """Write predictions for a file's rows, in their order; gives how many there are."""
+    if out.exists() and not overwrite:
+        raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
+    if not rows.is_file():
+        raise UsageError(f"there is no file '{rows}'")
+    predictor = Predictor.of(folder, client)
+    if predictor.preparation is None:
+        raise UsageError(f"'{folder.path}' is no run on tables: predict from Python, by equipoise.open(...).predict")
+    table: Table = read_file(rows)
+    found = predictor.columns(table)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", *found])
+    for row, *values in zip(range(1, len(table) + 1), *found.values(), strict=True):
+        writer.writerow([row, *(f"{value:.6g}" if isinstance(value, float) else value for value in values)])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(out, text.getvalue())
+    return len(table)

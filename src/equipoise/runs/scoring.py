@@ -1,0 +1,97 @@
+"""Scores of a finished run: all that the task knows, each client's with its interval and beside what it must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.contract import Supervised, Task, Tree
+from equipoise.core import streams, trees
+from equipoise.core.trees import Ints
+from equipoise.methods.local import Local
+from equipoise.records.scores import Evaluations, Scores
+from equipoise.runtime.choose import MakeExecutor
+from equipoise.runtime.round import Schedule, Simulation
+
+AT_ONCE = 1000  # clients, which bounds the memory
+
+
+@dataclass(frozen=True)
+class Final:
+    """What is known of the last models beyond the evaluations of rounds."""
+
+    global_: Mapping[str, float] = field(default_factory=dict)
+    personal: Tree = field(default_factory=dict)
+    """Scores ``[K]`` of the personal models of all clients seen."""
+    columns: Mapping[str, list[float]] = field(default_factory=dict)
+    """For the table of clients: the headline's interval, and the headline of whoever is to beat."""
+
+    def added_to(self, test: Evaluations) -> Evaluations:
+        """The evaluations of the last round with the scores that they lack."""
+        means = {name: float(value.double().nanmean()) for name, value in self.personal.items()}
+        return replace(test, global_=_with(test.global_, self.global_), personal=_with(test.personal, means))
+
+    @property
+    def undefined(self) -> dict[str, int]:
+        """Clients for which a score does not exist, such as the AUC of one class alone."""
+        counts = {name: int((~torch.isfinite(value)).sum()) for name, value in self.personal.items()}
+        return {name: count for name, count in counts.items() if count}
+
+
+def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
+    return Scores({**scores, **{name: value for name, value in more.items() if name not in scores}} if scores else {})
+
+
+def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecutor) -> Final:
+    """For models that are here; where clients are elsewhere, so are their rows."""
+    task, method = simulation.task.complete(), simulation.method
+    if task is simulation.task:
+        return Final()
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        if method.has_global(task):
+            whole = task.evaluate_server(
+                {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
+            )
+            found = {name: float(value[0]) for name, value in whole.items()}
+        if not simulation.executor.keeps_models or not simulation.store.local:
+            return Final(found)
+        ids, models = simulation.personal_models()
+        personal = _evaluated(task, ids, models)
+        columns: dict[str, list[float]] = {}
+        if isinstance(task, Supervised) and task.client_names:
+            columns = _beside(task, ids, models, simulation.schedule.seed)
+            if beside_local:
+                columns[f"local_{task.headline}"] = _alone(simulation, ids, make).tolist()
+    return Final(found, personal, columns)
+
+
+def _evaluated(task: Task, ids: Ints, models: Tree) -> Tree:
+    """Each model on its own client's test rows."""
+    pieces = torch.arange(len(ids)).split(AT_ONCE)
+    clients = torch.from_numpy(ids)
+    scores = [task.evaluate_stack(clients[piece], trees.row(models, piece), "test") for piece in pieces]
+    return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
+
+
+def _beside(task: Supervised, ids: Ints, models: Tree, seed: int) -> dict[str, list[float]]:
+    """Intervals, and who predicts the same for every row, client by client: only those with names are looked at so."""
+    random, head = streams.generator(seed, streams.BOOTSTRAP), task.headline
+    ends = [task.interval(int(client), trees.row(models, k), random) for k, client in enumerate(ids)]
+    constant = [float(task.constant(int(client))[head]) for client in ids]
+    low, high = np.array(ends).T.tolist()
+    return {f"personal_{head}_low": low, f"personal_{head}_high": high, f"constant_{head}": constant}
+
+
+def _alone(simulation: Simulation, ids: Ints, make: MakeExecutor) -> Tensor:
+    """The headline of clients that train by themselves, in as many rounds."""
+    s, task = simulation.schedule, simulation.task
+    schedule = Schedule(s.rounds, s.seed, s.participation, s.executor, s.rounds, keep_models=True)
+    alone = Simulation(Local(), task, simulation.training, schedule, make)
+    for _ in range(s.rounds):
+        alone.round()
+    return _evaluated(task, ids, alone.store.held(ids).local)[task.headline].double()

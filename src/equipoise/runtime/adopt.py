@@ -1,0 +1,134 @@
+"""Which replies the server takes, and whether what it makes of them is sound: what is not is never adopted."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import Method, Server, Up
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import State, Tree, row
+
+TIMES, ASIDE, ENOUGH = 5.0, 0.1, 5
+"""A change may be so many times as long as the longest without this share of the longest, from so many clients on."""
+LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
+
+
+@dataclass
+class Adopted:
+    """``server`` after the round, or as it was; ``rows``: whose reply counted; ``blamed``: whose did not, and why."""
+
+    server: Server
+    rows: Tensor
+    blamed: dict[int, str] = field(default_factory=dict)
+    skipped: str | None = None
+
+
+def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, fewest: int) -> Adopted:
+    """Decision 3 on the replies of ``rows`` (booleans); on what is left of them if some make it fail.
+
+    An error or a result that is not finite is blamed on those replies that cause it alone, or without which it does
+    not occur. If there are none, an error is the method's own and raised; a result is not adopted.
+    """
+    after, wrong = _attempt(method, server, ids, up, rows)
+    if after is not None:
+        return Adopted(after, rows)
+    count = int(rows.sum())
+    for search in (_alone, _without):
+        found = search(method, server, ids, up, rows) if count > 1 else []
+        rest = rows.clone()
+        rest[found] = False
+        if found and int(rest.sum()) >= max(1, fewest):
+            after, _ = _attempt(method, server, ids, up, rest)
+            if after is not None:
+                return Adopted(after, rest, dict.fromkeys(found, f"its reply makes the server fail: {_words(wrong)}"))
+    if isinstance(wrong, Exception):
+        raise wrong
+    return Adopted(server, torch.zeros_like(rows), skipped=wrong)
+
+
+def too_long(before: Tree, after: Tree, rows: Tensor) -> dict[int, str]:
+    """Those of ``rows`` (booleans) whose model is much further from the last global one than nearly all others.
+
+    The bound is far above what honest clients differ by, so that nothing changes where nobody attacks.
+    """
+    names = [name for name, value in after.items() if value.is_floating_point()]
+    count = int(rows.sum())
+    if count < ENOUGH or not names:
+        return {}
+    moves = [(after[name] - before[name]).flatten(1) for name in names]
+    long = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves]).norm(dim=0)
+    usual = float(long[rows].sort().values[count - 1 - max(1, int(ASIDE * count))])
+    found = torch.nonzero(rows & (long > TIMES * usual)).flatten().tolist() if usual > 0 else []
+    return {row: f"its change is {float(long[row]) / usual:.3g} times as long as nearly all others'" for row in found}
+
+
+def finite(tree: object, clients: int) -> Tensor:
+    """Per client: whether every number is finite. A sum is finite only if all of its terms are: one pass decides."""
+    fine = torch.ones(clients, dtype=torch.bool)
+    seen: set[int] = set()  # what is uploaded is often also what is held
+    for value in pytree.tree_leaves(tree):
+        if value.is_floating_point() and value.data_ptr() not in seen:
+            seen.add(value.data_ptr())
+            rows = value.reshape(clients, -1)
+            whole = torch.isfinite(rows.sum(1))
+            fine &= whole if bool(whole.all()) else torch.isfinite(rows).all(1)
+    return fine
+
+
+def _attempt(
+    method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor
+) -> tuple[Server | None, str | Exception]:
+    """The server after these replies, or what is wrong; the one that is given stays as it is."""
+    after = copy.copy(server)
+    after.notes = dict(server.notes)
+    if not bool(rows.all()):
+        ids, up = ids[rows], row(up, rows)
+    try:
+        weights, after.state = method.weigh(after, ids, up)
+        after.params, after.state = method.aggregate(after, ids, up, weights)
+    except UsageError:
+        raise
+    except Exception as error:
+        return None, error
+    if any(not bool(value.abs().max() <= LARGEST) for value in after.params.values() if value.numel()):
+        return None, "the aggregate is not finite, or has exploded"
+    if not _sound(server.state, after.state):
+        return None, "the server's state is not finite any more"
+    return after, ""
+
+
+def _sound(before: State, after: State) -> bool:
+    """Whether nothing became infinite or NaN; what was so before is meant (a record that nobody has set yet)."""
+    known = dict(pytree.tree_flatten_with_path(before)[0])
+    for path, value in pytree.tree_flatten_with_path(after)[0]:
+        if value.is_floating_point() and not bool(torch.isfinite(value.sum())):
+            old = known.get(path)
+            meant = ~torch.isfinite(old) if old is not None and old.shape == value.shape else torch.isinf(value)
+            if not bool((torch.isfinite(value) | meant).all()):
+                return False
+    return True
+
+
+def _alone(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor) -> list[int]:
+    """Replies that fail without any other."""
+    each = [torch.arange(len(rows)) == place for place in torch.nonzero(rows).flatten().tolist()]
+    return [int(one.int().argmax()) for one in each if _attempt(method, server, ids, up, one)[0] is None]
+
+
+def _without(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor) -> list[int]:
+    """The reply without which all others do well."""
+    for place in torch.nonzero(rows).flatten().tolist():
+        others = rows.clone()
+        others[place] = False
+        if _attempt(method, server, ids, up, others)[0] is not None:
+            return [place]
+    return []
+
+
+def _words(wrong: str | Exception) -> str:
+    return wrong if isinstance(wrong, str) else f"{type(wrong).__name__}: {wrong}"[:200]

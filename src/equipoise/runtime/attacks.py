@@ -1,0 +1,123 @@
+"""Hostile clients, for simulations: a share of the clients, the same for the whole run, changes what it uploads.
+
+``flip`` sends ten times the opposite of its change, ``scaled`` ten times its change, ``noise`` a random change of ten
+times the honest length, ``constant`` one number everywhere, ``huge`` the largest one that there is, ``metrics`` its
+honest model with the worst lie that its declared ranges allow, and ``little`` a change that all liars agree on: the
+honest mean less 1.5 standard deviations, coordinate by coordinate (Baruch et al. 2019, "A Little Is Enough").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Down, Held, Method, Task, Training, Tree, Up
+from equipoise.contract.ranges import ANY
+from equipoise.core import streams
+from equipoise.core.errors import UsageError, nearest
+from equipoise.runtime.executors import Executor, Replies
+
+SCALE = 10.0
+LITTLE = 1.5
+MakeExecutor = Callable[[Method, Task, Training, int, int], Executor]
+
+
+def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
+    """Ids of the clients that lie, drawn by the seed; at least one if the share is above 0."""
+    order = streams.generator(seed, streams.HOSTILE).permutation(clients)
+    return torch.from_numpy(order[: max(round(share * clients), math.ceil(share))].copy()).sort().values
+
+
+def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
+    """The executor with hostile clients: ``NAME:SHARE``; as it is without any."""
+    if not text:
+        return make
+    name, share = parse(text)
+
+    def attacking(method: Method, task: Task, training: Training, seed: int, rounds: int) -> Executor:
+        return Attacked(make(method, task, training, seed, rounds), name, share)
+
+    return attacking
+
+
+def parse(text: str) -> tuple[str, float]:
+    name, _, number = text.partition(":")
+    if name not in ATTACKS:
+        raise UsageError(f"unknown attack '{name}'{nearest(name, ATTACKS)}: attack must be one of {', '.join(ATTACKS)}")
+    try:
+        share = float(number)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise UsageError(f"attack is '{text}': must be NAME:SHARE with a share in (0, 1), such as flip:0.1")
+    return name, share
+
+
+class Attacked(Executor):
+    """Another executor, some of whose clients lie. Their own models and scores stay honest."""
+
+    def __init__(self, inner: Executor, attack: str, share: float) -> None:
+        super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
+        self.inner, self.attack = inner, attack
+        self.hostile = hostile_clients(inner.seed, inner.task.clients, share)
+        self.fewest, self.keeps_models = inner.fewest, inner.keeps_models
+
+    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
+        return self.inner.fresh(ids, initial, keeps_local)
+
+    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+        replies = self.inner.run(round, ids, down, held, splits)
+        if replies.stack is None:
+            return replies
+        lying = torch.isin(ids[replies.rows], self.hostile)
+        if not bool(lying.any()):
+            return replies
+        up = self._lie(replies.stack.up, down.params, lying, round)
+        return replace(replies, stack=replace(replies.stack, up=up))
+
+    def _lie(self, up: Up, sent: Tree, lying: Tensor, round: int) -> Up:
+        if self.attack == "metrics":
+            return replace(up, metrics={name: self._worst(name, value, lying) for name, value in up.metrics.items()})
+        changed = {}
+        for number, (name, value) in enumerate(up.params.items()):
+            change = value - sent[name]
+            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + round * 1009 + number)
+            lie = ATTACKS[self.attack](change, lying, draw)
+            shape = (-1, *[1] * (value.dim() - 1))
+            changed[name] = torch.where(lying.view(shape), sent[name] + lie, value)
+        return replace(up, params=changed)
+
+    def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
+        """The top of the declared range: the largest error, reward, loss or number that is believed."""
+        high = torch.tensor(self.method.reports.get(name, ANY).high, dtype=torch.float64)
+        shape = (-1, *[1] * (value.dim() - 1))
+        return torch.where(lying.view(shape), high.expand(value.shape).to(value.dtype), value)
+
+
+def _noise(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
+    noise = torch.randn(change.shape, generator=draw, dtype=change.dtype)
+    typical = torch.linalg.vector_norm(change.flatten(1), dim=1).median() / math.sqrt(max(change[0].numel(), 1))
+    lie: Tensor = SCALE * typical * noise
+    return lie
+
+
+def _little(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
+    honest = change[~lying] if bool((~lying).any()) else change
+    agreed: Tensor = honest.mean(0) - LITTLE * honest.std(0, correction=0)
+    return agreed.expand_as(change)
+
+
+Lie = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+ATTACKS: dict[str, Lie] = {
+    "flip": lambda change, lying, draw: -SCALE * change,
+    "scaled": lambda change, lying, draw: SCALE * change,
+    "noise": _noise,
+    "constant": lambda change, lying, draw: torch.ones_like(change),
+    "huge": lambda change, lying, draw: torch.full_like(change, 3e38),
+    "metrics": lambda change, lying, draw: change,
+    "little": _little,
+}

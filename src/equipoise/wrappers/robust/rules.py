@@ -1,0 +1,128 @@
+"""Robust rules as functions of stacks ``[K, ...]`` of changes: lengths, distances, centres, and who is believed.
+
+Blanchard et al. 2017 (Krum), Yin et al. 2018 (coordinate median, trimmed mean), Pillutla et al. 2022 (geometric
+median), Karimireddy et al. 2021 (centred clipping).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Tree, weighted_mean
+
+STEPS = 50  # of Weiszfeld's iteration
+TWIN = 0.01  # of the median distance: two honest clients are never so near to each other
+CLOSE = 1e-6  # of the mean distance: points nearer than this to the geometric median count as that far
+
+
+def lengths(stack: Tree) -> Tensor:
+    """``[K]``: the Euclidean length of each client's change over all parameters."""
+    each = [torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64) for value in stack.values()]
+    return torch.stack(each).square().sum(0).sqrt()
+
+
+def products(stack: Tree) -> Tensor:
+    """``[K, K]``: inner products of the changes of all pairs of clients; distances and iterations need no more."""
+    flat = [value.flatten(1).double() for value in stack.values()]
+    return torch.stack([rows @ rows.T for rows in flat]).sum(0)
+
+
+def distances(gram: Tensor) -> Tensor:
+    """``[K, K]``: squared distances, from :func:`products`."""
+    own = gram.diagonal()
+    return (own[:, None] + own - 2 * gram).clamp(min=0)
+
+
+def median(stack: Tree) -> Tree:
+    """Coordinate by coordinate; of an even number, the mean of the middle two."""
+    return trimmed(stack, 0.5)
+
+
+def trimmed(stack: Tree, share: float) -> Tree:
+    """Coordinate by coordinate, the mean without this share of the clients at either end; at least one or two stay."""
+    clients = len(next(iter(stack.values())))
+    cut = min(math.floor(share * clients), (clients - 1) // 2)
+    return {name: value.sort(0).values[cut : clients - cut].mean(0) for name, value in stack.items()}
+
+
+def geometric(stack: Tree) -> Tensor:
+    """``[K]``: weights under which the mean of the changes has the least sum of distances to them (Weiszfeld).
+
+    The median is a mean of the points, so that the iteration needs only their inner products.
+    """
+    gram = products(stack)
+    own, weights = gram.diagonal(), torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
+    for _ in range(STEPS):
+        along = gram @ weights
+        away = (own - 2 * along + weights @ along).clamp(min=0).sqrt()
+        inverse = 1 / away.clamp(min=max(CLOSE * float(away.mean()), 1e-300))
+        weights = inverse / inverse.sum()
+    return weights
+
+
+def krum_scores(stack: Tree, liars: int) -> Tensor:
+    """``[K]``: the sum of squared distances to a client's K - f - 2 nearest others; low is believable."""
+    apart = distances(products(stack))
+    near = max(len(apart) - liars - 2, 1)
+    return apart.sort(1).values[:, 1 : near + 1].sum(1)
+
+
+def krum(stack: Tree, liars: int) -> Tensor:
+    """``[K]`` booleans: the one client with the lowest score."""
+    scores = krum_scores(stack, liars)
+    return torch.arange(len(scores)) == scores.argmin()
+
+
+def multi_krum(stack: Tree, liars: int) -> Tensor:
+    """``[K]`` booleans: the K - f clients with the lowest scores."""
+    scores = krum_scores(stack, liars)
+    kept = torch.zeros(len(scores), dtype=torch.bool)
+    kept[scores.argsort(stable=True)[: max(len(scores) - liars, 1)]] = True
+    return kept
+
+
+def clipped(stack: Tree, most: float | Tensor, centre: Tree | None = None) -> Tree:
+    """Changes no longer than ``most``, measured from ``centre`` (by default from no change); the others stay."""
+    from_centre = stack if centre is None else {name: value - centre[name] for name, value in stack.items()}
+    long = lengths(from_centre)
+    factor = (most / long.clamp(min=1e-300)).clamp(max=1.0)
+    if bool((factor == 1).all()):
+        return stack
+    result = {}
+    for name, value in stack.items():
+        shape = (-1, *[1] * (value.dim() - 1))
+        nearer = from_centre[name] * factor.to(value.dtype).view(shape)
+        nearer = nearer if centre is None else nearer + centre[name]
+        result[name] = torch.where((factor == 1).view(shape), value, nearer)
+    return result
+
+
+def centred(stack: Tree, most: float | Tensor, steps: int = 3) -> Tree:
+    """v <- v + mean of clip(x_i - v, tau), from v = 0: the last global model."""
+    centre = {name: torch.zeros_like(value[0]) for name, value in stack.items()}
+    equal = torch.full((len(next(iter(stack.values()))),), 1.0)
+    for _ in range(steps):
+        centre = weighted_mean(clipped(stack, most, centre), equal / equal.sum())
+    return centre
+
+
+def trust(stack: Tree, before: Tensor, kept: float = 0.7) -> Tensor:
+    """``[K]`` in [0, 1]: belief in each client, learned over rounds from how its changes lie to the others'.
+
+    What is seen of a client is what FedPolicy's agents see of it: how far it is from the others' centre, here the
+    geometric median, and the cosine between the two; and whether another sends nearly the same. From twice the median
+    distance on belief falls, to none at four times; a client that points against the others, or has a twin, is not
+    believed in this round. Beliefs of the rounds before count ``kept``.
+    """
+    gram, weights = products(stack), geometric(stack)
+    along = gram @ weights
+    middle = (weights @ along).clamp(min=0)
+    away = (gram.diagonal() - 2 * along + middle).clamp(min=0).sqrt()
+    usual = away.median().clamp(min=1e-300)
+    cosine = along / (gram.diagonal() * middle).sqrt().clamp(min=1e-300)
+    now = (2 - away / usual / 2).clamp(0, 1) * (1 + cosine.clamp(max=0)).clamp(min=0)
+    apart = distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
+    return kept * before + (1 - kept) * torch.where(apart < TWIN * usual, 0.0, now)

@@ -1,0 +1,160 @@
+"""Any method under a robust rule: what its server meets is shortened, chosen, or replaced by a centre.
+
+``bound:L`` and ``adaptive:M`` shorten changes of the model to length L, or to M times the median length; ``krum:S``,
+``multikrum:S`` and ``trust`` leave clients out; ``median``, ``trimmed:S``, ``geometric`` and ``centred:M`` put one
+centre in the place of every upload. S is the share of clients that may lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Method, Server, State, Task, Training, Tree, Up, Wrapper
+from equipoise.core import trees
+from equipoise.core.errors import UsageError, nearest
+from equipoise.wrappers.robust import rules
+
+SHORTEN = ("bound", "adaptive")
+CHOOSE = ("krum", "multikrum", "trust")
+CENTRE = ("median", "trimmed", "geometric", "centred")
+DEFAULTS = {"bound": 1.0, "adaptive": 2.0, "krum": 0.2, "multikrum": 0.2, "trimmed": 0.2, "centred": 1.0}
+"""Rules that take a number, and the number without one."""
+RULES = (*SHORTEN, *CHOOSE, *CENTRE)
+BELIEVED = 0.3  # trust below which a client is left out
+FIRST_TRUST = 0.7
+
+
+def robust(method: Method, text: str) -> Method:
+    """The method under the rule ``NAME`` or ``NAME:NUMBER``; itself under none."""
+    if not text:
+        return method
+    name, _, number = text.partition(":")
+    if name not in RULES:
+        raise UsageError(f"unknown rule '{name}'{nearest(name, RULES)}: robust must be one of {', '.join(RULES)}")
+    try:
+        value = float(number) if number else DEFAULTS.get(name, 0.0)
+    except ValueError:
+        value = math.nan
+    top = 0.5 if name in ("krum", "multikrum", "trimmed") else math.inf
+    if (number and name not in DEFAULTS) or not 0 <= value < top or (not value and name in (*SHORTEN, "centred")):
+        wanted = f"a number in [0, {top:g})" if name in DEFAULTS else "no number"
+        raise UsageError(f"robust is '{text}': {name} takes {wanted}")
+    return Robust(method, name, value)
+
+
+@dataclass(frozen=True)
+class Robust(Wrapper):
+    """Decision 3 of the method below, on what the rule makes of the changes w_i - w; block by block where it scales."""
+
+    method: Method
+    rule: str
+    value: float
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.method.name
+
+    @property
+    def below(self) -> Method:
+        return self.method
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        reason = ""
+        if not self.shared_names(task):
+            reason = "its clients upload no model"
+        elif self.one_start and self.rule not in CENTRE:
+            reason = (
+                "its server and its clients each keep a memory of every upload, and a rule that shortens some or "
+                f"leaves them out parts the two: choose {', '.join(CENTRE)}"
+            )
+        elif self.prompt and self.rule in CENTRE:
+            reason = (
+                "its agents learn from every upload, and this rule leaves one centre for all of them: choose "
+                f"{', '.join((*SHORTEN, *CHOOSE))}"
+            )
+        if reason:
+            raise UsageError(f"{self.name} is not offered with --robust {self.rule}: {reason}")
+
+    def server_init(self, task: Task, params: Tree) -> State:
+        state = super().server_init(task, params)
+        return state | {"trust": torch.full((task.clients,), FIRST_TRUST)} if self.rule == "trust" else state
+
+    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
+        kept, seen, state = self._judged(s, ids, up)
+        weights, below = self.below.weigh(s.within("base"), ids[kept], seen)
+        s.notes["kept"] = int(kept.sum())
+        return weights, {**state, "base": below, "seen": trees.plain(seen), "kept": kept}
+
+    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+        seen, kept = trees.revive(Up, s.state["seen"]), s.state["kept"]
+        state = {key: value for key, value in s.state.items() if key not in ("seen", "kept")}
+        params, below = self.below.aggregate(s.within("base"), ids[kept], seen, weights)
+        return params, {**state, "base": below}
+
+    def _judged(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor, Up, State]:
+        """Who counts, what of them the method below sees, and the state."""
+        everybody = torch.ones(len(ids), dtype=torch.bool)
+        changes = {name: value - s.params[name] for name, value in up.params.items()}
+        if self.rule in CENTRE:
+            one, extra = self._one(s.params, changes), _everywhere(self._centre, up.extra)
+            return everybody, replace(up, params=one, extra=extra), s.state
+        if self.rule in SHORTEN:
+            return everybody, replace(up, params=self._shortened(s, up.params, changes)), s.state
+        scaled, state, liars = _by_blocks(s.task, changes), s.state, math.floor(self.value * len(ids))
+        if self.rule == "trust":
+            trust = rules.trust(scaled, s.state["trust"][ids].double())
+            state = {**state, "trust": s.state["trust"].index_copy(0, ids, trust.to(s.state["trust"].dtype))}
+            kept = trust >= min(BELIEVED, float(trust.max()))
+        else:
+            kept = rules.krum(scaled, liars) if self.rule == "krum" else rules.multi_krum(scaled, liars)
+        return kept, trees.row(up, kept), state
+
+    def _one(self, params: Tree, changes: Tree) -> Tree:
+        """Everybody's model is the global one, moved by the centre of the changes."""
+        centre, count = self._centre(changes), len(next(iter(changes.values())))
+        return {name: (params[name] + move).expand(count, *move.shape) for name, move in centre.items()}
+
+    def _centre(self, stack: Tree) -> Tree:
+        if self.rule == "geometric":
+            weights = rules.geometric(stack)
+            return {name: torch.tensordot(weights.to(value.dtype), value, 1) for name, value in stack.items()}
+        if self.rule == "centred":
+            return rules.centred(stack, self.value * rules.lengths(stack).median())
+        return rules.median(stack) if self.rule == "median" else rules.trimmed(stack, self.value)
+
+    def _shortened(self, s: Server, params: Tree, changes: Tree) -> Tree:
+        result: Tree = {}
+        for block in _blocks(s.task, changes):
+            most = self.value if self.rule == "bound" else self.value * rules.lengths(block).median()
+            short = rules.clipped(block, most)
+            for name, move in short.items():
+                result[name] = params[name] if move is block[name] else s.params[name] + move
+        return {name: result[name] for name in params}
+
+
+def _everywhere(centre: Callable[[Tree], Tree], tree: State) -> State:
+    """What clients send beside their models and is summed like them (SCAFFOLD's c), each replaced by its centre."""
+    flat = {name: value for name, value in tree.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    one = {name: value.expand_as(flat[name]) for name, value in centre(flat).items()} if flat else {}
+    inner = {name: _everywhere(centre, value) for name, value in tree.items() if isinstance(value, dict)}
+    return {**tree, **one, **inner}
+
+
+def _blocks(task: Task, stack: Tree) -> list[Tree]:
+    blocks = [{name: stack[name] for name in names if name in stack} for names in task.blocks.values()]
+    return [block for block in blocks if block]
+
+
+def _by_blocks(task: Task, stack: Tree) -> Tree:
+    """Each block in units of its own median length: a head does not vanish behind a backbone."""
+    scaled: Tree = {}
+    for block in _blocks(task, stack):
+        unit = rules.lengths(block).median().clamp(min=1e-300)
+        scaled |= {name: value.double() / unit for name, value in block.items()}
+    return scaled

@@ -1,0 +1,97 @@
+"""An agent of a finished run at play: the very episodes that were scored, as pictures."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.cli import main
+from equipoise.frl.deep import film
+from equipoise.frl.deep.physics import Acrobot, CartPole, Pendulum
+from equipoise.frl.deep.worlds import PhysicsWorld
+from equipoise.runs.play import play
+from equipoise.runs.running import run
+from equipoise.settings.config import Settings
+
+Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow: pip install 'equipoise[data]'")
+TINY = {"agents": 2, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20, "epochs": 15, "batch_size": 8}
+TASKS = {
+    "cartpole": {"task": "cartpole", "differ": "length,goal"},
+    "acrobot": {"task": "acrobot", "differ": "goal"},
+    "pendulum": {"task": "pendulum", "differ": "goal,reversed,sensors"},
+    "gym": {"task": "gym", "env_id": "CartPole-v1"},
+}
+
+
+def finished(name, folder):
+    summary = run(Settings.of({**TINY, **TASKS[name], "method": "dqn", "rounds": 2, "episodes": 2}), folder)
+    return folder, summary.personal.return_
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_played_is_what_was_scored(name, tmp_path):
+    folder, scored = finished(name, tmp_path / "run")
+    returns = [play(folder, agent, number, None) for agent in range(2) for number in range(2)]
+    assert np.mean(returns) == pytest.approx(scored)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pendulum"])
+def test_a_film_has_a_picture_of_each_step_and_moves(name, tmp_path, capsys):
+    folder, _ = finished(name, tmp_path / "run")
+    out = tmp_path / "films" / "out.gif"
+    assert main(["play", str(folder), "--agent", "1", "--video", str(out)]) == 0
+    assert "agent 1, episode 0: return" in capsys.readouterr().out
+    with Image.open(out) as found:
+        assert found.n_frames > 2
+        first = np.asarray(found.convert("RGB")).copy()
+        found.seek(found.n_frames - 1)
+        assert (np.asarray(found.convert("RGB")) != first).any()
+
+
+@pytest.mark.parametrize("physics", [CartPole(), Acrobot(), Pendulum()], ids=lambda p: p.gym_id)
+def test_pictures_show_where_things_are(physics):
+    """Upright, the rod's colour is above the middle; hanging, below (the cart's pole never hangs)."""
+    world = PhysicsWorld.of(physics, np.array([0.5]))
+    play = world.begin(torch.zeros(1, dtype=torch.int64), np.full((1, 1, physics.states), 0.5))
+    rows = {}
+    for words, angle in (("up", np.pi if isinstance(physics, Acrobot) else 0.0), ("down", 0.0)):
+        play.state[:] = 0.0
+        play.state[..., 2 if isinstance(physics, CartPole) else 0] = angle
+        if words == "down" and isinstance(physics, Pendulum):
+            play.state[..., 0] = np.pi
+        shown = np.asarray(film.picture(play))
+        rows[words] = np.flatnonzero((shown == film.MOVING).all(-1).any(1)).mean()
+    assert rows["up"] < film.HEIGHT * 0.6
+    if not isinstance(physics, CartPole):
+        assert rows["down"] > film.HEIGHT / 2 > rows["up"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("nowhere", "not a run folder"),
+        ("{run} --agent 7", "the run has the agents 0 to 1"),
+        ("{run} --episode -1", "episode is -1"),
+        ("{run} --video x.avi", "must end in .gif or .mp4"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(options, words, tmp_path, capsys):
+    folder, _ = finished("cartpole", tmp_path / "run")
+    capsys.readouterr()
+    assert main(["play", *options.format(run=folder).split()]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_mp4_needs_an_encoder(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert main(["play", str(tmp_path), "--video", "x.mp4"]) == 2
+    assert "needs ffmpeg" in capsys.readouterr().err
+
+
+def test_a_run_without_agents_has_nothing_to_play(tmp_path, capsys):
+    assert main([*"run --task synthetic --clients 4 --rounds 1 --quiet --out".split(), str(tmp_path / "run")]) == 0
+    assert main(["play", str(tmp_path / "run")]) == 2
+    assert "no deep agents" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""From raw tables to a federation: splits, small clients, standardisation, names, fingerprints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.core.errors import UsageError
+from equipoise.data.federation import Subset
+from equipoise.data.tables import TableChoices, Tables, federate, tables_of
+
+SIZES = {"north": 60, "south": 90, "tiny": 8, "wee": 7}
+
+
+def clinics(**more: list[object]) -> Tables:
+    rng = np.random.default_rng(0)
+    tables = {}
+    for k, (name, n) in enumerate(SIZES.items()):
+        age = rng.normal(50 + 10 * k, 10, n)
+        tables[name] = {"age": age, "weight": rng.normal(70, 9, n), "ill": np.where(age > 55, "yes", "no")}
+    return tables_of(tables)
+
+
+def made(tables: Tables, **choices: object):
+    return federate(tables, TableChoices(**{"target": "ill", "small": "drop", **choices}), np.random.default_rng(1))
+
+
+def everybody(data, name: str = "train"):
+    return data.split(np.arange(data.clients), name)
+
+
+def test_statistics_come_from_training_rows_alone() -> None:
+    data = made(clinics()).data
+    x = everybody(data).x
+    assert x.mean(0).abs().max() < 1e-5
+    assert (x.std(0, correction=0) - 1).abs().max() < 1e-5
+    assert everybody(data, "test").x.mean(0).abs().max() > 1e-3
+
+
+def test_each_client_may_be_standardised_by_itself() -> None:
+    found = made(clinics(), standardise="client")
+    own = everybody(found.data)
+    for k in range(found.data.clients):
+        x = own.x[own.start[k] : own.start[k] + own.size[k]]
+        assert x.mean(0).abs().max() < 1e-5
+    rows = {"age": [50.0], "weight": [70.0]}
+    north, south = (found.preparation.prepare(rows, name) for name in ("north", "south"))
+    assert abs(float(north[0, 0] - south[0, 0])) > 0.3
+    np.testing.assert_array_equal(found.preparation.prepare(rows), found.preparation.prepare(rows, "nobody"))
+    raw = made(clinics(), standardise="none").data
+    assert everybody(raw).x[:, 0].mean() > 40
+
+
+@pytest.mark.parametrize(
+    ("small", "names"),
+    [
+        ("drop", ("north", "south")),
+        ("pool", ("north", "south", "tiny + wee")),
+        ("keep", ("north", "south", "tiny", "wee")),
+    ],
+)
+def test_small_clients(small: str, names: tuple[str, ...]) -> None:
+    found = made(clinics(), small=small)
+    assert found.names == found.data.names == found.preparation.clients == names
+    assert found.data.clients == len(names)
+
+
+def test_small_clients_are_refused_all_at_once_by_default() -> None:
+    with pytest.raises(UsageError) as error:
+        made(clinics(), small="refuse")
+    assert "2 problems" in str(error.value)
+    assert "client 'tiny': has 8 rows" in str(error.value)
+    assert "client 'wee': has 7 rows" in str(error.value)
+
+
+def test_too_small_a_pool_takes_the_next_larger_client() -> None:
+    alone = Tables({name: table for name, table in clinics().clients.items() if name != "wee"})
+    assert made(alone, small="pool").names == ("south", "north + tiny")
+
+
+def test_rows_without_a_target_are_left_out_or_refused() -> None:
+    tables = {name: {"x": np.arange(30) / 7, "ill": [None, "?", *["a", "b"] * 14]} for name in "kl"}
+    data = made(tables_of(tables), small="refuse").data
+    assert sum(int(everybody(data, name).size.sum()) for name in ("train", "val", "test")) == 2 * 25
+    with pytest.raises(UsageError) as error:
+        made(tables_of(tables), missing="refuse")
+    assert "column 'ill' of client 'k': no target in rows 1, 2" in str(error.value)
+    assert "client 'l'" in str(error.value)
+
+
+def test_targets_of_every_kind_are_carried_by_a_federation() -> None:
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.normal(size=40), "t": rng.gamma(2.0, 10.0, 40), "e": rng.integers(0, 2, 40)}
+    tables = tables_of({"k": columns, "l": columns})
+    regression = made(tables, target="t", kind="regression").data
+    assert regression.target.kind == "regression"
+    assert regression.classes == 1
+    _, y, _ = everybody(regression).padded
+    assert y.dtype == torch.float32
+    assert y.shape == (2, int(everybody(regression).size[0]))
+    survival = made(tables, target="t", event="e").data
+    _, y, weight = everybody(survival).padded
+    assert y.shape == (2, int(everybody(survival).size[0]), 2)
+    assert set(y[..., 1].unique().tolist()) == {0.0, 1.0}
+    assert weight is None
+    ragged = made(tables_of({"k": columns, "l": {n: v[:30] for n, v in columns.items()}}), target="t", event="e").data
+    assert everybody(ragged).padded[1].shape[2:] == (2,)
+
+
+def test_names_follow_clients_into_subsets() -> None:
+    data = made(clinics(), small="keep").data
+    part = Subset(data, np.array([3, 1]))
+    assert part.names == ("wee", "south")
+    assert part.target == data.target
+
+
+def test_a_fingerprint_is_that_of_the_content() -> None:
+    one, same = (made(clinics()).data.fingerprint() for _ in range(2))
+    assert one == same
+    assert len(one) == 64
+    tables = clinics()
+    north = tables.clients["north"]
+    age = north.columns["age"]
+    moved = replace(north, columns={**north.columns, "age": replace(age, number=age.number + np.eye(60)[5])})
+    assert made(Tables({**tables.clients, "north": moved})).data.fingerprint() != one
+
+
+def test_the_server_may_bring_rows_of_its_own() -> None:
+    rng = np.random.default_rng(3)
+    age = rng.normal(50, 10, 40)
+    server = {"age": age, "weight": rng.normal(70, 9, 40), "ill": np.where(age > 55, "yes", "no")}
+    with_own = tables_of(clinics().clients, server)
+    data = made(with_own).data
+    assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 40
+    assert sum(int(everybody(data, name).size.sum()) for name in ("train", "val", "test")) == 150
+    odd = tables_of(clinics().clients, {**server, "ill": ["maybe", *server["ill"][1:]]})
+    with pytest.raises(UsageError, match="row 1 of the server's rows has a class that no client had"):
+        made(odd)

@@ -1,0 +1,258 @@
+"""What columns are taken for, from counts alone; and what new rows become."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from equipoise.core.errors import UsageError
+from equipoise.data.tables.choices import TableChoices
+from equipoise.data.tables.exchange import merge, rule_of, statistics_of
+from equipoise.data.tables.preparation import Category, Date, LeftOut, Number, Preparation, PreparedColumn
+from equipoise.data.tables.table import table_of
+
+N = 120
+
+
+def prepared(values: dict[str, list[object]], **choices: str) -> Preparation:
+    """Two clients with these columns; the first half of the rows is the first one's."""
+    table = table_of({**values, "ill": ["a", "b"] * (N // 2), "more": np.linspace(0, 1, N) ** 2})
+    made = TableChoices(**{"target": "ill", **choices})
+    rule = rule_of(made, tuple(table.columns), "it")
+    halves = [table.take(np.arange(N // 2)), table.take(np.arange(N // 2, N))]
+    messages = [statistics_of(name, half, rule) for name, half in zip("xy", halves, strict=True)]
+    preparation, findings = merge(messages, rule, made)
+    if preparation is None:
+        raise UsageError("; ".join(str(finding) for finding in findings if finding.problem))
+    return preparation
+
+
+def column(values: list[object], **choices: str) -> PreparedColumn | LeftOut:
+    made = prepared({"c": values}, **choices)
+    return next(found for found in (*made.columns, *made.left_out) if found.name == "c")
+
+
+RNG = np.random.default_rng(0)
+NUMBERS = [float(v) for v in RNG.normal(100, 15, N).round(1)]
+
+
+def test_numbers() -> None:
+    found = column(NUMBERS)
+    assert isinstance(found, Number)
+    assert found.mean == pytest.approx(np.mean(NUMBERS))
+    assert found.scale == pytest.approx(np.std(NUMBERS))
+    assert found.median == pytest.approx(np.median(NUMBERS), rel=0.005)
+    assert not found.missing
+    plain = column(NUMBERS, standardise="none")
+    assert isinstance(plain, Number)
+    assert (plain.mean, plain.scale) == (0, 1)
+
+
+def test_numbers_that_a_site_wrote_as_text() -> None:
+    comma = [f"{v:.1f}".replace(".", ",") for v in NUMBERS[: N // 2]]
+    found = column([*comma, *NUMBERS[N // 2 :]])
+    assert isinstance(found, Number)
+    assert found.mean == pytest.approx(np.mean(NUMBERS))
+    gaps = [*NUMBERS[: N - 5], "n/a", "?", "-", "unknown", "missing"]
+    assert column(gaps) == column([*NUMBERS[: N - 5], *[None] * 5])
+
+
+def test_words_among_numbers_are_missing_where_they_are_few_and_refused_where_a_site_has_nothing_else() -> None:
+    few = column([*NUMBERS[: N - 3], "high", "<5", "high"])
+    assert isinstance(few, Number)
+    assert few.missing
+    with pytest.raises(UsageError, match=r"column 'c' of client 'y': 10 cells are no numbers \('high'\): it holds"):
+        column([*NUMBERS[: N // 2], *[None] * (N // 2 - 10), *["high"] * 10], numbers="c")
+
+
+def test_few_whole_numbers_are_categories_unless_told_otherwise() -> None:
+    cp = [1.0, 2.0, 4.0] * (N // 3)
+    found = column(cp)
+    assert isinstance(found, Category)
+    assert found.values == ("1", "2", "4")
+    assert found.features == ("c = 1", "c = 2", "c = 4")
+    assert isinstance(column(cp, numbers="c"), Number)
+    assert isinstance(column([v % 12 for v in range(N)]), Number)  # as many as there are months
+    assert isinstance(column([v % 12 for v in range(N)], categories="c"), Category)
+    assert isinstance(column([v / 2 for v in cp]), Number)  # halves are measurements
+
+
+def test_two_values_are_one_column() -> None:
+    found = column(["m", "f"] * (N // 2))
+    assert isinstance(found, Category)
+    assert found.features == ("c = m",)
+    made = prepared({"c": [0, 1] * (N // 2)})
+    assert made.features == ("c = 1", "more")
+    assert made.prepare({"c": [0, 1], "more": [0, 0]})[:, 0].tolist() == [0, 1]
+
+
+def test_rare_categories_are_pooled_and_new_ones_are_nothing_or_other() -> None:
+    found = column([*["a", "b", "c"] * 39, "rare", "odd", "odd"])
+    assert isinstance(found, Category)
+    assert found.values == ("a", "b", "c")
+    assert found.features[-1] == "c = (other)"
+    made = prepared({"c": ["a", "b", "c"] * (N // 3)})
+    new = made.prepare({"c": ["b", "never seen", None], "more": [0, 0, 0]})
+    assert new[:, :3].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0]]  # missing is the most frequent
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([7] * N, "one value"),
+        (["same"] * N, "one value"),
+        ([None] * N, "empty"),
+        ([f"P{i:04}" for i in range(N)], "names rows or people"),
+        ([f"The patient came {i} times" for i in range(N)], "free text"),
+        (list(range(1000, 1000 + N)), "numbers rows"),
+    ],
+)
+def test_columns_that_are_left_out_with_a_word(values: list[object], why: str) -> None:
+    found = column(values)
+    assert isinstance(found, LeftOut)
+    assert why in found.why
+
+
+def test_names_of_columns_help_to_know_identifiers() -> None:
+    numbers = [int(v) for v in RNG.permutation(90_000)[:N]]
+    for name in ("patient_id", "PatientID", "id", "mrn"):
+        assert [left.name for left in prepared({name: numbers}).left_out] == [name]
+    ages = [20 + i * 7 % 50 for i in range(N)]
+    assert "age_at_index" in prepared({"age_at_index": ages}).features  # has the word, but not a number for each row
+    assert "patient_id" in prepared({"patient_id": numbers}, numbers="patient_id").features
+
+
+@pytest.mark.parametrize(
+    ("texts", "form"),
+    [
+        (["2020-03-01", "2021-12-24"], "year-month-day"),
+        (["2020-03-01T10:30:00Z", "2021-12-24 23:00"], "year-month-day"),
+        (["1.3.2020", "24.12.2021"], "day/month/year"),
+        (["1/3/2020", "24/12/2021"], "day/month/year"),
+        (["3/1/2020", "12/24/2021 10:00"], "month/day/year"),
+        (["10:30", "23:59:30"], "hour:minute"),
+    ],
+)
+def test_dates_and_times_in_the_forms_people_write(texts: list[object], form: str) -> None:
+    found = column(texts * (N // 2))
+    assert isinstance(found, Date)
+    assert found.form == form
+
+
+def test_a_date_that_may_be_two_is_asked_about() -> None:
+    with pytest.raises(UsageError, match="no date tells whether the day or the month comes first"):
+        column(["1/3/2020", "4/5/2021"] * (N // 2))
+
+
+def test_the_parts_of_a_date_lie_on_circles() -> None:
+    made = prepared({"c": ["2020-06-01T00:00", "2020-06-01T12:00", "2020-06-08T18:00"] * (N // 3)})
+    assert made.features[:3] == ("c", "c (year sine)", "c (year cosine)")
+    x = made.prepare({"c": ["2024-01-01T06:00", "2024-01-08T06:00", None], "more": [0, 0, 0]})
+    week, day = x[:, 3:5], x[:, 5:7]
+    np.testing.assert_allclose(week[0], week[1], atol=1e-6)  # both are Mondays
+    np.testing.assert_allclose(day[0], [1, 0], atol=1e-6)  # a quarter of the day is over
+    np.testing.assert_allclose(np.hypot(week[:, 0], week[:, 1]), 1, rtol=1e-6)
+
+
+def test_missing_values_have_a_mark_and_the_median() -> None:
+    made = prepared({"c": [*NUMBERS[: N - 10], *[None] * 10]})
+    assert made.features == ("c", "more", "c is missing")
+    number = made.columns[0]
+    assert isinstance(number, Number)
+    x = made.prepare({"c": [None, number.mean], "more": [0, 0]})
+    assert x[:, 2].tolist() == [1, 0]
+    assert x[0, 0] == pytest.approx((number.median - number.mean) / number.scale, rel=1e-5)
+    assert x[1, 0] == pytest.approx(0, abs=1e-6)
+    with pytest.raises(UsageError, match="column 'c': has missing values, which --missing refuse forbids"):
+        prepared({"c": [*NUMBERS[: N - 10], *[None] * 10]}, missing="refuse")
+
+
+def test_rows_that_lack_columns_are_refused_with_all_of_them() -> None:
+    made = prepared({"c": NUMBERS})
+    assert made.prepare({"more": [0.5], "extra": ["x"], "c": [100]}).shape == (1, 2)
+    with pytest.raises(UsageError, match="lack columns that the model needs: 'c', 'more'"):
+        made.prepare({"extra": [1]})
+
+
+# --- the target ------------------------------------------------------------------------------------------------------
+
+
+def target(values: list[object], name: str = "t", **choices: str):
+    made = prepared({"t": values, "e": [0, 1] * (N // 2)}, **{"target": name, **choices})
+    return made.target, made.targets(table_of({"t": values, "e": [0, 1] * (N // 2)}))
+
+
+def test_classes_keep_their_names() -> None:
+    found, y = target([0, 1, 2] * (N // 3))
+    assert found.classes == ("0", "1", "2")
+    assert y[:4].tolist() == [0, 1, 2, 0]
+    found, y = target(["ill", "well"] * (N // 2))
+    assert found.classes == ("ill", "well")
+    assert found.outputs == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "classes", "y"),
+    [
+        ("t > 0", ("t <= 0", "t > 0"), [0, 1, 1]),
+        ("t>=2", ("t < 2", "t >= 2"), [0, 0, 1]),
+        ("t < 1.5", ("t >= 1.5", "t < 1.5"), [1, 1, 0]),
+        ("t == 1", ("t != 1", "t == 1"), [0, 1, 0]),
+        ("t != 1", ("t == 1", "t != 1"), [1, 0, 1]),
+    ],
+)
+def test_thresholds_make_two_classes(rule: str, classes: tuple[str, ...], y: list[int]) -> None:
+    found, found_y = target([0, 1, 2] * (N // 3), rule)
+    assert found.classes == classes
+    assert found_y[:3].tolist() == y
+
+
+def test_a_threshold_may_compare_texts_for_equality_only() -> None:
+    assert target(["died", "left"] * (N // 2), "t == died")[1][:2].tolist() == [1, 0]
+    with pytest.raises(UsageError, match="'died' is no number to compare with"):
+        target(["died", "left"] * (N // 2), "t > died")
+
+
+def test_many_numbers_are_a_question() -> None:
+    with pytest.raises(
+        UsageError, match=r'has \d+ or more different numbers: say --kind regression, or --target "t > '
+    ):
+        target(list(NUMBERS))
+    found, y = target(list(NUMBERS), kind="regression")
+    assert (found.kind, found.outputs, found.classes) == ("regression", 1, ())
+    assert found.mean == pytest.approx(np.mean(NUMBERS))
+    assert found.scale == pytest.approx(np.std(NUMBERS))
+    assert y.dtype == np.float32
+    found, _ = target([i % 30 for i in range(N)], kind="classification")
+    assert len(found.classes) == 30
+
+
+def test_survival_is_time_and_event() -> None:
+    found, y = target(list(NUMBERS), event="e")
+    assert (found.kind, found.event) == ("survival", "e")
+    assert y.shape == (N, 2)
+    assert y[:2, 1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "choices", "says"),
+    [
+        ([1] * N, {}, "one value only"),
+        ([None] * N, {}, "is empty"),
+        ([1.5] * N, {"kind": "regression"}, "one value only"),
+        (["a", "b"] * (N // 2), {"kind": "regression"}, "'a', 'b', which are no numbers"),
+        (["a", "b"] * (N // 2), {"event": "e"}, "which are no numbers"),
+        ([f"x{i}" for i in range(N)], {}, "too many different values"),
+        ([-1.0, 3.5] * (N // 2), {"event": "e"}, "times below 0"),
+        ([1.0, 3.5] * (N // 2), {"event": "c"}, "column 'c': holds '2', '3'"),
+        ([1.0, 3.5] * (N // 2), {"kind": "survival"}, "--event is not given"),
+        ([0, 1] * (N // 2), {"target": "tt"}, "no column 'tt' .did you mean 't'"),
+        ([0, 1] * (N // 2), {"categories": "d"}, "no column 'd'.*see --categories"),
+        ([0, 1] * (N // 2), {"kind": "regresion"}, "did you mean 'regression'"),
+        ([0, 1] * (N // 2), {"kind": "regression", "event": "e"}, "event is for survival"),
+    ],
+)
+def test_targets_that_cannot_be(values: list[object], choices: dict[str, str], says: str) -> None:
+    columns = {"t": values, "e": [0, 1] * (N // 2), "c": [0, 1, 2, 3] * (N // 4)}
+    with pytest.raises(UsageError, match=says):
+        prepared(columns, **{"target": "t", **choices})

@@ -1,0 +1,213 @@
+"""Damage is noticed and named: headers, config, log, models; two runs never share a folder; old folders still open."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from equipoise.cli import main
+from equipoise.core import files
+from equipoise.core.errors import UsageError
+from helpers_disk import contents
+from trust.test_faults import SMALL
+
+RUN = ["run", "--rounds", "3", "--method", "fedavg", *SMALL]
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """A run whose summary is not written yet."""
+    out = tmp_path / "run"
+    assert main([*RUN, "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    return out
+
+
+def refused(arguments, capsys):
+    capsys.readouterr()
+    code = main(arguments)
+    errors = capsys.readouterr().err
+    assert code in (1, 2)
+    assert errors.startswith("equipoise: ")
+    assert errors.count("\n") == 1
+    return errors
+
+
+def header_changed(path, old, new):
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    assert len(old) == len(new)
+    path.write_bytes(data.replace(old, new))
+
+
+def test_a_changed_round_number_in_a_checkpoint_is_refused(unfinished, capsys):
+    header_changed(unfinished / "checkpoint" / "last.safetensors", rb"\"round\": 3", rb"\"round\": 2")
+    before = contents(unfinished)
+    assert "checksum" in refused(["resume", str(unfinished)], capsys)
+    assert contents(unfinished) == before
+
+
+@pytest.mark.parametrize("part", ["metadata", "content", "names"])
+def test_every_part_of_a_tensor_file_is_covered(part, tmp_path):
+    path = tmp_path / "x.safetensors"
+    files.write_tensors(path, {"aa": torch.ones(4), "bb": torch.zeros(4)}, {"about": "this"})
+    if part == "metadata":
+        header_changed(path, b'"this"', b'"that"')
+    elif part == "names":
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'"aa"', b'"cc"'))
+    else:
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 4
+        path.write_bytes(bytes(data))
+    with pytest.raises(UsageError, match="checksum"):
+        files.read_tensors(path)
+
+
+def test_flipped_bytes_of_a_model_are_not_exported(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*RUN, "--out", str(out)]) == 0
+    for name, client in (("global", []), ("personal", ["--client", "1"])):
+        model = out / "models" / f"{name}.safetensors"
+        data = bytearray(model.read_bytes())
+        data[-2] ^= 1
+        model.write_bytes(bytes(data))
+        assert f"{name}.safetensors" in refused(["export", str(out), *client], capsys)
+    assert not list((out / "models").glob("*export*"))
+
+
+def test_an_edited_config_is_refused(unfinished, capsys):
+    config = unfinished / "config.json"
+    config.write_text(config.read_text().replace('"lr": ', '"lr": 1'))
+    assert "config.json" in refused(["resume", str(unfinished)], capsys)
+    assert "config.json" in refused(["report", str(unfinished)], capsys)
+
+
+@pytest.mark.parametrize("damage", ["edited", "cut", "not text"])
+def test_a_damaged_log_is_refused(damage, unfinished, capsys):
+    log = unfinished / "rounds.jsonl"
+    text = log.read_bytes()
+    changed = {
+        "edited": re.sub(rb'"seen": \d', b'"seen": 9', text, count=1),
+        "cut": text[: text.index(b"\n") + 1],
+        "not text": text.replace(b"seen", b"se\xff\xfe"),
+    }
+    log.write_bytes(changed[damage])
+    for command in ("resume", "report", "export"):
+        assert "rounds.jsonl" in refused([command, str(unfinished)], capsys)
+    assert log.read_bytes() == changed[damage]
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "clients.csv"])
+def test_what_is_not_text_is_refused_in_one_line(name, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*RUN, "--out", str(out)]) == 0
+    (out / name).write_bytes(b"\xff\xfe\x00nothing")
+    refused(["report", str(out)], capsys)
+    if name != "clients.csv":
+        refused(["resume", str(out)], capsys)
+
+
+def test_folders_of_earlier_versions_still_open(unfinished, capsys):
+    """Their checkpoints have a checksum over the tensors alone, their models none, and neither knows of the log."""
+    last = unfinished / "checkpoint" / "last.safetensors"
+    tensors, about = files.read_tensors(last)
+    meta = json.loads(about["meta"])
+    about["meta"] = json.dumps({"round": meta["round"], "best": meta["best"]})
+    save_file(tensors, last, {**about, "crc": str(files._content_checksum(tensors, 0))})
+    for model in (unfinished / "models").iterdir():
+        save_file(load_file(model), model)
+    assert main(["export", str(unfinished)]) == 0
+    assert main(["report", str(unfinished)]) == 0
+    assert main(["resume", str(unfinished), "--quiet"]) == 0
+    assert json.loads((unfinished / "summary.json").read_text())["rounds"] == 3
+    save_file(tensors, last, {**about, "crc": "1"})
+    with pytest.raises(UsageError, match="checksum"):
+        files.load(last)
+
+
+def test_two_runs_never_share_a_folder(tmp_path, capsys):
+    out = tmp_path / "run"
+    out.mkdir()
+    with files.locked(out):
+        for arguments in ([*RUN, "--out", str(out)], [*RUN, "--out", str(out), "--overwrite"]):
+            assert f"process {os.getpid()}" in refused(arguments, capsys)
+    assert main([*RUN, "--out", str(out)]) == 0
+    with files.locked(out):
+        for command in (["certify", "--samples", "1"], ["run", *RUN[1:], "--overwrite", "--out"]):
+            assert "in use" in refused([*command, str(out)], capsys)
+    (out / "summary.json").unlink()
+    with files.locked(out):
+        assert "in use" in refused(["resume", str(out)], capsys)
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert not (out / files.LOCK).exists()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / files.LOCK).write_text("999999")
+    assert main([*RUN, "--out", str(out)]) == 0
+
+
+@pytest.mark.parametrize("left", [[], ["checkpoint"], [files.LOCK], [".tmp-config.json", "checkpoint", files.LOCK]])
+def test_a_kill_before_the_config_does_not_block_the_folder(left, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).mkdir() if name == "checkpoint" else (out / name).write_bytes(b"{")
+    assert main([*RUN, "--out", str(out)]) == 0
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path, capsys):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    refused([*RUN, "--out", str(out)], capsys)
+    refused([*RUN, "--out", str(out), "--overwrite"], capsys)
+    assert contents(out).keys() == {(out / "thesis.txt").relative_to(out)}
+
+
+def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "equipoise.cli", *RUN, "--rounds", "2000", "--checkpoint-every", "1000"]
+    process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not ((out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_text()):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"equipoise resume {out}" in errors
+    saved = files.read_meta(out / "checkpoint" / "last.safetensors")["round"]
+    assert saved == len((out / "rounds.jsonl").read_text().splitlines())
+
+
+def test_a_folder_deleted_under_a_run_ends_it_in_one_line(tmp_path, capsys, monkeypatch):
+    import shutil
+
+    from equipoise.runtime.round import Simulation
+
+    out, rounds = tmp_path / "run", Simulation.round
+
+    def round(self):
+        log = rounds(self)
+        if log.round == 2:
+            shutil.rmtree(out)
+        return log
+
+    monkeypatch.setattr(Simulation, "round", round)
+    errors = refused([*RUN, "--out", str(out)], capsys)
+    assert "rounds.jsonl" in errors
+
+
+def test_a_disk_that_cannot_be_written_ends_in_one_line(tmp_path, capsys):
+    out = "/proc/nothing/run"  # not even root makes a folder there
+    assert "/proc/nothing" in refused([*RUN, "--out", out], capsys)

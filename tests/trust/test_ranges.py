@@ -1,0 +1,224 @@
+"""Lies beside the model: out of their declared range they cost the liar its place in the round, and nobody else."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from equipoise.contract import Method, Range, Up
+from equipoise.contract.ranges import ANY, SHARE, reasons
+from equipoise.core.errors import UsageError
+from equipoise.methods import all_methods
+from equipoise.records import codec as codec_of_records
+from equipoise.runtime.executors import Stacked
+from equipoise.runtime.round import Schedule, Simulation
+from flower.test_remote import SUPERVISED, Here, federate, spoiled
+from helpers import small_task
+
+ROUNDS = 3
+
+
+def test_a_range_names_the_first_number_outside_it():
+    values = torch.tensor([[0.0, 1.0], [0.5, -5.0], [2.0, 3.0], [torch.nan, 0.0], [1 + 1e-9, 0.0]], dtype=torch.float64)
+    assert torch.equal(
+        SHARE.outside(values).nan_to_num(nan=99.0, posinf=1e9),
+        torch.tensor([99.0, -5.0, 2.0, 1e9, 99.0], dtype=torch.float64),
+    )
+    each = Range(0.0, (1.0, 10.0))
+    assert each.outside(torch.tensor([[1.0, 9.0], [2.0, 9.0], [1.0, 11.0]])).isnan().tolist() == [True, False, False]
+    assert SHARE.outside(torch.tensor([True, False])).isnan().all()
+    assert Range(0.0, 3.0).outside(torch.tensor([2, 255], dtype=torch.uint8)).isnan().tolist() == [True, False]
+    assert SHARE.outside(torch.empty(2, 0)).isnan().all()
+
+
+def test_what_is_not_declared_has_a_wide_range():
+    up = Up({}, {"c": {"w": torch.tensor([[0.0], [1e7]])}}, {"x": torch.tensor([-1e30, 0.0])})
+    found = reasons({}, up)
+    assert found == {0: f"its x is -1e+30: must lie in {ANY}", 1: f"its c/w is 1e+07: must lie in {ANY}"}
+    assert reasons({"c": Range(0, 1e8), "x": Range(-1e38, 0)}, up) == {}
+
+
+class Lying(Stacked):
+    """Client 2 changes its upload before it is sent."""
+
+    lie: ClassVar[object]
+
+    def run(self, round, ids, down, held, splits):
+        replies = super().run(round, ids, down, held, splits)
+        self.lie(replies.stack.up, round)
+        return replies
+
+
+def simulation(method, lie, **options):
+    task = small_task("mlp")
+    method.check(task, task.training)
+
+    def make(*about):
+        executor = Lying(*about)
+        executor.lie = lie
+        return executor
+
+    return Simulation(method, task, task.training, Schedule(ROUNDS, 0, 1.0, "stacked", 1, True), make)
+
+
+LIES = {
+    "equilibrium": ({}, "error", -5.0),
+    "equilibrium learned": ({"control": "learned"}, "agent_reward", 1e200),
+    "fedpolicy": ({}, "part", 255),
+    "fedpolicy dqn": ({"policy": "dqn"}, "report", 1e150),
+    "page": ({"warmup": 1}, "trained_loss", -1.0),
+    "page-shared": ({"warmup": 1}, "agent_action", 7.0),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_costs_the_liar_its_place_and_nobody_else(name):
+    options, metric, value = LIES[name]
+    method = all_methods()[name.split()[0]](**options)
+
+    def lie(up, round):
+        up.metrics[metric][2] = value
+
+    lied = simulation(method, lie)
+    logs = [lied.round() for _ in range(ROUNDS)]
+    for log in logs:
+        assert log.dropped == [2]
+        assert log.left_out[2].startswith(f"its {metric} is ")
+        assert log.test.global_
+        json.loads(codec_of_records.dumps(log), parse_constant=pytest.fail)
+    # As if it had sent nothing that could be used.
+    absent = simulation(method, lambda up, round: [v.__setitem__(2, torch.nan) for v in up.params.values()])
+    for log in logs:
+        other = absent.round()
+        assert other.dropped == [2]
+        assert other.test == log.test
+
+
+@pytest.mark.parametrize("name", ["equilibrium", "fedpolicy", "page"])
+def test_the_same_on_flower(name, tmp_path):
+    _, metric, value = LIES[name]
+    method, task = SUPERVISED[name](), small_task("mlp")
+    change = spoiled(lambda tree, about: tree["up"]["metrics"][metric].fill_(value))
+    remote = federate(method, task, Here(method, task, tmp_path, change))
+    log = remote.round()
+    assert log.left_out.keys() == {2}
+
+
+@pytest.mark.parametrize("name", sorted(SUPERVISED))
+def test_every_report_is_declared(name):
+    """A method whose clients upload more than models says which numbers are sound."""
+    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}], "equilibrium": [{}, {"control": "learned"}]}
+    for options in kinds.get(name, [{}]):
+        method, seen = SUPERVISED[name](**options), set()
+        run = simulation(method, lambda up, round, seen=seen: seen.update((*up.metrics, *up.extra)))
+        for _ in range(2):
+            log = run.round()
+            assert not log.dropped
+        assert seen <= method.reports.keys()
+
+
+@dataclass(frozen=True)
+class Fragile(Method):
+    """Its server fails on negative numbers, and explodes on large ones."""
+
+    name: ClassVar[str] = "fragile"
+
+    def server_init(self, task, params):
+        return {"rounds": torch.zeros(())}
+
+    def upload(self, c):
+        up, state = super().upload(c)
+        return replace(up, metrics={"told": torch.zeros_like(c.train.lr)}), state
+
+    def aggregate(self, s, ids, up, weights):
+        told = up.metrics["told"]
+        if bool((told < 0).any()):
+            raise IndexError("no place for it")
+        params, state = super().aggregate(s, ids, up, weights)
+        if bool((told > 0).any()):
+            params = {name: value * 1e300 for name, value in params.items()}
+        return params, {**state, "rounds": state["rounds"] + 1}
+
+
+def told(value):
+    def lie(up, round):
+        if round == 2:
+            up.metrics["told"][2] = value
+
+    return lie
+
+
+def test_a_reply_that_makes_the_server_fail_is_found_and_left_out():
+    run = simulation(Fragile(), told(-1.0))
+    logs = [run.round() for _ in range(ROUNDS)]
+    assert [log.dropped for log in logs] == [[], [2], []]
+    assert "IndexError: no place for it" in logs[1].left_out[2]
+    assert float(run.server_state["rounds"]) == 3
+
+
+def test_an_exploded_aggregate_is_blamed_on_the_reply_that_causes_it():
+    run = simulation(Fragile(), told(1.0))
+    logs = [run.round() for _ in range(ROUNDS)]
+    assert [log.dropped for log in logs] == [[], [2], []]
+    assert "exploded" in logs[1].left_out[2]
+    assert max(float(value.abs().max()) for value in run.params.values()) < 1e6
+
+
+def test_a_round_that_nobody_can_be_blamed_for_is_skipped_and_the_last_good_state_kept():
+    @dataclass(frozen=True)
+    class Doomed(Fragile):
+        def aggregate(self, s, ids, up, weights):
+            params, state = super().aggregate(s, ids, up, weights)
+            return params, {**state, "rounds": state["rounds"] + (torch.nan if s.round == 2 else 0)}
+
+    run = simulation(Doomed(), lambda up, round: None)
+    first = run.round()
+    before = run.params
+    second = run.round()
+    assert first.skipped is None
+    assert second.skipped == "the server's state is not finite"
+    assert run.params is before
+    assert float(run.server_state["rounds"]) == 1
+    third = run.round()
+    assert third.skipped is None
+    assert float(run.server_state["rounds"]) == 2
+
+
+def test_an_error_of_the_method_itself_is_raised():
+    @dataclass(frozen=True)
+    class Broken(Method):
+        name: ClassVar[str] = "broken"
+
+        def weigh(self, s, ids, up):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        simulation(Broken(), lambda up, round: None).round()
+
+    @dataclass(frozen=True)
+    class Refusing(Broken):
+        def weigh(self, s, ids, up):
+            raise UsageError("not like this")
+
+    with pytest.raises(UsageError, match="not like this"):
+        simulation(Refusing(), lambda up, round: None).round()
+
+
+def test_a_client_that_was_left_out_keeps_what_it_held():
+    method = all_methods()["scaffold"]()
+
+    def lie(up, round):
+        if round == 2:
+            next(iter(up.extra["c"].values()))[2].fill_(1e30)
+
+    run = simulation(method, lie)
+    run.round()
+    held = replace(run.store.held(run.store.ids))
+    log = run.round()
+    assert log.dropped == [2]
+    after = run.store.held(run.store.ids)
+    for name, value in held.state["c"].items():
+        assert torch.equal(value[2], after.state["c"][name][2])
+        assert not torch.equal(value[1], after.state["c"][name][1])

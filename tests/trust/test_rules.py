@@ -1,0 +1,249 @@
+"""Robust rules against closed forms, and methods under them."""
+
+import math
+
+import pytest
+import torch
+
+from equipoise.cli import main
+from equipoise.contract import Up
+from equipoise.core.errors import UsageError
+from equipoise.methods import all_methods
+from equipoise.runtime.adopt import too_long
+from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
+from equipoise.runtime.executors import Loop, Stacked
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.wrappers.robust import rules
+from equipoise.wrappers.robust.wrapper import RULES, Robust, robust
+from helpers import largest_difference, simulate, small_task
+
+f64 = torch.float64
+
+
+def stack(*rows):
+    """Two parameters, so that a rule must look across names."""
+    points = torch.tensor(rows, dtype=f64)
+    return {"a": points[:, :1], "b": points[:, 1:]}
+
+
+def joined(tree):
+    return torch.cat([tree["a"].flatten(), tree["b"].flatten()]).tolist()
+
+
+def test_lengths_and_distances():
+    points = stack([3.0, 4.0], [0.0, 0.0], [3.0, 0.0])
+    assert rules.lengths(points).tolist() == [5, 0, 3]
+    assert rules.distances(rules.products(points)).tolist() == [[0, 25, 16], [25, 0, 9], [16, 9, 0]]
+
+
+def test_median_and_trimmed_mean_by_hand():
+    points = stack([1.0, 10.0], [2.0, -5.0], [3.0, 0.0], [1000.0, 1.0])
+    assert joined(rules.median(points)) == [2.5, 0.5]
+    assert joined(rules.median(stack([1.0, 1.0], [2.0, 9.0], [7.0, 2.0]))) == [2, 2]
+    assert joined(rules.trimmed(points, 0.25)) == [2.5, 0.5]
+    assert joined(rules.trimmed(points, 0.0)) == [1006 / 4, 6 / 4]
+    five = stack(*([float(k), 0.0] for k in (0, 1, 2, 3, 100)))
+    assert joined(rules.trimmed(five, 0.2)) == [2, 0]
+    assert joined(rules.trimmed(stack([4.0, 2.0]), 0.4)) == [4, 2]
+
+
+def test_the_geometric_median_of_a_triangle_is_fermats_point():
+    """Of an equilateral triangle the centre; with an angle of 120 degrees or more, that corner."""
+    height = math.sqrt(3) / 2
+    weights = rules.geometric(stack([0.0, 0.0], [1.0, 0.0], [0.5, height]))
+    assert torch.allclose(weights, torch.full((3,), 1 / 3, dtype=f64))
+    flat = stack([-1.0, 0.0], [1.0, 0.0], [0.0, 0.1])
+    assert rules.geometric(flat)[2] > 0.999
+    # On a line it is the median: one far point does not move it.
+    line = stack([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [1e6, 0.0])
+    weights = rules.geometric(line)
+    assert abs(float(weights @ line["a"].flatten()) - 2) < 0.3
+
+
+def test_krum_by_hand():
+    """Scores are sums over the K - f - 2 nearest: with five clients and one liar, the two nearest."""
+    points = stack([0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [50.0, 50.0])
+    assert rules.krum_scores(points, 1)[:4].tolist() == [1 + 4, 1 + 4, 4 + 5, 4 + 9]
+    assert rules.krum(points, 1).tolist() == [True, False, False, False, False]
+    assert rules.multi_krum(points, 1).tolist() == [True, True, True, True, False]
+
+
+def test_clipping_shortens_what_is_too_long_and_leaves_the_rest_to_the_bit():
+    points = stack([3.0, 4.0], [0.3, 0.4])
+    short = rules.clipped(points, 1.0)
+    assert joined({name: value[:1] for name, value in short.items()}) == pytest.approx([0.6, 0.8])
+    assert all(torch.equal(short[name][1], points[name][1]) for name in points)
+    assert rules.clipped(points, 5.0) is points
+    around = rules.clipped(stack([3.0, 0.0]), 1.0, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
+    assert joined(around) == [2, 0]
+
+
+def test_centred_clipping_by_hand():
+    """One step from 0 with tau = 1: the mean of clipped points; the next step starts there."""
+    points = stack([2.0, 0.0], [0.0, 0.0], [-1000.0, 0.0])
+    assert joined(rules.centred(points, 1.0, steps=1)) == pytest.approx([0.0, 0.0])
+    three = stack([2.0, 0.0], [2.0, 0.0], [-1000.0, 0.0])
+    assert joined(rules.centred(three, 1.0, steps=1)) == pytest.approx([1 / 3, 0.0])
+    assert joined(rules.centred(three, 1.0, steps=2)) == pytest.approx([2 / 3, 0.0])
+    alone = rules.centred(stack([0.3, 0.0]), 1.0, steps=3)
+    assert joined(alone) == pytest.approx([0.3, 0.0])
+
+
+def test_trust_falls_for_who_points_against_the_others_and_recovers():
+    torch.manual_seed(0)
+    honest = torch.randn(9, 4, dtype=f64) * 0.3 + 1
+    points = torch.cat([honest, -10 * honest[:1]])
+    belief = torch.full((10,), 0.7, dtype=f64)
+    for _ in range(4):
+        belief = rules.trust({"w": points}, belief)
+    assert float(belief[9]) == pytest.approx(0.7**5)
+    assert float(belief[:9].min()) > 0.5
+    for _ in range(6):
+        belief = rules.trust({"w": torch.cat([honest, honest[:1] + 0.1])}, belief)
+    assert float(belief[9]) > 0.5
+    belief = rules.trust({"w": torch.cat([honest, honest[:1]])}, torch.ones(10, dtype=f64))  # twins
+    assert belief[[0, 9]].tolist() == [0.7, 0.7]
+    assert float(belief[1:9].min()) > 0.8
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed", "geometric", "centred", "multikrum", "trust", "adaptive"])
+def test_a_rule_withstands_a_far_point(name):
+    """Nine points near (1, 1) and one at a million: what is left is near (1, 1)."""
+    torch.manual_seed(1)
+    method = robust(all_methods()["fedavg"](), name)
+    task = small_task("linear", clients=10)
+    simulation = Simulation(method, task, task.training, Schedule(1, 0, 1.0, "stacked", 1, True))
+    server_params = simulation.params
+    near = {n: torch.randn(10, *v.shape, dtype=v.dtype) * 0.01 + v + 1 for n, v in server_params.items()}
+    for value in near.values():
+        value[3] = 1e6
+    from equipoise.contract import Server
+
+    server = Server(task, task.training, server_params, method.server_init(task, server_params), 0, 1, 1)
+    ids = torch.arange(10)
+    for _ in range(3):  # trust takes rounds
+        weights, server.state = method.weigh(server, ids, Up(near))
+        params, server.state = method.aggregate(server, ids, Up(near), weights)
+    for n, value in params.items():
+        assert float((value - server_params[n] - 1).abs().max()) < 1.1
+
+
+def test_each_rule_is_named_with_its_number():
+    fedavg = all_methods()["fedavg"]()
+    assert robust(fedavg, "") is fedavg
+    assert robust(fedavg, "trimmed:0.1") == Robust(fedavg, "trimmed", 0.1)
+    for text in ("trimed", "trimmed:0.5", "trimmed:x", "median:0.2", "bound:0", "krum:-1", "trust:1"):
+        with pytest.raises(UsageError, match="robust"):
+            robust(fedavg, text)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_executors_agree_and_runs_resume_under_a_rule(rule, tmp_path):
+    method, task = robust(all_methods()["fedavg"](), rule), small_task("mlp")
+    one, other = simulate(method, task, 2, "loop"), simulate(method, task, 2, "stacked")
+    assert largest_difference(one.params, other.params) < 1e-9
+
+
+def test_unsound_combinations_are_refused_with_the_reason():
+    task = small_task("mlp")
+    methods = all_methods()
+    refused = [
+        ("local", "median", "upload no model"),
+        ("scaffold", "multikrum", "memory of every upload"),
+        ("page", "median", "learn from every upload"),
+    ]
+    for name, rule, why in refused:
+        with pytest.raises(UsageError, match=why):
+            robust(methods[name](), rule).check(task, task.training)
+    for name, rule in (("scaffold", "trimmed"), ("page", "multikrum"), ("fedpolicy", "trust"), ("fedper", "median")):
+        robust(methods[name](), rule).check(task, task.training)
+        simulate(robust(methods[name](), rule), task, 2)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "equilibrium", "fedpolicy", "scaffold"])
+def test_without_attackers_nobody_is_left_out(name):
+    """The default protection does not touch honest runs: equal to the bit with and without it."""
+    task = small_task("mlp")
+    run = simulate(all_methods()[name](), task, 4)
+    assert all(not log.dropped for log in run.logs)
+
+
+def test_changes_that_are_much_too_long_are_named():
+    before = {"w": torch.zeros(3)}
+    after = {"w": torch.ones(10, 3)}
+    after["w"][4] = 100.0
+    everybody = torch.ones(10, dtype=torch.bool)
+    assert too_long(before, after, everybody) == {4: "its change is 100 times as long as nearly all others'"}
+    after["w"][4] = 4.9
+    assert too_long(before, after, everybody) == {}
+    after["w"][4] = 3e38
+    assert list(too_long(before, after, everybody)) == [4]
+    assert too_long(before, {"w": after["w"][:4]}, everybody[:4]) == {}  # too few to tell
+    assert too_long(before, {"w": torch.zeros(10, 3)}, everybody) == {}
+
+
+# --- attacks --------------------------------------------------------------------------------------------------------
+
+
+def test_who_lies_is_drawn_by_the_seed():
+    one = hostile_clients(0, 100, 0.1)
+    assert len(one) == 10
+    assert torch.equal(one, hostile_clients(0, 100, 0.1))
+    assert not torch.equal(one, hostile_clients(1, 100, 0.1))
+    assert len(hostile_clients(0, 20, 0.01)) == 1
+
+
+@pytest.mark.parametrize("text", ["flip", "flip:0", "flip:1", "flip:x", "nothing:0.1"])
+def test_a_wrong_attack_is_refused(text):
+    with pytest.raises(UsageError, match="attack"):
+        parse(text)
+
+
+def uploads(executor, attack):
+    task = small_task("mlp")
+    method = all_methods()["equilibrium"]()
+    seen = []
+    make = attacked(executor, attack)
+
+    def watched(*about):
+        inner = make(*about)
+        run = inner.run
+        inner.run = lambda *args: seen.append(run(*args)) or seen[-1]
+        return inner
+
+    simulation = Simulation(method, task, task.training, Schedule(1, 0, 1.0, "stacked", 1, True), watched)
+    start = simulation.params
+    simulation.round()
+    return start, seen[0].stack.up
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_liars_send_what_the_attack_says_on_every_executor(name):
+    start, honest = uploads(Stacked, "")
+    _, lied = uploads(Stacked, f"{name}:0.2")
+    _, looped = uploads(Loop, f"{name}:0.2")
+    assert largest_difference(lied, looped) < 1e-9
+    liar = int(hostile_clients(0, 6, 0.2)[0])
+    others = [k for k in range(6) if k != liar]
+    for key, value in lied.params.items():
+        assert torch.equal(value[others], honest.params[key][others])
+        change, true = value[liar] - start[key], honest.params[key][liar] - start[key]
+        if name in ("flip", "scaled"):
+            assert torch.allclose(change, (-10 if name == "flip" else 10) * true)
+        elif name == "constant":
+            assert torch.allclose(change, torch.ones_like(change))
+        elif name == "little":
+            rest = honest.params[key][others] - start[key]
+            assert torch.allclose(change, rest.mean(0) - 1.5 * rest.std(0, correction=0))
+    if name == "metrics":
+        assert float(lied.metrics["error"][liar]) == 1.0
+        assert largest_difference(lied.params, honest.params) == 0
+
+
+def test_the_command_line_runs_rules_and_attacks(tmp_path, capsys):
+    small = "--clients 8 --samples 40 --rounds 2 --epochs 1 --quiet".split()
+    command = ["run", *small, "--attack", "flip:0.25", "--robust", "multikrum:0.3"]
+    assert main([*command, "--out", str(tmp_path / "one")]) == 0
+    assert main(["run", *small, "--robust", "trimed:0.2", "--out", str(tmp_path / "two")]) == 2
+    assert "did you mean 'trimmed'" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()

@@ -1,0 +1,79 @@
+"""What leaves a client's machine, and what its server believes of it."""
+
+import logging
+
+import pytest
+
+from equipoise.core.errors import UsageError
+from equipoise.flower import codec, proxy
+from equipoise.flower.logs import Printable
+from equipoise.flower.node import failure
+from equipoise.flower.options import NodeConfig
+from equipoise.flower.remote import believed
+from equipoise.privacy.budget import Budget, OverBudget
+from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
+from equipoise.privacy.options import Privacy
+from equipoise.tasks.apart import ApartConfig, OwnFolder
+from flower.test_remote import SUPERVISED, Here, federate
+from helpers import small_task
+
+
+def test_an_error_that_quotes_a_row_stays_at_home(tmp_path):
+    (tmp_path / "train.csv").write_text("x,y\n1.0,0\nAlice Example,1\n")
+    (tmp_path / "test.csv").write_text("x,y\n1.0,0\n")
+    with pytest.raises(UsageError) as caught:
+        OwnFolder(ApartConfig(str(tmp_path)), 0)
+    assert "Alice" in str(caught.value)  # the owner is told
+    told = codec.decode(failure(caught.value))[1]["error"]
+    assert told == "UsageError: the reason is in this client's own log"
+
+
+def test_what_a_client_refuses_is_told_in_words():
+    assert codec.decode(failure(OverBudget("its max-epsilon is 3")))[1]["error"] == "its max-epsilon is 3"
+    assert (
+        codec.decode(failure(codec.Refused("it answers another message")))[1]["error"] == "it answers another message"
+    )
+
+
+def test_a_task_that_fails_with_a_row_in_its_words_tells_the_server_nothing_of_it(tmp_path):
+    method, task = SUPERVISED["fedavg"](), small_task("mlp")
+    wire = Here(method, task, tmp_path)
+
+    def fail(*about):
+        raise ValueError("row 7 is Alice Example")
+
+    wire.nodes[1]._round = fail
+    log = federate(method, task, wire).round()
+    assert "ValueError" in log.absent[1]
+    assert "Alice" not in log.absent[1]
+
+
+def test_nobody_can_claim_all_the_weight(caplog):
+    assert believed({0: 100, 1: 120, 2: 1000}) == {0: 100, 1: 120, 2: 1000}
+    assert believed({0: 100, 1: 120, 2: 2**53 - 1}) == {0: 100, 1: 120, 2: 1200}
+    assert "client 2 says that it has" in caplog.text
+    assert believed({}) == {}
+
+
+def test_text_of_others_cannot_forge_a_line_of_the_log():
+    record = logging.LogRecord("x", logging.INFO, "", 0, "from %s", ("a\nequipoise: all is well\x1b[2J",), None)
+    assert Printable("equipoise: %(message)s").format(record) == r"equipoise: from a\nequipoise: all is well\x1b[2J"
+
+
+def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
+    """A server that sets a large dp_delta makes epsilon look small; the client's own limit does not move."""
+    loose = Privacy(dp_clip=1.0, dp_noise=2.0, dp_delta=0.5)
+    own = gaussian_epsilon(upload_cost(2.0), 1e-5)
+    assert gaussian_epsilon(upload_cost(2.0), 0.5) < own - 0.1
+    with pytest.raises(OverBudget, match="own delta of 1e-05"):
+        Budget(tmp_path / "privacy.json", loose, own - 0.1).check()
+    Budget(tmp_path / "privacy.json", loose, own + 0.1).check()
+    node = NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": 1.0, "max-delta": 1e-7})
+    assert node.most_delta == 1e-7
+    with pytest.raises(UsageError, match="max-delta"):
+        NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-delta": 2.0})
+
+
+def test_the_proxy_limits_bodies_rates_and_paths():
+    for line in ("client_max_body_size {body}m", "limit_req_zone", "limit_req zone=nodes", "$request_uri !~"):
+        assert line in proxy.NGINX
