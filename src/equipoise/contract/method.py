@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.contract.blocks import chosen, demand
 from equipoise.contract.client import Client
 from equipoise.contract.ranges import Range
 from equipoise.contract.server import Server
@@ -38,7 +39,7 @@ class Method(Options):
     family: ClassVar[str] = ""
     """The kind of answer that it gives to clients that differ, for lists: a key of ``methods/families.py``."""
     shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
-    """The blocks that travel."""
+    """The blocks that travel, by role (see :mod:`equipoise.contract.blocks`) or by name."""
     keeps_model: ClassVar[bool] = False
     """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
     search: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -75,11 +76,12 @@ class Method(Options):
 
     def check(self, task: Task, training: Training) -> None:
         """Refuse an unsound combination, with a sentence that says why."""
-        if set(self.shares) not in (set(), {"backbone", "head"}):
+        demand(task.blocks, self.shares, self.name)
+        if len(self.travels(task)) not in (0, len(task.blocks)):
             self.needs_two_blocks(task)
 
     def needs_two_blocks(self, task: Task) -> None:
-        if not (task.blocks["backbone"] and task.blocks["head"]):
+        if not (task.names_of("backbone") and task.names_of("head")):
             raise UsageError(
                 f"{self.name} treats backbone and head differently, but the model of task '{task.name}' is one layer: "
                 "choose a deeper one (--model mlp)"
@@ -122,7 +124,8 @@ class Method(Options):
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         """Decision 4: what each of these clients is sent."""
-        return Down(s.params, {block: block in self.shares for block in s.task.blocks}), s.state
+        travels = self.travels(s.task)
+        return Down(s.params, {block: block in travels for block in s.task.blocks}), s.state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         """Decision 3: weights ``[K]``, or per name with the parameter's own shape behind; summing to one over K."""
@@ -151,12 +154,17 @@ class Method(Options):
 
     # --- shared -----------------------------------------------------------------------------------------------------
 
+    def travels(self, task: Task) -> tuple[str, ...]:
+        """The blocks that travel."""
+        return chosen(task.blocks, self.shares)
+
     def shared_names(self, task: Task) -> tuple[str, ...]:
-        return tuple(name for block in task.blocks if block in self.shares for name in task.blocks[block])
+        return tuple(name for block in self.travels(task) for name in task.blocks[block])
 
     def has_global(self, task: Task) -> bool:
         """Whether the server's model is complete: every block that has parameters travels."""
-        return all(block in self.shares for block in task.blocks if task.blocks[block])
+        travels = self.travels(task)
+        return all(block in travels for block in task.blocks if task.blocks[block])
 
 
 def take_sent(c: Client) -> Tree:

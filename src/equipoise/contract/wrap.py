@@ -38,10 +38,6 @@ class Wrapper(Method):
         return self._own | self.below.decides
 
     @property
-    def shares(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.below.shares
-
-    @property
     def keeps_model(self) -> bool:  # type: ignore[override]
         return self.below.keeps_model
 
@@ -123,6 +119,9 @@ class Wrapper(Method):
         return self.below.stop(s.within("base"))
 
     # --- shared -----------------------------------------------------------------------------------------------------
+
+    def travels(self, task: Task) -> tuple[str, ...]:
+        return self.below.travels(task)
 
     def shared_names(self, task: Task) -> tuple[str, ...]:
         return self.below.shared_names(task)

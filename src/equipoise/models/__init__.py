@@ -1,4 +1,4 @@
-"""Models with their blocks: the ``backbone`` that clients may share and the ``head`` that they may keep."""
+"""Models with their blocks, of which some may travel and others stay at the clients."""
 
 from __future__ import annotations
 

@@ -115,6 +115,8 @@ def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
+    if run.start or run.adapter or run.blocks:
+        task = task.shaped(run.start, run.adapter, run.blocks, run.seed)
     if settings.run.headline:
         task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
@@ -292,6 +294,8 @@ class _Running:
         if isinstance(self.task, Classify):
             checkpoint.write_text(self.folder.card, Card.of(self.task, self.settings.run).write())
         method = self.settings.method
+        if frozen := self.task.frozen:
+            checkpoint.write_tensors(self.folder.models / "frozen.safetensors", frozen)
         if method.has_global(self.task):
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
             if self.best_params:

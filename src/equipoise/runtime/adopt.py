@@ -78,7 +78,8 @@ def lengths(before: Tree, after: Tree, clients: int) -> Tensor:
     moves = [(after[name] - before[name]).flatten(1) for name in after if after[name].is_floating_point()]
     if not moves:
         return torch.zeros(clients, dtype=torch.float64)
-    return torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves]).norm(dim=0)
+    each = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves])
+    return torch.linalg.vector_norm(each, dim=0)
 
 
 def too_long(long: Tensor, rows: Tensor) -> dict[int, str]:

@@ -111,9 +111,10 @@ def _decisions(page: Page, groups: Sequence[Group], score: Score) -> None:
                 plot = page.plot(whose + drawn[0], drawn[1], drawn[2])
                 (spent if name in heat.RESOURCES else decided).append(plot)
         if counts := shares.counted(group.first):
-            over = shares.over_rounds(counts[0], group.first.last)
+            names = shares.parts_of(group.first).names
+            over = shares.over_rounds(counts[0], group.first.last, names)
             decided.append(page.plot(f"{whose}Parts given, over rounds", over, "Share of the clients that got each."))
-            even = shares.by_evenness(counts[1], group.first.labels)
+            even = shares.by_evenness(counts[1], group.first.labels, names)
             about = "Clients in five groups by the entropy of their labels: 0 is one class, 1 is all alike; all rounds."
             decided.append(page.plot(f"{whose}Parts given, by evenness of labels", even, about))
     page.section("decisions", "Decisions", *decided)
