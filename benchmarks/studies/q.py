@@ -226,7 +226,8 @@ def environment(strength: float, epsilon: float, pattern: str) -> Kept:
 
 EXPERIMENTS: dict[str, Callable[..., Kept]] = {
     "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope, "bytes": communication,
-    "het": heterogeneity, "coverage": partial_coverage, "straggler": straggler, "env": environment, "tables": tables, "synq": synq, "fades": fades,
+    "het": heterogeneity, "coverage": partial_coverage, "straggler": straggler, "env": environment,
+    "tables": tables, "synq": synq, "fades": fades,
 }  # fmt: skip
 
 

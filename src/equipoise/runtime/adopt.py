@@ -79,7 +79,8 @@ def lengths(before: Tree, after: Tree, clients: int) -> Tensor:
     if not moves:
         return torch.zeros(clients, dtype=torch.float64)
     each = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves])
-    return torch.linalg.vector_norm(each, dim=0)
+    whole: Tensor = torch.linalg.vector_norm(each, dim=0)
+    return whole
 
 
 def too_long(long: Tensor, rows: Tensor) -> dict[int, str]:

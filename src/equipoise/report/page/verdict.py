@@ -90,7 +90,7 @@ def by_name(groups: Sequence[Group], score: Score) -> str:
             (f"received, {unit}", lambda c: c.shared, ""),
             ("gain over received", lambda c: c.over(c.shared), "+"),
         ]
-    order = sorted(clients, key=columns[-1][1]) if len(clients) > LISTED else clients
+    order = sorted(clients, key=lambda client: columns[-1][1](client) or 0.0) if len(clients) > LISTED else clients
     kept = order if len(order) <= LISTED else [*order[: LISTED // 2], *order[-LISTED // 2 :]]
     rows = [[(c.name, None, False), *(_cell(get(c), sign, score) for _, get, sign in columns)] for c in kept]
     which = (
