@@ -15,6 +15,7 @@ from equipoise.runtime.adopt import lengths, too_long
 from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from equipoise.wrappers.robust import rules
 from equipoise.wrappers.robust.wrapper import RULES, Robust, robust
 from helpers import largest_difference, simulate, small_task
@@ -288,3 +289,18 @@ def test_a_task_without_rows_refuses_false_rows(tmp_path, capsys):
     command = "run --task two-state --method fedsynq --rounds 2 --quiet --attack labels:0.2".split()
     assert main([*command, "--out", str(tmp_path / "x")]) == 2
     assert "no rows to falsify" in capsys.readouterr().err
+
+
+def test_from_python_a_rule_is_put_around_a_method(tmp_path):
+    import equipoise as eq
+
+    small = {"rounds": 2, "clients": 6, "samples": 40}
+    run = eq.run(tmp_path / "one", method=eq.robust("scaffold", rule="trimmed", share=0.2), **small)
+    assert run.config["robust"] == "trimmed:0.2"
+    with pytest.raises(UsageError, match="memory of every upload"):
+        eq.run(tmp_path / "two", method=eq.robust("scaffold", rule="multikrum"), **small)
+
+
+def test_patience_does_not_go_with_noise():
+    with pytest.raises(UsageError, match="patience is not offered with dp_noise"):
+        Settings.of({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})
