@@ -115,11 +115,9 @@ def _task(data: str, seed: int) -> Classify:
         for part, (px, py) in {"train": (x[~kept], y[~kept]), "val": (x[kept], y[kept]), "test": (tx, ty)}.items():
             parts[part].append((torch.from_numpy(px.astype(np.float32)), torch.from_numpy(py)))
     target = Target(classes=("0", "1"), name="num > 0") if data == "heart" else Target("survival", "T", event="E")
-    splits = {
-        part: (*(torch.cat([pair[i] for pair in each]) for i in (0, 1)), np.array([len(pair[1]) for pair in each]))
-        for part, each in parts.items()
-    }
-    server = {"public": splits["val"][:2], "test": splits["test"][:2]}
+    whole = {part: (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])) for part, each in parts.items()}
+    splits = {part: (*whole[part], np.array([len(y) for _, y in each])) for part, each in parts.items()}
+    server = {"public": whole["val"], "test": whole["test"]}
     federation = Federation(splits, server, target.outputs, target=target)
     module = MODELS["linear"](federation.shape, target.outputs)
     return Classify(f"flamby-{data}", module, federation, about.training)

@@ -6,6 +6,7 @@ On the split that FLamby published, its own figures stand beside ours.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -232,8 +233,8 @@ STUDY = Study(
     cells=cells,
     measure=measure,
     tables={
-        **{data: lambda results, data=data: repeated(data, results) for data in FILES},
-        **{f"{data}_clients": lambda results, data=data: by_client(data, results) for data in FILES},
-        **{f"{data}_published": lambda results, data=data: on_published(data, results) for data in FLAMBY},
+        **{data: partial(repeated, data) for data in FILES},
+        **{f"{data}_clients": partial(by_client, data) for data in FILES},
+        **{f"{data}_published": partial(on_published, data) for data in FLAMBY},
     },
 )
