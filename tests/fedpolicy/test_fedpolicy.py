@@ -15,12 +15,13 @@ from equipoise.methods.fedpolicy.policies import FULL_ROUNDS
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
 
+FOUR = parts.Parts()
 SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
 
 
 def sizes(task: Any) -> list[int]:
     start = task.init_params(0)
-    return [sum(start[name].nbytes for name in task.blocks[block]) for block in parts.BLOCKS]
+    return [sum(start[name].nbytes for name in task.blocks[block]) for block in FOUR.blocks]
 
 
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
@@ -41,7 +42,7 @@ def test_only_what_is_sent_is_billed() -> None:
     task = small_task()
     sim = simulate(FedPolicy(policy="random", parts="full,backbone,head,none"), task, 3)
     for log in sim.logs:
-        chosen = parts.TAKES[torch.tensor(log.notes["part"]).long()]
+        chosen = FOUR.takes[torch.tensor(log.notes["part"]).long()]
         assert log.bytes.down == int((chosen * torch.tensor(sizes(task))).sum())
         assert sorted(set(log.notes["part"])) == [0, 1, 2, 3]  # stratified: six clients, every part
 
@@ -126,12 +127,12 @@ def test_block_weights_by_hand() -> None:
     task = small_task(clients=2)
     stack = {name: torch.stack([w, w]) for name, w in task.init_params(0).items()}
     fresh = parts.freshness(torch.tensor([[0, 5], [1, 5]]), 0.5)
-    weights = parts.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
+    weights = FOUR.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
     for name in task.blocks["backbone"]:
         assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
     for name in task.blocks["head"]:  # all are old alike
         assert weights[name].flatten().tolist() == pytest.approx([0.5, 0.5])
-    again = parts.block_weights(task, stack, weights, torch.ones(2, 2))
+    again = FOUR.block_weights(task, stack, weights, torch.ones(2, 2))
     assert largest_difference(again, weights) < 1e-15
 
 
@@ -139,7 +140,7 @@ def test_a_stale_block_stays() -> None:
     task = small_task()
     before = task.init_params(0)
     after = {name: w + 1 for name, w in before.items()}
-    moved = parts.keep_stale(task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64))
+    moved = FOUR.keep_stale(task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64))
     for name in task.blocks["backbone"]:
         assert largest_difference(moved[name], after[name]) == 0
     for name in task.blocks["head"]:
@@ -147,9 +148,9 @@ def test_a_stale_block_stays() -> None:
 
 
 def test_ages_follow_what_was_installed() -> None:
-    known = record.init(3)
-    known = record.note_parts(known, torch.tensor([0, 2]), torch.tensor([0, 1]), 4)
-    known = record.note_parts(known, torch.tensor([0]), torch.tensor([2]), 6)
+    known = record.init(3, FOUR)
+    known = record.note_parts(known, torch.tensor([0, 2]), FOUR, torch.tensor([0, 1]), 4)
+    known = record.note_parts(known, torch.tensor([0]), FOUR, torch.tensor([2]), 6)
     assert record.age(known, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
     assert known["full"].tolist() == [4, 0, 0]
 
@@ -167,7 +168,7 @@ def test_with_rho_one_and_equal_sizes_it_is_plain_aggregation() -> None:
 
 
 def test_rewards_by_hand() -> None:
-    known = record.init(3) | record.init_reports(3)
+    known = record.init(3, FOUR) | record.init_reports(3, FOUR)
     ids, zero = torch.arange(3), torch.zeros(3, dtype=torch.float64)
     first = torch.tensor([[1.0, 0.5, 0, 0, 0]] * 3, dtype=torch.float64)
     known = record.note_reports(known, ids, first, zero, 1)
@@ -180,7 +181,7 @@ def test_rewards_by_hand() -> None:
 
 
 def test_a_rare_report_tells_of_gains_a_round_beside_the_others_latest() -> None:
-    known = record.init_reports(2)
+    known = record.init_reports(2, FOUR)
     nothing = torch.zeros(2, dtype=torch.float64)
     for round, acc in ((1, 0.5), (2, 0.6)):
         report = torch.tensor([[0, acc, 0, 0, 0]] * 2, dtype=torch.float64)
@@ -196,7 +197,7 @@ def test_divergence_and_cosine_by_hand() -> None:
     zeros = {name: torch.zeros_like(w) for name, w in task.init_params(0).items()}
     after = {name: torch.ones_like(w) for name, w in zeros.items()}
     stack = {name: torch.stack([3 * torch.ones_like(w), -torch.ones_like(w)]) for name, w in zeros.items()}
-    known = record.note_models(record.init_reports(2), ids, task, zeros, stack, after)
+    known = record.note_models(record.init_reports(2, FOUR), ids, FOUR, task, zeros, stack, after)
     assert known["near"].tolist() == [pytest.approx([2, 2, 1, 1]), pytest.approx([2, 2, -1, -1])]
 
 
@@ -236,7 +237,7 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
         assert torch.equal(seen["round"], memory["probed"])
         assert largest_difference(seen["scores"], memory["scores"]) == 0
         assert torch.equal(seen["scores"][~asked], old[~asked].double())
-        sent = parts.TAKES[known["offered"]] | asked[:, None]
+        sent = FOUR.takes[known["offered"]] | asked[:, None]
         words = 3 + 2 * 4 * 4
         assert log.bytes.down == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
         assert log.notes["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
@@ -321,3 +322,9 @@ def test_copies_are_made_only_where_the_global_model_is_of_use(monkeypatch: pyte
 
 def steps(task: Any) -> list[int]:
     return task.steps(torch.arange(6), torch.full((6,), 2), task.training).tolist()
+
+
+def test_what_the_server_keeps_stays_finite() -> None:
+    """Parts that are not allowed have a value of minus infinity; a state with such a number would end the run."""
+    done = simulate(FedPolicy(), small_task(), rounds=7)
+    assert [log.skipped for log in done.logs] == [None] * 7

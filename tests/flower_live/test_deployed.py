@@ -160,7 +160,7 @@ def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(open_fleet: Fleet
     missed = next(log for log in logs_of(app) if 2 in log.absent)
     reason = missed.absent[2]
     assert reason in ("no reply in time", "not connected") or reason.startswith("Flower reports error")
-    assert missed["bytes"]["up"] > 0
+    assert missed.bytes.up > 0
     open_fleet.node(2)
     wait_until(lambda: 2 not in logs_of(app)[-1].absent, RUN, "client 2 is back")
     open_fleet.flwr("stop", run, "here")

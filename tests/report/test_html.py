@@ -130,7 +130,7 @@ def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
     found = heat.grids(run)
     expected = [[0.25, np.nan], [np.nan] * 2, [np.nan] * 2, [0.75, 1.0]]  # the dropped client has no weight
     np.testing.assert_array_equal(found["p"].mean(), expected)
-    assert found["backbone"].mean()[[0, 3], 0].tolist() == [1.0, 0.0]  # full, none
+    assert found[heat.GIVEN.format("backbone")].mean()[[0, 3], 0].tolist() == [1.0, 0.0]  # full, none
 
 
 def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:

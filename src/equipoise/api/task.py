@@ -73,6 +73,8 @@ class Task:
         *,
         model: Model,
         fresh: bool = False,
+        adapter: str = "",
+        blocks: str = "",
         server: Any = None,
         classes: int | None = None,
         form: Form | None = None,
@@ -88,6 +90,10 @@ class Task:
             model: a module, whose weights are where training starts; a function ``(shape, classes) -> module``, which
                 is called under the run's seed; or the name of a model that ships.
             fresh: whether the run's seed draws the module's layers anew.
+            adapter: freeze the model and train low-rank adapters over it, ``"rank=8 targets=*.query,*.value"``; see
+                :class:`equipoise.models.adapters.Adapter` for what else may be said.
+            blocks: blocks of the model by patterns of its parameters' names, ``"base=features.* head=classifier.*"``;
+                without them, those that the module declares (``module.blocks``), or the last layer and the others.
             server: the server's samples, likewise; without them, a share of every client's is used.
             classes: the number of classes, if the labels do not show it.
             form: how stored samples become the model's input, such as ``equipoise.data.forms.Pixels(mean, std)``.
@@ -95,8 +101,10 @@ class Task:
             name: what the task is called in the results.
             options: shares of the splits and the like.
         """
-        how = {"server": server, "classes": classes, "form": form, "training": training, "fresh": fresh}
-        return cls(given.from_datasets(clients, model, name, **how), options)
+        how = {"server": server, "classes": classes, "form": form, "training": training}
+        return cls(
+            given.from_datasets(clients, model, name, fresh=fresh, adapter=adapter, blocks=blocks, **how), options
+        )
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, target: str, **options: Any) -> Task:

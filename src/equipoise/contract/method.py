@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.contract.blocks import chosen, demand
 from equipoise.contract.client import Client
 from equipoise.contract.ranges import Range
 from equipoise.contract.server import Server
@@ -19,9 +20,12 @@ from equipoise.core.errors import UsageError
 from equipoise.core.options import Options
 from equipoise.core.trees import State, Tree
 
-HOOKS = ("select", "give", "install", "decide", "update", "upload", "weigh", "aggregate", "personal", "stop")
-"""Where a method may decide: 0 select and stop, 1 decide and update, 2 upload, 3 weigh and aggregate, 4 give and
-install, 5 personal."""
+HOOKS = (
+    *("select", "give", "install", "decide", "update", "upload"),
+    *("weigh", "sums", "step", "aggregate", "personal", "stop"),
+)
+"""Where a method may decide: 0 select and stop, 1 decide and update, 2 upload, 3 weigh, then sums and step, or
+aggregate, 4 give and install, 5 personal."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Method(Options):
     family: ClassVar[str] = ""
     """The kind of answer that it gives to clients that differ, for lists: a key of ``methods/families.py``."""
     shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
-    """The blocks that travel."""
+    """The blocks that travel, by role (see :mod:`equipoise.contract.blocks`) or by name."""
     keeps_model: ClassVar[bool] = False
     """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
     search: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -50,6 +54,10 @@ class Method(Options):
     """What it trains: ``gradient`` for any model under SGD, else the kind of agent that a task must have."""
     reports: ClassVar[Mapping[str, Range]] = {}
     """What clients upload beside their models, by the name in ``metrics`` or ``extra``, and which numbers are sound."""
+    summed: ClassVar[bool] = True
+    """Whether ``weigh`` reads no more of uploads than their metrics, and the new model follows from ``sums`` alone, so
+    that uploads need not be brought together. A class that defines ``weigh`` or ``aggregate`` and does not say so is
+    taken for one that must see every upload."""
     forwards: ClassVar[bool] = True
     """Whether the hooks that this very class defines only stand in for decisions; never set by a method."""
     _own: ClassVar[frozenset[str]] = frozenset()
@@ -57,6 +65,8 @@ class Method(Options):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("forwards", False)]
+        if "summed" not in vars(cls) and {"weigh", "aggregate"} & vars(cls).keys():
+            cls.summed = False
         cls._own = frozenset(hook for hook in HOOKS if any(hook in vars(kind) for kind in deciding))
 
     @property
@@ -66,11 +76,12 @@ class Method(Options):
 
     def check(self, task: Task, training: Training) -> None:
         """Refuse an unsound combination, with a sentence that says why."""
-        if set(self.shares) not in (set(), {"backbone", "head"}):
+        demand(task.blocks, self.shares, self.name)
+        if len(self.travels(task)) not in (0, len(task.blocks)):
             self.needs_two_blocks(task)
 
     def needs_two_blocks(self, task: Task) -> None:
-        if not (task.blocks["backbone"] and task.blocks["head"]):
+        if not (task.names_of("backbone") and task.names_of("head")):
             raise UsageError(
                 f"{self.name} treats backbone and head differently, but the model of task '{task.name}' is one layer: "
                 "choose a deeper one (--model mlp)"
@@ -113,7 +124,8 @@ class Method(Options):
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         """Decision 4: what each of these clients is sent."""
-        return Down(s.params, {block: block in self.shares for block in s.task.blocks}), s.state
+        travels = self.travels(s.task)
+        return Down(s.params, {block: block in travels for block in s.task.blocks}), s.state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         """Decision 3: weights ``[K]``, or per name with the parameter's own shape behind; summing to one over K."""
@@ -121,8 +133,16 @@ class Method(Options):
         return n / n.sum(), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        """Decision 3b: the next global model; need not be a weighted mean."""
-        return {**s.params, **weighted_mean(up.params, weights)}, s.state
+        """Decision 3b: the next global model; need not be a weighted mean, nor made of sums."""
+        return self.step(s, self.sums(s.params, up, weights))
+
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        """Sums over these clients, who were ``sent`` this model: those of parts of a cohort add up to those of all."""
+        return {"mean": weighted_mean(up.params, weights)}
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        """The next global model from the sums over all clients that replied."""
+        return {**s.params, **sums["mean"]}, s.state
 
     def planned_rounds(self, asked: int) -> int:
         """Rounds of the run; a method whose budget is not counted in rounds works them out."""
@@ -134,12 +154,17 @@ class Method(Options):
 
     # --- shared -----------------------------------------------------------------------------------------------------
 
+    def travels(self, task: Task) -> tuple[str, ...]:
+        """The blocks that travel."""
+        return chosen(task.blocks, self.shares)
+
     def shared_names(self, task: Task) -> tuple[str, ...]:
-        return tuple(name for block in task.blocks if block in self.shares for name in task.blocks[block])
+        return tuple(name for block in self.travels(task) for name in task.blocks[block])
 
     def has_global(self, task: Task) -> bool:
         """Whether the server's model is complete: every block that has parameters travels."""
-        return all(block in self.shares for block in task.blocks if task.blocks[block])
+        travels = self.travels(task)
+        return all(block in travels for block in task.blocks if task.blocks[block])
 
 
 def take_sent(c: Client) -> Tree:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.contract.blocks import chosen
 from equipoise.contract.words import Blocks, Fit, Training, When
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints, State, Tree
@@ -35,6 +36,10 @@ class Task(ABC):
     """Whether many models can be computed at once."""
     measured: bool = False
     """Whether the fastest executor depends on the model and the machine, so that it must be measured."""
+    statistics: tuple[str, ...] = ()
+    """What of a model moves by averages over batches and not by gradients."""
+    stepped: bool = False
+    """Whether its network trains otherwise than it evaluates: batch normalisation, dropout."""
     newcomers: Task | None = None
     """Clients that were held out of training."""
     headline: str = "acc"
@@ -49,7 +54,16 @@ class Task(ABC):
 
     @abstractmethod
     def init_params(self, seed: int) -> Tree:
-        """The one initial model of a run."""
+        """The one initial model of a run: all that may move. What is frozen is in no client's model."""
+
+    @property
+    def frozen(self) -> Tree:
+        """Parameters of the network that never move and never travel; they are held once, by the task."""
+        return {}
+
+    def names_of(self, *blocks: str) -> tuple[str, ...]:
+        """The parameters in blocks with these roles or names."""
+        return tuple(name for block in chosen(self.blocks, blocks) for name in self.blocks[block])
 
     @abstractmethod
     def sizes(self, ids: Tensor) -> Tensor:
@@ -112,6 +126,10 @@ class Task(ABC):
         """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
         return {}
 
+    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Task:
+        """The task with its network started from a file, frozen under adapters, its blocks named: each if given."""
+        raise UsageError(f"task '{self.name}' has no network to shape: leave start, adapter and blocks empty")
+
     def on(self, device: torch.device) -> Task:
         """The same task, computed there."""
         raise UsageError(f"task '{self.name}' is computed on the processor alone: leave device at auto")
@@ -119,6 +137,10 @@ class Task(ABC):
     def subset(self, ids: Ints) -> Task:
         """The same task with these clients only, numbered anew."""
         raise UsageError(f"task '{self.name}' cannot hold clients out: leave holdout_clients at 0")
+
+    def poisoned(self, how: str, liars: Ints) -> Task:
+        """The same task in which these clients train on false rows."""
+        raise UsageError(f"task '{self.name}' has no rows to falsify: choose another attack than {how}")
 
     def adapted(self, method: Method, params: Tree, seed: int) -> Mapping[str, Mapping[str, float]] | None:
         """Scores of its newcomers by the steps that they have learned, or ``None`` where they train by epochs."""

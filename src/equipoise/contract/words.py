@@ -15,7 +15,7 @@ from equipoise.core.schedules import OverRounds
 from equipoise.core.trees import State, Tree, message, plain, row, static
 
 Blocks = Mapping[str, tuple[str, ...]]
-"""Which parameters belong to the ``backbone`` and which to the ``head``; declared by the model."""
+"""Which parameters belong to which block of the model; any number of blocks, each parameter in one."""
 
 Loss = Callable[[Tree, Tensor, Tensor, State], Tensor]
 """A training loss for one client: ``(params, x, y, aux) -> losses [B]``, one entry a sample."""

@@ -38,10 +38,6 @@ class Wrapper(Method):
         return self._own | self.below.decides
 
     @property
-    def shares(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.below.shares
-
-    @property
     def keeps_model(self) -> bool:  # type: ignore[override]
         return self.below.keeps_model
 
@@ -52,6 +48,10 @@ class Wrapper(Method):
     @property
     def prompt(self) -> bool:  # type: ignore[override]
         return self.below.prompt
+
+    @property
+    def summed(self) -> bool:  # type: ignore[override]
+        return self.below.summed
 
     @property
     def trains(self) -> str:  # type: ignore[override]
@@ -105,6 +105,13 @@ class Wrapper(Method):
         params, state = self.below.aggregate(s.within("base"), ids, up, weights)
         return params, {**s.state, "base": state}
 
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        return self.below.sums(sent, up, weights)
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        params, state = self.below.step(s.within("base"), sums)
+        return params, {**s.state, "base": state}
+
     def planned_rounds(self, asked: int) -> int:
         return self.below.planned_rounds(asked)
 
@@ -112,6 +119,9 @@ class Wrapper(Method):
         return self.below.stop(s.within("base"))
 
     # --- shared -----------------------------------------------------------------------------------------------------
+
+    def travels(self, task: Task) -> tuple[str, ...]:
+        return self.below.travels(task)
 
     def shared_names(self, task: Task) -> tuple[str, ...]:
         return self.below.shared_names(task)

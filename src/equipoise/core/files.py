@@ -22,12 +22,12 @@ DISK = Disk()  # tests put one in its place that fails
 LOCK = ".lock"
 
 
-def make_folder(path: Path) -> None:
-    """A folder with those above it, each name synced in the folder above."""
+def make_folder(path: Path, private: bool = False) -> None:
+    """A folder with those above it, each name synced in the folder above; ``private``: for their owner alone."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            DISK.make_folder(folder)
+            DISK.make_folder(folder, 0o700 if private else 0o777)
         DISK.sync(folder.parent)
     if not path.is_dir():
         raise NotADirectoryError(f"'{path}' is a file, a folder was expected")

@@ -49,6 +49,7 @@ EPISODES = Streams("first states of scored episodes, by split", 2001, 3)
 SENSES = Streams("sensors of agents: their order, then their zeros", 2004, 2)
 ACTING = Streams("deep agents: their nets, then acting and learning by the call's stream", 2010, 990)
 OWN = Streams("draws of a method by Client.uniform, by the call's stream", 10_000, 10_000)
+DROPOUT = Streams("what dropout drops in local training, by the call's stream", 20_000, 1000)
 PRIVACY = Streams("noise of differential privacy, by parameter", 1_000_000, 1_000_000)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from equipoise.core import random
 
@@ -24,6 +26,11 @@ class Plan:
 
 def batches_per_epoch(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
     return -(-sizes // batch_size)
+
+
+def words(key: random.UInt, plan: Plan, repeat: int) -> Tensor:
+    """``[S, K]``: a random word for every step of every client, as signed numbers."""
+    return torch.from_numpy(random.bits(key, len(plan.rows) * repeat).view(np.int64).T)
 
 
 def plan(key: random.UInt, sizes: NDArray[np.int64], epochs: NDArray[np.int64], batch_size: int) -> Plan:

@@ -10,6 +10,7 @@ from torch import Tensor
 from equipoise.contract import State, Tree
 from equipoise.data.federation import ClientData
 from equipoise.learners.sgd_linear import Names
+from equipoise.learners.targets import Objective
 
 
 class Network(Protocol):
@@ -21,8 +22,17 @@ class Network(Protocol):
     linear: Names | None
     """Names of weight and bias if the network is one linear layer under cross-entropy, which has a closed form."""
 
+    objective: Objective
+    """The loss and the scores of the task's kind of target."""
     filler: float | None
     """The ``y`` of rows that only fill a batch, where it is not enough that they weigh nothing."""
+    statistics: tuple[str, ...]
+    """What of a model moves by averages over batches and not by gradients."""
+    stepped: bool
+    """Whether the network trains otherwise than it evaluates, so that :meth:`step` adds something."""
+
+    def step(self, key: Tensor, rows: Tensor) -> Tree:
+        """What a training step adds to a model: its random key and its true rows, one of each or a stack."""
 
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the network takes them."""

@@ -12,12 +12,12 @@ LANES = 16  # products and softmax are a quarter faster on whole vectors of so m
 
 
 def names_of(module: nn.Module) -> Names | None:
-    """Names of weight and bias if the module is one linear layer (behind flattening at most), else ``None``."""
+    """Names of weight and bias if the module is one linear layer (behind flattening at most) with nothing frozen."""
     layers = [(name, layer) for name, layer in module.named_modules() if not list(layer.children())]
     linear = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
     others = [layer for _, layer in layers if not isinstance(layer, nn.Linear | nn.Flatten | nn.Identity)]
     plain = type(module) in (nn.Linear, nn.Sequential)
-    if not plain or len(linear) != 1 or others:
+    if not plain or len(linear) != 1 or others or not all(p.requires_grad for p in module.parameters()):
         return None
     prefix = f"{linear[0][0]}." if linear[0][0] else ""
     return f"{prefix}weight", f"{prefix}bias" if linear[0][1].bias is not None else None

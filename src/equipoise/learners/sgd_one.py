@@ -20,17 +20,21 @@ def fit(task: Network, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree
     key = random.keys(when.seed, ids, when.round, streams.BATCHES[fit.stream])
     plan = batches.plan(key, split.size, fit.epochs.reshape(1).numpy(), when.training.batch_size)
     losses, training = fit.loss or task.losses, when.training
+    words = batches.words(random.keys(when.seed, ids, when.round, streams.DROPOUT[fit.stream]), plan, fit.repeat)
+    held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))
     params = {name: task.laid_out(value) for name, value in fit.params.items()}
+    params |= {name: params[name].clone() for name in task.statistics}  # training steps write into them
     anchor = dict(fit.pull.anchor) if fit.pull else {}
     velocity = {name: torch.zeros_like(params[name]) for name in fit.names}
     for step in range(int(plan.steps[0])):
         count = when.training.batch_size if plan.counts is None else int(plan.counts[step, 0])
         rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
         x, y = task.prepare(split.x[rows]), split.y[rows].to(task.device)
-        for _ in range(fit.repeat):
+        for again in range(fit.repeat):
+            context = task.step(words[step * fit.repeat + again, 0], torch.tensor(count)) if task.stepped else {}
             with torch.enable_grad():
                 leaves = {name: params[name].detach().requires_grad_() for name in fit.names}
-                loss = losses({**params, **leaves}, x, y, fit.aux).mean()
+                loss = losses({**params, **leaves, **context}, x, y, fit.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             for name, gradient in zip(fit.names, gradients, strict=True):
                 p, g = params[name], gradient
@@ -48,7 +52,9 @@ def fit(task: Network, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree
         if fit.pull is not None:
             for name in fit.names:
                 anchor[name] = anchor[name] + fit.pull.follow * (params[name] - anchor[name])
-    return {name: value.contiguous() for name, value in params.items()}, anchor
+    kept = {name: held.params[name] for name in task.statistics if name not in held.names}
+    anchor |= {name: params[name] for name in task.statistics if name in anchor}  # nothing pulls them
+    return {name: value.contiguous() for name, value in (params | kept).items()}, anchor
 
 
 def fit_each(task: Network, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:

@@ -6,6 +6,7 @@ Clients are sorted by their number of steps, so the active ones are a prefix of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -41,6 +42,12 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     if weights is not None and task.filler is not None:
         labels = torch.where((weights > 0).view(*rows.shape, *[1] * (labels.dim() - 3)), labels, task.filler)
     sort = torch.from_numpy(order).to(task.device)
+    if task.stepped:
+        drops = random.keys(when.seed, clients, when.round, streams.DROPOUT[fit.stream])
+        words = batches.words(drops, plan, fit.repeat)[:, torch.from_numpy(order)]
+        counts = np.full(rows.shape[:2], training.batch_size) if plan.counts is None else plan.counts[:, order]
+        true_rows = torch.from_numpy(np.maximum(counts, 1))
+    held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))
     params = {name: value[sort] for name, value in fit.params.items()}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
@@ -58,11 +65,17 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
         if active < len(next(iter(now.values()))):
             now, now_aux = {name: value[:active] for name, value in params.items()}, _rows(aux, slice(active))
-        for _ in range(fit.repeat):
-            advance(now, now_aux, x, y, weight)
+        for again in range(fit.repeat):
+            if task.stepped:
+                context = task.step(words[step * fit.repeat + again, :active], true_rows[step, :active])
+                advance({**now, **context}, now_aux, x, y, weight)
+            else:
+                advance(now, now_aux, x, y, weight)
         rule.follow(now, active)
 
     params = laned.params() if laned else params
+    params |= {name: held.params[name][sort] for name in task.statistics if name not in held.names}
+    rule.anchor |= {name: params[name] for name in task.statistics if name in rule.anchor}  # nothing pulls them
     if in_order:
         return params, rule.anchor
     unsort = torch.from_numpy(np.argsort(order)).to(task.device)

@@ -15,8 +15,8 @@ def steepness(task: Network, client: Tensor, params: Tree, when: When) -> Tensor
     """One client's, on the first batch of its training this round."""
     x, y, weight = (value[0] for value in _first_batch(task, client.reshape(1), when))
     with torch.enable_grad():
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        loss = (task.losses(leaves, x, y, {}) * weight).sum()
+        leaves = _leaves(task, params)
+        loss = (task.losses({**params, **leaves}, x, y, {}) * weight).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()))
     return torch.stack([g.double().square().sum() for g in gradients]).sum()
 
@@ -25,10 +25,15 @@ def steepness_stack(task: Network, ids: Tensor, params: Tree, when: When) -> Ten
     """The same ``[K]`` for a stack of clients: models do not touch each other, so one sum has all their gradients."""
     x, y, weight = _first_batch(task, ids, when)
     with torch.enable_grad():
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        loss = (task.losses_stack(leaves, x, y) * weight).sum()
+        leaves = _leaves(task, params)
+        loss = (task.losses_stack({**params, **leaves}, x, y) * weight).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()))
     return torch.stack([g.double().square().flatten(1).sum(1) for g in gradients]).sum(0)
+
+
+def _leaves(task: Network, params: Tree) -> Tree:
+    """What gradients move."""
+    return {name: value.detach().requires_grad_() for name, value in params.items() if name not in task.statistics}
 
 
 def _first_batch(task: Network, ids: Tensor, when: When) -> tuple[Tensor, Tensor, Tensor]:

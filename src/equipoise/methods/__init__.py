@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
     from equipoise.methods.fedavg import FedAvg as FedAvg
     from equipoise.methods.fedavgm import FedAvgM as FedAvgM
     from equipoise.methods.fedbabu import FedBabu as FedBabu
+    from equipoise.methods.fedbn import FedBN as FedBN
     from equipoise.methods.feddyn import FedDyn as FedDyn
     from equipoise.methods.fedper import FedPer as FedPer
     from equipoise.methods.fedpolicy.fedpolicy import FedPolicy as FedPolicy

@@ -31,12 +31,12 @@ class FedAla(Method):
         supervised(self, task)
 
     def client_init(self, task: Task, params: Tree) -> State:
-        ones = {name: torch.ones_like(params[name]) for name in task.blocks["head"]}
+        ones = {name: torch.ones_like(params[name]) for name in task.names_of("head")}
         return {"A": ones, "phase": torch.tensor(NEW)}
 
     def install(self, c: Client) -> tuple[Tree, State]:
         """A <- clip(A - eta grad (received - own), 0, 1): at first until the losses settle, later one pass."""
-        received, top, phase = take_sent(c), c.task.blocks["head"], c.state["phase"]
+        received, top, phase = take_sent(c), c.task.names_of("head"), c.state["phase"]
         own = {name: c.local[name] for name in top}
         new = {name: received[name] for name in top}
         lower = {name: value for name, value in received.items() if name not in top}

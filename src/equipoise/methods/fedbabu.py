@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, State, Task, Training, Tree, option
+from equipoise.contract import Client, State, Task, Training, Tree, option
 from equipoise.core.errors import UsageError
+from equipoise.methods.split import Split
 
 
 @dataclass(frozen=True)
-class FedBabu(Method):
+class FedBabu(Split):
     """b_i trained under the fixed head; b <- sum n_i b_i / sum n_i; personal = (b, h) fine-tuned as a whole."""
 
     name: ClassVar[str] = "fedbabu"
@@ -26,14 +27,14 @@ class FedBabu(Method):
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
         start = task.init_params(0)
-        if not any(bool(start[name].any()) for name in task.blocks["head"]):
+        if not any(bool(start[name].any()) for block in self.kept(task) for name in task.blocks[block]):
             raise UsageError(
                 "fedbabu keeps the head at its start, and one that starts at zero gives the backbone no gradient: "
                 "start it at random"
             )
 
     def update(self, c: Client) -> tuple[Tree, State]:
-        return c.fit(c.start, blocks=("backbone",)), c.state
+        return c.fit(c.start, blocks=self.travels(c.task)), c.state
 
     def personal(self, c: Client) -> Tree:
         tune = replace(c.train, epochs=torch.full_like(c.train.epochs, self.tune_epochs))

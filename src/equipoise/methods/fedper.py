@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Method
+from equipoise.methods.split import Split
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(Split):
     """(b_i, h_i) trained together; b <- sum n_i b_i / sum n_i. The head is never sent nor overwritten."""
 
     name: ClassVar[str] = "fedper"

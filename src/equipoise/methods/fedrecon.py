@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from equipoise.contract import Client, Method, OverRounds, Server, State, Task, Train, Tree, Up, option, weighted_mean
+from equipoise.contract import Client, OverRounds, Server, State, Task, Train, Tree, option
+from equipoise.methods.split import Split
 
 
 @dataclass(frozen=True)
-class FedRecon(Method):
+class FedRecon(Split):
     """Their algorithm 1, with g = backbone and l = head. The only state is l's initial value, which never changes."""
 
     name: ClassVar[str] = "fedrecon"
@@ -27,7 +27,7 @@ class FedRecon(Method):
     server_lr: OverRounds[float] = option(1.0, "the server's rate eta_s", above=0)
 
     def client_init(self, task: Task, params: Tree) -> State:
-        return {"l": {name: params[name] for name in task.blocks["head"]}}
+        return {"l": {name: params[name] for block in self.kept(task) for name in task.blocks[block]}}
 
     def install(self, c: Client) -> tuple[Tree, State]:
         return {**{name: c.down.params[name] for name in self.shared_names(c.task)}, **c.state["l"]}, c.state
@@ -36,16 +36,16 @@ class FedRecon(Method):
         """l from its start, k_r steps on the support with g frozen; then k_u steps on g on the query, l frozen."""
         support, query = (0.0, self.support), (self.support, 1.0)
         c.notes["gradients"] = c.steps(self._recon(c), support) + c.steps(c.train, query)
-        rebuilt = c.fit(c.start, train=self._recon(c), blocks=("head",), part=support)
-        return c.fit(rebuilt, blocks=("backbone",), part=query, stream=1), c.state
+        rebuilt = c.fit(c.start, train=self._recon(c), blocks=self.kept(c.task), part=support)
+        return c.fit(rebuilt, blocks=self.travels(c.task), part=query, stream=1), c.state
 
     def personal(self, c: Client) -> Tree:
         """As at their test time: rebuild l on all training rows under the received g."""
-        return c.fit(c.start, train=self._recon(c), blocks=("head",), stream=2)
+        return c.fit(c.start, train=self._recon(c), blocks=self.kept(c.task), stream=2)
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """g <- g + eta_s sum (n_i/n) (g_i - g)."""
-        mean, g = weighted_mean(up.params, weights), s.params
+        mean, g = sums["mean"], s.params
         return {**g, **{name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}}, s.state
 
     def _recon(self, c: Client) -> Train:

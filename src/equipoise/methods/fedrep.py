@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, OverRounds, State, Tree, option
+from equipoise.contract import Client, OverRounds, State, Tree, option
+from equipoise.methods.split import Split
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
+class FedRep(Split):
     """Their algorithm 1. Decision 1 is about the backbone; heads stay at the clients, backbones are averaged."""
 
     name: ClassVar[str] = "fedrep"
@@ -27,5 +28,5 @@ class FedRep(Method):
     def update(self, c: Client) -> tuple[Tree, State]:
         head = replace(c.train, epochs=torch.full_like(c.train.epochs, self.head_epochs))
         c.notes["gradients"] = c.steps(head) + c.steps(c.train)
-        with_head = c.fit(c.start, train=head, blocks=("head",))
-        return c.fit(with_head, blocks=("backbone",), stream=1), c.state
+        with_head = c.fit(c.start, train=head, blocks=self.kept(c.task))
+        return c.fit(with_head, blocks=self.travels(c.task), stream=1), c.state

@@ -25,15 +25,20 @@ class FedRod(Method):
         if supervised(self, task).kind != "classification":
             raise UsageError(f"fedrod balances classes, and task '{task.name}' has none: choose another method")
         self.needs_two_blocks(task)
-        layers = {name.rpartition(".")[0] for name in task.blocks["head"]}
-        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.blocks["head"]} - {"weight", "bias"}:
+        if task.stepped:
+            raise UsageError(
+                f"fedrod trains two heads at once, and a pass for each would move the statistics of task '{task.name}' "
+                "twice: choose a model without batch normalisation and dropout"
+            )
+        layers = {name.rpartition(".")[0] for name in task.names_of("head")}
+        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.names_of("head")} - {"weight", "bias"}:
             raise UsageError(
                 f"fedrod adds two heads, which needs a head that is one linear layer, but that of task '{task.name}' "
-                f"is {', '.join(task.blocks['head'])}"
+                f"is {', '.join(task.names_of('head'))}"
             )
 
     def client_init(self, task: Task, params: Tree) -> State:
-        return {"P": {name: torch.zeros_like(params[name]) for name in task.blocks["head"]}}
+        return {"P": {name: torch.zeros_like(params[name]) for name in task.names_of("head")}}
 
     def update(self, c: Client) -> tuple[Tree, State]:
         """One SGD on both losses: neither reaches the parameters of the other."""
@@ -49,7 +54,7 @@ class FedRod(Method):
 
 
 def _losses(task: Supervised) -> Loss:
-    heads, bodies = task.blocks["head"], task.blocks["backbone"]
+    heads, bodies = task.names_of("head"), task.names_of("backbone")
 
     def losses(params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Balanced softmax -log(n_y e^g_y / sum_c n_c e^g_c) for f and G; cross-entropy of the sum for P alone."""

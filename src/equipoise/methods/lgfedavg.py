@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Method
+from equipoise.methods.split import Split
 
 
 @dataclass(frozen=True)
-class LgFedAvg(Method):
+class LgFedAvg(Split):
     """(b_i, h_i) trained together; h <- sum n_i h_i / sum n_i. The backbone is never sent nor overwritten."""
 
     name: ClassVar[str] = "lgfedavg"

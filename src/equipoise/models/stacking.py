@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.contract import Tree
+from equipoise.models.adapters import AdaptedLinear
 
 Forward = Callable[[Tree, Tensor], Tensor]
 """Stacked parameters and inputs ``[K, B, ...]`` to outputs ``[K, B, ...]``."""
@@ -28,7 +29,9 @@ def _forward(module: nn.Module, prefix: str) -> Forward | None:
         layers = [_forward(layer, f"{prefix}{name}.") for name, layer in module.named_children()]
         return None if any(layer is None for layer in layers) else _chain([layer for layer in layers if layer])
     if type(module) is nn.Linear:
-        return _linear(f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None)
+        return _linear(module, f"{prefix}weight", f"{prefix}bias")
+    if type(module) is AdaptedLinear:
+        return _adapted(module, prefix)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return lambda stack, x: x.flatten(2)
     if type(module) in ELEMENTWISE:
@@ -46,9 +49,29 @@ def _chain(layers: list[Forward]) -> Forward:
     return forward
 
 
-def _linear(weight: str, bias: str | None) -> Forward:
+def _linear(layer: nn.Linear | AdaptedLinear, weight: str, bias: str) -> Forward:
+    """Frozen parameters are not in the stack: one product with the layer's own serves all clients."""
+
     def forward(stack: Tree, x: Tensor) -> Tensor:
+        own = stack[bias].unsqueeze(1) if bias in stack else layer.bias
+        if weight not in stack:
+            product = x @ layer.weight.T
+            return product if own is None else product + own
         w = stack[weight].transpose(1, 2)
-        return torch.bmm(x, w) if bias is None else torch.baddbmm(stack[bias].unsqueeze(1), x, w)
+        return torch.bmm(x, w) if own is None else torch.baddbmm(own, x, w)
+
+    return forward
+
+
+def _adapted(layer: AdaptedLinear, prefix: str) -> Forward:
+    """One pass of the base for the whole stack, and two thin batched products for each adapter."""
+    base = _linear(layer, f"{prefix}weight", f"{prefix}bias")
+
+    def forward(stack: Tree, x: Tensor) -> Tensor:
+        out = base(stack, x)
+        for name in layer.adapters:
+            down, up = (stack[f"{prefix}{name}.{part}"].transpose(1, 2) for part in ("A", "B"))
+            out = torch.baddbmm(out, torch.bmm(x, down), up, alpha=layer.scale)
+        return out
 
     return forward

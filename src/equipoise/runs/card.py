@@ -14,6 +14,7 @@ from equipoise.data.forms import Form, Pixels, Tokens
 from equipoise.data.tables.typed import of_json, to_json
 from equipoise.data.target import Target
 from equipoise.models import MODELS
+from equipoise.models.adapters import Adapter, adapted
 from equipoise.records.folder import Folder
 from equipoise.settings.run import RunConfig
 from equipoise.tasks.classify import Classify
@@ -38,12 +39,14 @@ class Card:
     """Names, in the order of their numbers; empty where clients have numbers only."""
     inputs: tuple[str, ...]
     """Names of a row's numbers, where it came from a table."""
+    adapter: str = ""
+    """Adapters of the network, as the run's option has them."""
 
     @staticmethod
     def of(task: Classify, run: RunConfig) -> Card:
         names = task.preparation.features if task.preparation else ()
         about, data = (__version__, run.method, run.task, run.model, run.seed), task.data
-        return Card(*about, data.shape, data.form, data.target, task.client_names, names)
+        return Card(*about, data.shape, data.form, data.target, task.client_names, names, run.adapter)
 
     @staticmethod
     def read(file: Path) -> Card:
@@ -55,7 +58,10 @@ class Card:
     def network(self) -> nn.Module | None:
         """The network without its weights; ``None`` where it is none of those that ship."""
         build = MODELS.get(self.model)
-        return build(self.shape, self.target.outputs).eval() if build else None
+        if build is None:
+            return None
+        module = build(self.shape, self.target.outputs)
+        return (adapted(module, Adapter.read(self.adapter), self.seed) if self.adapter else module).eval()
 
     def samples(self, count: int) -> Tensor:
         """Anything of the right shape, to compare two forms of a network on."""

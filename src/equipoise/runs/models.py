@@ -9,7 +9,7 @@ from equipoise.records.folder import Folder
 
 
 def read_model(folder: Folder, client: int | None) -> Tree:
-    """One model of a finished run, without building its task."""
+    """One model of a finished run, whole, without building its task: what is frozen is stored once for all."""
     name = "global" if client is None else "personal"
     file = folder.models / f"{name}.safetensors"
     if not file.is_file():
@@ -19,10 +19,12 @@ def read_model(folder: Folder, client: int | None) -> Tree:
         }
         raise UsageError(f"'{file}' does not exist: {why[name]}")
     tensors, _ = checkpoint.read_tensors(file)
+    base = folder.models / "frozen.safetensors"
+    frozen = checkpoint.read_tensors(base)[0] if base.is_file() else {}
     if client is None:
-        return tensors
+        return {**frozen, **tensors}
     ids = tensors.pop("client_ids").tolist()
     if client not in ids:
         raise UsageError(f"client {client} has no personal model in '{file}': it has {min(ids)} to {max(ids)}")
     row = ids.index(client)
-    return {key: value[row].clone() for key, value in tensors.items()}
+    return {**frozen, **{key: value[row].clone() for key, value in tensors.items()}}

@@ -18,6 +18,7 @@ from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
+from equipoise.data.poisoned import POISONS
 from equipoise.privacy.ledger import Ledger
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
@@ -27,7 +28,8 @@ from equipoise.runs.card import Card
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.scoring import Final, final_scores
-from equipoise.runtime.attacks import attacked
+from equipoise.runtime.attacks import attacked, hostile_clients
+from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.runtime.choose import Choice, MakeExecutor, choose
 from equipoise.runtime.device import place
 from equipoise.runtime.round import Schedule, Simulation
@@ -113,10 +115,17 @@ def build_task(settings: Settings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
+    if run.start or run.adapter or run.blocks:
+        task = task.shaped(run.start, run.adapter, run.blocks, run.seed)
     if settings.run.headline:
         task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
+    if settings.run.attack:
+        attack, share = parse_attack(settings.run.attack)
+        if attack in POISONS:
+            liars = hostile_clients(settings.run.seed, task.clients, share)
+            task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)
     task.check()
     task.suits(settings.method)
@@ -285,6 +294,8 @@ class _Running:
         if isinstance(self.task, Classify):
             checkpoint.write_text(self.folder.card, Card.of(self.task, self.settings.run).write())
         method = self.settings.method
+        if frozen := self.task.frozen:
+            checkpoint.write_tensors(self.folder.models / "frozen.safetensors", frozen)
         if method.has_global(self.task):
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
             if self.best_params:

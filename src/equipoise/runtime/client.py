@@ -86,7 +86,7 @@ class RunningClient(Client):
         if pull is not None:
             strength, follow = (torch.as_tensor(value, dtype=dtype) for value in (pull.strength, pull.follow))
             pull = Pull(pull.anchor, strength, follow)
-        names = tuple(fit.params) if blocks is None else tuple(n for block in blocks for n in task.blocks[block])
+        names = tuple(fit.params) if blocks is None else task.names_of(*blocks)
         fit = replace(fit, epochs=train.epochs, lr=train.lr.to(dtype), pull=pull, names=names)
         self._taken.append(self.steps(train, fit.part) * fit.repeat)
         params, anchor, self._sources["now"] = primitives.call(

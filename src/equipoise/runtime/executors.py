@@ -12,7 +12,11 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
 from equipoise.core import trees
+from equipoise.runtime import chunks
+from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
+
+WORTH_STACKING = 50  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
 @dataclass
@@ -27,10 +31,32 @@ class Replies:
     unsent: frozenset[int] = frozenset()
     """Clients that could not be reached at all: they are not billed."""
 
+    def facts(self, method: Method, sent: Tree) -> Facts:
+        """What decides which of them are used."""
+        assert self.stack is not None
+        return Facts.of(method, sent, self.stack)
+
+    def upload_bytes(self) -> int:
+        """Bytes of one upload."""
+        return trees.tree_bytes(self.stack.up, stacked=True) if self.stack else 0
+
+    def settle(self, taken: Tensor) -> None:
+        """Tell where clients are whose reply counted: the others keep what they held."""
+
     @classmethod
     def of_all(cls, ids: Tensor, stack: Reply) -> Replies:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
+
+    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+        """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
+        assert self.stack is not None
+        parts: list[State | None] = []
+        for chunk in cuts:
+            here = (self.rows >= chunk.start) & (self.rows < chunk.stop)
+            up = self.stack.up if bool(here.all()) else trees.row(self.stack.up, here)
+            parts.append(chunks.summed(method, sent, up, taken[here], trees.row(weights, here[taken])))
+        return chunks.added(parts)
 
 
 class Executor(ABC):
@@ -43,6 +69,10 @@ class Executor(ABC):
 
     def __init__(self, method: Method, task: Task, training: Training, seed: int, rounds: int) -> None:
         self.method, self.task, self.training, self.seed, self.rounds = method, task, training, seed, rounds
+
+    def cuts(self, clients: int) -> list[slice]:
+        """The chunks of a cohort of so many clients. What is not worth stacking is shared client by client."""
+        return chunks.cut(clients, 1 if self.task.measured else WORTH_STACKING)
 
     @abstractmethod
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
@@ -72,17 +102,17 @@ class Loop(Executor):
 class Stacked(Executor):
     """All clients of a chunk at once."""
 
-    chunk = 1024
-    """Clients per call: bounds the memory of batch plans whatever the size of the cohort."""
+    def cuts(self, clients: int) -> list[slice]:
+        return chunks.cut(clients, WORTH_STACKING)
 
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         def mapped(id: Tensor, down: Down, held: Held) -> Reply:
             return self.one(round, splits, id, down, held)
 
         all_at_once = vmap(mapped, in_dims=(0, down.axes(), 0))
-        chunks = [slice(first, first + self.chunk) for first in range(0, len(ids), self.chunk)]
         with torch.no_grad():
-            replies = [all_at_once(ids[here], down.row(here), trees.row(held, here)) for here in chunks]
+            cuts = self.cuts(len(ids))
+            replies = [all_at_once(ids[here], down.row(here), trees.row(held, here)) for here in cuts]
         return Replies.of_all(ids, trees.concatenate(replies))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Server, State, Task, Training, Tree
-from equipoise.contract.ranges import reasons
 from equipoise.core import schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
@@ -97,20 +97,23 @@ class Simulation:
             down, server.state = method.give(server, tensor_ids)
             replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
             reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            sound = finite((reply.up, reply.held) if reply else (), len(here))
-            left_out = {} if reply is None else reasons(method.reports, reply.up)
-            sound[list(left_out)] = False
+            sound, left_out = torch.ones(len(here), dtype=torch.bool), dict[int, str]()
             if reply is not None:
-                left_out |= too_long(server.params, reply.up.params, sound)
+                facts = replies.facts(method, down.params)
+                sound, left_out = facts.finite, facts.reasons
+                sound[list(left_out)] = False
+                left_out |= too_long(facts.long, sound)
                 sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
             if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):
-                outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest)
+                sums = partial(replies.sums, method, down.params, self.executor.cuts(len(ids)))
+                outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest, sums)
                 server, left_out = outcome.server, left_out | outcome.blamed
             elif self.executor.fewest > 1:
                 outcome.skipped = f"{int(sound.sum())} usable replies, {self.executor.fewest} are needed"
             sound[list(left_out)] = False
             spent = self._bill(ids, replies, down)
+            replies.settle(outcome.rows)
             if reply is not None:  # a client whose update was of no use keeps what it held
                 held = reply.held if self.keeps_local else replace(reply.held, local={})
                 self.store.keep(here, held, reply.scores, outcome.rows)
@@ -175,7 +178,7 @@ class Simulation:
         sent = cost.down_bytes(down, self.task.blocks, len(ids))
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in ids])
-        size = trees.tree_bytes(replies.stack.up, stacked=True) if replies.stack else 0
+        size = replies.upload_bytes()
         spent = {"rounds": replied, "up": size * replied, "down": sent}
         self.store.count(ids, spent)
         return spent

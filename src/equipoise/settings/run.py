@@ -16,6 +16,13 @@ class RunConfig(Options):
     method: str = option("fedavg", "method, or your own as module:Class or file.py:Class")
     task: str = option("synthetic", "task")
     model: str = option("", "model; empty for the task's default")
+    start: str = option("", "safetensors file of the model that training starts from; empty to draw it by the seed")
+    adapter: str = option(
+        "", "freeze the model and train low-rank adapters, as 'rank=8 targets=*.fc names=shared,private train=head.*'"
+    )
+    blocks: str = option(
+        "", "blocks of the model, as 'base=features.* head=fc.*,classifier.*'; empty for those that it declares"
+    )
     rounds: int = option(100, "federated rounds", low=1)
     seed: int = option(0, "seed of data, initial model, cohorts and batches", low=0)
     participation: OverRounds[float] = option(1.0, "share of the clients that take part in a round", above=0, high=1)
@@ -35,7 +42,9 @@ class RunConfig(Options):
         "multikrum:S, centred:M or trust",
     )
     attack: str = option(
-        "", "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics or little"
+        "",
+        "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, little, labels "
+        "or backdoor",
     )
     holdout_clients: float = option(
         0.0, "share of the clients kept out of training, to see how newcomers adapt", low=0, below=1

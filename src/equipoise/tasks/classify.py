@@ -18,24 +18,30 @@ from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset
+from equipoise.data.poisoned import TARGET, Poisoned, marked
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.learners.scores import bootstrap
 from equipoise.learners.targets import Objective, objective_of
-from equipoise.models import blocks_of
+from equipoise.models import blocks_of, weights
+from equipoise.models.adapters import AdaptedConv, Adapter, adapted
+from equipoise.models.layers import drops, federated, norms, statistics
 from equipoise.models.stacking import stacked_forward
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
 NUMBERS_AT_ONCE = 2**19  # of the inputs that a deep model scores at once: bounds the memory of its activations
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
-CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
 
 class Classify(Supervised):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
+    backdoor: bool = False
+    """Whether clients were made to learn one, so that its success is scored."""
     preparation: Preparation | None = None
     """How raw rows of tables became the rows of the data."""
+    _laned: tuple[Tensor, Tensor] | None
 
     def __init__(
         self,
@@ -51,20 +57,27 @@ class Classify(Supervised):
         """``closed_form=False`` keeps a linear model on the general engine (to measure and test it).
 
         ``fresh``: a run's seed draws the first model anew; otherwise it is ``module`` with the weights that it has.
-        ``objective``: the target's usual one without it.
+        Frozen parameters stay as they are in either case. ``objective``: the target's usual one without it.
         """
-        _refuse_modules(module)
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
         self.clients, self.client_names = data.clients, data.names
         self.class_names = data.target.classes if data.target.name else ()
-        self.module = copy.deepcopy(module).to(dtype)
-        self.blocks = blocks_of(self.module)
         self.objective = objective or objective_of(data.target)
         self.filler, self.kind = self.objective.filler, data.target.kind
         self._head(self.objective.usual)
-        self.linear = sgd_linear.names_of(self.module) if closed_form and self.objective.closed_form else None
-        self._laned: tuple[Tensor, Tensor] | None = None
+        self._closed_form = closed_form and self.objective.closed_form
+        self._take(federated(copy.deepcopy(module).to(dtype)), "")
+
+    def _take(self, module: nn.Module, blocks: str) -> None:
+        """Everything that follows from the network."""
+        self.module, self._laned = module, None
+        self.blocks = blocks_of(self.module, blocks)
+        self.statistics = statistics(self.module)
+        self._rows = tuple(f"{name}.rows" for name, _ in norms(self.module))
+        self._keys = tuple(f"{name}.key" for name, _ in drops(self.module))
+        self.stepped = bool(self._rows or self._keys)
+        self.linear = sgd_linear.names_of(self.module) if self._closed_form else None
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
@@ -94,6 +107,18 @@ class Classify(Supervised):
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
+    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Classify:
+        part, module = copy.copy(self), copy.deepcopy(self.module)
+        if start:
+            weights.load(module, start)
+        if adapter:
+            if self.fresh and not start:
+                module.load_state_dict(self.init_params(seed), strict=False)  # the base, which nobody draws later
+            module = adapted(module, Adapter.read(adapter), seed)
+        part.fresh = self.fresh and not (start or adapter)
+        part._take(module, blocks)
+        return part
+
     def on(self, device: torch.device) -> Classify:
         """The same task, computed there. ``module`` stays: a seed gives the same initial model on every device."""
         part = copy.copy(self)
@@ -104,6 +129,10 @@ class Classify(Supervised):
             part.newcomers = self.newcomers.on(device)
         return part
 
+    def step(self, key: Tensor, rows: Tensor) -> Tree:
+        key, rows = key.to(self.device), rows.to(self.device)
+        return {**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}
+
     def subset(self, ids: Ints) -> Classify:
         """The same task with these clients only, numbered anew."""
         part = copy.copy(self)
@@ -112,10 +141,26 @@ class Classify(Supervised):
         part._map_forward()
         return part
 
+    def poisoned(self, how: str, liars: Ints) -> Classify:
+        part = copy.copy(self)
+        part.data = Poisoned(self.data, how, liars)
+        part.backdoor = how == "backdoor"
+        part._map_forward()
+        return part
+
+    def summary(self, params: Tree) -> State:
+        """After an attack by backdoor: the share of marked test rows of other classes that are called the target."""
+        if not self.backdoor:
+            return super().summary(params)
+        x, y = self.data.server("test")
+        with torch.no_grad():
+            found = self.forward(params, self.prepare(marked(x[y != TARGET]))).argmax(-1)
+        return {"backdoor": float((found == TARGET).double().mean())}
+
     def check(self) -> None:
         x, _ = self.data.server("test")
         try:
-            logits = self.forward(dict(self._placed.named_parameters()), self.prepare(x[:2]))
+            logits = self.forward({}, self.prepare(x[:2]))
         except RuntimeError as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
         wanted = f"{self.data.classes} classes" if self.kind == "classification" else f"one number for {self.kind}"
@@ -129,13 +174,12 @@ class Classify(Supervised):
             self.stackable, self.deep = False, True
 
     def _refuse_what_no_seed_repeats(self, x: Tensor) -> None:
-        params: Tree = dict(self._placed.named_parameters())
         with torch.no_grad():
-            once, again = (self.forward(params, self.prepare(x)) for _ in range(2))
+            once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
         if not torch.equal(*_home({"once": once, "again": again}).values()):
-            raise UsageError("the model gives other outputs when asked again (F.dropout?): remove what is random in it")
+            raise UsageError("the model gives other outputs when asked again (F.dropout?): use nn.Dropout layers")
         for name, layer in self.module.named_modules() if self.fresh else ():
-            bare = [own for own, p in layer.named_parameters(recurse=False) if bool(p.any())]
+            bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
             if bare and not callable(getattr(layer, "reset_parameters", None)):
                 where = f"{name}.{bare[0]}" if name else bare[0]
                 raise UsageError(
@@ -145,7 +189,8 @@ class Classify(Supervised):
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
-        params = {name: p[None] for name, p in self._placed.named_parameters()}
+        params = {name: value[None] for name, value in trees.moved(weights.values(self.module), self.device).items()}
+        params |= self.step(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
         try:
             with torch.no_grad():
                 self._forward_stack(params, self.prepare(x)[None])
@@ -170,17 +215,21 @@ class Classify(Supervised):
 
     def init_params(self, seed: int) -> Tree:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
-        module = copy.deepcopy(self.module)
         if not self.fresh:
-            return {name: p.detach().clone() for name, p in module.named_parameters()}
+            return weights.values(self.module)
+        module = copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for layer in module.modules():
-                zero = all(not bool(p.any()) for p in layer.parameters(recurse=False))
+                learned = any(p.requires_grad and bool(p.any()) for p in layer.parameters(recurse=False))
                 reset = getattr(layer, "reset_parameters", None)
-                if callable(reset) and not zero:
+                if callable(reset) and learned:
                     reset()
-        return {name: p.detach().clone() for name, p in module.named_parameters()}
+        return weights.values(module)
+
+    @property
+    def frozen(self) -> Tree:
+        return weights.frozen(self.module)
 
     def has(self, split: str) -> bool:
         return self.data.has(split)
@@ -363,17 +412,6 @@ class Classify(Supervised):
 
 def _home(tree: Tree) -> Tree:
     return trees.moved(tree, Classify.device)
-
-
-def _refuse_modules(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise UsageError(f"layer '{name}' is batch normalisation, whose statistics do not federate: use GroupNorm")
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise UsageError(f"layer '{name}' is dropout, which is not repeatable across executors: remove it")
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise UsageError(f"parameter '{name}' is frozen, but all are trained and shared: make it a buffer")
 
 
 def _numpy(ids: Tensor) -> Ints:

@@ -35,6 +35,8 @@ def from_datasets(
     form: Form | None = None,
     training: Training | None = None,
     fresh: bool = False,
+    adapter: str = "",
+    blocks: str = "",
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_datasets`."""
     names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
@@ -59,7 +61,8 @@ def from_datasets(
     def build(config: OwnShares, chosen: str, training: Training, seed: int) -> Task:
         data = rows.federate(config, form or form_of(x), own.generator(seed))
         module = start.module(data.shape, data.classes, seed)
-        return Classify(name, module, data, training, fresh=start.fresh)
+        task = Classify(name, module, data, training, fresh=start.fresh)
+        return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or own.SPEC.training
     return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)

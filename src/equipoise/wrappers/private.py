@@ -88,6 +88,11 @@ class Private(Wrapper):
                 f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.clients}, one over the clients, else it "
                 "allows to give one of them away"
             )
+        if set(task.statistics) & set(self.shared_names(task)):
+            raise UsageError(
+                f"{self.name} is not offered with dp_clip on batch normalisation whose running statistics travel: "
+                "noise would make variances negative; keep them at the clients (fedbn), or use GroupNorm"
+            )
         if self.one_start:
             raise UsageError(
                 f"{self.name} is not offered with dp_clip: clients and server each keep a memory of the uploads, and "

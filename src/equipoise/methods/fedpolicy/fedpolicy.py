@@ -13,9 +13,9 @@ from torch import Tensor
 from equipoise.contract import Client, Down, Range, Server, State, Task, Training, Tree, Up, option
 from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
-from equipoise.methods.fedpolicy import parts, policies, probes, record
+from equipoise.methods.fedpolicy import policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
-from equipoise.methods.fedpolicy.parts import PARTS, TAKES
+from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts, choices_of, freshness
 from equipoise.methods.over import Over
 
 POLICIES: dict[str, type[policies.Policy]] = {
@@ -34,8 +34,11 @@ class FedPolicy(Over):
 
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
-    policy: str = option("learned", "who chooses the part that a client gets back", choices=(*PARTS, *POLICIES))
-    parts: str = option("full,backbone,head", "what a policy may choose from; none may be added")
+    policy: str = option("learned", "who chooses the part that a client gets back", choices=(*PUBLISHED, *POLICIES))
+    parts: str = option(
+        "full,backbone,head",
+        "what a policy may choose from, sets of the model's blocks such as shared+head; none may be added",
+    )
     sync: str = option(
         "auto", "weights that know who installed what; auto is on for the policy learned", choices=("on", "off", "auto")
     )
@@ -54,7 +57,12 @@ class FedPolicy(Over):
 
     @property
     def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
-        told = {"part": parts.CHOICE, "scores": probes.SCORE, "report": record.REPORT, "copied": SHARE}
+        told = {
+            "part": Range(0.0, len(self.sets) - 1.0),
+            "scores": probes.SCORE,
+            "report": record.REPORT,
+            "copied": SHARE,
+        }
         return {**super().reports, **told}
 
     @property
@@ -63,20 +71,33 @@ class FedPolicy(Over):
 
     @cached_property
     def agent(self) -> policies.Policy:
-        rules = policies.Rules(self.choices, self.policy_gamma, self.probe_bonus, self.probe_every, self.price)
-        return policies.Always(rules, self.policy) if self.policy in PARTS else POLICIES[self.policy](rules)
+        rules = policies.Rules(
+            self.sets, self.choices, self.policy_gamma, self.probe_bonus, self.probe_every, self.price
+        )
+        return policies.Always(rules, self.policy) if self.policy in PUBLISHED else POLICIES[self.policy](rules)
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.parts.split(",") if name.strip())
+        return choices_of(self.parts)
+
+    @cached_property
+    def sets(self) -> Parts:
+        """The sets of blocks among which the choices are."""
+        return Parts.of(self.parts)
 
     @property
     def synced(self) -> bool:
         return self.sync == "on" or (self.sync == "auto" and self.policy == "learned")
 
     def check(self, task: Task, training: Training) -> None:
-        if len(self.choices) < 2 or any(name not in PARTS for name in self.choices) or "full" not in self.choices:
-            raise UsageError(f"parts is '{self.parts}': must be full and one or more of {', '.join(PARTS[1:])}")
+        if len(self.choices) < 2 or "full" not in self.choices or len(set(self.choices)) < len(self.choices):
+            raise UsageError(
+                f"parts is '{self.parts}': must be full and one or more of {', '.join(PUBLISHED[1:])}, or of sets of "
+                f"the model's blocks ({', '.join(task.blocks)}) such as {'+'.join(task.blocks)}"
+            )
+        self.sets.check(task)
+        if self.policy in PUBLISHED and self.policy not in self.sets.names:
+            raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
         if (self.agent.probes or self.agent.learns or self.copies) and not task.has("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task '{task.name}' has none: "
@@ -106,20 +127,20 @@ class FedPolicy(Over):
 
     def client_init(self, task: Task, params: Tree) -> State:
         state = super().client_init(task, params)
-        return state | {"probe": probes.client_init()} if self.looks else state
+        return state | {"probe": probes.client_init(self.sets)} if self.looks else state
 
     def install(self, c: Client) -> tuple[Tree, State]:
         """Decision 4b: what was sent, or what the server says of it, or what scores best of it."""
         inner, state = c.within("base"), dict(c.state)
         if self.looks:
             words = c.down.each
-            state["probe"], part = probes.look(c, c.state["probe"], words["look"]), words["part"].long()
+            state["probe"], part = probes.look(c, self.sets, c.state["probe"], words["look"]), words["part"].long()
             if self.agent.probes:
                 value = probes.worth(state["probe"]["scores"], words["trust"], words["lean"])
                 best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
                 part = torch.where(words["choose"], best, part)
             state["probe"] = state["probe"] | {"part": part}
-            inner.down = replace(c.down, sent=parts.sent_blocks(parts.takes(part)))
+            inner.down = replace(c.down, sent=self.sets.sent(c.task, self.sets.taken(part)))
         start, state["base"] = self.below.install(inner)
         return start, state
 
@@ -140,7 +161,7 @@ class FedPolicy(Over):
     def _copy(self, c: Client, up: Up) -> tuple[Up, Tensor]:
         """Where the global model is of use, the upload is a copy of it, trained apart from the personal model."""
         acc = c.state["probe"]["acc"]
-        useful = acc[PARTS.index("full")] >= USABLE * acc[PARTS.index("none")]
+        useful = acc[0] >= USABLE * acc[-1]
         gradients = c.notes.get("gradients", c.steps(c.train)) * (1 + useful.long())
         if c.anybody(useful):
             inner = c.within("base")
@@ -156,9 +177,9 @@ class FedPolicy(Over):
     # --- server -----------------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree) -> State:
-        known = record.init(task.clients)
+        known = record.init(task.clients, self.sets)
         if self.agent.learns:
-            known |= record.init_reports(task.clients)
+            known |= record.init_reports(task.clients, self.sets)
         return super().server_init(task, params) | {"known": known, "policy": self.agent.init(task.clients)}
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
@@ -173,31 +194,31 @@ class FedPolicy(Over):
             assert offer.lean is not None
             each |= {"choose": offer.choose, "trust": offer.trust.float(), "lean": offer.lean.float()}
         known = {**state["known"], "offered": state["known"]["offered"].index_copy(0, ids, offer.part)}
-        down = replace(down, sent=parts.sent_blocks(TAKES[offer.part] | look[:, None]), each=each)
+        down = replace(down, sent=self.sets.sent(s.task, self.sets.takes[offer.part] | look[:, None]), each=each)
         return down, {**state, "known": known, "policy": memory}
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         weights, state = super().weigh(s, ids, up)
         part = up.metrics["part"].long() if self.agent.probes else state["known"]["offered"][ids]
         s.notes["part"] = part
-        state["known"] = record.note_parts(state["known"], ids, part, s.round)
+        state["known"] = record.note_parts(state["known"], ids, self.sets, part, s.round)
         if self.synced:
             if "weigh" not in self.below.decides:
                 assert isinstance(weights, Tensor)
                 weights = weights.sqrt()
-            weights = parts.block_weights(s.task, up.params, weights, self._fresh(s, state, ids, up))
+            weights = self.sets.block_weights(s.task, up.params, weights, self._fresh(s, state, ids, up))
         return weights, state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         params, state = super().aggregate(s, ids, up, weights)
         if self.synced:
-            params = parts.keep_stale(s.task, s.params, params, self._fresh(s, state, ids, up))
+            params = self.sets.keep_stale(s.task, s.params, params, self._fresh(s, state, ids, up))
         known = state["known"]
         if self.agent.learns:
             told, part = self.agent.told(known, state["policy"], ids)
-            price = self.price * parts.cost(s.task, s.params)[part]
+            price = self.price * self.sets.cost(s.task, s.params)[part]
             known = record.note_reports(known, ids[told], up.metrics["report"][told], price[told], s.round)
-            known = record.note_models(known, ids, s.task, s.params, up.params, params)
+            known = record.note_models(known, ids, self.sets, s.task, s.params, up.params, params)
         memory = self.agent.learn(s, known, state["policy"], ids, up.metrics)
         return params, {**state, "known": known, "policy": memory}
 
@@ -205,4 +226,4 @@ class FedPolicy(Over):
         age = record.age(state["known"], ids, s.round)
         if "copied" in up.metrics:
             age = age.masked_fill(up.metrics["copied"][:, None], 0)
-        return parts.freshness(age, self.rho)
+        return freshness(age, self.rho)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from equipoise.core import streams
 from equipoise.learners import dqn
 from equipoise.learners.learning import DTYPE, remember
 from equipoise.methods.fedpolicy import probes, record
-from equipoise.methods.fedpolicy.parts import PARTS, TAKES, cost
 from equipoise.methods.fedpolicy.policies import FULL, FULL_ROUNDS, Dqn, Offer, draws
 
 RESIDUAL = 10.0  # the residual pays this for its square: one round's reward is nearly all noise
@@ -23,7 +23,6 @@ MOST = 0.2  # a score is never predicted to have changed by more
 NOISE = 0.1  # variance of the difference of two scores on one row: how often two models disagree on it
 FIRST_PAUSE = 2  # rounds between probes at first, and after a probe that did not confirm the choice
 SHARERS = 0.1  # of the clients, at least, share the backbone until the calm, if their own evidence is for it
-SEEN = 1 + record.FEATURES + 1 + len(PARTS)
 
 
 class Learned(Dqn):
@@ -38,9 +37,16 @@ class Learned(Dqn):
 
     @property
     def config(self) -> dqn.Config:
-        return dqn.Config(record.FEATURES, len(PARTS), gamma=0.0, residual=RESIDUAL, steps=4)
+        return replace(super().config, gamma=0.0, residual=RESIDUAL, steps=4)
+
+    @property
+    def seen(self) -> int:
+        """How many numbers :meth:`visible` has."""
+        return 1 + self.config.features + 1 + len(self.rules.parts)
 
     def init(self, clients: int) -> State:
+        parts, seen = len(self.rules.parts), self.seen
+
         def zeros(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
             return torch.zeros(clients, *shape, dtype=dtype)
 
@@ -50,17 +56,17 @@ class Learned(Dqn):
             "chose": zeros(dtype=torch.bool),
             "probed": zeros(dtype=torch.int64),
             "pause": torch.full((clients,), FIRST_PAUSE, dtype=torch.int64),
-            "scores": zeros(len(PARTS)),
-            "foreseen": zeros(len(PARTS)),
-            "seen": zeros(SEEN),
-            "now": zeros(record.FEATURES),
-            "worth": zeros(len(PARTS)),
-            "gram": torch.zeros(SEEN, SEEN, dtype=DTYPE),
-            "cross": torch.zeros(SEEN, len(PARTS), dtype=DTYPE),
+            "scores": zeros(parts),
+            "foreseen": zeros(parts),
+            "seen": zeros(seen),
+            "now": zeros(self.config.features),
+            "worth": zeros(parts),
+            "gram": torch.zeros(seen, seen, dtype=DTYPE),
+            "cross": torch.zeros(seen, parts, dtype=DTYPE),
         }
 
     def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
-        now = record.features(known, ids, s)
+        now = record.features(known, ids, self.rules.parts, s)
         memory = {**memory, "agent": self.studied(s, self.watched(s, known, memory["agent"], ids, now))}
         seen = self.visible(s, memory, ids, now)
         foreseen = self.predicted(known, memory, ids, seen)
@@ -83,7 +89,8 @@ class Learned(Dqn):
         part = torch.where(exploring, ranked.indices[:, 1], best)
         choose = free & ~exploring
         s.notes["probes"] = int(look.sum())
-        base = value - value[:, self.rules.mask].mean(1, keepdim=True)
+        mean = value[:, self.rules.mask].mean(1, keepdim=True)
+        base = torch.where(self.rules.mask, value - mean, 0.0)  # a state that is kept must be finite
         new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
         memory = {**memory, **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()}}
         return Offer(part, look, choose, trust, lean), memory
@@ -95,8 +102,8 @@ class Learned(Dqn):
         """
         plain, probed = self.plain(s), (memory["probed"] > 0).nonzero()[:, 0]
         if not len(probed):
-            return torch.ones(len(ids), len(PARTS), dtype=DTYPE), plain.expand(len(ids), -1)
-        better = memory["scores"][probed] - memory["scores"][probed][:, probes.NONE, None]
+            return torch.ones(len(ids), len(self.rules.parts), dtype=DTYPE), plain.expand(len(ids), -1)
+        better = memory["scores"][probed] - memory["scores"][probed][:, -1:]
         mean, noise = better.mean(0), self.noise(s, ids)
         spread = ((better - mean).square().mean(0) - self.noise(s, probed).mean()).clamp(min=0)
         trust = spread / (spread + noise)
@@ -104,29 +111,30 @@ class Learned(Dqn):
 
     def sharers(self, own: Tensor, best: Tensor) -> Tensor:
         """A backbone that nobody installs serves nobody and never will: let some share it whose evidence is for it."""
-        alone = ~TAKES[best, 0]
+        first = self.rules.parts.takes[:, 0]
+        alone = ~first[best]
         lack = max(0, math.ceil(SHARERS * len(best)) - int((~alone).sum()))
-        for_it = own[:, TAKES[:, 0]].max(1).values - own[:, ~TAKES[:, 0]].max(1).values
+        for_it = own[:, first].max(1).values - own[:, ~first].max(1).values
         chosen = torch.zeros_like(alone)
         chosen[for_it.masked_fill(~alone, -math.inf).argsort(descending=True, stable=True)[:lack]] = True
         return chosen & (for_it > 0)
 
     def plain(self, s: Server) -> Tensor:
         """``[parts]``: the value of parts that score alike."""
-        return self.rules.lean - self.rules.price * cost(s.task, s.params)
+        return self.rules.lean - self.rules.price * self.rules.parts.cost(s.task, s.params)
 
     def noise(self, s: Server, ids: Tensor) -> Tensor:
         """``[K, 1]``: variance of a difference of two scores on a client's validation rows."""
         return NOISE / s.task.rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
 
     def visible(self, s: Server, memory: State, ids: Tensor, now: Tensor) -> Tensor:
-        """``[K, SEEN]``: one, the features, the time since the last probe, and the scores held."""
+        """``[K, seen]``: one, the features, the time since the last probe, and the scores held."""
         since = (s.round - memory["probed"][ids]).to(DTYPE)[:, None] / self.rules.probe_every
         features = dqn.standardise(memory["agent"], now).clamp(-3, 3)
         return torch.cat([torch.ones_like(since), features, since, memory["scores"][ids]], 1)
 
     def predicted(self, known: State, memory: State, ids: Tensor, seen: Tensor) -> Tensor:
-        ridge = RIDGE * torch.eye(SEEN, dtype=DTYPE)
+        ridge = RIDGE * torch.eye(self.seen, dtype=DTYPE)
         change = (seen @ torch.linalg.solve(memory["gram"] + ridge, memory["cross"])).clamp(-MOST, MOST)
         stale = memory["probed"][ids] < known["round"][ids]
         scores: Tensor = memory["scores"][ids]

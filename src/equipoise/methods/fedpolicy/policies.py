@@ -15,10 +15,10 @@ from equipoise.core import random, streams
 from equipoise.learners import dqn
 from equipoise.learners.learning import DTYPE, remember
 from equipoise.methods.fedpolicy import record
-from equipoise.methods.fedpolicy.parts import PARTS, TAKES
+from equipoise.methods.fedpolicy.parts import Parts
 from equipoise.methods.page.player import server_uniform
 
-FULL = PARTS.index("full")
+FULL = 0  # the place of the whole model among the parts
 FULL_ROUNDS, STRATIFIED_ROUNDS = 5, 3
 DOUBT = 15.0  # validation rows at which a probe counts half
 EPSILON, LAST_EPSILON, FADE = 0.5, 0.05, 0.3  # exploration of the DQN, over this share of the rounds
@@ -28,6 +28,7 @@ EPSILON, LAST_EPSILON, FADE = 0.5, 0.05, 0.3  # exploration of the DQN, over thi
 class Rules:
     """What the user decides about a policy."""
 
+    parts: Parts
     allowed: tuple[str, ...]
     gamma: float
     bonus: float
@@ -37,11 +38,11 @@ class Rules:
     @property
     def lean(self) -> Tensor:
         """``[parts]``: sharing is worth a bonus a block."""
-        return self.bonus * TAKES.sum(1).to(DTYPE)
+        return self.bonus * self.parts.takes.sum(1).to(DTYPE)
 
     @property
     def mask(self) -> Tensor:
-        return torch.tensor([part in self.allowed for part in PARTS])
+        return torch.tensor([part in self.allowed for part in self.parts.names])
 
 
 @dataclass
@@ -95,7 +96,7 @@ class Always(Policy):
     part: str = "full"
 
     def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
-        return Offer.of(torch.full_like(ids, PARTS.index(self.part))), memory
+        return Offer.of(torch.full_like(ids, self.rules.parts.index(self.part))), memory
 
 
 class Random(Policy):
@@ -112,7 +113,7 @@ class Probe(Policy):
 
     def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
         rows = s.task.rows(ids, "val").to(DTYPE)
-        trust = (rows / (rows + DOUBT))[:, None].expand(-1, len(PARTS))
+        trust = (rows / (rows + DOUBT))[:, None].expand(-1, len(self.rules.parts))
         look = torch.ones_like(ids, dtype=torch.bool)
         lean = self.rules.lean.expand_as(trust)
         return Offer(torch.full_like(ids, FULL), look, look & (s.round > FULL_ROUNDS), trust, lean), memory
@@ -125,13 +126,13 @@ class Dqn(Policy):
 
     @property
     def config(self) -> dqn.Config:
-        return dqn.Config(record.FEATURES, len(PARTS), gamma=self.rules.gamma)
+        return dqn.Config(record.features_of(self.rules.parts), len(self.rules.parts), gamma=self.rules.gamma)
 
     def init(self, clients: int) -> State:
         return {
             "agent": dqn.init(self.config, torch.zeros(dqn.init_draws(self.config), dtype=DTYPE)),
-            "state": torch.zeros(clients, record.FEATURES, dtype=DTYPE),
-            "base": torch.zeros(clients, len(PARTS), dtype=DTYPE),
+            "state": torch.zeros(clients, self.config.features, dtype=DTYPE),
+            "base": torch.zeros(clients, len(self.rules.parts), dtype=DTYPE),
             "open": torch.zeros(clients, dtype=torch.bool),
         }
 
@@ -149,7 +150,7 @@ class Dqn(Policy):
 
     def experience(self, s: Server, known: State, memory: State, ids: Tensor) -> State:
         """Close the transitions of these clients with what is seen of them now, and learn."""
-        config, now = self.config, record.features(known, ids, s)
+        config, now = self.config, record.features(known, ids, self.rules.parts, s)
         agent = self.watched(s, known, memory["agent"], ids, now)
         closed = memory["open"][ids]
         if bool(closed.any()):
@@ -194,7 +195,7 @@ class Bandit(Dqn):
 
     @property
     def config(self) -> dqn.Config:
-        return dqn.Config(record.FEATURES, len(PARTS), gamma=0.0)
+        return dqn.Config(record.features_of(self.rules.parts), len(self.rules.parts), gamma=0.0)
 
 
 def draws(s: Server, ids: Tensor, count: int, stream: int) -> Tensor:

@@ -9,28 +9,32 @@ from equipoise.contract import Client, Range, Server, State, Task, Tree
 from equipoise.contract.ranges import MOST_LOSS
 from equipoise.contract.supervised import Supervised
 from equipoise.learners.learning import DTYPE
-from equipoise.methods.fedpolicy.parts import BLOCKS, PARTS, TAKES
+from equipoise.methods.fedpolicy.parts import Parts
 
-FEATURES = 16
 LOSS_PART, LOSS_MOST = 0.1, 1.0  # of a change of the loss, in a reward
 LEAST = 1e-12
 REPORT = Range(0.0, (MOST_LOSS, 1.0, MOST_LOSS, 1.0, 100.0))  # what :func:`report` uploads
 
 
-def init(clients: int) -> State:
+def features_of(parts: Parts) -> int:
+    """How many features :func:`features` has."""
+    return 10 + 3 * len(parts.blocks)
+
+
+def init(clients: int, parts: Parts) -> State:
     def zeros(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
         return torch.zeros(clients, *shape, dtype=dtype)
 
     return {
         "round": zeros(dtype=torch.int64),  # of its last reply; 0 for none
-        "installed": zeros(len(BLOCKS), dtype=torch.int64),  # all start from one model: installed in round 0
+        "installed": zeros(len(parts.blocks), dtype=torch.int64),  # all start from one model: installed in round 0
         "full": zeros(dtype=torch.int64),
         "part": zeros(dtype=torch.int64),
         "offered": zeros(dtype=torch.int64),
     }
 
 
-def init_reports(clients: int) -> State:
+def init_reports(clients: int, parts: Parts) -> State:
     """What a learning policy needs to know beyond it."""
     zeros = torch.zeros
     return {
@@ -38,7 +42,7 @@ def init_reports(clients: int) -> State:
         "told": zeros(clients, dtype=torch.int64),  # the round of its last report
         "report": zeros(clients, 5, dtype=DTYPE),
         "gain": zeros(clients, 2, dtype=DTYPE),
-        "near": zeros(clients, 4, dtype=DTYPE),
+        "near": zeros(clients, 2 * len(parts.blocks), dtype=DTYPE),
         "plain": zeros(clients, dtype=DTYPE),
         "reward": zeros(clients, dtype=DTYPE),
     }
@@ -50,12 +54,12 @@ def age(record: State, ids: Tensor, round: int) -> Tensor:
     return ages
 
 
-def note_parts(record: State, ids: Tensor, parts: Tensor, round: int) -> State:
+def note_parts(record: State, ids: Tensor, parts: Parts, part: Tensor, round: int) -> State:
     """These clients replied, having installed these parts."""
     now = torch.full_like(ids, round)
-    installed = torch.where(TAKES[parts], now[:, None], record["installed"][ids])
-    full = torch.where(parts == PARTS.index("full"), now, record["full"][ids])
-    new = {"round": now, "installed": installed, "full": full, "part": parts}
+    installed = torch.where(parts.takes[part], now[:, None], record["installed"][ids])
+    full = torch.where(part == 0, now, record["full"][ids])
+    new = {"round": now, "installed": installed, "full": full, "part": part}
     return {**record, **{name: record[name].index_copy(0, ids, value) for name, value in new.items()}}
 
 
@@ -98,20 +102,20 @@ def note_reports(record: State, ids: Tensor, reports: Tensor, price: Tensor, rou
     return {**record, "reward": record["reward"].index_copy(0, ids, torch.where(known, plain - mean, 0.0))}
 
 
-def note_models(record: State, ids: Tensor, task: Task, before: Tree, stack: Tree, after: Tree) -> State:
+def note_models(record: State, ids: Tensor, parts: Parts, task: Task, before: Tree, stack: Tree, after: Tree) -> State:
     """Per block: |w_i - W| / |W| of the upload and the new aggregate, and the cosine of w_i - W_old with its mean."""
-    columns = [_near(task.blocks[block], before, stack, after) for block in BLOCKS]
+    columns = [_near(names, before, stack, after) for names in parts.params(task)]
     near = torch.stack([*(divergence for divergence, _ in columns), *(cosine for _, cosine in columns)], 1)
     return {**record, "near": record["near"].index_copy(0, ids, near)}
 
 
-def features(record: State, ids: Tensor, s: Server) -> Tensor:
-    """``[K, FEATURES]``: what an agent sees of each client before the download."""
+def features(record: State, ids: Tensor, parts: Parts, s: Server) -> Tensor:
+    """``[K, features]``: what an agent sees of each client before the download."""
     loss, acc, _, shock, entropy = record["report"][ids].T
     loss_gain, acc_gain = record["gain"][ids].T
     shock = shock - (acc - acc_gain)  # accuracy after the last installation less that before it
     since_full = (s.round - record["full"][ids]).to(DTYPE) / s.rounds
-    took = TAKES[record["part"][ids]].to(DTYPE)
+    took = parts.takes[record["part"][ids]].to(DTYPE)
     now = torch.full_like(loss, s.round / s.rounds)
     size = s.task.sizes(ids).to(DTYPE).log()
     scores = [loss, acc, loss_gain, acc_gain, shock, *record["near"][ids].T, entropy, size]

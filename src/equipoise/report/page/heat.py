@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.methods.fedpolicy.parts import Parts
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.page.drawing import Figure, number
 from equipoise.report.reading import Run
@@ -18,13 +19,12 @@ TITLES = {
     "epochs": "Epochs that each client chose",
     "lr": "Learning rate that each client chose",
     "p": "Weight of each client's update in the aggregate",
-    "backbone": "Who was given the backbone (share of rounds)",
-    "head": "Who was given the head (share of rounds)",
     "gradients": "Gradient steps of each client",
     "joules": "Energy that each client spent, J",
     "excess": "Energy above the budget, as a part of it",
     "multiplier": "Price of energy (multiplier of the budget)",
 }
+GIVEN = "Who was given the {} (share of rounds)"
 LOGARITHMIC = ("lr",)
 RESOURCES = ("gradients", "joules", "excess", "multiplier")  # what is spent rather than decided
 
@@ -56,12 +56,13 @@ def grids(run: Run) -> dict[str, Grid]:
     last, clients = run.last, run.most_clients
     stride = max(1, math.ceil(clients * last / BUSY))
     found: dict[str, Grid] = {}
+    parts = Parts.of(str(run.config.get("parts", "")))
     for record in run.folder.stream():
         t = record.round
         if t % stride and t != last:
             continue
         ids = replied(record)
-        for name, values in _lists(record).items():
+        for name, values in _lists(record, parts).items():
             here = ids if len(values) == len(ids) else ids[~np.isin(ids, record.dropped)]
             if len(here) == len(values) and here.max() < clients:
                 found.setdefault(name, Grid(clients, last)).add(t, here, values)
@@ -73,12 +74,12 @@ def replied(record: RoundRecord) -> npt.NDArray[np.int64]:
     return np.arange(record.clients) if record.ids is None else np.asarray(record.ids, np.int64)
 
 
-def _lists(record: RoundRecord) -> dict[str, Floats]:
+def _lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
     everything = {**(record.decisions or {}), **record.notes}
     lists = {name: np.asarray(v, np.float64) for name, v in everything.items() if isinstance(v, list) and v}
-    if "part" in lists:  # full, backbone, head, none: the two blocks can be averaged, numbers of parts cannot
-        part = lists.pop("part")
-        lists |= {"backbone": (part < 2).astype(np.float64), "head": (part % 2 == 0).astype(np.float64)}
+    if "part" in lists:  # who was given a block can be averaged, numbers of parts cannot
+        taken = parts.takes.numpy()[lists.pop("part").astype(np.int64)].astype(np.float64)
+        lists |= {GIVEN.format(block): taken[:, column] for column, block in enumerate(parts.blocks)}
     return lists
 
 
@@ -103,7 +104,8 @@ def heat_map(name: str, grid: Grid) -> tuple[str, Figure, str] | None:
         "colorbar": {"thickness": 12, "title": {"text": "log₁₀" if name in LOGARITHMIC else ""}},
         "hovertemplate": "round %{x}, client %{y}: %{z:.4g}<extra></extra>",
     }
-    title = TITLES.get(name, f"'{name}', noted by the method")
+    noted = name if name.startswith(GIVEN[:8]) else f"'{name}', noted by the method"
+    title = TITLES.get(name, noted)
     caption = "Colours end at the lowest and the highest hundredth."
     if rows < grid.clients or columns < grid.last:
         many = f"{math.ceil(grid.clients / rows)} clients and {math.ceil(grid.last / columns)} rounds"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.methods.fedpolicy.parts import PARTS
+from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts
 from equipoise.report.page.drawing import Figure, colour, figure, numbers
 from equipoise.report.page.heat import BUSY, MOST_ROUNDS, replied
 from equipoise.report.reading import Run
@@ -18,21 +18,27 @@ BINS = 5  # groups of clients with about equally many in each
 Floats = npt.NDArray[np.float64]
 
 
+def parts_of(run: Run) -> Parts:
+    """The sets of blocks among which the run's method chose."""
+    return Parts.of(str(run.config.get("parts", "")))
+
+
 def counted(run: Run) -> tuple[Floats, Floats] | None:
     """How often each part was chosen: ``[rounds, parts]``, neighbouring rounds together, and ``[clients, parts]``."""
     last, clients = run.last, run.most_clients
     stride = max(1, math.ceil(clients * last / BUSY))
-    by_round, by_client = np.zeros((min(last, MOST_ROUNDS), len(PARTS))), np.zeros((clients, len(PARTS)))
+    parts = len(parts_of(run))
+    by_round, by_client = np.zeros((min(last, MOST_ROUNDS), parts)), np.zeros((clients, parts))
     for record in run.folder.stream():
         t, part, ids = record.round, np.asarray(record.notes.get("part", []), np.int64), replied(record)
         if (t % stride and t != last) or len(part) != len(ids) or ids.max() >= clients:
             continue
-        by_round[(t - 1) * len(by_round) // last] += np.bincount(part, minlength=len(PARTS))
+        by_round[(t - 1) * len(by_round) // last] += np.bincount(part, minlength=parts)
         np.add.at(by_client, (ids, part), 1)
     return (by_round, by_client) if by_round.any() else None
 
 
-def over_rounds(by_round: Floats, last: int) -> Figure:
+def over_rounds(by_round: Floats, last: int, parts: tuple[str, ...] = PUBLISHED) -> Figure:
     """One stacked area per part; rounds in which nobody was counted are left out."""
     seen = by_round.sum(1) > 0
     x = (1 + np.arange(len(by_round)) * last // len(by_round))[seen].tolist()
@@ -42,7 +48,7 @@ def over_rounds(by_round: Floats, last: int) -> Figure:
             **{"type": "scatter", "mode": "lines", "stackgroup": "parts", "name": part, "x": x},
             **{"y": numbers(share[:, i].tolist()), "line": {"color": colour(i), "width": 0.5}},
         }
-        for i, part in enumerate(PARTS)
+        for i, part in enumerate(parts)
         if share[:, i].any()
     ]
     return figure(traces, "round", "share of clients, %", yaxis={"range": [0, 100]})
@@ -56,7 +62,7 @@ def evenness(labels: dict[str, list[float]]) -> tuple[npt.NDArray[np.int64], Flo
     return np.array(labels["client"], np.int64), np.abs(entropy)  # no minus before a zero
 
 
-def by_evenness(by_client: Floats, labels: dict[str, list[float]]) -> Figure | None:
+def by_evenness(by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PUBLISHED) -> Figure | None:
     """Clients in groups from few classes to all alike; each bar is the choices of one group."""
     if not labels:
         return None
@@ -71,7 +77,7 @@ def by_evenness(by_client: Floats, labels: dict[str, list[float]]) -> Figure | N
             **{"type": "bar", "name": part, "x": list(range(len(groups))), "y": numbers(share[:, i].tolist())},
             **{"marker": {"color": colour(i)}, "hovertemplate": "%{y:.1f} %"},
         }
-        for i, part in enumerate(PARTS)
+        for i, part in enumerate(parts)
         if share[:, i].any()
     ]
     ticks = {"tickvals": list(range(len(groups))), "ticktext": names}

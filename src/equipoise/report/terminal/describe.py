@@ -30,6 +30,7 @@ def describe(task: Task) -> dict[str, Any]:
         "classes": data.classes,
         "shape": list(data.shape),
         "parameters": sum(p.numel() for p in task.module.parameters()),
+        "frozen": sum(p.numel() for p in task.frozen.values()),
         "rows": {name: _spread(sizes) for name, sizes in held.items()},
         "server": {name: len(data.server(name)[1]) for name in ("public", "test")},
         "classes_per_client": _spread((counts > 0).sum(1)),
@@ -43,7 +44,8 @@ def in_words(found: dict[str, Any]) -> str:
     shape = " x ".join(map(str, found["shape"]))
     lines = [
         f"{found['task']}: {found['clients']} clients, samples of {shape}, {found['classes']} classes, "
-        f"model with {found['parameters']:,} parameters",
+        f"model with {found['parameters']:,} parameters"
+        + (f", of which {found['frozen']:,} are frozen" if found["frozen"] else ""),
         *(
             f"{name:>6}: {rows['total']:,} rows; a client has {rows['min']} to {rows['max']}, median {rows['median']:g}"
             for name, rows in found["rows"].items()

@@ -1,0 +1,36 @@
+"""What methods have in common that keep some blocks at the clients and share the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.contract import Method, Task, Training, option
+from equipoise.contract.blocks import demand
+from equipoise.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Split(Method):
+    """Which blocks are kept is as published unless the user names them."""
+
+    keep: str = option("", "blocks that stay at the clients, with commas between; empty for the published ones")
+
+    def check(self, task: Task, training: Training) -> None:
+        demand(task.blocks, self._named, "keep")
+        if self.keep and not (self.travels(task) and self.kept(task)):
+            raise UsageError(f"keep is '{self.keep}': must leave some blocks of {', '.join(task.blocks)} to be shared")
+        super().check(task, training)
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.keep.split(",") if name.strip())
+
+    def travels(self, task: Task) -> tuple[str, ...]:
+        if not self.keep:
+            return super().travels(task)
+        return tuple(block for block in task.blocks if block not in self._named)
+
+    def kept(self, task: Task) -> tuple[str, ...]:
+        """The blocks that stay."""
+        travels = self.travels(task)
+        return tuple(block for block in task.blocks if block not in travels)
