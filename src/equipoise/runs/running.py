@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,18 @@ from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
 from equipoise.runs.card import Card
+from equipoise.runs.choosing import chosen
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.scoring import Final, final_scores
 from equipoise.runs.spreading import alike, together
 from equipoise.runtime.attacks import attacked, hostile_clients
 from equipoise.runtime.attacks import parse as parse_attack
-from equipoise.runtime.choose import Choice, MakeExecutor, choose
+from equipoise.runtime.choose import Choice, MakeExecutor
 from equipoise.runtime.device import place
 from equipoise.runtime.group import Group
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.spread import Spread
-from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
 from equipoise.tasks.classify import Classify
@@ -127,7 +127,7 @@ def _start(
     if make_executor is not None:
         yield _Running(settings, task, folder, Choice("stacked", settings.run.threads), make_executor)
         return
-    choice = _choice(settings, task, folder)
+    choice = chosen(settings, task, folder)
     if max(processes, Group.launched()[1]) == 1:
         yield _Running(settings, task, folder, choice)
         return
@@ -175,24 +175,6 @@ def _check_rounds(settings: Settings, task: Task) -> None:
     each = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, 2 if constant else rounds + 1))
     for one, numbers in dict.fromkeys(each):
         one.check(task, numbers)
-
-
-def _choice(settings: Settings, task: Task, folder: Folder) -> Choice:
-    """The executor; what was measured once holds for the whole run, also after a crash."""
-    run, file = settings.run, folder.executor
-    if run.executor != "auto":
-        return Choice(run.executor, run.threads, run.workers or available_cores())
-    if file.exists():
-        try:
-            return Choice(**json.loads(file.read_text()))
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
-    first = run.at(1, run.rounds)
-    cohort = len(random.cohort(run.seed, 1, task.clients, first.participation))
-    choice = choose(task, settings.training.at(1, run.rounds), cohort)
-    choice = replace(choice, threads=max(choice.threads, run.threads) if choice.executor != "workers" else 1)
-    checkpoint.write_text(file, json.dumps(asdict(choice)))
-    return choice
 
 
 class _Running:
