@@ -94,7 +94,7 @@ def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
         (RunConfig, {"executor": "fast"}),
         (Privacy, {"dp_delta": 1.0}),
         (SyntheticConfig, {"val_share": 1.0}),
-        (AgentConfig, {"target_rate": 0.0}),
+        (AgentConfig, {"target_rate": -0.1}),
         (Page, {"agent_rate": -0.1}),
         (LinearRepresentation, {"t0": math.nan}),
         (Deployment, {"out": "/x", "below": "wait"}),
@@ -129,7 +129,7 @@ def test_every_number_of_every_method_and_task_has_bounds_that_admit_its_default
 
 def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["run", "--method", "fedprox", "--help"])
+        main(["run", "--method", "fedprox", "--help-all"])
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: 0.1; above 0)" in text
     assert "(default: 1.0; in (0, 1])" in text

@@ -47,7 +47,7 @@ def _comparable(folder: Path) -> tuple[dict, list, dict]:
     logs = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for log in logs:
         log.pop("seconds")
-    models = {p.name: load_file(p) for p in sorted((folder / "models").iterdir())}
+    models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}
     return summary, logs, models
 
 

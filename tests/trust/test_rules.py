@@ -176,15 +176,15 @@ def test_changes_that_are_much_too_long_are_named():
     after = {"w": torch.ones(10, 3)}
     after["w"][4] = 100.0
     everybody = torch.ones(10, dtype=torch.bool)
-    assert too_long(lengths(before, after, 10), everybody) == {
+    assert too_long(lengths(before, after, 10), torch.ones(10), everybody) == {
         4: "its change is 100 times as long as nearly all others'"
     }
     after["w"][4] = 4.9
-    assert too_long(lengths(before, after, 10), everybody) == {}
+    assert too_long(lengths(before, after, 10), torch.ones(10), everybody) == {}
     after["w"][4] = 3e38
-    assert list(too_long(lengths(before, after, 10), everybody)) == [4]
-    assert too_long(lengths(before, {"w": after["w"][:4]}, 4), everybody[:4]) == {}  # too few to tell
-    assert too_long(lengths(before, {"w": torch.zeros(10, 3)}, 10), everybody) == {}
+    assert list(too_long(lengths(before, after, 10), torch.ones(10), everybody)) == [4]
+    assert too_long(lengths(before, {"w": after["w"][:4]}, 4), torch.ones(4), everybody[:4]) == {}  # too few to tell
+    assert too_long(lengths(before, {"w": torch.zeros(10, 3)}, 10), torch.ones(10), everybody) == {}
 
 
 # --- attacks --------------------------------------------------------------------------------------------------------
@@ -304,3 +304,13 @@ def test_from_python_a_rule_is_put_around_a_method(tmp_path):
 def test_patience_does_not_go_with_noise():
     with pytest.raises(UsageError, match="patience is not offered with dp_noise"):
         Settings.of({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})
+
+
+def test_a_client_that_trains_longer_or_more_gently_is_no_liar():
+    """One hospital with a hundred times the rows moves much further; one with a hundredth of the rate moves less."""
+    long, paths, everybody = torch.ones(10).double(), torch.ones(10).double(), torch.ones(10, dtype=torch.bool)
+    long[0], paths[0] = 20.0, 100.0
+    long[1], paths[1] = 1.0, 0.01
+    assert too_long(long, paths, everybody) == {}
+    paths[:2] = 1.0
+    assert list(too_long(long, paths, everybody)) == [0]

@@ -26,6 +26,7 @@ class FedEx(Method):
     """
 
     name: ClassVar[str] = "fedex"
+    family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = {"arm": Range(0.0, len(ARMS) - 1.0), "loss": LOSS}
 
     def check(self, task: Task, training: Training) -> None:

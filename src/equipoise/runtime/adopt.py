@@ -83,17 +83,25 @@ def lengths(before: Tree, after: Tree, clients: int) -> Tensor:
     return whole
 
 
-def too_long(long: Tensor, rows: Tensor) -> dict[int, str]:
-    """Those of ``rows`` (booleans) whose change is much longer than nearly all others'.
+def too_long(long: Tensor, paths: Tensor, rows: Tensor) -> dict[int, str]:
+    """Those of ``rows`` (booleans) whose change is much longer than nearly all others', also for the steps behind it.
 
-    The bound is far above what honest clients differ by, so that nothing changes where nobody attacks.
+    ``paths``: steps times rate of each client. A client with many more rows than others moves further, one with a
+    smaller rate moves further for its steps: neither alone is a reason. The bound is far above what honest clients
+    differ by in both, so that nothing changes where nobody attacks.
     """
-    count = int(rows.sum())
-    if count < ENOUGH:
+    if int(rows.sum()) < ENOUGH:
         return {}
-    usual = float(long[rows].sort().values[count - 1 - max(1, int(ASIDE * count))])
-    found = torch.nonzero(rows & (long > TIMES * usual)).flatten().tolist() if usual > 0 else []
-    return {row: f"its change is {float(long[row]) / usual:.3g} times as long as nearly all others'" for row in found}
+    much = [_times_usual(values, rows) for values in (long, long / paths)]
+    found = torch.nonzero(rows & (much[0] > TIMES) & (much[1] > TIMES)).flatten().tolist()
+    return {row: f"its change is {float(much[0][row]):.3g} times as long as nearly all others'" for row in found}
+
+
+def _times_usual(values: Tensor, rows: Tensor) -> Tensor:
+    """How many times the longest of nearly all each is."""
+    count = int(rows.sum())
+    usual = float(values[rows].sort().values[count - 1 - max(1, int(ASIDE * count))])
+    return values / usual if usual > 0 else torch.zeros_like(values)
 
 
 def finite(tree: object, clients: int) -> Tensor:

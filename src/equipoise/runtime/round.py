@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Server, State, Task, Training, Tree
+from equipoise.contract import Down, Held, Method, Reply, Server, State, Task, Training, Tree
 from equipoise.core import schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
@@ -102,7 +102,8 @@ class Simulation:
                 facts = replies.facts(method, down.params)
                 sound, left_out = facts.finite, facts.reasons
                 sound[list(left_out)] = False
-                left_out |= too_long(facts.long, sound)
+                if _from_one_model(method, task, down):
+                    left_out |= too_long(facts.long, self._paths(asked, reply, training), sound)
                 sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
             if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):
@@ -190,6 +191,13 @@ class Simulation:
         self.store.count(ids, spent)
         return spent
 
+    def _paths(self, ids: Tensor, reply: Reply, training: Training) -> Tensor:
+        """Steps times rate of each of these clients, as far as it is told; else the number of its samples."""
+        if reply.train is None:
+            return self.task.sizes(ids).double().clamp(min=1.0)
+        steps = self.task.steps(ids, reply.train.epochs, training).double()
+        return (steps * reply.train.lr.double()).clamp(min=1e-300)
+
     def _privacy(self, ids: Ints, replies: Replies, taken: int) -> Spent | None:
         if self.ledger is None:
             return None
@@ -217,6 +225,13 @@ class Simulation:
         if not len(head):
             return Scores({**means, "std": None, "p10": None})
         return Scores({**means, "std": float(head.std(correction=0)), "p10": float(np.quantile(head.numpy(), 0.1))})
+
+
+def _from_one_model(method: Method, task: Task, down: Down) -> bool:
+    """Whether all clients of a round start what they upload from one model, so that their changes can be compared."""
+    uploaded = set(method.shared_names(task))
+    blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
+    return "install" not in method.decides and all(down.sent[block] is True for block in blocks)
 
 
 def _cohort(ids: Tensor, clients: int, method: Method) -> Ints:

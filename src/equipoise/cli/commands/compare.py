@@ -20,7 +20,7 @@ from equipoise.report.page import html
 from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
-from equipoise.report.trackers.tracking import Tracking
+from equipoise.report.trackers.tracking import Tracking, named
 from equipoise.runs.compare import compare
 from equipoise.runs.equal import with_equal_steps
 from equipoise.runs.running import Interrupted, Watch
@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> int:
         for name, given in cells.items():
             known = options(find_method(name), find_task(given["task"]))
             cells[name] = {**resolved(known, read_best(Path(chosen["tuned"]), name)), **given}
+    named(chosen["log"])  # a tracker that is not there is refused before any work
     if chosen["equal_steps"]:
         cells = with_equal_steps(cells)
     out, quiet = Path(chosen["out"]), chosen["quiet"]
