@@ -112,6 +112,10 @@ def test_every_report_is_declared(name):
     kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}], "equilibrium": [{}, {"control": "learned"}]}
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
+        try:
+            method.check(small_task("mlp"), small_task("mlp").training)
+        except UsageError as reason:
+            pytest.skip(str(reason))
         run = simulation(method, lambda up, round, seen=seen: seen.update((*up.metrics, *up.extra)))
         for _ in range(2):
             log = run.round()

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.contract import Fit, Pull, State, Training, Tree, When
-from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset
-from equipoise.data.poisoned import TARGET, Poisoned, marked
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.learners.scores import bootstrap
@@ -27,6 +25,7 @@ from equipoise.models import blocks_of, weights
 from equipoise.models.adapters import AdaptedConv, Adapter, adapted
 from equipoise.models.layers import drops, federated, norms, statistics
 from equipoise.models.stacking import stacked_forward
+from equipoise.tasks.falsified import Falsified
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
 NUMBERS_AT_ONCE = 2**19  # of the inputs that a deep model scores at once: bounds the memory of its activations
@@ -34,11 +33,9 @@ UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs t
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
 
-class Classify(Supervised):
+class Classify(Falsified):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
-    backdoor: bool = False
-    """Whether clients were made to learn one, so that its success is scored."""
     preparation: Preparation | None = None
     """How raw rows of tables became the rows of the data."""
     _laned: tuple[Tensor, Tensor] | None
@@ -140,22 +137,6 @@ class Classify(Supervised):
         part.clients, part.client_names = part.data.clients, part.data.names
         part._map_forward()
         return part
-
-    def poisoned(self, how: str, liars: Ints) -> Classify:
-        part = copy.copy(self)
-        part.data = Poisoned(self.data, how, liars)
-        part.backdoor = how == "backdoor"
-        part._map_forward()
-        return part
-
-    def summary(self, params: Tree) -> State:
-        """After an attack by backdoor: the share of marked test rows of other classes that are called the target."""
-        if not self.backdoor:
-            return super().summary(params)
-        x, y = self.data.server("test")
-        with torch.no_grad():
-            found = self.forward(params, self.prepare(marked(x[y != TARGET]))).argmax(-1)
-        return {"backdoor": float((found == TARGET).double().mean())}
 
     def check(self) -> None:
         x, _ = self.data.server("test")
