@@ -80,7 +80,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            # Copied to where torch would put them: products of matrices may round otherwise elsewhere.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise UsageError(f"'{path}' is damaged or cannot be read: {error}") from error
     found = about.pop("checksum", None)  # files of earlier versions have none

@@ -6,6 +6,7 @@ chunk are summed, then the chunks' sums one after another.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -26,6 +27,12 @@ def cut(clients: int, least: int) -> list[slice]:
         parts = 1 << (parts.bit_length() - 1)
     parts = max(parts, -(-clients // MOST_CLIENTS))
     return [slice(clients * part // parts, clients * (part + 1) // parts) for part in range(parts)]
+
+
+def rows(chunk: slice) -> slice | Tensor:
+    """The index of a chunk's rows in a stack, such that they begin where memory does: products of matrices may round
+    otherwise where they lie elsewhere."""
+    return chunk if chunk.start == 0 else torch.arange(chunk.start, chunk.stop)
 
 
 def summed(method: Method, sent: Tree, up: Up, taken: Tensor, weights: Tensor | Tree) -> State | None:

@@ -21,7 +21,7 @@ from equipoise.runtime import cost
 from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
-from equipoise.runtime.store import ClientStore
+from equipoise.runtime.store import ClientStore, keeps_local
 
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
 
@@ -76,7 +76,7 @@ class Simulation:
         self.params = self.initial
         with torch.no_grad():
             self.server_state = method.server_init(task, self.params)
-        self.keeps_local = method.keeps_model or schedule.keep_models or not method.has_global(task)
+        self.keeps_local = keeps_local(method, task, schedule.keep_models)
         self.store = ClientStore(task.clients, self._fresh)
 
     def round(self) -> RoundRecord:
@@ -147,26 +147,33 @@ class Simulation:
 
     def state(self) -> State:
         """Everything that the next round depends on."""
-        state = {"params": self.params, "server": self.server_state, "store": self.store.saved()}
+        state = {"params": self.params, "server": self.server_state, "store": self._stored()}
         return state if self.ledger is None else state | {"privacy": self.ledger.state()}
 
     def load(self, state: State, done: int) -> None:
         self.params, self.server_state, self.done = state["params"], state["server"], done
-        self.store.load(state["store"])
+        stored = state["store"]
+        self.store.load({**stored, "trees": self.executor.take(stored["ids"].numpy(), stored["trees"])})
         if self.ledger is not None:
             self.ledger.load(state["privacy"])
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
-        models = self.store.personal
+        kept = self._stored()["trees"]
+        models: Tree = kept.get("personal", {})
         if not models:
-            return self.store.ids, self.store.local
+            return self.store.ids, kept.get("local", {})
         # A client that has not made one yet (all its updates were dropped) would use the global model.
         unknown = ~finite(models, len(self.store.ids))
         return self.store.ids, {
             name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
             for name, value in models.items()
         }
+
+    def _stored(self) -> State:
+        stored = self.store.saved()
+        kept = {**stored["trees"], **self.executor.collect(stored["ids"].numpy())}
+        return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
 
     def _fresh(self, ids: Tensor) -> Held:
         return self.executor.fresh(ids, self.initial, self.keeps_local)
