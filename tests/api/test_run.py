@@ -115,7 +115,7 @@ def test_models_predict_what_the_run_scored(finished: eq.Run) -> None:
     for wrong, words in (("x", "give its number"), (99, "has no personal model")):
         with pytest.raises(eq.UsageError, match=words):
             finished.model(client=wrong)
-    with pytest.raises(eq.UsageError, match=r"rows have shape \(7,\), those of the task \(30,\)"):
+    with pytest.raises(eq.UsageError, match=r"rows have shape \(7,\), the model takes \(30,\)"):
         finished.predict(np.zeros((2, 7)))
 
 
