@@ -112,10 +112,10 @@ def test_models_predict_what_the_run_scored(finished: eq.Run) -> None:
         expected = own(torch.from_numpy(rows)).argmax(1)
     assert finished.predict(rows, client=2).tolist() == expected.tolist()
     assert finished.predict(rows, probabilities=True).sum(1) == pytest.approx(1)
-    for wrong, words in (("x", "clients have numbers"), (99, "has no personal model")):
+    for wrong, words in (("x", "give its number"), (99, "has no personal model")):
         with pytest.raises(eq.UsageError, match=words):
             finished.model(client=wrong)
-    with pytest.raises(eq.UsageError, match=r"rows have shape \(7,\), those of the task \(30,\)"):
+    with pytest.raises(eq.UsageError, match=r"rows have shape \(7,\), the model takes \(30,\)"):
         finished.predict(np.zeros((2, 7)))
 
 

@@ -76,7 +76,7 @@ def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: P
 def test_a_model_that_predicts_otherwise_is_not_written(
     page_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(module: torch.nn.Module, params: object, x: torch.Tensor, out: Path, card: object) -> torch.Tensor:
+    def wrong(module: torch.nn.Module, params: object, x: torch.Tensor, out: Path, facts: object) -> torch.Tensor:
         out.write_text("wrong")
         return -module(x)
 

@@ -66,7 +66,7 @@ class Predictor:
         if self.preparation is None:
             x, form = torch.as_tensor(np.asarray(rows)), self.card.form
             if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
-                raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, which the model does not take")
+                raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}")
             return form.prepare(x, torch.float32).contiguous()
         table = table_of(rows, "the table of rows")
         unknown = [name for name in table.columns if name not in self.known]

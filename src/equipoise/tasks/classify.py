@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -178,21 +177,6 @@ class Classify(Falsified):
         except RuntimeError:
             return False
         return True
-
-    def stored(self, rows: Any, client: int | None = None) -> Tensor:
-        """New rows as this task stores its own: arrays of the same shape; tables go through their columns.
-
-        ``client``: whose rows they are, which matters where each client is standardised by itself.
-        """
-        if self.preparation is not None:
-            return torch.from_numpy(
-                self.preparation.prepare(rows, None if client is None else self.client_names[client])
-            )
-        x = torch.as_tensor(np.asarray(rows))
-        like = self.data.server("test")[0]
-        if x.shape[1:] != like.shape[1:]:
-            raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, those of the task {tuple(like.shape[1:])}")
-        return x.to(like.dtype)
 
     def init_params(self, seed: int) -> Tree:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
