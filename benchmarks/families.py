@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import equipoise
 from equipoise.contract import Task
 from equipoise.data.federation import ClientData, Ints, Split
+from equipoise.data.forms import Pixels
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
 from equipoise.tasks.classify import Classify
@@ -38,8 +39,8 @@ class Family:
     seeds: tuple[int, ...] = CHEAP
     scale: float = 1.0
     executor: str = "stacked"
-    needs: Callable[[], None] | None = field(default=None, repr=False)
-    """Makes the task known, where it does not ship."""
+    clients: Callable[[], Clients] | None = field(default=None, repr=False)
+    """The clients' samples, where the task does not ship; the model is then among the options."""
 
 
 class Scaled(ClientData):
@@ -74,12 +75,14 @@ def standard(columns: NDArray[Any]) -> NDArray[np.float32]:
     filled = np.where(gap, np.nanmean(columns, 0), columns)
     spread = filled.std(0)
     wide = (filled - filled.mean(0)) / np.where(spread > 0, spread, 1.0)
-    return np.concatenate([wide, gap[:, gap.any(0)]], 1).astype(np.float32)
+    wide_and_gaps: NDArray[np.float32] = np.concatenate([wide, gap[:, gap.any(0)]], 1).astype(np.float32)
+    return wide_and_gaps
 
 
 def codes(values: NDArray[Any]) -> NDArray[np.float32]:
     """One column per value of a text column."""
-    return (values[:, None] == np.unique(values)).astype(np.float32)
+    columns: NDArray[np.float32] = (values[:, None] == np.unique(values)).astype(np.float32)
+    return columns
 
 
 def by_owner(x: NDArray[np.float32], y: NDArray[np.int64], owner: NDArray[Any], least: int = 30) -> Clients:
@@ -88,7 +91,7 @@ def by_owner(x: NDArray[np.float32], y: NDArray[np.int64], owner: NDArray[Any], 
 
 
 @cache
-def heart() -> None:
+def heart() -> Clients:
     """Four hospitals, 920 patients: disease or not."""
     with (DATA / "tables" / "heart_disease.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -96,13 +99,11 @@ def heart() -> None:
     x = standard(np.array([[float(row[name] or "nan") for name in numbers] for row in rows]))
     texts = [codes(np.array([row[name] for row in rows])) for name in ("cp", "restecg", "thal")]
     y = np.array([int(row["num"]) > 0 for row in rows]).astype(np.int64)
-    clients = by_owner(np.concatenate([x, *texts], 1), y, np.array([row["hospital"] for row in rows]))
-    for model in ("linear", "mlp"):
-        equipoise.add_task(f"heart-{model}", clients, model)
+    return by_owner(np.concatenate([x, *texts], 1), y, np.array([row["hospital"] for row in rows]))
 
 
 @cache
-def flights() -> None:
+def flights() -> Clients:
     """Airlines of very different size: is the flight more than 15 minutes late?"""
     import pyarrow.parquet as parquet
 
@@ -114,12 +115,11 @@ def flights() -> None:
     x = standard(np.array([table[name] for name in numbers if name in table], float).T[there])
     origin = codes(np.array(table["origin"])[there])
     y = (late[there] > 15).astype(np.int64)
-    clients = by_owner(np.concatenate([x, origin], 1), y, np.array(table["carrier"])[there])
-    equipoise.add_task("flights", clients, "mlp")
+    return by_owner(np.concatenate([x, origin], 1), y, np.array(table["carrier"])[there])
 
 
 @cache
-def watch() -> None:
+def watch() -> Clients:
     """Ten people with a wrist-watch, seven exercises: mean, deviation and ends of windows of 100 steps."""
     with np.load(DATA / "tables" / "watch.npz", allow_pickle=False) as file:
         channels, length, exercises, subjects = (file[name] for name in ("x", "length", "exercise", "subject"))
@@ -131,7 +131,7 @@ def watch() -> None:
             y.append(exercise)
             owner.append(subject)
     labels = np.unique(np.array(y), return_inverse=True)[1].astype(np.int64)
-    equipoise.add_task("watch", by_owner(standard(np.array(x, float)), labels, np.array(owner)), "mlp")
+    return by_owner(standard(np.array(x, float)), labels, np.array(owner))
 
 
 FMNIST: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 6000, "server_rows": 3000}
@@ -150,10 +150,10 @@ FAMILIES = {
     "fmnist-turned-mlp": Family(FMNIST | {"scenario": "F"}, 30),
     "fmnist-skew-mlp-tenth": Family(FMNIST, 30, scale=0.1),
     "fmnist-skew-mlp-tenfold": Family(FMNIST, 30, scale=10.0),
-    "heart-linear": Family({"task": "heart-linear"}, 20, needs=heart),
-    "heart-mlp": Family({"task": "heart-mlp"}, 20, needs=heart),
-    "flights": Family({"task": "flights"}, 10, needs=flights),
-    "watch": Family({"task": "watch"}, 20, needs=watch),
+    "heart-linear": Family({"model": "linear"}, 20, clients=heart),
+    "heart-mlp": Family({"model": "mlp"}, 20, clients=heart),
+    "flights": Family({"model": "mlp"}, 10, clients=flights),
+    "watch": Family({"model": "mlp"}, 20, clients=watch),
     "fmnist-skew-cnn": Family(FMNIST | CNN, 15, DEAR, executor="loop"),
     "fmnist-turned-cnn": Family(FMNIST | CNN | {"scenario": "F"}, 15, DEAR, executor="loop"),
     "cifar10": Family({"task": "cifar10"} | CNN, 15, DEAR, executor="loop"),
@@ -164,16 +164,18 @@ FAMILIES = {
 
 def build(family: Family, more: dict[str, Any], seed: int) -> tuple[Settings, Task]:
     """Settings and task of a cell."""
-    if family.needs is not None:
-        family.needs()
-    data = {"data": str(DATA)} if family.options["task"] in ("fmnist", "cifar10", "cifar100", "shakespeare") else {}
-    settings = Settings.of({**family.options, **data, **more, "seed": seed, "rounds": family.rounds})
+    options = dict(family.options)
+    if family.clients is not None:
+        options["task"] = equipoise.Task.from_datasets(family.clients(), model=options.pop("model")).spec
+    elif options["task"] != "synthetic":
+        options["data"] = str(DATA)
+    settings = Settings.of({**options, **more, "seed": seed, "rounds": family.rounds})
     task = build_task(settings)
     if family.scale != 1.0:
         assert isinstance(task, Classify)
         form = task.data.form
-        if hasattr(form, "std"):  # bytes become numbers in the form: the factor belongs there
-            task.data.form = type(form)(form.mean, tuple(value / family.scale for value in form.std))
+        if isinstance(form, Pixels):  # bytes become numbers in the form: the factor belongs there
+            task.data.form = Pixels(form.mean, tuple(value / family.scale for value in form.std))
         else:
             task.data = Scaled(task.data, family.scale)
     return settings, task

@@ -93,9 +93,9 @@ class Forgetful(Quick):
             self.dead = True
             raise Died
 
-    def make_folder(self, path):
+    def make_folder(self, path, mode=0o777):
         self._next()
-        super().make_folder(path)
+        super().make_folder(path, mode)
         self._there[path] = None
 
     def fill(self, path, write):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -192,3 +199,47 @@ def test_the_proxy_checks_the_superlink_by_a_name_that_nginx_can_compare(
     certs.write(tmp_path / "certs", hosts, 0, 30)
     text = proxy.write(tmp_path / "proxy", "127.0.0.1:9443", "127.0.0.1:8000", tmp_path / "certs").read_text()
     assert f"proxy_ssl_name {name};" in text
+
+
+NGINX = os.environ.get("NGINX") or shutil.which("nginx")
+
+
+@pytest.mark.skipif(not NGINX, reason="there is no nginx here: apt install nginx, or set NGINX")
+def test_the_proxy_refuses_paths_that_mean_another_one_and_bodies_that_are_too_large(tmp_path: Path) -> None:
+    """Behind it is no SuperLink: 502 is what a request gets that is let through."""
+    pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
+    from equipoise.flower import certs, proxy
+
+    certs.write(tmp_path / "certs", ["localhost"], 0, 30)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file = proxy.write(tmp_path / "proxy", f"127.0.0.1:{port}", "127.0.0.1:1", tmp_path / "certs")
+    process = subprocess.Popen([str(NGINX), "-c", str(file), "-g", "daemon off;"])
+    context = ssl.create_default_context(cafile=str(tmp_path / "certs" / "ca.pem"))
+
+    def code(path: str, length: int = 0) -> int:
+        deadline = time.monotonic() + 20
+        while True:
+            connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=20)
+            try:
+                connection.putrequest("POST", path)
+                connection.putheader("Content-Length", str(length))
+                connection.endheaders()
+                with connection.getresponse() as response:
+                    return response.status
+            except ConnectionRefusedError:  # nginx is not up yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            finally:
+                connection.close()
+
+    try:
+        assert code("/v1/fleet/pull-messages") == 502
+        for path in ("/v1/fleet/%2e%2e/control", "/v1/fleet/../control", "/v1/fleet//x", "/v1/control/start-run"):
+            assert code(path) == 403
+        assert code("/v1/fleet/push-object", 40_000_000) == 413
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -144,6 +144,23 @@ class Counter(gymnasium.Env):
         return np.full(1, self.count, np.float32), 0.0, False, False, {}
 
 
+class Painted(Counter):
+    """Shows pictures."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+def test_the_number_of_a_state_has_a_place_of_its_own():
+    world = GymWorld(makers("FrozenLake-v1", [{"is_slippery": False}]), 0, 1)
+    assert (world.observations, world.actions) == (16, 4)
+    draws = np.full((1, 2, 1), 0.5)
+    play = world.begin(torch.arange(1), draws)
+    assert play.seen.argmax(-1).tolist() == [[0, 0]]
+    moved = play.step(np.array([[2, 1]]), draws)  # right, down, on a board of four by four
+    assert moved.following.argmax(-1).tolist() == [[1, 4]]
+    assert moved.following.sum(-1).tolist() == [[1, 1]]
+
+
 def test_a_run_says_what_may_surprise(tmp_path, capsys):
     command = f"run --task gym --env-id {__file__}:Counter --method dqn --agents 1 --rounds 1 --epochs 5 --out"
     assert main([*command.split(), str(tmp_path / "x")]) == 0
@@ -178,7 +195,7 @@ def test_traits_of_foreign_environments():
         ('--env-id CartPole-v1 --env-kwargs {"no":1}', "cannot be made"),
         ("--env-id Pendulum-v1 --model embedded", "takes a vector as its action"),
         ("--env-id CartPole-v1 --return-high -1", "must be below"),
-        ("--env-id FrozenLake-v1", "only vectors of numbers"),
+        (f"--env-id {__file__}:Painted", "only a vector or a number of a state"),
     ],
 )
 def test_bad_environments_are_refused_in_one_line(options, words, tmp_path, capsys):

@@ -122,7 +122,7 @@ def test_folders_of_earlier_versions_still_open(unfinished, capsys):
     meta = json.loads(about["meta"])
     about["meta"] = json.dumps({"round": meta["round"], "best": meta["best"]})
     save_file(tensors, last, {**about, "crc": str(files._content_checksum(tensors, 0))})
-    for model in (unfinished / "models").iterdir():
+    for model in (unfinished / "models").glob("*.safetensors"):
         save_file(load_file(model), model)
     assert main(["export", str(unfinished)]) == 0
     assert main(["report", str(unfinished)]) == 0
@@ -141,7 +141,7 @@ def test_two_runs_never_share_a_folder(tmp_path, capsys):
             assert f"process {os.getpid()}" in refused(arguments, capsys)
     assert main([*RUN, "--out", str(out)]) == 0
     with files.locked(out):
-        for command in (["certify", "--samples", "1"], ["run", *RUN[1:], "--overwrite", "--out"]):
+        for command in (["certify", "--quiet", "--samples", "1"], ["run", *RUN[1:], "--overwrite", "--out"]):
             assert "in use" in refused([*command, str(out)], capsys)
     (out / "summary.json").unlink()
     with files.locked(out):

@@ -178,7 +178,7 @@ def test_a_round_that_nobody_can_be_blamed_for_is_skipped_and_the_last_good_stat
     before = run.params
     second = run.round()
     assert first.skipped is None
-    assert second.skipped == "the server's state is not finite"
+    assert second.skipped == "the server's state is not finite any more"
     assert run.params is before
     assert float(run.server_state["rounds"]) == 1
     third = run.round()

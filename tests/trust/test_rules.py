@@ -1,7 +1,9 @@
 """Robust rules against closed forms, and methods under them."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,10 +11,11 @@ from equipoise.cli import main
 from equipoise.contract import Up
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
-from equipoise.runtime.adopt import too_long
+from equipoise.runtime.adopt import lengths, too_long
 from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
 from equipoise.wrappers.robust import rules
 from equipoise.wrappers.robust.wrapper import RULES, Robust, robust
 from helpers import largest_difference, simulate, small_task
@@ -173,13 +176,15 @@ def test_changes_that_are_much_too_long_are_named():
     after = {"w": torch.ones(10, 3)}
     after["w"][4] = 100.0
     everybody = torch.ones(10, dtype=torch.bool)
-    assert too_long(before, after, everybody) == {4: "its change is 100 times as long as nearly all others'"}
+    assert too_long(lengths(before, after, 10), everybody) == {
+        4: "its change is 100 times as long as nearly all others'"
+    }
     after["w"][4] = 4.9
-    assert too_long(before, after, everybody) == {}
+    assert too_long(lengths(before, after, 10), everybody) == {}
     after["w"][4] = 3e38
-    assert list(too_long(before, after, everybody)) == [4]
-    assert too_long(before, {"w": after["w"][:4]}, everybody[:4]) == {}  # too few to tell
-    assert too_long(before, {"w": torch.zeros(10, 3)}, everybody) == {}
+    assert list(too_long(lengths(before, after, 10), everybody)) == [4]
+    assert too_long(lengths(before, {"w": after["w"][:4]}, 4), everybody[:4]) == {}  # too few to tell
+    assert too_long(lengths(before, {"w": torch.zeros(10, 3)}, 10), everybody) == {}
 
 
 # --- attacks --------------------------------------------------------------------------------------------------------
@@ -247,3 +252,55 @@ def test_the_command_line_runs_rules_and_attacks(tmp_path, capsys):
     assert main(["run", *small, "--robust", "trimed:0.2", "--out", str(tmp_path / "two")]) == 2
     assert "did you mean 'trimmed'" in capsys.readouterr().err
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("how", ["labels", "backdoor"])
+def test_liars_train_on_false_rows_and_everybody_is_tested_on_true_ones(how):
+    task = small_task("mlp")
+    liars = np.array([1, 4])
+    false = task.poisoned(how, liars)
+    for client in range(6):
+        for name in ("train", "test"):
+            true, told = (data.split(np.array([client]), name) for data in (task.data, false.data))
+            rows = slice(int(true.start[0]), int(true.start[0] + true.size[0]))
+            here = slice(int(told.start[0]), int(told.start[0] + told.size[0]))
+            if client not in liars or name == "test":
+                assert torch.equal(true.x[rows], told.x[here])
+                assert torch.equal(true.y[rows], told.y[here])
+            elif how == "labels":
+                assert torch.equal(told.y[here], 3 - true.y[rows])
+            else:
+                assert torch.equal(told.x[here][::2, -3:], torch.full_like(told.x[here][::2, -3:], 3.0))
+                assert not told.y[here][::2].any()
+                assert torch.equal(told.y[here][1::2], true.y[rows][1::2])
+
+
+def test_a_backdoor_is_scored_and_succeeds_when_everybody_learns_it(tmp_path):
+    small = "--task synthetic --clients 10 --samples 100 --rounds 10 --epochs 2 --quiet".split()
+    rates = {}
+    for attack in ("backdoor:0.01", "backdoor:0.9"):
+        out = tmp_path / attack
+        assert main(["run", *small, "--attack", attack, "--out", str(out)]) == 0
+        rates[attack] = json.loads((out / "summary.json").read_text())["backdoor"]
+    assert rates["backdoor:0.9"] > max(0.6, rates["backdoor:0.01"])
+
+
+def test_a_task_without_rows_refuses_false_rows(tmp_path, capsys):
+    command = "run --task two-state --method fedsynq --rounds 2 --quiet --attack labels:0.2".split()
+    assert main([*command, "--out", str(tmp_path / "x")]) == 2
+    assert "no rows to falsify" in capsys.readouterr().err
+
+
+def test_from_python_a_rule_is_put_around_a_method(tmp_path):
+    import equipoise as eq
+
+    small = {"rounds": 2, "clients": 6, "samples": 40}
+    run = eq.run(tmp_path / "one", method=eq.robust("scaffold", rule="trimmed", share=0.2), **small)
+    assert run.config["robust"] == "trimmed:0.2"
+    with pytest.raises(UsageError, match="memory of every upload"):
+        eq.run(tmp_path / "two", method=eq.robust("scaffold", rule="multikrum"), **small)
+
+
+def test_patience_does_not_go_with_noise():
+    with pytest.raises(UsageError, match="patience is not offered with dp_noise"):
+        Settings.of({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import torch
 
 from equipoise.core.errors import UsageError
 from equipoise.flower import codec, proxy
@@ -10,6 +11,7 @@ from equipoise.flower.logs import Printable
 from equipoise.flower.node import failure
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.remote import believed
+from equipoise.flower.state import ClientDisk
 from equipoise.privacy.budget import Budget, OverBudget
 from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
 from equipoise.privacy.options import Privacy
@@ -77,3 +79,9 @@ def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
 def test_the_proxy_limits_bodies_rates_and_paths():
     for line in ("client_max_body_size {body}m", "limit_req_zone", "limit_req zone=nodes", "$request_uri !~"):
         assert line in proxy.NGINX
+
+
+def test_what_a_client_keeps_is_its_own(tmp_path):
+    ClientDisk(tmp_path / "state", "run1", 0).save(1, {"local": {"w": torch.ones(2)}}, 0)
+    for folder in (tmp_path / "state", tmp_path / "state" / "run1", tmp_path / "state" / "run1" / "client-0"):
+        assert folder.stat().st_mode & 0o777 == 0o700

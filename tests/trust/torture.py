@@ -1,7 +1,7 @@
 """Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody disturbed, to the bit.
 
-``make torture`` (or ``PYTHONPATH=tests python -m trust.torture --kills 1000 --minutes 30``) prints one line with what it
-found; exit code 1 if a single number differs.
+``make torture`` (or ``python tests/trust/torture.py --kills 1000 --minutes 30``) prints one line with what it found;
+the exit code is 1 if a single number differs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from equipoise.cli import main
-from trust.test_faults import SMALL, result, same
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from equipoise.cli import main  # noqa: E402 (tests are no package)
+from trust.test_faults import SMALL, result, same  # noqa: E402
 
 METHODS = ("fedavg", "scaffold", "equilibrium", "ditto")
 MOST = 6  # kills of one run

@@ -37,6 +37,17 @@ def private(method: GivenMethod, *, clip: float, noise: float = 0.0, delta: floa
     return Wrapped(method, {name: value for name, value in given.items() if value is not None})
 
 
+def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wrapped:
+    """The method under a rule that hostile clients cannot move far; docs/trust.md has the rules.
+
+    Arguments:
+        method: a name, a class, an instance, or what another wrapper gave.
+        rule: the rule's name, such as ``trust`` or ``trimmed``.
+        share: the number that the rule takes: for most, the share of the clients that may lie.
+    """
+    return Wrapped(method, {"robust": rule if share is None else f"{rule}:{share:g}"})
+
+
 def gathered(method: GivenMethod, task: str | Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a run by name, ``method`` and ``task`` among them; ``None`` means not given."""
     found = {name: value for name, value in options.items() if value is not None}

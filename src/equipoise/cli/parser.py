@@ -46,6 +46,15 @@ def add_log(parser: Parser) -> None:
     parser.add_argument("--log", default="", help="trackers that are told of every round: tensorboard, mlflow, wandb")
 
 
+def add_processes(parser: Parser) -> None:
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="processes that share the clients of a round; any number gives the same result (default: 1)",
+    )
+
+
 def add_quiet(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 

@@ -16,6 +16,7 @@ from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
 from equipoise.runs.running import Interrupted, Tell, Watch
+from equipoise.runtime.group import Lost
 from equipoise.settings.config import Settings
 
 
@@ -41,6 +42,9 @@ def to_the_end(
             summary = go(both(display, tracking))
     except (Interrupted, KeyboardInterrupt):
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
+        return 1
+    except Lost as lost:
+        print(f"{lost}; the run goes on from its last checkpoint with: equipoise resume {out}", file=sys.stderr)
         return 1
     report = html.offer(out)
     if not quiet:

@@ -20,9 +20,12 @@ from equipoise.core.errors import UsageError
 from equipoise.core.options import Options
 from equipoise.core.trees import State, Tree
 
-HOOKS = ("select", "give", "install", "decide", "update", "upload", "weigh", "aggregate", "personal", "stop")
-"""Where a method may decide: 0 select and stop, 1 decide and update, 2 upload, 3 weigh and aggregate, 4 give and
-install, 5 personal."""
+HOOKS = (
+    *("select", "give", "install", "decide", "update", "upload"),
+    *("weigh", "sums", "step", "aggregate", "personal", "stop"),
+)
+"""Where a method may decide: 0 select and stop, 1 decide and update, 2 upload, 3 weigh, then sums and step, or
+aggregate, 4 give and install, 5 personal."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class Method(Options):
     """What it trains: ``gradient`` for any model under SGD, else the kind of agent that a task must have."""
     reports: ClassVar[Mapping[str, Range]] = {}
     """What clients upload beside their models, by the name in ``metrics`` or ``extra``, and which numbers are sound."""
+    summed: ClassVar[bool] = True
+    """Whether ``weigh`` reads no more of uploads than their metrics, and the new model follows from ``sums`` alone, so
+    that uploads need not be brought together. A class that defines ``weigh`` or ``aggregate`` and does not say so is
+    taken for one that must see every upload."""
     forwards: ClassVar[bool] = True
     """Whether the hooks that this very class defines only stand in for decisions; never set by a method."""
     _own: ClassVar[frozenset[str]] = frozenset()
@@ -58,6 +65,8 @@ class Method(Options):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("forwards", False)]
+        if "summed" not in vars(cls) and {"weigh", "aggregate"} & vars(cls).keys():
+            cls.summed = False
         cls._own = frozenset(hook for hook in HOOKS if any(hook in vars(kind) for kind in deciding))
 
     @property
@@ -124,8 +133,16 @@ class Method(Options):
         return n / n.sum(), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        """Decision 3b: the next global model; need not be a weighted mean."""
-        return {**s.params, **weighted_mean(up.params, weights)}, s.state
+        """Decision 3b: the next global model; need not be a weighted mean, nor made of sums."""
+        return self.step(s, self.sums(s.params, up, weights))
+
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        """Sums over these clients, who were ``sent`` this model: those of parts of a cohort add up to those of all."""
+        return {"mean": weighted_mean(up.params, weights)}
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        """The next global model from the sums over all clients that replied."""
+        return {**s.params, **sums["mean"]}, s.state
 
     def planned_rounds(self, asked: int) -> int:
         """Rounds of the run; a method whose budget is not counted in rounds works them out."""

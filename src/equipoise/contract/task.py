@@ -138,6 +138,10 @@ class Task(ABC):
         """The same task with these clients only, numbered anew."""
         raise UsageError(f"task '{self.name}' cannot hold clients out: leave holdout_clients at 0")
 
+    def poisoned(self, how: str, liars: Ints) -> Task:
+        """The same task in which these clients train on false rows."""
+        raise UsageError(f"task '{self.name}' has no rows to falsify: choose another attack than {how}")
+
     def adapted(self, method: Method, params: Tree, seed: int) -> Mapping[str, Mapping[str, float]] | None:
         """Scores of its newcomers by the steps that they have learned, or ``None`` where they train by epochs."""
         return None

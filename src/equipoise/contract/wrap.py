@@ -50,6 +50,10 @@ class Wrapper(Method):
         return self.below.prompt
 
     @property
+    def summed(self) -> bool:  # type: ignore[override]
+        return self.below.summed
+
+    @property
     def trains(self) -> str:  # type: ignore[override]
         return self.below.trains
 
@@ -99,6 +103,13 @@ class Wrapper(Method):
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         params, state = self.below.aggregate(s.within("base"), ids, up, weights)
+        return params, {**s.state, "base": state}
+
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        return self.below.sums(sent, up, weights)
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        params, state = self.below.step(s.within("base"), sums)
         return params, {**s.state, "base": state}
 
     def planned_rounds(self, asked: int) -> int:

@@ -16,8 +16,9 @@ except ImportError:  # not on Windows: there, two runs in one folder are the use
 class Disk:
     """What is done to a disk. Content or names that were not synced may be lost in a power cut."""
 
-    def make_folder(self, path: Path) -> None:
-        os.mkdir(path)
+    def make_folder(self, path: Path, mode: int = 0o777) -> None:
+        """``mode``: who may do what there, less what the user's umask forbids."""
+        os.mkdir(path, mode)
 
     def fill(self, path: Path, write: Callable[[Path], None]) -> None:
         """Make a file, or empty it, and let ``write`` write its content."""

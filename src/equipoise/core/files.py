@@ -22,12 +22,12 @@ DISK = Disk()  # tests put one in its place that fails
 LOCK = ".lock"
 
 
-def make_folder(path: Path) -> None:
-    """A folder with those above it, each name synced in the folder above."""
+def make_folder(path: Path, private: bool = False) -> None:
+    """A folder with those above it, each name synced in the folder above; ``private``: for their owner alone."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            DISK.make_folder(folder)
+            DISK.make_folder(folder, 0o700 if private else 0o777)
         DISK.sync(folder.parent)
     if not path.is_dir():
         raise NotADirectoryError(f"'{path}' is a file, a folder was expected")
@@ -80,7 +80,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            # Copied to where torch would put them: products of matrices may round otherwise elsewhere.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise UsageError(f"'{path}' is damaged or cannot be read: {error}") from error
     found = about.pop("checksum", None)  # files of earlier versions have none

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.flower.address import is_host
 
@@ -30,9 +31,9 @@ def write(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
     ca_key, ca = _authority(days)
     key, certificate = _server(ca_key, ca, hosts, days)
     _private(folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    (folder / "ca.pem").write_bytes(ca.public_bytes(Encoding.PEM))
+    files.write_bytes(folder / "ca.pem", ca.public_bytes(Encoding.PEM))
     _private(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    (folder / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    files.write_bytes(folder / "server.pem", certificate.public_bytes(Encoding.PEM))
     lines = [
         "ca.key      the CA's key: keep it off the network",
         "ca.pem      its certificate: for the server and every node",
@@ -43,7 +44,7 @@ def write(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
         node = ec.generate_private_key(ec.SECP384R1())
         _private(folder / f"node-{number}", node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        (folder / f"node-{number}.pub").write_bytes(public + b"\n")
+        files.write_bytes(folder / f"node-{number}.pub", public + b"\n")
         lines.append(
             f"node-{number}      key of client {number}: for its machine alone; node-{number}.pub is registered"
         )

@@ -31,7 +31,7 @@ class ClientDisk:
 
     def save(self, round: int, held: State, taken: int) -> None:
         """Write a new round; keep it and the one that the server took last, forget others."""
-        checkpoint.make_folder(self.path)
+        checkpoint.make_folder(self.path, private=True)
         checkpoint.save(self._file(round), held, {"round": round})
         for old in self.path.glob("round-*.safetensors"):
             if old not in (self._file(round), self._file(taken)):

@@ -27,7 +27,6 @@ from equipoise.contract import (
     Tree,
     Up,
     option,
-    weighted_mean,
 )
 from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
@@ -49,6 +48,7 @@ class Equilibrium(Method):
     name: ClassVar[str] = "equilibrium"
     family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = {"error": SHARE, **shared.REPORTS}
+    summed: ClassVar[bool] = True
     control: str = option(
         "zero", "what an agent adds to the rule: zero (nothing), learned, or random in its range", choices=CONTROLS
     )
@@ -123,8 +123,8 @@ class Equilibrium(Method):
             state = {**state, "agent": shared.learn(s, shared.CONFIG, state["agent"], shared.closed(up.metrics))}
         return p / p.sum(), state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        mean, w = weighted_mean(up.params, weights), s.params
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        mean, w = sums["mean"], s.params
         v = {name: self.server_momentum * s.state["v"][name] + (mean[name] - w[name]) for name in w}
         return {name: w[name] + v[name] for name in w}, {**s.state, "v": v}
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from equipoise.contract import Method, OverRounds, Server, State, Task, Tree, Up, option, weighted_mean
+from equipoise.contract import Method, OverRounds, Server, State, Task, Tree, option
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class FedAvgM(Method):
     def server_init(self, task: Task, params: Tree) -> State:
         return {"v": {name: torch.zeros_like(w) for name, w in params.items()}}
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        mean, w = weighted_mean(up.params, weights), s.params
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        mean, w = sums["mean"], s.params
         v = {name: self.server_momentum * s.state["v"][name] + (w[name] - mean[name]) for name in w}
         return {name: w[name] - v[name] for name in w}, {"v": v}

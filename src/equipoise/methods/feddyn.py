@@ -21,7 +21,6 @@ from equipoise.contract import (
     Up,
     equal_weights,
     option,
-    weighted_mean,
 )
 from equipoise.methods.checks import refuse_unstable_pull
 
@@ -33,6 +32,7 @@ class FedDyn(Method):
     name: ClassVar[str] = "feddyn"
     family: ClassVar[str] = "one-model"
     one_start: ClassVar[bool] = True
+    summed: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
     alpha: float = option(0.01, "strength of the dynamic regulariser", above=0, was=("reg",))
 
@@ -54,9 +54,13 @@ class FedDyn(Method):
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         return equal_weights(ids), s.state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        moved = {name: (theta - sent[name]).sum(0) for name, theta in up.params.items()}
+        return super().sums(sent, up, weights) | {"moved": moved}
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """h <- h - alpha/N sum_S(theta_i - theta_prev); theta <- mean_S theta_i - h/alpha."""
         share = self.alpha / s.task.clients
-        h = {name: old - share * (up.params[name] - s.params[name]).sum(0) for name, old in s.state["h"].items()}
-        mean = weighted_mean(up.params, weights)
+        h = {name: old - share * sums["moved"][name] for name, old in s.state["h"].items()}
+        mean = sums["mean"]
         return {name: mean[name] - h[name] / self.alpha for name in mean}, {"h": h}

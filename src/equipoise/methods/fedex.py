@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Server, State, Task, Train, Training, Tree, Up
+from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up
+from equipoise.contract.ranges import LOSS
 from equipoise.core.errors import UsageError
 
 ARMS = torch.tensor([1 / 9, 1 / 3, 1.0, 3.0, 9.0], dtype=torch.float64)  # factors of the configured rate
@@ -24,6 +26,7 @@ class FedEx(Method):
     """
 
     name: ClassVar[str] = "fedex"
+    reports: ClassVar[Mapping[str, Range]] = {"arm": Range(0.0, len(ARMS) - 1.0), "loss": LOSS}
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from equipoise.contract import Client, OverRounds, Server, State, Task, Train, Tree, Up, option, weighted_mean
+from equipoise.contract import Client, OverRounds, Server, State, Task, Train, Tree, option
 from equipoise.methods.split import Split
 
 
@@ -44,9 +43,9 @@ class FedRecon(Split):
         """As at their test time: rebuild l on all training rows under the received g."""
         return c.fit(c.start, train=self._recon(c), blocks=self.kept(c.task), stream=2)
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """g <- g + eta_s sum (n_i/n) (g_i - g)."""
-        mean, g = weighted_mean(up.params, weights), s.params
+        mean, g = sums["mean"], s.params
         return {**g, **{name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}}, s.state
 
     def _recon(self, c: Client) -> Train:

@@ -28,6 +28,7 @@ GIVES: dict[str, tuple[str, tuple[type, ...]]] = {
     "select": ("the numbers of the clients", (Tensor,)),
     "give": ("a Down", (Down,)),
     "weigh": ("the weights", (object,)),
+    "step": ("the next global model", (dict,)),
     "aggregate": ("the next global model", (dict,)),
 }
 """What hooks return in front of the state."""

@@ -21,7 +21,6 @@ from equipoise.contract import (
     Up,
     equal_weights,
     option,
-    weighted_mean,
 )
 from equipoise.core.errors import UsageError
 from equipoise.methods.checks import refuse_unstable_pull
@@ -33,6 +32,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "second-model"
+    summed: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
     lam: OverRounds[float] = option(15.0, "strength lambda of the envelope", above=0)
     inner_steps: int = option(5, "SGD steps K on each batch, for theta", low=1)
@@ -64,7 +64,7 @@ class PFedMe(Method):
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         return equal_weights(ids), s.state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """w <- (1 - beta) w + beta mean_S w_i."""
-        mean, w = weighted_mean(up.params, weights), s.params
+        mean, w = sums["mean"], s.params
         return {name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, s.state

@@ -23,7 +23,6 @@ from equipoise.contract import (
     Up,
     equal_weights,
     option,
-    weighted_mean,
 )
 from equipoise.contract.ranges import ANY
 from equipoise.core.errors import UsageError
@@ -37,6 +36,7 @@ class Scaffold(Method):
     family: ClassVar[str] = "one-model"
     one_start: ClassVar[bool] = True
     reports: ClassVar[Mapping[str, Range]] = {"c": ANY}
+    summed: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_lr": (0.3, 1.5)}
     server_lr: OverRounds[float] = option(1.0, "the server's rate eta_g", above=0)
 
@@ -71,9 +71,12 @@ class Scaffold(Method):
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         return equal_weights(ids), s.state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        return super().sums(sent, up, weights) | {"c": {name: change.sum(0) for name, change in up.extra["c"].items()}}
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S(c_i+ - c_i)."""
-        y, x = weighted_mean(up.params, weights), s.params
+        y, x = sums["mean"], s.params
         moved = {name: x[name] + self.server_lr * (y[name] - x[name]) for name in x}
-        c = {name: old + up.extra["c"][name].sum(0) / s.task.clients for name, old in s.state["c"].items()}
+        c = {name: old + sums["c"][name] / s.task.clients for name, old in s.state["c"].items()}
         return moved, {"c": c}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from equipoise.models.blocks import blocks_of, with_head
-from equipoise.models.convolutional import cnn, resnet18
+from equipoise.models.convolutional import cnn, cnn1d, resnet18
 from equipoise.models.linear import linear, mlp
 from equipoise.models.recurrent import lstm
 
@@ -15,5 +15,7 @@ __all__ = ["MODELS", "Build", "blocks_of", "with_head"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 
-MODELS: dict[str, Build] = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "lstm": lstm}
+MODELS: dict[str, Build] = {
+    **{"linear": linear, "mlp": mlp, "cnn": cnn, "cnn1d": cnn1d, "resnet18": resnet18, "lstm": lstm}
+}
 """Name to builder ``(shape of a sample, classes) -> module``."""

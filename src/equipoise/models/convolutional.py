@@ -1,4 +1,4 @@
-"""Models for images ``[C, H, W]``."""
+"""Models for images ``[C, H, W]`` and for windows of recordings ``[C, steps]``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,26 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         ("hidden", nn.Linear(32 * (height // 4) * (width // 4), 128)),
         ("relu3", nn.ReLU()),
         ("head", nn.Linear(128, classes)),
+    ]
+    return with_head(nn.Sequential(OrderedDict(layers)), "head")
+
+
+def cnn1d(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two convolutions over time (32, 64 channels) with pooling, their mean over time (backbone), classifier (head)."""
+    if len(shape) != 2 or shape[1] < 16:
+        raise UsageError(
+            f"model 'cnn1d' takes windows [C, steps], and samples have shape {list(shape)}: choose another"
+        )
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv1", nn.Conv1d(shape[0], 32, 7, padding=3)),
+        ("pool1", nn.MaxPool1d(2)),
+        ("relu1", nn.ReLU()),
+        ("conv2", nn.Conv1d(32, 64, 5, padding=2)),
+        ("pool2", nn.MaxPool1d(2)),
+        ("relu2", nn.ReLU()),
+        ("mean", nn.AdaptiveAvgPool1d(1)),
+        ("flatten", nn.Flatten()),
+        ("head", nn.Linear(64, classes)),
     ]
     return with_head(nn.Sequential(OrderedDict(layers)), "head")
 

@@ -39,7 +39,7 @@ class Budget:
     def spend(self) -> None:
         """Before the upload leaves, so that a crash cannot make it free."""
         if self.privacy.noisy:
-            checkpoint.make_folder(self.file.parent)
+            checkpoint.make_folder(self.file.parent, private=True)
             spent = self._spent() + upload_cost(self.privacy.dp_noise)
             checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))
 

@@ -33,11 +33,11 @@ def certify_run(path: Path, samples: int, settings: Settings | None = None, told
     run = settings.run
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
     simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)
-    state, meta = checkpoint.load(folder.checkpoint)
-    folder.check()
-    simulation.load(state["simulation"], meta["round"])
-    found = certify(simulation, samples, told=told)
     with checkpoint.locked(path):
+        state, meta = checkpoint.load(folder.checkpoint)
+        folder.check()
+        simulation.load(state["simulation"], meta["round"])
+        found = certify(simulation, samples, told=told)
         folder.write_summary(replace(folder.read_summary(), certificate=found))
     return found
 

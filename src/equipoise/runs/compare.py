@@ -55,7 +55,7 @@ def compare(
             settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
             plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
     _refuse_early(plan, out, resume, overwrite)
-    out.mkdir(parents=True, exist_ok=True)
+    checkpoint.make_folder(out)
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     _write(out, command, plan, by_method)
     for method, settings, folder in plan:

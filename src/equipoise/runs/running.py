@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,25 @@ from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
+from equipoise.data.poisoned import POISONS
 from equipoise.privacy.ledger import Ledger
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
 from equipoise.runs.card import Card
+from equipoise.runs.choosing import chosen
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.scoring import Final, final_scores
-from equipoise.runtime.attacks import attacked
-from equipoise.runtime.choose import Choice, MakeExecutor, choose
+from equipoise.runs.spreading import alike, together
+from equipoise.runtime.attacks import attacked, hostile_clients
+from equipoise.runtime.attacks import parse as parse_attack
+from equipoise.runtime.choose import Choice, MakeExecutor
 from equipoise.runtime.device import place
+from equipoise.runtime.group import Group
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.workers import available_cores
+from equipoise.runtime.spread import Spread
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
 from equipoise.tasks.classify import Classify
@@ -56,17 +61,18 @@ def run(
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
     tell: Tell | None = None,
+    processes: int = 1,
 ) -> Summary:
     """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
 
-    ``make_executor``: where the clients are, if not in this process.
+    ``make_executor``: where the clients are, if not in this process. ``processes``: how many compute them.
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.config.is_file() and resume:
         if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor, settings, tell)
+        return resume_run(folder.path, watch, make_executor, settings, tell, processes)
     task = build_task(settings)
     checkpoint.make_folder(folder.path)
     with checkpoint.locked(folder.path):
@@ -78,7 +84,8 @@ def run(
                 checkpoint.write_text(file, text)
         checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
         _remark(task, tell)
-        return _Running(settings, task, folder, make_executor).to_the_end(watch)
+        with _start(settings, task, folder, make_executor, processes) as running:
+            return running.to_the_end(watch)
 
 
 def resume_run(
@@ -87,6 +94,7 @@ def resume_run(
     make_executor: MakeExecutor | None = None,
     settings: Settings | None = None,
     tell: Tell | None = None,
+    processes: int = 1,
 ) -> Summary:
     """Go on where a run stopped; a finished one just gives its summary.
 
@@ -103,10 +111,29 @@ def resume_run(
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
         _remark(task, tell)
-        running = _Running(settings, task, folder, make_executor)
-        if folder.checkpoint.exists():
-            running.restore()
-        return running.to_the_end(watch)
+        with _start(settings, task, folder, make_executor, processes) as running:
+            if folder.checkpoint.exists():
+                running.restore()
+            return running.to_the_end(watch)
+
+
+@contextlib.contextmanager
+def _start(
+    settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None, processes: int
+) -> Iterator[_Running]:
+    """The run with its processes; under ``torchrun``, with those that it started."""
+    if processes < 1:
+        raise UsageError(f"processes is {processes}: must be at least 1")
+    if make_executor is not None:
+        yield _Running(settings, task, folder, Choice("stacked", settings.run.threads), make_executor)
+        return
+    choice = chosen(settings, task, folder)
+    if max(processes, Group.launched()[1]) == 1:
+        yield _Running(settings, task, folder, choice)
+        return
+    choice = alike(choice)
+    with together(processes, settings, task, choice) as spread:
+        yield _Running(settings, task, folder, choice, spread=spread)
 
 
 def build_task(settings: Settings) -> Task:
@@ -119,6 +146,11 @@ def build_task(settings: Settings) -> Task:
         task = task.headed(settings.run.headline)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
+    if settings.run.attack:
+        attack, share = parse_attack(settings.run.attack)
+        if attack in POISONS:
+            liars = hostile_clients(settings.run.seed, task.clients, share)
+            task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)
     task.check()
     task.suits(settings.method)
@@ -148,7 +180,16 @@ def _check_rounds(settings: Settings, task: Task) -> None:
 class _Running:
     """A run under way: the simulation, what is on disk of it, and the best model so far."""
 
-    def __init__(self, settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        task: Task,
+        folder: Folder,
+        choice: Choice,
+        make_executor: MakeExecutor | None = None,
+        spread: Spread | None = None,
+    ) -> None:
+        """``make_executor``: clients are elsewhere; ``spread``: they are in these processes."""
         run = settings.run
         self.settings, self.task, self.folder = settings, task, folder
         self.here = make_executor is None
@@ -158,12 +199,12 @@ class _Running:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
         if run.attack and not self.here:
             raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
-        self.choice = self._choice() if self.here else Choice("stacked", run.threads)
+        self.choice = choice
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
         self.make = make_executor or self.choice.make
-        make = make_executor or attacked(self.make, run.attack)
+        make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
@@ -177,23 +218,6 @@ class _Running:
         cohort = len(random.cohort(run.seed, 1, task.clients, run.participation))
         sends = bool(self.settings.method.shared_names(task))
         return Ledger(self.settings.privacy, task.clients, cohort, sends, amplified=self.here)
-
-    def _choice(self) -> Choice:
-        """The executor; what was measured once holds for the whole run, also after a crash."""
-        run, file = self.settings.run, self.folder.executor
-        if run.executor != "auto":
-            return Choice(run.executor, run.threads, run.workers or available_cores())
-        if file.exists():
-            try:
-                return Choice(**json.loads(file.read_text()))
-            except (ValueError, TypeError) as error:
-                raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
-        first = run.at(1, run.rounds)
-        cohort = len(random.cohort(run.seed, 1, self.task.clients, first.participation))
-        choice = choose(self.task, self.settings.training.at(1, run.rounds), cohort)
-        choice = replace(choice, threads=max(choice.threads, run.threads) if choice.executor != "workers" else 1)
-        checkpoint.write_text(file, json.dumps(asdict(choice)))
-        return choice
 
     def restore(self) -> None:
         state, meta = checkpoint.load(self.folder.checkpoint)
@@ -267,7 +291,9 @@ class _Running:
     def _summary(self, final: Final) -> Summary:
         run, task = self.settings.run, self.task
         there = f" on {task.device}" if task.device.type != "cpu" else ""
-        executor = f"{self.choice}{there}" if self.here else None
+        count = self.simulation.executor.processes
+        several = f", {count} processes" if count > 1 else ""
+        executor = f"{self.choice}{there}{several}" if self.here else None
         about = About(method=run.method, task=run.task, model=run.model, seed=run.seed, executor=executor)
         summary = summarise(about, self.records, task.headline, task.higher_is_better)
         if any(task.bytes_before):

@@ -58,9 +58,9 @@ def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecut
                 {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
             )
             found = {name: float(value[0]) for name, value in whole.items()}
-        if not simulation.executor.keeps_models or not simulation.store.local:
+        ids, models = simulation.personal_models() if simulation.executor.keeps_models else (None, {})
+        if ids is None or not models:
             return Final(found)
-        ids, models = simulation.personal_models()
         personal = _evaluated(task, ids, models)
         columns: dict[str, list[float]] = {}
         if isinstance(task, Supervised) and task.client_names:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import Method, Server, Up
+from equipoise.contract import Method, Reply, Server, Up
+from equipoise.contract.ranges import reasons
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import State, Tree, row
 
 TIMES, ASIDE, ENOUGH = 5.0, 0.1, 5
 """A change may be so many times as long as the longest without this share of the longest, from so many clients on."""
 LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
+Sums = Callable[[Tensor, Tensor | Tree], State]
+"""From the replies that count (booleans) and their weights to the method's sums over them."""
+
+
+@dataclass
+class Facts:
+    """What must be known of a stack of replies before any of them is used, wherever they are."""
+
+    finite: Tensor
+    long: Tensor
+    """The length of each change."""
+    reasons: dict[int, str]
+    """Rows that report numbers out of their ranges."""
+
+    @classmethod
+    def of(cls, method: Method, sent: Tree, reply: Reply) -> Facts:
+        up, clients = reply.up, len(pytree.tree_leaves(reply)[0])
+        return cls(finite((up, reply.held), clients), lengths(sent, up.params, clients), reasons(method.reports, up))
 
 
 @dataclass
@@ -28,22 +49,23 @@ class Adopted:
     skipped: str | None = None
 
 
-def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, fewest: int) -> Adopted:
+def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, fewest: int, sums: Sums) -> Adopted:
     """Decision 3 on the replies of ``rows`` (booleans); on what is left of them if some make it fail.
 
     An error or a result that is not finite is blamed on those replies that cause it alone, or without which it does
     not occur. If there are none, an error is the method's own and raised; a result is not adopted.
     """
-    after, wrong = _attempt(method, server, ids, up, rows)
+    attempt = partial(_attempt, method, server, ids, up, sums)
+    after, wrong = attempt(rows)
     if after is not None:
         return Adopted(after, rows)
     count = int(rows.sum())
     for search in (_alone, _without):
-        found = search(method, server, ids, up, rows) if count > 1 else []
+        found = search(attempt, rows) if count > 1 else []
         rest = rows.clone()
         rest[found] = False
         if found and int(rest.sum()) >= max(1, fewest):
-            after, _ = _attempt(method, server, ids, up, rest)
+            after, _ = attempt(rest)
             if after is not None:
                 return Adopted(after, rest, dict.fromkeys(found, f"its reply makes the server fail: {_words(wrong)}"))
     if isinstance(wrong, Exception):
@@ -51,17 +73,24 @@ def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, few
     return Adopted(server, torch.zeros_like(rows), skipped=wrong)
 
 
-def too_long(before: Tree, after: Tree, rows: Tensor) -> dict[int, str]:
-    """Those of ``rows`` (booleans) whose model is much further from the last global one than nearly all others.
+def lengths(before: Tree, after: Tree, clients: int) -> Tensor:
+    """How far each model of a stack is from the one before."""
+    moves = [(after[name] - before[name]).flatten(1) for name in after if after[name].is_floating_point()]
+    if not moves:
+        return torch.zeros(clients, dtype=torch.float64)
+    each = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves])
+    whole: Tensor = torch.linalg.vector_norm(each, dim=0)
+    return whole
+
+
+def too_long(long: Tensor, rows: Tensor) -> dict[int, str]:
+    """Those of ``rows`` (booleans) whose change is much longer than nearly all others'.
 
     The bound is far above what honest clients differ by, so that nothing changes where nobody attacks.
     """
-    names = [name for name, value in after.items() if value.is_floating_point()]
     count = int(rows.sum())
-    if count < ENOUGH or not names:
+    if count < ENOUGH:
         return {}
-    moves = [(after[name] - before[name]).flatten(1) for name in names]
-    long = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves]).norm(dim=0)
     usual = float(long[rows].sort().values[count - 1 - max(1, int(ASIDE * count))])
     found = torch.nonzero(rows & (long > TIMES * usual)).flatten().tolist() if usual > 0 else []
     return {row: f"its change is {float(long[row]) / usual:.3g} times as long as nearly all others'" for row in found}
@@ -81,16 +110,21 @@ def finite(tree: object, clients: int) -> Tensor:
 
 
 def _attempt(
-    method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor
+    method: Method, server: Server, ids: Tensor, up: Up, sums: Sums, rows: Tensor
 ) -> tuple[Server | None, str | Exception]:
     """The server after these replies, or what is wrong; the one that is given stays as it is."""
     after = copy.copy(server)
     after.notes = dict(server.notes)
+    if method.summed:
+        up = Up({}, metrics=up.metrics)  # all that there is, where uploads stay with other processes
     if not bool(rows.all()):
         ids, up = ids[rows], row(up, rows)
     try:
         weights, after.state = method.weigh(after, ids, up)
-        after.params, after.state = method.aggregate(after, ids, up, weights)
+        if method.summed:
+            after.params, after.state = method.step(after, sums(rows, weights))
+        else:
+            after.params, after.state = method.aggregate(after, ids, up, weights)
     except UsageError:
         raise
     except Exception as error:
@@ -114,18 +148,21 @@ def _sound(before: State, after: State) -> bool:
     return True
 
 
-def _alone(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor) -> list[int]:
+Attempt = Callable[[Tensor], tuple[Server | None, str | Exception]]
+
+
+def _alone(attempt: Attempt, rows: Tensor) -> list[int]:
     """Replies that fail without any other."""
     each = [torch.arange(len(rows)) == place for place in torch.nonzero(rows).flatten().tolist()]
-    return [int(one.int().argmax()) for one in each if _attempt(method, server, ids, up, one)[0] is None]
+    return [int(one.int().argmax()) for one in each if attempt(one)[0] is None]
 
 
-def _without(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor) -> list[int]:
+def _without(attempt: Attempt, rows: Tensor) -> list[int]:
     """The reply without which all others do well."""
     for place in torch.nonzero(rows).flatten().tolist():
         others = rows.clone()
         others[place] = False
-        if _attempt(method, server, ids, up, others)[0] is not None:
+        if attempt(others)[0] is not None:
             return [place]
     return []
 

@@ -4,6 +4,7 @@
 times the honest length, ``constant`` one number everywhere, ``huge`` the largest one that there is, ``metrics`` its
 honest model with the worst lie that its declared ranges allow, and ``little`` a change that all liars agree on: the
 honest mean less 1.5 standard deviations, coordinate by coordinate (Baruch et al. 2019, "A Little Is Enough").
+``labels`` and ``backdoor`` are lies in the rows (:mod:`equipoise.data.poisoned`), and the uploads follow from them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from equipoise.contract import Down, Held, Method, Task, Training, Tree, Up
 from equipoise.contract.ranges import ANY
 from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
+from equipoise.data.poisoned import POISONS
 from equipoise.runtime.executors import Executor, Replies
 
 SCALE = 10.0
@@ -33,10 +35,10 @@ def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
 
 
 def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
-    """The executor with hostile clients: ``NAME:SHARE``; as it is without any."""
-    if not text:
+    """The executor with hostile clients: ``NAME:SHARE``; as it is without any, and if they lie in their rows alone."""
+    name, share = parse(text) if text else ("", 0.0)
+    if name not in ATTACKS:
         return make
-    name, share = parse(text)
 
     def attacking(method: Method, task: Task, training: Training, seed: int, rounds: int) -> Executor:
         return Attacked(make(method, task, training, seed, rounds), name, share)
@@ -46,8 +48,9 @@ def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
 
 def parse(text: str) -> tuple[str, float]:
     name, _, number = text.partition(":")
-    if name not in ATTACKS:
-        raise UsageError(f"unknown attack '{name}'{nearest(name, ATTACKS)}: attack must be one of {', '.join(ATTACKS)}")
+    known = (*ATTACKS, *POISONS)
+    if name not in known:
+        raise UsageError(f"unknown attack '{name}'{nearest(name, known)}: attack must be one of {', '.join(known)}")
     try:
         share = float(number)
     except ValueError:
@@ -68,6 +71,9 @@ class Attacked(Executor):
 
     def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
         return self.inner.fresh(ids, initial, keeps_local)
+
+    def cuts(self, clients: int) -> list[slice]:
+        return self.inner.cuts(clients)
 
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         replies = self.inner.run(round, ids, down, held, splits)

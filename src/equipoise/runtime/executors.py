@@ -12,7 +12,12 @@ from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
 from equipoise.core import trees
+from equipoise.core.trees import Ints
+from equipoise.runtime import chunks
+from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
+
+WORTH_STACKING = 50  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
 @dataclass
@@ -27,10 +32,32 @@ class Replies:
     unsent: frozenset[int] = frozenset()
     """Clients that could not be reached at all: they are not billed."""
 
+    def facts(self, method: Method, sent: Tree) -> Facts:
+        """What decides which of them are used."""
+        assert self.stack is not None
+        return Facts.of(method, sent, self.stack)
+
+    def upload_bytes(self) -> int:
+        """Bytes of one upload."""
+        return trees.tree_bytes(self.stack.up, stacked=True) if self.stack else 0
+
+    def settle(self, taken: Tensor) -> None:
+        """Tell where clients are whose reply counted: the others keep what they held."""
+
     @classmethod
     def of_all(cls, ids: Tensor, stack: Reply) -> Replies:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
+
+    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+        """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
+        assert self.stack is not None
+        parts: list[State | None] = []
+        for chunk in cuts:
+            here = (self.rows >= chunk.start) & (self.rows < chunk.stop)
+            up = self.stack.up if bool(here.all()) else trees.row(self.stack.up, here)
+            parts.append(chunks.summed(method, sent, up, taken[here], trees.row(weights, here[taken])))
+        return chunks.added(parts)
 
 
 class Executor(ABC):
@@ -41,8 +68,15 @@ class Executor(ABC):
     keeps_models: bool = True
     """Whether what clients hold is kept here; else they keep it themselves, elsewhere."""
 
+    processes: int = 1
+    """How many compute clients, where each keeps what its clients hold."""
+
     def __init__(self, method: Method, task: Task, training: Training, seed: int, rounds: int) -> None:
         self.method, self.task, self.training, self.seed, self.rounds = method, task, training, seed, rounds
+
+    def cuts(self, clients: int) -> list[slice]:
+        """The chunks of a cohort of so many clients. What is not worth stacking is shared client by client."""
+        return chunks.cut(clients, 1 if self.task.measured else WORTH_STACKING)
 
     @abstractmethod
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
@@ -52,6 +86,14 @@ class Executor(ABC):
         """Stacks of what is kept of clients that never took part."""
         return fresh_clients(self.method, self.task, ids, initial, keeps_local)
 
+    def collect(self, ids: Ints) -> State:
+        """What these clients hold, where the simulation's own store does not have it."""
+        return {}
+
+    def take(self, ids: Ints, kept: State) -> State:
+        """From all that a checkpoint has of these clients, what the simulation's own store is to have."""
+        return kept
+
     def one(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down, held: Held) -> Reply:
         """One client's round."""
         method, training = self.method.at(round, self.rounds), self.training.at(round, self.rounds)
@@ -59,31 +101,40 @@ class Executor(ABC):
         return client_round(method, client, splits)
 
 
-class Loop(Executor):
-    """One client after another: obvious, the oracle of the others."""
+class Local(Executor):
+    """In this process, chunk by chunk."""
+
+    @abstractmethod
+    def chunk(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Reply:
+        """The replies of one chunk: what they are depends on nobody outside it."""
 
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         with torch.no_grad():
-            each = range(len(ids))
-            replies = [self.one(round, splits, ids[k], down.row(k), trees.row(held, k)) for k in each]
-        return Replies.of_all(ids, trees.stack(replies))
+            cuts = [chunks.rows(cut) for cut in self.cuts(len(ids))]
+            parts = [self.chunk(round, ids[here], down.row(here), trees.row(held, here), splits) for here in cuts]
+        return Replies.of_all(ids, trees.concatenate(parts))
 
 
-class Stacked(Executor):
+class Loop(Local):
+    """One client after another: obvious, the oracle of the others."""
+
+    def chunk(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Reply:
+        each = range(len(ids))
+        return trees.stack([self.one(round, splits, ids[k], down.row(k), trees.row(held, k)) for k in each])
+
+
+class Stacked(Local):
     """All clients of a chunk at once."""
 
-    chunk = 1024
-    """Clients per call: bounds the memory of batch plans whatever the size of the cohort."""
+    def cuts(self, clients: int) -> list[slice]:
+        return chunks.cut(clients, WORTH_STACKING)
 
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+    def chunk(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Reply:
         def mapped(id: Tensor, down: Down, held: Held) -> Reply:
             return self.one(round, splits, id, down, held)
 
-        all_at_once = vmap(mapped, in_dims=(0, down.axes(), 0))
-        chunks = [slice(first, first + self.chunk) for first in range(0, len(ids), self.chunk)]
-        with torch.no_grad():
-            replies = [all_at_once(ids[here], down.row(here), trees.row(held, here)) for here in chunks]
-        return Replies.of_all(ids, trees.concatenate(replies))
+        replies: Reply = vmap(mapped, in_dims=(0, down.axes(), 0))(ids, down, held)
+        return replies
 
 
 def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:

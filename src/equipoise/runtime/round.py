@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Server, State, Task, Training, Tree
-from equipoise.contract.ranges import reasons
 from equipoise.core import schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
@@ -21,7 +21,7 @@ from equipoise.runtime import cost
 from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.executors import Replies
-from equipoise.runtime.store import ClientStore
+from equipoise.runtime.store import ClientStore, keeps_local
 
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
 
@@ -76,7 +76,7 @@ class Simulation:
         self.params = self.initial
         with torch.no_grad():
             self.server_state = method.server_init(task, self.params)
-        self.keeps_local = method.keeps_model or schedule.keep_models or not method.has_global(task)
+        self.keeps_local = keeps_local(method, task, schedule.keep_models)
         self.store = ClientStore(task.clients, self._fresh)
 
     def round(self) -> RoundRecord:
@@ -97,20 +97,23 @@ class Simulation:
             down, server.state = method.give(server, tensor_ids)
             replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
             reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            sound = finite((reply.up, reply.held) if reply else (), len(here))
-            left_out = {} if reply is None else reasons(method.reports, reply.up)
-            sound[list(left_out)] = False
+            sound, left_out = torch.ones(len(here), dtype=torch.bool), dict[int, str]()
             if reply is not None:
-                left_out |= too_long(server.params, reply.up.params, sound)
+                facts = replies.facts(method, down.params)
+                sound, left_out = facts.finite, facts.reasons
+                sound[list(left_out)] = False
+                left_out |= too_long(facts.long, sound)
                 sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
             if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):
-                outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest)
+                sums = partial(replies.sums, method, down.params, self.executor.cuts(len(ids)))
+                outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest, sums)
                 server, left_out = outcome.server, left_out | outcome.blamed
             elif self.executor.fewest > 1:
                 outcome.skipped = f"{int(sound.sum())} usable replies, {self.executor.fewest} are needed"
             sound[list(left_out)] = False
             spent = self._bill(ids, replies, down)
+            replies.settle(outcome.rows)
             if reply is not None:  # a client whose update was of no use keeps what it held
                 held = reply.held if self.keeps_local else replace(reply.held, local={})
                 self.store.keep(here, held, reply.scores, outcome.rows)
@@ -144,26 +147,33 @@ class Simulation:
 
     def state(self) -> State:
         """Everything that the next round depends on."""
-        state = {"params": self.params, "server": self.server_state, "store": self.store.saved()}
+        state = {"params": self.params, "server": self.server_state, "store": self._stored()}
         return state if self.ledger is None else state | {"privacy": self.ledger.state()}
 
     def load(self, state: State, done: int) -> None:
         self.params, self.server_state, self.done = state["params"], state["server"], done
-        self.store.load(state["store"])
+        stored = state["store"]
+        self.store.load({**stored, "trees": self.executor.take(stored["ids"].numpy(), stored["trees"])})
         if self.ledger is not None:
             self.ledger.load(state["privacy"])
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
-        models = self.store.personal
+        kept = self._stored()["trees"]
+        models: Tree = kept.get("personal", {})
         if not models:
-            return self.store.ids, self.store.local
+            return self.store.ids, kept.get("local", {})
         # A client that has not made one yet (all its updates were dropped) would use the global model.
         unknown = ~finite(models, len(self.store.ids))
         return self.store.ids, {
             name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
             for name, value in models.items()
         }
+
+    def _stored(self) -> State:
+        stored = self.store.saved()
+        kept = {**stored["trees"], **self.executor.collect(stored["ids"].numpy())}
+        return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
 
     def _fresh(self, ids: Tensor) -> Held:
         return self.executor.fresh(ids, self.initial, self.keeps_local)
@@ -175,7 +185,7 @@ class Simulation:
         sent = cost.down_bytes(down, self.task.blocks, len(ids))
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in ids])
-        size = trees.tree_bytes(replies.stack.up, stacked=True) if replies.stack else 0
+        size = replies.upload_bytes()
         spent = {"rounds": replied, "up": size * replied, "down": sent}
         self.store.count(ids, spent)
         return spent

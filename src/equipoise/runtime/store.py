@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import Held, Scores, State, Tree
+from equipoise.contract import Held, Method, Scores, State, Task, Tree
 from equipoise.core.trees import plain, row
 from equipoise.data.federation import Ints
+
+
+def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
+    """Whether the models that clients hold are kept."""
+    return method.keeps_model or keep_models or not method.has_global(task)
 
 
 class ClientStore:
@@ -69,6 +74,16 @@ class ClientStore:
     def keep(self, ids: Ints, held: Held, scores: Scores, taken: Tensor) -> None:
         """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""
         self._scatter(ids, {**plain(held), **({"scores": scores} if scores else {})}, taken)
+
+    def rows(self, ids: Ints) -> State:
+        """All that is kept of these clients."""
+        self._admit(ids)
+        return row(self._trees, torch.from_numpy(self._slot[ids].astype(np.int64)))
+
+    def put(self, ids: Ints, trees: State) -> None:
+        """What is kept of these clients, from elsewhere."""
+        self._admit(ids)
+        self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
 
     def count(self, ids: Ints, more: Tree) -> None:
         """Add to the counts of these clients."""

@@ -90,6 +90,10 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, task: TaskSpec)
     if run.robust and (run.delay or privacy.noisy):
         raise UsageError("robust is not offered with delay or dp_noise: it must see every upload of the round as it is")
     robust(method, run.robust)
+    if run.patience and privacy.noisy:
+        raise UsageError(
+            "patience is not offered with dp_noise: when to stop would be told by validation scores without noise"
+        )
     if run.delay and privacy.on:
         raise UsageError("delay is not offered with dp_clip: epsilon is counted for means of one round's uploads")
     if privacy.on and isinstance(run.participation, Schedule):

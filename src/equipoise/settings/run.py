@@ -42,7 +42,9 @@ class RunConfig(Options):
         "multikrum:S, centred:M or trust",
     )
     attack: str = option(
-        "", "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics or little"
+        "",
+        "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, little, labels "
+        "or backdoor",
     )
     holdout_clients: float = option(
         0.0, "share of the clients kept out of training, to see how newcomers adapt", low=0, below=1

@@ -18,6 +18,7 @@ from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset
+from equipoise.data.poisoned import TARGET, Poisoned, marked
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.learners.scores import bootstrap
@@ -36,6 +37,8 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 class Classify(Supervised):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
+    backdoor: bool = False
+    """Whether clients were made to learn one, so that its success is scored."""
     preparation: Preparation | None = None
     """How raw rows of tables became the rows of the data."""
     _laned: tuple[Tensor, Tensor] | None
@@ -137,6 +140,22 @@ class Classify(Supervised):
         part.clients, part.client_names = part.data.clients, part.data.names
         part._map_forward()
         return part
+
+    def poisoned(self, how: str, liars: Ints) -> Classify:
+        part = copy.copy(self)
+        part.data = Poisoned(self.data, how, liars)
+        part.backdoor = how == "backdoor"
+        part._map_forward()
+        return part
+
+    def summary(self, params: Tree) -> State:
+        """After an attack by backdoor: the share of marked test rows of other classes that are called the target."""
+        if not self.backdoor:
+            return super().summary(params)
+        x, y = self.data.server("test")
+        with torch.no_grad():
+            found = self.forward(params, self.prepare(marked(x[y != TARGET]))).argmax(-1)
+        return {"backdoor": float((found == TARGET).double().mean())}
 
     def check(self) -> None:
         x, _ = self.data.server("test")

@@ -84,7 +84,7 @@ SPEC = TaskSpec(
     help="your own tables: a folder of CSV or Parquet files, one per client, or one file with a client column",
     config=OwnConfig,
     training=Training(epochs=1, lr=0.05, batch_size=32),
-    models=("mlp", "linear"),
+    models=("mlp", "linear", "cnn1d"),
     build=build,
 )
 

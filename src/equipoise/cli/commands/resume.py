@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.cli.parser import Parser, add_log, add_quiet
+from equipoise.cli.parser import Parser, add_log, add_processes, add_quiet
 
 
 def main(arguments: list[str]) -> int:
     parser = Parser("resume", "Continue a run or a comparison that was stopped; of a finished one the result is shown.")
     parser.add_argument("folder", help="folder of the run or comparison")
     add_log(parser)
+    add_processes(parser)
     add_quiet(parser)
     chosen = parser.parse(arguments)
     from equipoise.cli.showing import telling, to_the_end
@@ -31,4 +32,11 @@ def main(arguments: list[str]) -> int:
     done = len(Folder(out).records())
     tracking = Tracking(chosen.log, out, done)
     tell = telling(chosen.quiet)
-    return to_the_end(out, settings, chosen.quiet, tracking, done, lambda watch: resume_run(out, watch, tell=tell))
+    return to_the_end(
+        out,
+        settings,
+        chosen.quiet,
+        tracking,
+        done,
+        lambda watch: resume_run(out, watch, tell=tell, processes=chosen.processes),
+    )

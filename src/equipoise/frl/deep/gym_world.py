@@ -77,11 +77,12 @@ class GymWorld(World):
         self.state_size = simulators.state_size(one)
         self.forgets = not self.state_size
         one.close()
-        if not isinstance(seen, spaces.Box) or len(seen.shape) != 1:
-            raise UsageError(f"the environment shows {seen}: only vectors of numbers can be learned from here")
+        self.first, self.kinds = (int(seen.start), int(seen.n)) if isinstance(seen, spaces.Discrete) else (0, 0)
+        if not self.kinds and not (isinstance(seen, spaces.Box) and len(seen.shape) == 1):
+            raise UsageError(f"the environment shows {seen}: only a vector or a number of a state can be seen here")
         if not isinstance(acts, spaces.Discrete) and not (isinstance(acts, spaces.Box) and len(acts.shape) == 1):
             raise UsageError(f"the environment takes actions {acts}: only numbered ones or a vector can be chosen here")
-        self.observations = seen.shape[0]
+        self.observations = self.kinds or seen.shape[0]
         if isinstance(acts, spaces.Box):
             self.continuous, self.actions, self.low, self.high = True, int(acts.shape[0]), acts.low, acts.high
         else:
@@ -91,6 +92,12 @@ class GymWorld(World):
         self._made: dict[tuple[int, int, str], Any] = {}
         self.left: dict[int, tuple[int, bytes]] = {}
         """Where each agent's episodes were left in this process: by which call, and what was seen last."""
+
+    def numbers(self, seen: npt.NDArray[Any]) -> Seen:
+        """What nets are given of what environments show: the number of a state has a place of its own for each."""
+        if self.kinds:
+            seen = np.eye(self.kinds)[seen - self.first]
+        return seen.astype(np.float32)
 
     def subset(self, ids: Ints) -> World:
         return GymWorld([self.make[agent] for agent in ids], self.lowest, self.highest, self.senses.rows(ids))
@@ -144,7 +151,7 @@ class _GymPlay(Play):
                 for env, state in zip(self.envs[k].envs, kept["state"][k].numpy(), strict=True):
                     simulators.load(env, state)
             else:
-                raw[k], self.clock[k] = first, 0
+                raw[k], self.clock[k] = world.numbers(first), 0
         self.raw: Seen = raw
         self.seen = self.senses.seen(raw)
 
@@ -152,7 +159,7 @@ class _GymPlay(Play):
         orders = self.world.command(action, self.senses.motor)
         steps = [env.step(own) for env, own in zip(self.envs, orders, strict=True)]
         following, reward, terminated, truncated = (np.stack([step[part] for step in steps]) for part in range(4))
-        following = following.astype(np.float32)
+        following = self.world.numbers(following)
         self.clock += 1
         truncated = ~terminated & (truncated | (self.clock >= self.world.limit))
         self.raw = self._restart(following, terminated | truncated, draws)
@@ -166,7 +173,7 @@ class _GymPlay(Play):
         seen = seen.copy()
         for k in np.flatnonzero(over.any(1)):
             again, _ = self.envs[k].reset(seed=_seeds(draws[k]), options={"reset_mask": over[k]})
-            seen[k, over[k]] = again[over[k]]
+            seen[k, over[k]] = self.world.numbers(again)[over[k]]
         return seen
 
     def kept(self) -> State:

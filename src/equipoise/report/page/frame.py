@@ -25,6 +25,7 @@ TEMPLATE = """<!doctype html>
 </head>
 <body>
 <h1>{title}</h1>
+{verdict}
 <p class="faint">{subtitle}</p>
 <nav>{nav}</nav>
 <main>{body}</main>
@@ -63,13 +64,14 @@ class Page:
             inner = f'<div class="grid">{content}</div>' if grid else content
             self.sections.append((name, title, inner))
 
-    def html(self, title: str, subtitle: str) -> str:
+    def html(self, title: str, subtitle: str, verdict: str = "") -> str:
         body = "".join(f'<section id="{n}"><h2>{escape(t)}</h2>{inner}</section>' for n, t, inner in self.sections)
         nav = "".join(f'<a href="#{name}">{escape(t)}</a>' for name, t, _ in self.sections)
         data = json.dumps(self.figures, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         return TEMPLATE.format(
             **{"policy": POLICY, "title": escape(title), "subtitle": escape(subtitle), "nav": nav, "body": body},
             **{"css": _asset("page.css"), "js": _asset("page.js"), "figures": data, "plotly": plotly()},
+            verdict=f'<p class="verdict">{escape(verdict)}</p>' if verdict else "",
             version=__version__,
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from equipoise.report.page import (
     agents,
@@ -16,6 +18,7 @@ from equipoise.report.page import (
     results,
     shares,
     spending,
+    verdict,
 )
 from equipoise.report.page.drawing import Score
 from equipoise.report.page.frame import Page
@@ -50,8 +53,13 @@ def draw(groups: Sequence[Group], command: str) -> str:
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     if unfinished:
         subtitle += f" {unfinished} of the runs {'is' if unfinished == 1 else 'are'} not finished."
-    title = f"{len(groups)} methods on {config['task']}" if several else f"{names} on {config['task']}"
-    return page.html(title, subtitle)
+    title = f"{len(groups)} methods on {_data(config)}" if several else f"{names} on {_data(config)}"
+    return page.html(title, subtitle, verdict.sentence(groups, score))
+
+
+def _data(config: dict[str, Any]) -> str:
+    """What was learned from: the name of the user's own file or folder, else the task."""
+    return Path(str(config["data"])).name if config["task"] == "own" and config.get("data") else str(config["task"])
 
 
 def _scores(page: Page, groups: Sequence[Group], score: Score, several: bool) -> None:
@@ -84,9 +92,9 @@ def _clients(page: Page, groups: Sequence[Group], score: Score, several: bool) -
         page.plot("Sizes", partition.sizes(groups, score), "Training samples of each client that took part."),
         page.plot("Newcomers", clients.newcomers(groups, score), "Clients that training never saw."),
     )
-    table = "" if several else facts.clients(groups[0].first)
+    gains, table = verdict.by_name(groups, score), "" if several else facts.clients(groups[0].first)
     inner = "".join(plots)
-    page.section("clients", "Clients", f'<div class="grid">{inner}</div>' if inner else "", table, grid=False)
+    page.section("clients", "Clients", gains, f'<div class="grid">{inner}</div>' if inner else "", table, grid=False)
 
 
 def _decisions(page: Page, groups: Sequence[Group], score: Score) -> None:

@@ -1,0 +1,128 @@
+"""Many processes for one run: forked on this machine, or started by ``torchrun`` on any number of machines."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from equipoise.contract import Task
+from equipoise.core.errors import UsageError
+from equipoise.runtime.choose import EXECUTORS, Choice
+from equipoise.runtime.executors import Local
+from equipoise.runtime.group import Group, Lost
+from equipoise.runtime.share import Share, serve
+from equipoise.runtime.spread import Spread
+from equipoise.settings.config import Settings
+
+
+def follows() -> bool:
+    """Whether this process was started beside another that leads."""
+    return Group.launched()[0] > 0
+
+
+def check(settings: Settings, task: Task) -> None:
+    """Refuse what one process must do alone."""
+    run = settings.run
+    if run.executor == "workers":
+        raise UsageError("processes take the place of workers: leave executor at auto, or choose stacked or loop")
+    if run.attack:
+        raise UsageError("attack is for runs of one process: leave out processes, or attack")
+    if not task.forks:
+        raise UsageError(f"task '{task.name}' is computed in one process: leave out processes")
+
+
+def alike(choice: Choice) -> Choice:
+    """The same numbers with one thread per process: workers take clients one by one, as a loop does."""
+    return replace(choice, executor="loop" if choice.executor == "workers" else choice.executor, threads=1, workers=0)
+
+
+@contextlib.contextmanager
+def together(count: int, settings: Settings, task: Task, choice: Choice) -> Iterator[Spread]:
+    """The executor of ``count`` processes, this one and forked ones; under ``torchrun``, of those that it started."""
+    check(settings, task)
+    rank, size = Group.launched()
+    with contextlib.ExitStack() as end:
+        if size > 1:
+            group = Group(rank, size)
+        else:
+            if task.device.type != "cpu":
+                raise UsageError("processes of one command compute on the processor: use torchrun, one per device")
+            group = end.enter_context(_forked(count, lambda group: _follow(settings, task, group)))
+        end.callback(group.leave)
+        for process in range(1, group.size):
+            group.sent(group.send(process, {"executor": choice.executor}), process)
+        spread = Spread(_share(settings, task, group, choice.executor), group)
+        yield spread
+        spread.close()
+
+
+def follow(settings: Settings, task: Task) -> None:
+    """The life of a process that ``torchrun`` started beside the one that leads."""
+    check(settings, task)
+    with contextlib.suppress(Lost):  # the leader says so, or torchrun
+        group = Group(*Group.launched())
+        _follow(settings, task, group)
+        group.leave()
+
+
+def _follow(settings: Settings, task: Task, group: Group) -> None:
+    torch.set_num_threads(1)
+    serve(_share(settings, task, group, group.receive(0)["executor"]), group)
+
+
+def _share(settings: Settings, task: Task, group: Group, executor: str) -> Share:
+    run = settings.run
+    inner = EXECUTORS[executor](settings.policy, task, settings.training, run.seed, run.rounds)
+    assert isinstance(inner, Local)
+    return Share(inner, group, run.save_personal)
+
+
+@contextlib.contextmanager
+def _forked(count: int, work: Callable[[Group], None]) -> Iterator[Group]:
+    """This process as the first of ``count``; the others do ``work`` and end with this one, however it ends."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise UsageError("processes need a system that can fork: start the run with torchrun")
+    context = multiprocessing.get_context("fork")
+    watched, alive = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "meeting")
+        others = [
+            context.Process(target=_child, args=(rank, count, file, watched, alive, work), daemon=True)
+            for rank in range(1, count)
+        ]
+        for process in others:
+            process.start()
+        try:
+            yield Group(0, count, file)
+        finally:
+            alive.close()
+            for process in others:
+                process.join(timeout=5)
+                if process.is_alive():
+                    process.kill()
+
+
+def _child(
+    rank: int, size: int, file: str, watched: Connection, alive: Connection, work: Callable[[Group], None]
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's affair
+    alive.close()  # else the end of the leader would not be seen
+    threading.Thread(target=_end_with_leader, args=(watched,), daemon=True).start()
+    with contextlib.suppress(Lost):  # the leader says so
+        work(Group(rank, size, file))
+
+
+def _end_with_leader(watched: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        watched.recv()
+    os._exit(1)

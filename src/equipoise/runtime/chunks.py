@@ -1,0 +1,53 @@
+"""Chunks of a cohort: computed together and summed first, the same whatever the number of processes.
+
+Numbers that are added in another order round otherwise, so the order must not depend on who computes what: clients of a
+chunk are summed, then the chunks' sums one after another.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import Method, State, Tree, Up
+from equipoise.core import trees
+
+MOST_CHUNKS = 64  # enough to share a round among processes evenly, few enough that their sums cost little
+MOST_CLIENTS = 1024  # bounds the memory of batch plans whatever the size of the cohort
+
+
+def cut(clients: int, least: int) -> list[slice]:
+    """Chunks of at least so many clients where there are enough, as even as can be.
+
+    Where clients are stacked (``least`` > 1), a power of two chunks: usual numbers of processes get equal parts.
+    """
+    parts = max(1, min(MOST_CHUNKS, clients // least))
+    if least > 1:
+        parts = 1 << (parts.bit_length() - 1)
+    parts = max(parts, -(-clients // MOST_CLIENTS))
+    return [slice(clients * part // parts, clients * (part + 1) // parts) for part in range(parts)]
+
+
+def rows(chunk: slice) -> slice | Tensor:
+    """The index of a chunk's rows in a stack, such that they begin where memory does: products of matrices may round
+    otherwise where they lie elsewhere."""
+    return chunk if chunk.start == 0 else torch.arange(chunk.start, chunk.stop)
+
+
+def summed(method: Method, sent: Tree, up: Up, taken: Tensor, weights: Tensor | Tree) -> State | None:
+    """The method's sums over the clients of one chunk whose upload is ``taken``; ``weights`` are those of the taken."""
+    if not bool(taken.any()):
+        return None
+    if not bool(taken.all()):
+        up = trees.row(up, taken)
+    contiguous: Up = pytree.tree_map(lambda value: value.contiguous(), up)
+    return method.sums(sent, contiguous, weights)
+
+
+def added(parts: list[State | None]) -> State:
+    """The sums of chunks, added in their order."""
+    total, *others = [part for part in parts if part is not None]
+    for part in others:
+        total = pytree.tree_map(lambda a, b: a + b, total, part)
+    return total

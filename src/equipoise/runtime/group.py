@@ -1,0 +1,78 @@
+"""The processes of one run, over ``torch.distributed`` with gloo: messages between any two of them.
+
+Nothing is authenticated or encrypted: several machines need a network of their own. On one machine everything stays on
+the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from equipoise.core.trees import State
+from equipoise.runtime.pack import pack, unpack
+
+MEETING = timedelta(minutes=5)  # until all processes have come
+WAITING = timedelta(hours=2)  # longest time between two messages; who dies is noticed at once
+
+
+class Lost(RuntimeError):
+    """Another process of the run has ended or cannot be reached."""
+
+
+class Group:
+    """This process among all; number 0 leads."""
+
+    def __init__(self, rank: int, size: int, file: str | None = None) -> None:
+        """``file``: where processes of this machine meet; without it as ``torchrun`` says."""
+        self.rank, self.size = rank, size
+        store: Any = None
+        if file is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+            store = FileStore(file, size)
+            store.set_timeout(MEETING)
+        try:
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=WAITING)
+        except RuntimeError as error:
+            raise Lost(f"the processes of the run did not meet: {error}") from error
+
+    @staticmethod
+    def launched() -> tuple[int, int]:
+        """This process's number and how many there are, as ``torchrun`` or the like has started them."""
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+    def send(self, to: int, tree: State) -> list[Any]:
+        """Give a message to another process; the result must be kept until :meth:`sent`."""
+        body = pack(tree)
+        head = torch.tensor([len(body)])
+        try:
+            return [(dist.isend(part, to), part) for part in (head, body)]
+        except RuntimeError as error:
+            raise Lost(f"process {to + 1} of {self.size} has ended") from error
+
+    def sent(self, under_way: list[Any], to: int) -> None:
+        try:
+            for work, _ in under_way:
+                work.wait()
+        except RuntimeError as error:
+            raise Lost(f"process {to + 1} of {self.size} has ended") from error
+
+    def receive(self, sender: int) -> State:
+        """The next message of another process."""
+        head = torch.zeros(1, dtype=torch.int64)
+        try:
+            dist.recv(head, sender)
+            body = torch.empty(int(head[0]), dtype=torch.uint8)
+            dist.recv(body, sender)
+        except RuntimeError as error:
+            raise Lost(f"process {sender + 1} of {self.size} has ended") from error
+        return unpack(body)
+
+    def leave(self) -> None:
+        dist.destroy_process_group()

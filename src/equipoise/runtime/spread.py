@@ -1,0 +1,185 @@
+"""The executor of many processes: each computes whole chunks of the cohort and keeps what its clients hold."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import Down, Held, Method, Reply, State, Tree
+from equipoise.core import trees
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import Ints
+from equipoise.runtime import chunks
+from equipoise.runtime.adopt import Facts
+from equipoise.runtime.executors import Executor, Replies
+from equipoise.runtime.group import Group
+from equipoise.runtime.share import HELD, Share
+
+
+def placed(loads: list[float], processes: int) -> list[int]:
+    """The process of each chunk: the longest first, each to whoever has least to do."""
+    free = [(0.0, process) for process in range(processes)]
+    place = [0] * len(loads)
+    for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
+        load, process = heapq.heappop(free)
+        place[chunk] = process
+        heapq.heappush(free, (load + loads[chunk], process))
+    return place
+
+
+class Spread(Executor):
+    """Leads the other processes, and computes a share itself. Any number of them gives the same result."""
+
+    def __init__(self, share: Share, group: Group) -> None:
+        inner = share.inner
+        super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
+        self.share, self.group, self.processes = share, group, group.size
+        self._owner: Ints = np.full(inner.task.clients, -1, np.int64)
+
+    def cuts(self, clients: int) -> list[slice]:
+        return self.share.inner.cuts(clients)
+
+    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
+        return Held()
+
+    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+        training, cuts = self.training.at(round, self.rounds), self.cuts(len(ids))
+        epochs = torch.full_like(ids, training.epochs) if down.train is None else down.train.epochs
+        steps = self.task.steps(ids, epochs, training)
+        place = placed([float(steps[cut].sum()) for cut in cuts], self.group.size)
+        mine = [[cut for cut, where in zip(cuts, place, strict=True) if where == p] for p in range(self.group.size)]
+        rows = [torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)]) for part in mine]
+        moves = self._moves(ids.numpy(), rows)
+        calls = []
+        for process, part in enumerate(rows):
+            ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
+            calls.append(
+                {
+                    **{"do": "run", "round": round, "splits": list(splits), "ids": ids[part]},
+                    **{"cuts": [list(pair) for pair in pairwise(ends)]},
+                    **{"down": trees.plain(down.row(part)), "moves": moves[process]},
+                }
+            )
+        answers = self.ask(calls)
+        return _Elsewhere.of(self, rows, place, answers)
+
+    def ask(self, calls: list[State], answered: bool = True) -> list[State]:
+        """Give each process its call, do one's own, and gather what they answer."""
+        under_way = {process: self.group.send(process, calls[process]) for process in range(1, self.group.size)}
+        own = self.share.answer(calls[0])
+        for process, work in under_way.items():
+            self.group.sent(work, process)
+        if not answered:
+            return []
+        assert own is not None
+        return [own, *(self._checked(self.group.receive(process), process) for process in under_way)]
+
+    def collect(self, ids: Ints) -> State:
+        """What these clients hold, brought here from all processes."""
+        who = [torch.from_numpy(np.flatnonzero(self._owner[ids] == p)) for p in range(self.group.size)]
+        tensor_ids = torch.from_numpy(ids)
+        parts = self.ask([{"do": "rows", "ids": tensor_ids[rows]} for rows in who])
+        some = [(rows, part) for rows, part in zip(who, parts, strict=True) if len(rows)]
+        found: State = {}
+        for name in HELD:
+            like = next((part[name] for _, part in some if name in part), None)
+            if like is not None:
+                found[name] = pytree.tree_map(lambda v: v.new_full((len(ids), *v.shape[1:]), _unknown(v)), like)
+                for rows, part in some:
+                    if name in part:
+                        pytree.tree_map(
+                            lambda all, here, rows=rows: all.index_copy_(0, rows, here), found[name], part[name]
+                        )
+        return found
+
+    def take(self, ids: Ints, kept: State) -> State:
+        """The inverse of :meth:`collect`: they lie here until another process is to compute them."""
+        self._owner[ids] = 0
+        self.share.put(torch.from_numpy(ids), {name: kept[name] for name in HELD if name in kept})
+        return {**trees.plain(Held()), **{name: tree for name, tree in kept.items() if name not in HELD}}
+
+    def close(self) -> None:
+        """Let the other processes go."""
+        for process in range(1, self.group.size):
+            self.group.sent(self.group.send(process, {"do": "end"}), process)
+
+    def _moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
+        moves: list[State] = [{"out": {}, "in": {}} for _ in rows]
+        for to, part in enumerate(rows):
+            here = ids[part.numpy()]
+            owners = self._owner[here]
+            for sender in sorted(set(owners.tolist()) - {-1, to}):
+                which = torch.from_numpy(here[owners == sender])
+                moves[sender]["out"][str(to)] = moves[to]["in"][str(sender)] = which
+            self._owner[here] = to
+        return moves
+
+    def _checked(self, answer: State, process: int) -> State:
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        if "failed" in answer:
+            raise RuntimeError(f"process {process + 1} of {self.group.size} failed:\n{answer['failed']}")
+        return answer
+
+
+def _unknown(value: Tensor) -> float:
+    return torch.nan if value.is_floating_point() else 0
+
+
+@dataclass
+class _Elsewhere(Replies):
+    """Replies whose held parts, and uploads where sums are enough, stay where they were made."""
+
+    spread: Spread | None = None
+    parts: list[Tensor] = field(default_factory=list)
+    """Rows of the cohort by process."""
+    place: list[int] = field(default_factory=list)
+    """The process of each chunk."""
+    known: Facts | None = None
+    size: int = 0
+
+    @classmethod
+    def of(cls, spread: Spread, parts: list[Tensor], place: list[int], answers: list[State]) -> _Elsewhere:
+        order = torch.cat(parts).argsort()
+        some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
+        stack: Reply = trees.row(
+            trees.concatenate([trees.revive(Reply, answer["replies"]) for _, answer in some]), order
+        )
+        facts = [answer["facts"] for _, answer in some]
+        why = {int(rows[int(k)]): text for rows, answer in some for k, text in answer["facts"]["reasons"].items()}
+        finite, long = (torch.cat([fact[name] for fact in facts])[order] for name in ("finite", "long"))
+        known = Facts(finite, long, dict(sorted(why.items())))
+        size = some[0][1]["bytes"]
+        return cls(torch.arange(len(order)), stack, {}, frozenset(), spread, parts, place, known, size)
+
+    def facts(self, method: Method, sent: Tree) -> Facts:
+        assert self.known is not None
+        return self.known
+
+    def upload_bytes(self) -> int:
+        return self.size
+
+    def settle(self, taken: Tensor) -> None:
+        assert self.spread is not None
+        self.spread.ask([{"do": "settle", "taken": taken[rows]} for rows in self.parts], answered=False)
+
+    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+        assert self.spread is not None
+        places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
+        calls = []
+        for rows in self.parts:
+            here = taken[rows]
+            calls.append({"do": "sums", "taken": here, "weights": trees.row(weights, places[rows][here])})
+        answers = [answer["sums"] for answer in self.spread.ask(calls)]
+        turn = [0] * len(answers)
+        parts: list[State | None] = []
+        for process in self.place:
+            parts.append(answers[process][str(turn[process])])
+            turn[process] += 1
+        return chunks.added(parts)

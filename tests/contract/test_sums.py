@@ -1,0 +1,79 @@
+"""Methods made of sums: chunks of a cohort add up to the whole, and who needs every upload is known."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+
+from equipoise.contract import Method, Up, equal_weights
+from equipoise.methods import find_method
+from equipoise.methods.scaffold import Scaffold
+from equipoise.runtime.chunks import added, cut, summed
+from equipoise.wrappers.late import delayed
+from helpers import largest_difference, simulate, small_task
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "equilibrium", "pfedme"])
+def test_made_of_sums(name):
+    assert find_method(name)().summed
+
+
+@pytest.mark.parametrize("name", ["page", "page-shared", "fedpolicy", "fedsynq"])
+def test_every_upload_is_needed(name):
+    assert not find_method(name)().summed
+
+
+def test_a_class_that_says_nothing_is_taken_for_one_that_needs_every_upload():
+    @dataclass(frozen=True)
+    class Own(Scaffold):
+        def weigh(self, s, ids, up):
+            return equal_weights(ids), s.state
+
+    assert not Own().summed
+    assert not delayed(Scaffold(), 1, 0.5).summed
+
+
+@pytest.mark.parametrize("clients", [1, 49, 50, 99, 100, 127, 1000, 5000, 200_000])
+@pytest.mark.parametrize("least", [1, 50])
+def test_chunks_are_even_and_whole(clients, least):
+    chunks = cut(clients, least)
+    assert chunks[0].start == 0
+    assert chunks[-1].stop == clients
+    assert all(a.stop == b.start for a, b in pairwise(chunks))
+    sizes = {chunk.stop - chunk.start for chunk in chunks}
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= 1024
+    assert min(sizes) >= least or len(chunks) == 1 or clients > 64 * least
+
+
+def test_chunks_of_a_hundred():
+    assert cut(99, 50) == [slice(0, 99)]
+    assert cut(100, 50) == [slice(0, 50), slice(50, 100)]
+    assert [chunk.stop for chunk in cut(10, 1)] == list(range(1, 11))
+
+
+def test_sums_of_chunks_add_up_by_hand():
+    up = Up({"w": torch.tensor([[1.0], [2.0], [4.0]])})
+    weights = torch.tensor([0.5, 0.25, 0.25])
+    yes, no = torch.tensor([True, True]), torch.tensor([False])
+    first = summed(Method(), {}, Up({"w": up.params["w"][:2]}), yes, weights[:2])
+    last = summed(Method(), {}, Up({"w": up.params["w"][2:]}), ~no, weights[2:])
+    assert first["mean"]["w"].tolist() == [1.0]
+    assert added([first, last])["mean"]["w"].tolist() == [2.0]
+    assert summed(Method(), {}, Up({"w": up.params["w"][2:]}), no, weights[:0]) is None
+    assert added([None, first, None])["mean"]["w"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "scaffold", "feddyn", "equilibrium", "pfedme"])
+def test_by_sums_as_with_every_upload(name):
+    """The same method, once in chunks by its sums and once by its aggregate of everything."""
+    method, task = find_method(name)(), small_task("linear", clients=110)
+
+    @dataclass(frozen=True)
+    class Whole(type(method)):
+        summed = False
+
+    parts, whole = simulate(method, task, 3), simulate(Whole(), task, 3)
+    assert len(parts.executor.cuts(110)) == 2
+    assert largest_difference(parts.state(), whole.state()) < 1e-12

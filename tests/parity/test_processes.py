@@ -1,0 +1,214 @@
+"""Many processes give the numbers of one, to the bit; they end when they should, and a run outlives any of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.core.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.runs import spreading
+from equipoise.runs.running import Interrupted, resume_run, run
+from equipoise.runtime.executors import Loop, Stacked
+from equipoise.runtime.group import Lost
+from equipoise.runtime.pack import pack, unpack
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.share import Share, serve
+from equipoise.runtime.spread import Spread, placed
+from equipoise.settings.config import Settings
+from helpers import largest_difference, small_task, timeless
+
+SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
+
+
+def test_trees_survive_the_wire():
+    tree = {
+        "a": {"value": torch.arange(5), "dtype": torch.randn(2, 3).double()},
+        "yes": True,
+        "none": None,
+        "t": [1, "x"],
+    }
+    back = unpack(pack({**tree, "empty": {}, "zero": torch.zeros(3, 0), "one": torch.tensor(2.5)}))
+    assert torch.equal(back["a"]["value"], tree["a"]["value"])
+    assert torch.equal(back["a"]["dtype"], tree["a"]["dtype"])
+    assert (back["yes"], back["none"], back["t"], back["empty"]) == (True, None, [1, "x"], {})
+    assert back["zero"].shape == (3, 0)
+    assert back["one"].item() == 2.5
+
+
+def test_the_longest_first_by_hand():
+    assert placed([3.0, 1.0, 2.0, 2.0], 2) == [0, 0, 1, 1]
+    assert placed([1.0, 5.0], 3) == [1, 0]
+    assert placed([2.0, 2.0, 2.0], 1) == [0, 0, 0]
+
+
+def _simulate(kind, method, task, processes, rounds=3):
+    """In float64, on the simulation itself; gives its state and its records."""
+    inner = partial(kind, method, task, task.training, 0, rounds)
+    schedule = Schedule(rounds, 0, 0.9, kind.__name__.lower(), 1, True)
+
+    def finished(make):
+        simulation = Simulation(method, task, task.training, schedule, make)
+        records = [timeless(simulation.round()) for _ in range(rounds)]
+        return simulation.state(), records, simulation.personal_models()[1]
+
+    if processes == 1:
+        return finished(lambda *_: inner())
+    with spreading._forked(processes, lambda group: serve(Share(inner(), group, True), group)) as group:
+        spread = Spread(Share(inner(), group, True), group)
+        result = finished(lambda *_: spread)
+        spread.close()
+        group.leave()
+    return result
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "equilibrium", "page", "ditto"])
+def test_any_number_of_processes_is_one_to_the_bit(name):
+    method, task = find_method(name)(), small_task("linear", clients=230, samples=20)
+    state, records, models = _simulate(Stacked, method, task, 1)
+    for processes in (2, 3):
+        others = _simulate(Stacked, method, task, processes)
+        assert largest_difference(state["params"], others[0]["params"]) == 0.0
+        assert str(state.keys()) == str(others[0].keys())
+        for mine, theirs in zip(_leaves(state), _leaves(others[0]), strict=True):
+            assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+        assert records == others[1]
+        assert largest_difference(models, others[2]) == 0.0
+
+
+def _leaves(tree):
+    return [leaf for value in tree.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
+
+
+def test_one_by_one_too():
+    method, task = find_method("scaffold")(), small_task("linear", clients=7)
+    task.measured = True  # as a model that does not stack: every client is a chunk
+    state, records, _ = _simulate(Loop, method, task, 1)
+    others = _simulate(Loop, method, task, 3)
+    assert largest_difference(state, others[0]) == 0.0
+    assert records == others[1]
+
+
+def _models(folder):
+    return {file.name: file.read_bytes() for file in sorted((folder / "models").iterdir())}
+
+
+def _log(folder):
+    return [{**json.loads(line), "seconds": 0} for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    run(Settings.of({**SMALL, "method": "scaffold"}), folder)
+    return folder
+
+
+def _same(one, other):
+    assert _log(one) == _log(other)
+    assert _models(one) == _models(other)
+    assert (one / "clients.csv").read_bytes() == (other / "clients.csv").read_bytes()
+
+
+def test_a_run_cut_and_resumed_with_other_numbers_of_processes(alone, tmp_path):
+    def cut(at, record):
+        if record.round == at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(Settings.of({**SMALL, "method": "scaffold"}), tmp_path / "run", watch=partial(cut, 3), processes=3)
+    with pytest.raises(Interrupted):
+        resume_run(tmp_path / "run", watch=partial(cut, 3))
+    resume_run(tmp_path / "run", processes=2)
+    _same(alone, tmp_path / "run")
+
+
+def _children():
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True)
+    return {int(pid) for pid in found.stdout.split() if Path(f"/proc/{pid}/cmdline").exists()}
+
+
+def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(alone, tmp_path):
+    before = _children()
+
+    def kill(record):
+        if record.round == 3:
+            os.kill(max(_children() - before), signal.SIGKILL)
+
+    with pytest.raises(Lost, match=r"process . of 3 has ended"):
+        run(Settings.of({**SMALL, "method": "scaffold"}), tmp_path / "run", watch=kill, processes=3)
+    assert not {pid for pid in _children() - before if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"}
+    resume_run(tmp_path / "run", processes=2)
+    _same(alone, tmp_path / "run")
+
+
+def test_processes_end_with_a_leader_that_is_killed(tmp_path):
+    command = [sys.executable, "-m", "equipoise.cli", "run", "--task", "synthetic", "--clients", "230", "--rounds"]
+    leader = subprocess.Popen([*command, "100000", "--processes", "3", "--quiet", "--out", str(tmp_path / "run")])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (tmp_path / "run" / "rounds.jsonl").exists():
+        time.sleep(0.05)
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(leader.pid)], capture_output=True, text=True, check=True)
+    others = [int(pid) for pid in found.stdout.split()]
+    leader.kill()
+    leader.wait()
+    assert len(others) == 2
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in others):
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"executor": "workers"}, "processes take the place of workers"),
+        ({"attack": "flip:0.1"}, "attack is for runs of one process"),
+        ({"task": "two-state", "method": "fedsynq"}, "computed in one process"),
+    ],
+)
+def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
+    with pytest.raises(UsageError, match=words):
+        run(Settings.of(options), tmp_path / "run", processes=2)
+
+
+def test_no_processes_at_all_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="processes is 0: must be at least 1"):
+        run(Settings.of({}), tmp_path / "run", processes=0)
+
+
+# A process of torchrun that kills itself once, in its third round.
+FRAIL = """
+import os, signal, sys
+from pathlib import Path
+from equipoise.runtime.share import Share
+run, mark = Share.run, Path(sys.argv.pop(1))
+def frail(self, call):
+    if call["round"] == 3 and self.group.rank == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run(self, call)
+Share.run = frail
+from equipoise.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_and_the_run_goes_on_to_the_same_bits(alone, tmp_path):
+    script = tmp_path / "frail.py"
+    script.write_text(FRAIL)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script), str(tmp_path / "died")]
+    options = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command = ["run", "--method", "scaffold", *options, "--quiet", "--resume", "--out", str(tmp_path / "run")]
+    ended = subprocess.run([*start, *meet, *command], timeout=300, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "died").exists()
+    _same(alone, tmp_path / "run")
