@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed.adapters [--rounds 5]
 
-Both ways train each client's adapters for one epoch of 32 rows in small and larger batches, on one thread; rounds take turns in one
-run, and seconds are those of the process (CPU), so that other work on the machine counts little. Peak memory is that of
-a process of its own for each number of clients, less that of a process that only imports and builds the base.
+Both ways train each client's adapters for one epoch of 32 rows, in batches of three sizes, on one thread. Rounds take
+turns in one run, and seconds are those of the process (CPU), so that other work on the machine counts little. Peak
+memory is that of a process of its own for each number of clients, less that of one that only builds the base.
 """
 
 from __future__ import annotations

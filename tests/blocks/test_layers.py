@@ -186,6 +186,9 @@ def test_methods_that_would_break_statistics_are_refused() -> None:
         FedRod().check(here, here.training)
     with pytest.raises(UsageError, match="variances negative"):
         private(FedAvg(), Privacy(dp_clip=1.0)).check(here, here.training)
-    plain = task(nn.Sequential(nn.Linear(5, 4)))
-    with pytest.raises(UsageError, match="fedbn keeps the block 'norm'"):
-        FedBN().check(plain, plain.training)
+
+
+def test_without_batch_normalisation_fedbn_is_fedavg() -> None:
+    bn, avg = (simulate(method, task(nn.Sequential(nn.Linear(5, 4)))) for method in (FedBN(), FedAvg()))
+    assert largest_difference(bn.params, avg.params) == 0
+    assert [log.bytes for log in bn.logs] == [log.bytes for log in avg.logs]
