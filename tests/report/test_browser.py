@@ -93,3 +93,16 @@ def test_phone_has_no_sideways_scroll(browser: Browser, comparison: Path) -> Non
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     widths = browser.execute_script("return [...document.querySelectorAll('.plot')].map(p => p.offsetWidth)")
     assert min(widths) > 300
+
+
+@pytest.mark.parametrize("kind", ["page_run", "comparison"])
+def test_no_table_is_clipped_at_1400_pixels(browser: Browser, kind: str, request: pytest.FixtureRequest) -> None:
+    visit(browser, request.getfixturevalue(kind), width=1400)
+    browser.execute_script("document.querySelectorAll('details').forEach(part => part.open = true)")
+    tables = browser.execute_script(
+        "return [...document.querySelectorAll('#result .scroll, #clients .scroll')]"
+        ".map(part => [part.scrollWidth, part.clientWidth])"
+    )
+    assert tables
+    assert [(inner, outer) for inner, outer in tables if inner > outer] == []
+    assert browser.find_element(By.CSS_SELECTOR, ".verdict").text

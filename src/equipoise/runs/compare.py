@@ -62,7 +62,7 @@ def compare(
         was_finished = resume and Folder(folder).summary.is_file()
         watch = announce(settings, folder) if announce else None
         by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch))
-        if not was_finished:
+        if not was_finished and folder != plan[-1][2]:
             _write(out, command, plan, by_method)
     return by_method, _write(out, command, plan, by_method)
 

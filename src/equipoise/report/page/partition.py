@@ -10,6 +10,7 @@ from equipoise.report.page.drawing import Figure, Score, colour, figure, numbers
 from equipoise.report.reading import Group
 
 EACH = 200  # clients that are drawn; of more, so many
+NAMED = 30  # clients up to which the axis names them
 
 
 def labels(groups: Sequence[Group], score: Score) -> Figure | None:
@@ -31,7 +32,10 @@ def labels(groups: Sequence[Group], score: Score) -> Figure | None:
         "text": [[f"{run.called(clients[i])}: {n:.0f} of {counts[i].sum():.0f}" for n in counts[i]] for i in order],
         "hovertemplate": "%{text} samples of class %{x}<extra></extra>",
     }
-    return figure([trace], "class", "clients, by their largest class", yaxis={"showticklabels": False})
+    names = [run.called(clients[i]) for i in order]
+    named = {"tickvals": list(range(len(names))), "ticktext": names, "automargin": True}
+    axis = named if len(names) <= NAMED else {"showticklabels": False}
+    return figure([trace], "class", "clients, by their largest class", xaxis={"type": "category"}, yaxis=axis)
 
 
 def sizes(groups: Sequence[Group], score: Score) -> Figure | None:

@@ -64,10 +64,11 @@ def sentence(groups: Sequence[Group], score: Score) -> str:
         start = f"Personal models of {group.label} reach a mean {_word(score)} of {mean}"
     told = [
         _against(clients, [client.local for client in clients], "local training alone", score),
-        _against(clients, [client.shared for client in clients], "the model that they receive", score),
+        _against(clients, [client.shared for client in clients], _shared(group), score),
     ]
     against = "; ".join(words for words in told if words)
-    return f"{start}{': ' + against if against else ''}."
+    seeds = f" Means over {len(group.runs)} seeds." if len(group.runs) > 1 else ""
+    return f"{start}{': ' + against if against else ''}.{seeds}"
 
 
 def by_name(groups: Sequence[Group], score: Score) -> str:
@@ -148,6 +149,12 @@ def _cell(value: float | None, sign: str, score: Score) -> Cell:
 
 def _digits(score: Score) -> int:
     return 1 if score.scale == 100 else 4
+
+
+def _shared(group: Group) -> str:
+    """What clients receive: the global model, or what the method makes of its shared parts."""
+    whole = any(summary.global_ for summary in group.summaries)
+    return "the global model" if whole else "the model that they receive"
 
 
 def _word(score: Score) -> str:
