@@ -16,6 +16,7 @@ from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.runs import spreading
 from equipoise.runs.running import Interrupted, resume_run, run
+from equipoise.runtime.device import place
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.group import Lost
 from equipoise.runtime.pack import pack, unpack
@@ -61,7 +62,7 @@ def _simulate(kind, method, task, processes, rounds=3):
 
     if processes == 1:
         return finished(lambda *_: inner())
-    with spreading._forked(processes, lambda group: serve(Share(inner(), group, True), group)) as group:
+    with spreading.forked(processes, lambda group: serve(Share(inner(), group, True), group)) as group:
         spread = Spread(Share(inner(), group, True), group)
         result = finished(lambda *_: spread)
         spread.close()
@@ -181,6 +182,15 @@ def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
 def test_no_processes_at_all_are_refused(tmp_path):
     with pytest.raises(UsageError, match="processes is 0: must be at least 1"):
         run(Settings.of({}), tmp_path / "run", processes=0)
+
+
+def test_processes_of_torchrun_take_one_device_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    task = small_task()
+    task.on = lambda device: device
+    assert place(task, "auto") == torch.device("cuda", 1)
+    assert place(task, "cuda:0") == torch.device("cuda", 0)
 
 
 # A process of torchrun that kills itself once, in its third round.

@@ -57,7 +57,7 @@ def together(count: int, settings: Settings, task: Task, choice: Choice) -> Iter
         else:
             if task.device.type != "cpu":
                 raise UsageError("processes of one command compute on the processor: use torchrun, one per device")
-            group = end.enter_context(_forked(count, lambda group: _follow(settings, task, group)))
+            group = end.enter_context(forked(count, lambda group: _follow(settings, task, group)))
         end.callback(group.leave)
         for process in range(1, group.size):
             group.sent(group.send(process, {"executor": choice.executor}), process)
@@ -88,7 +88,7 @@ def _share(settings: Settings, task: Task, group: Group, executor: str) -> Share
 
 
 @contextlib.contextmanager
-def _forked(count: int, work: Callable[[Group], None]) -> Iterator[Group]:
+def forked(count: int, work: Callable[[Group], None]) -> Iterator[Group]:
     """This process as the first of ``count``; the others do ``work`` and end with this one, however it ends."""
     if "fork" not in multiprocessing.get_all_start_methods():
         raise UsageError("processes need a system that can fork: start the run with torchrun")

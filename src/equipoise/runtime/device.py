@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import torch
@@ -11,7 +12,10 @@ from equipoise.core.errors import UsageError
 
 
 def place(task: Task, name: str) -> Task:
-    """The task on the device of that name; ``auto`` is CUDA's first, else the processor."""
+    """The task on the device of that name; ``auto`` is CUDA's first, else the processor.
+
+    Processes that ``torchrun`` started take one device each.
+    """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
     if not task.forks and not name.startswith("cuda"):  # nothing to gain there
@@ -19,7 +23,7 @@ def place(task: Task, name: str) -> Task:
     found = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not found):
         return task
-    number = int(name.partition(":")[2] or 0)
+    number = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", 0))
     if number >= found:
         raise UsageError(f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto")
     return task.on(torch.device("cuda", number))

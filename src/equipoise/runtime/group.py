@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from equipoise.core.trees import State
 from equipoise.runtime.pack import pack, unpack
@@ -32,11 +32,14 @@ class Group:
     def __init__(self, rank: int, size: int, file: str | None = None) -> None:
         """``file``: where processes of this machine meet; without it as ``torchrun`` says."""
         self.rank, self.size = rank, size
-        store: Any = None
-        if file is not None:
+        if file is None:
+            meeting, _, _ = next(dist.rendezvous("env://", rank, size))
+            # Addresses of processes that died before a restart must not be found again.
+            store: Any = PrefixStore(f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting)
+        else:
             os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
             store = FileStore(file, size)
-            store.set_timeout(MEETING)
+        store.set_timeout(MEETING)
         try:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=WAITING)
         except RuntimeError as error:
