@@ -61,7 +61,7 @@ class Autopilot(Method):
     def decide(self, c: Client) -> tuple[Train, State]:
         train = c.evaluate(c.start, "train")
         val = c.evaluate(c.start)["loss"].double() if c.task.has("val") else train["loss"].double()
-        seen = (1 - train["acc"].double(), train["loss"].double(), c.steepness(c.start), val, val)
+        seen = (1 - c.task.merit(train)[0].double(), train["loss"].double(), c.steepness(c.start), val, val)
         state = dict(zip(MEASURED, seen, strict=True))
         rate = self.first_rate(c, state) if c.down.train is None else c.train.lr
         return Train(c.train.epochs.clamp(min=EPOCHS), rate * steering.decay(c.round, c.rounds)), state
