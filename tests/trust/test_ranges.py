@@ -106,7 +106,7 @@ def test_the_same_on_flower(name, tmp_path):
     assert log.left_out.keys() == {2}
 
 
-@pytest.mark.parametrize("name", sorted(SUPERVISED))
+@pytest.mark.parametrize("name", sorted(SUPERVISED.keys() - {"fedbn"}))  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
     kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}], "equilibrium": [{}, {"control": "learned"}]}

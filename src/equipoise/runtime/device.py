@@ -23,7 +23,7 @@ def place(task: Task, name: str) -> Task:
     found = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not found):
         return task
-    number = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", 0))
+    number = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", "0"))
     if number >= found:
         raise UsageError(f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto")
     return task.on(torch.device("cuda", number))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from equipoise.core.trees import State
 from equipoise.runtime.pack import pack, unpack
@@ -33,7 +34,7 @@ class Group:
         """``file``: where processes of this machine meet; without it as ``torchrun`` says."""
         self.rank, self.size = rank, size
         if file is None:
-            meeting, _, _ = next(dist.rendezvous("env://", rank, size))
+            meeting, _, _ = next(rendezvous("env://", rank, size))
             # Addresses of processes that died before a restart must not be found again.
             store: Any = PrefixStore(f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting)
         else:
