@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -20,6 +23,31 @@ def values(module: nn.Module) -> Tree:
 def frozen(module: nn.Module) -> Tree:
     """Its frozen parameters."""
     return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+
+
+def drawn(module: nn.Module, seed: int) -> Tree:
+    """The values of a copy whose layers are drawn anew; a layer that starts at zero stays there."""
+    module = copy.deepcopy(module)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in module.modules():
+            learned = any(p.requires_grad and bool(p.any()) for p in layer.parameters(recurse=False))
+            reset = getattr(layer, "reset_parameters", None)
+            if callable(reset) and learned:
+                reset()
+    return values(module)
+
+
+def demand_drawable(module: nn.Module) -> None:
+    """Refuse a module with parameters that no layer knows how to draw anew."""
+    for name, layer in module.named_modules():
+        bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
+        if bare and not callable(getattr(layer, "reset_parameters", None)):
+            where = f"{name}.{bare[0]}" if name else bare[0]
+            raise UsageError(
+                f"parameter '{where}' cannot be drawn anew, for its layer has no reset_parameters(): "
+                "give it one, or keep the weights (fresh=False)"
+            )
 
 
 def load(module: nn.Module, file: str) -> None:

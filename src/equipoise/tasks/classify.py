@@ -107,16 +107,15 @@ class Classify(Falsified):
         part, module = copy.copy(self), copy.deepcopy(self.module)
         if start:
             weights.load(module, start)
-        if adapter:
-            if self.fresh and not start:
-                module.load_state_dict(self.init_params(seed), strict=False)  # the base, which nobody draws later
-            module = adapted(module, Adapter.read(adapter), seed)
+        elif adapter:
+            module.load_state_dict(self.init_params(seed), strict=False)  # the base, which nobody draws later
+        module = adapted(module, Adapter.read(adapter), seed) if adapter else module
         part.fresh = self.fresh and not (start or adapter)
         part._take(module, blocks)
         return part
 
     def on(self, device: torch.device) -> Classify:
-        """The same task, computed there. ``module`` stays: a seed gives the same initial model on every device."""
+        """``module`` stays: a seed gives the same initial model on every device."""
         part = copy.copy(self)
         part.device, part._laned = device, None
         part._placed = copy.deepcopy(self.module).to(device)
@@ -126,11 +125,9 @@ class Classify(Falsified):
         return part
 
     def step(self, key: Tensor, rows: Tensor) -> Tree:
-        key, rows = key.to(self.device), rows.to(self.device)
-        return {**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}
+        return trees.moved({**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}, self.device)
 
     def subset(self, ids: Ints) -> Classify:
-        """The same task with these clients only, numbered anew."""
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
         part.clients, part.client_names = part.data.clients, part.data.names
@@ -158,14 +155,8 @@ class Classify(Falsified):
             once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
         if not torch.equal(*_home({"once": once, "again": again}).values()):
             raise UsageError("the model gives other outputs when asked again (F.dropout?): use nn.Dropout layers")
-        for name, layer in self.module.named_modules() if self.fresh else ():
-            bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
-            if bare and not callable(getattr(layer, "reset_parameters", None)):
-                where = f"{name}.{bare[0]}" if name else bare[0]
-                raise UsageError(
-                    f"parameter '{where}' cannot be drawn anew, for its layer has no reset_parameters(): "
-                    "give it one, or keep the weights (fresh=False)"
-                )
+        if self.fresh:
+            weights.demand_drawable(self.module)
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
@@ -180,17 +171,7 @@ class Classify(Falsified):
 
     def init_params(self, seed: int) -> Tree:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
-        if not self.fresh:
-            return weights.values(self.module)
-        module = copy.deepcopy(self.module)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for layer in module.modules():
-                learned = any(p.requires_grad and bool(p.any()) for p in layer.parameters(recurse=False))
-                reset = getattr(layer, "reset_parameters", None)
-                if callable(reset) and learned:
-                    reset()
-        return weights.values(module)
+        return weights.drawn(self.module, seed) if self.fresh else weights.values(self.module)
 
     @property
     def frozen(self) -> Tree:
