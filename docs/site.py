@@ -130,7 +130,7 @@ def _spelt(nav: list[Any], uris: list[str]) -> list[Any]:
 
 
 def _methods() -> str:
-    """One line a method: its page and the first sentence there."""
+    """One line per method: its page and the first sentence there."""
     lines = ["# Methods", "", "| method | |", "|---|---|"]
     for file in sorted((ROOT / "docs/methods").glob("*.md")):
         title, _, rest = file.read_text().partition("\n")

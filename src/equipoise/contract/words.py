@@ -18,7 +18,7 @@ Blocks = Mapping[str, tuple[str, ...]]
 """Which parameters belong to which block of the model; any number of blocks, each parameter in one."""
 
 Loss = Callable[[Tree, Tensor, Tensor, State], Tensor]
-"""A training loss for one client: ``(params, x, y, aux) -> losses [B]``, one entry a sample."""
+"""A training loss for one client: ``(params, x, y, aux) -> losses [B]``, one entry per sample."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def dirichlet(
 def few_classes(
     labels: Ints, clients: int, rng: np.random.Generator, classes_per_client: int, min_rows: int = 1
 ) -> Parts:
-    """Exactly so many classes a client, each class shared evenly by its holders (the "pathological" partition)."""
+    """Exactly so many classes per client, each class shared evenly by its holders (the "pathological" partition)."""
     classes, there = np.unique(labels, return_counts=True)
     if not 1 <= classes_per_client <= len(classes):
         raise UsageError(f"classes_per_client is {classes_per_client}: must lie in 1..{len(classes)}")
@@ -86,7 +86,7 @@ def few_classes(
     held = held[rng.permutation(clients)]
     counts = _whole(held / held.sum(0) * there, there)
     if (counts.sum(1) < min_rows).any():
-        raise UsageError(f"with {classes_per_client} classes a client, a client has fewer than {min_rows} rows")
+        raise UsageError(f"with {classes_per_client} classes per client, a client has fewer than {min_rows} rows")
     return _deal(labels, counts, classes, rng)
 
 

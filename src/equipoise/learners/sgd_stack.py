@@ -188,7 +188,7 @@ def _sample_weights(counts: Ints, batch_size: int, task: Network) -> Tensor:
 
 
 def _each(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:
-    """One number a client (or one for all) as a stack that broadcasts against ``like``."""
+    """One number per client (or one for all) as a stack that broadcasts against ``like``."""
     return _wide((value if value.dim() else value.expand(len(sort)))[sort].to(like.dtype), like)
 
 

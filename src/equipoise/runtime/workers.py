@@ -42,7 +42,7 @@ class Workers(Executor):
     def __init__(
         self, method: Method, task: Task, training: Training, seed: int, rounds: int, workers: int = 0
     ) -> None:
-        """``workers``: how many processes; 0 for one a core."""
+        """``workers``: how many processes; 0 for one per core."""
         super().__init__(method, task, training, seed, rounds)
         if not task.forks:
             raise UsageError(f"task '{task.name}' is not for worker processes: use --executor stacked")

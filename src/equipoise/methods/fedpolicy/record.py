@@ -80,7 +80,7 @@ def entropy(c: Client) -> Tensor:
 
 
 def note_reports(record: State, ids: Tensor, reports: Tensor, price: Tensor, round: int) -> State:
-    """Gains a round since each client's last report, and rewards: gains less the price of the bytes, less their mean.
+    """Gains per round since each client's last report, and rewards: gains less the price of the bytes, less their mean.
 
     The mean is that of everybody's latest, since only a few clients may have reported in this round.
     """

@@ -2,7 +2,7 @@
 
 Permuting the clients permutes their scores; absence, newcomers and numbers make no difference to the net. The critic is
 the mean of one net over members, so a cohort's value knows neither order nor size either. The memory keeps a fixed
-number of members a round, drawn evenly over the cohort.
+number of members per round, drawn evenly over the cohort.
 """
 
 from __future__ import annotations

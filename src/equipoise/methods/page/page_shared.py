@@ -15,7 +15,7 @@ from equipoise.methods.page import cohort, shared
 from equipoise.methods.page.actions import simplex
 from equipoise.methods.page.game import LEAST, Game
 
-STEPS = 16  # updates a round of the clients' agent, which sees as many transitions as there are clients
+STEPS = 16  # updates per round of the clients' agent, which sees as many transitions as there are clients
 SERVER_STEPS = 4  # of the server's, which sees one
 
 

@@ -1,4 +1,4 @@
-"""A player of the repeated game: one DDPG agent that moves once a round and sees one transition a round.
+"""A player of the repeated game: one DDPG agent that moves once per round and sees one transition per round.
 
 A transition closes a round later: (state, action, reward) of round t wait until round t+1 shows the next state.
 """

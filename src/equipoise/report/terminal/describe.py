@@ -59,7 +59,7 @@ def in_words(found: dict[str, Any]) -> str:
 
 
 def _picture(counts: np.ndarray[Any, Any]) -> list[str]:
-    """A line a client, a column a class; darker is a larger share of the client's training rows."""
+    """One line per client and one column per class; darker is a larger share of the client's training rows."""
     clients, classes = min(len(counts), PICTURED_CLIENTS), min(counts.shape[1], PICTURED_CLASSES)
     share = counts[:clients, :classes] / counts[:clients].sum(1, keepdims=True)
     level = np.ceil(np.sqrt(share) * (len(SHADES) - 1)).astype(int)  # the root shows small shares too
