@@ -53,7 +53,7 @@ def planted(
 def windy_cliff(u: Floats, wind: float, gamma: float, goal: float = 0.0) -> list[TabularMDP]:
     """CliffWalking where, with chance wind * u, a gust moves the agent one cell down instead of where it wanted.
 
-    The table of Gymnasium's CliffWalking at u = 0, with rewards over 100: -0.01 per step, -1 and back to the start for a
+    The table of Gymnasium's CliffWalking at u = 0, with rewards over 100: -0.01 per step, -1 and back to start for a
     fall; ``goal`` is paid for reaching the goal. Cells of the cliff, in which nobody ever stands, have no row.
     """
     if not 0.0 <= wind <= 1.0:
