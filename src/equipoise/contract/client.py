@@ -58,9 +58,24 @@ class Client(ABC):
         stream: int = 0,
         training: Training | None = None,
     ) -> Tree:
-        """Local SGD on loss(params) + <linear, params> + pull, moving only ``blocks``; by default on decision 1.
+        """Local SGD on loss(params) + <linear, params> + pull, on the client's own training rows.
 
-        ``training`` replaces the run's batch size, momentum and weight decay for this call.
+        Arguments:
+            params: the model to start from.
+            train: epochs and rate; by default those of decision 1.
+            pull: a quadratic pull to an anchor (FedProx, Ditto).
+            linear: what is added to the gradient, by parameter (SCAFFOLD, FedDyn).
+            blocks: the blocks that move; by default all of them.
+            loss: a loss for one client that takes the place of the task's.
+            aux: what that loss is given beside model and batch.
+            part: the share of the training rows that is used, from where to where.
+            repeat: how many steps are taken on each batch.
+            clamp: bounds within which parameters are kept after every step.
+            stream: a number that tells this call's batches from those of other calls in the round.
+            training: batch size, momentum and weight decay of this call instead of the run's.
+
+        Returns:
+            The trained model.
         """
 
     @abstractmethod

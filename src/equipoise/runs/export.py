@@ -32,9 +32,17 @@ Facts = dict[str, str]
 def export(
     path: Path, client: int | None, form: str, out: Path | None, settings: Settings | None = None
 ) -> tuple[Path, float]:
-    """Write the global model, or a client's personal one; gives the file and the largest difference of its logits.
+    """Write a model of a run in a format that other programs load, and check that it predicts as the original.
 
-    ``settings``: of a run made in Python.
+    Arguments:
+        path: the run's folder.
+        client: whose personal model; the global model without one.
+        form: ``safetensors``, ``onnx`` or ``torchscript``.
+        out: the file; without it, one in the run's folder.
+        settings: the settings of a run that was made in Python.
+
+    Returns:
+        The file and the largest difference of its logits from the original's.
     """
     if form not in FORMATS:
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")

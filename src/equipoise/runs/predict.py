@@ -100,7 +100,18 @@ def network_of(folder: Folder, settings: Settings | None = None) -> tuple[nn.Mod
 
 
 def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, overwrite: bool) -> int:
-    """Write predictions for a file's rows, in their order; gives how many there are."""
+    """Write predictions for the rows of a file, in their order.
+
+    Arguments:
+        folder: the run's folder.
+        rows: a table with the columns that the run was trained on.
+        client: whose personal model; the global model without one.
+        out: the file to be written.
+        overwrite: whether it may be there already.
+
+    Returns:
+        How many rows were predicted.
+    """
     if out.exists() and not overwrite:
         raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
     if not rows.is_file():

@@ -63,9 +63,17 @@ def run(
     tell: Tell | None = None,
     processes: int = 1,
 ) -> Summary:
-    """Run to the end and give the summary. An existing folder is refused unless ``resume`` or ``overwrite``.
+    """Run to the end and give the summary.
 
-    ``make_executor``: where the clients are, if not in this process. ``processes``: how many compute them.
+    Arguments:
+        settings: the options of the run.
+        out: its folder; one that is not empty is refused unless ``resume`` or ``overwrite``.
+        resume: continue with what is in the folder.
+        overwrite: replace what is in the folder.
+        watch: called after every round.
+        make_executor: where the clients are, if not in this process.
+        tell: called with remarks before the first round.
+        processes: how many processes compute the clients.
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
@@ -96,9 +104,12 @@ def resume_run(
     tell: Tell | None = None,
     processes: int = 1,
 ) -> Summary:
-    """Go on where a run stopped; a finished one just gives its summary.
+    """Continue where a run stopped; a finished one just gives its summary.
 
-    ``settings``: those of the folder, where its method or task was made in Python.
+    Arguments:
+        path: the run's folder.
+        watch, make_executor, tell, processes: as in :func:`run`.
+        settings: those of the folder, where its method or task was made in Python.
     """
     folder = Folder(Path(path))
     folder.demand()

@@ -30,8 +30,20 @@ Told = Callable[[str, int, float | None, dict[str, Any]], None]
 
 
 def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told | None = None) -> dict[str, Any]:
-    """Search ``trials`` settings; gives the best options and writes them to ``out/best.json``. The first trial is
-    the defaults, so that the result is never worse than they on the validation data of the search."""
+    """Search for good options of a method on validation data.
+
+    The first trial is the defaults, so the result is never worse than they are on the validation data of the search.
+
+    Arguments:
+        method: the method's name.
+        given: options that stay fixed.
+        trials: how many settings are tried.
+        out: the folder of the search; one that was cut short continues there.
+        told: called after every trial.
+
+    Returns:
+        The best options, which are also written to ``out/best.json``.
+    """
     optuna = _optuna()
     if trials < 1:
         raise UsageError(f"trials is {trials}: must be at least 1")
