@@ -94,7 +94,7 @@ def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
         (RunConfig, {"executor": "fast"}),
         (Privacy, {"dp_delta": 1.0}),
         (SyntheticConfig, {"val_share": 1.0}),
-        (AgentConfig, {"target_rate": 0.0}),
+        (AgentConfig, {"target_rate": -0.1}),
         (Page, {"agent_rate": -0.1}),
         (LinearRepresentation, {"t0": math.nan}),
         (Deployment, {"out": "/x", "below": "wait"}),
