@@ -17,7 +17,7 @@ from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
 
-WORTH_STACKING = 50  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+WORTH_STACKING = 64  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
 @dataclass
@@ -111,6 +111,8 @@ class Local(Executor):
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         with torch.no_grad():
             cuts = [chunks.rows(cut) for cut in self.cuts(len(ids))]
+            if len(cuts) == 1:
+                return Replies.of_all(ids, self.chunk(round, ids, down, held, splits))
             parts = [self.chunk(round, ids[here], down.row(here), trees.row(held, here), splits) for here in cuts]
         return Replies.of_all(ids, trees.concatenate(parts))
 
