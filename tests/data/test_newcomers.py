@@ -76,10 +76,10 @@ def test_bad_shares_are_refused():
 
 def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     """What auto measured is kept in the folder, so that a resumed run goes on in the same way."""
-    from equipoise.runs import running as runs
+    from equipoise.runs import choosing
     from equipoise.runtime.choose import Choice
 
-    monkeypatch.setattr(runs, "choose", lambda *_: Choice("loop", why="measured"))
+    monkeypatch.setattr(choosing, "choose", lambda *_: Choice("loop", why="measured"))
     settings = Settings.of({**OPTIONS, "holdout_clients": 0.0})
     stop = iter([False, True])
 
@@ -89,5 +89,5 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "out", watch=watch)
-    monkeypatch.setattr(runs, "choose", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(choosing, "choose", lambda *_: pytest.fail("measured again"))
     assert resume_run(tmp_path / "out").about.executor == "loop, 1 thread (measured)"

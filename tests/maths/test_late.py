@@ -7,6 +7,7 @@ from equipoise.contract import Training
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.runs.running import _Running, build_task, run
+from equipoise.runtime.choose import Choice
 from equipoise.settings.config import Settings
 from equipoise.wrappers.late import delayed, late_clients
 from helpers import cut_and_resumed, largest_difference, simulate, small_task, timeless
@@ -119,7 +120,7 @@ def test_refusals(options, words):
 def test_clients_elsewhere_are_late_by_themselves(tmp_path):
     settings = Settings.of({"delay": 1})
     with pytest.raises(UsageError, match="delay is for simulations"):
-        _Running(settings, build_task(settings), None, lambda *_: None)
+        _Running(settings, build_task(settings), None, Choice("stacked"), lambda *_: None)
 
 
 def test_who_is_late_follows_from_the_seed():
