@@ -58,7 +58,7 @@ def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
     with Pretended():
         found = run(settings, tmp_path / "far")
         assert build_task(settings).newcomers.device == FAR
-    assert found.executor.endswith("on meta")
+    assert found.about.executor.endswith("on meta")
     monkeypatch.undo()
     assert run(settings, tmp_path / "here").newcomers.after[5] == pytest.approx(found.newcomers.after[5])
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from equipoise.records.tables import write_table
 from equipoise.runs.card import Card
 from equipoise.runs.choosing import chosen
 from equipoise.runs.finetuning import finetuned
+from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.scoring import Final, final_scores
 from equipoise.runs.spreading import alike, together
@@ -245,7 +244,7 @@ class _Running:
 
     def to_the_end(self, watch: Watch | None) -> Summary:
         self.log_checksum = self.folder.write_rounds(self.records)
-        with _threads(self.choice.threads), _interruptible() as asked:
+        with threads(self.choice.threads), interruptible() as asked:
             while not self._finished():
                 record = self._round()
                 if watch and (reason := watch(record)):
@@ -368,38 +367,3 @@ class _Running:
         """Columns that say whose a line is: the client's number, and its name if it has one."""
         names = self.task.client_names
         return {"client": ids.tolist(), **({"name": [names[k] for k in ids]} if names else {})}
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM once: stop after the round under way, so that what is saved is whole. Twice: stop at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        with contextlib.suppress(OSError):  # nobody may be there to read it
-            os.write(2, b"\nstopping after this round (Ctrl-C again to stop at once)\n")
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are the caller's affair
-        yield lambda: False
-        return
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
