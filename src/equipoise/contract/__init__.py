@@ -28,12 +28,13 @@ from equipoise.contract.words import (
     Up,
     When,
 )
-from equipoise.contract.wrap import Wrapper
+from equipoise.contract.wrap import Around, Wrapper
 from equipoise.core.options import Options, option
 from equipoise.core.schedules import OverRounds, Schedule
 from equipoise.core.trees import State, Tree
 
 __all__ = [
+    "Around",
     "Blocks",
     "Client",
     "Down",

@@ -132,3 +132,18 @@ class Wrapper(Method):
     def _client(self, c: Client, hook: Callable[[Client], tuple[T, State]]) -> tuple[T, State]:
         result, state = hook(c.within("base"))
         return result, {**c.state, "base": state}
+
+
+@dataclass(frozen=True)
+class Around(Wrapper):
+    """A wrapper around a method that is there already; it goes by that method's name."""
+
+    method: Method
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.method.name
+
+    @property
+    def below(self) -> Method:
+        return self.method

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Scores, Server, State, Train, Up, Wrapper
+from equipoise.contract import Around, Client, Method, Scores, Server, State, Train, Up
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.methods.page.actions import epochs_of, rate_of, simplex
@@ -109,18 +109,8 @@ def _alternatives(method: Method, actions: Tensor, chosen: Train) -> Train:
 
 
 @dataclass(frozen=True)
-class Obedient(Wrapper):
+class Obedient(Around):
     """The same method, whose clients train as they are told."""
-
-    method: Method
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.method.name
-
-    @property
-    def below(self) -> Method:
-        return self.method
 
     def decide(self, c: Client) -> tuple[Train, State]:
         return c.train, c.state

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Server, State, Task, Training, Tree, Up, Wrapper
+from equipoise.contract import Around, Method, Server, State, Task, Training, Tree, Up
 from equipoise.core import streams, trees
 from equipoise.core.errors import UsageError
 
@@ -37,20 +37,11 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Delayed(Wrapper):
+class Delayed(Around):
     """The server below meets, in round t, what the others send in t and what the late ones sent in t - delay."""
 
-    method: Method
     delay: int
     late: float
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.method.name
-
-    @property
-    def below(self) -> Method:
-        return self.method
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)

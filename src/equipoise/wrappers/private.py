@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import (
+    Around,
     Client,
     Fit,
     Method,
@@ -26,7 +27,6 @@ from equipoise.contract import (
     Tree,
     Up,
     When,
-    Wrapper,
 )
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
@@ -61,20 +61,11 @@ def _normal(u: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Private(Wrapper):
+class Private(Around):
     """w_i reaches the server as w + clip(w_i - w, C) + N(0, (sigma C)^2), and the method below sees the mean."""
 
-    method: Method
     privacy: Privacy
     draw: Draw
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.method.name
-
-    @property
-    def below(self) -> Method:
-        return self.method
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)

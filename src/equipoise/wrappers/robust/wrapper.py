@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Server, State, Task, Training, Tree, Up, Wrapper
+from equipoise.contract import Around, Method, Server, State, Task, Training, Tree, Up
 from equipoise.core import trees
 from equipoise.core.errors import UsageError, nearest
 from equipoise.wrappers.robust import rules
@@ -48,20 +48,11 @@ def robust(method: Method, text: str) -> Method:
 
 
 @dataclass(frozen=True)
-class Robust(Wrapper):
+class Robust(Around):
     """Decision 3 of the method below, on what the rule makes of the changes w_i - w; block by block where it scales."""
 
-    method: Method
     rule: str
     value: float
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.method.name
-
-    @property
-    def below(self) -> Method:
-        return self.method
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
