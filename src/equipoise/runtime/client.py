@@ -88,10 +88,16 @@ class RunningClient(Client):
             pull = Pull(pull.anchor, strength, follow)
         names = tuple(fit.params) if blocks is None else task.names_of(*blocks)
         fit = replace(fit, epochs=train.epochs, lr=train.lr.to(dtype), pull=pull, names=names)
-        self._taken.append(self.steps(train, fit.part) * fit.repeat)
-        params, anchor, self._sources["now"] = primitives.call(
-            lambda call: task.fit(*call, when), lambda call: task.fit_stack(*call, when), (self.id, fit, self.source)
+
+        def steps(ids: Tensor, fit: Fit) -> Tensor:
+            return task.steps(ids, fit.epochs, when.training, fit.part) * fit.repeat
+
+        params, anchor, self._sources["now"], taken = primitives.call(
+            lambda call: (*task.fit(*call, when), steps(*call[:2])),
+            lambda call: (*task.fit_stack(*call, when), steps(*call[:2])),
+            (self.id, fit, self.source),
         )
+        self._taken.append(taken)
         return params, anchor
 
     def evaluate(self, params: Tree, split: str = "val") -> Tree:
