@@ -23,7 +23,7 @@ from equipoise.data.federation import ClientData, Ints, Split
 from equipoise.data.forms import Pixels
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 DATA = Path(os.environ.get("EQUIPOISE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CHEAP, DEAR = tuple(range(100, 108)), (100, 101, 102)  # seeds that no setting was chosen on
@@ -172,7 +172,7 @@ def build(family: Family, more: dict[str, Any], seed: int) -> tuple[Settings, Ta
     settings = Settings.of({**options, **more, "seed": seed, "rounds": family.rounds})
     task = build_task(settings)
     if family.scale != 1.0:
-        assert isinstance(task, Classify)
+        assert isinstance(task, FromExamples)
         form = task.data.form
         if isinstance(form, Pixels):  # bytes become numbers in the form: the factor belongs there
             task.data.form = Pixels(form.mean, tuple(value / family.scale for value in form.std))

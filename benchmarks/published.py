@@ -24,7 +24,7 @@ from equipoise.data.target import Target
 from equipoise.methods import find_method
 from equipoise.models import MODELS
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 SEEDS, ROUNDS = 5, 25
 
@@ -94,7 +94,7 @@ def published_split(data: str, method: str) -> dict[str, Any]:
     }
 
 
-def _task(data: str, seed: int) -> Classify:
+def _task(data: str, seed: int) -> FromExamples:
     """A linear model on the rows and inputs that FLamby has; a fifth of the training rows is for validation."""
     about = FLAMBY[data]
     with (DATA / "tables" / about.file).open() as file:
@@ -120,7 +120,7 @@ def _task(data: str, seed: int) -> Classify:
     server = {"public": whole["val"], "test": whole["test"]}
     federation = Federation(splits, server, target.outputs, target=target)
     module = MODELS["linear"](federation.shape, target.outputs)
-    return Classify(f"flamby-{data}", module, federation, about.training)
+    return FromExamples(f"flamby-{data}", module, federation, about.training)
 
 
 def _heart(rows: list[dict[str, str]]) -> tuple[NDArray[Any], NDArray[Any]]:

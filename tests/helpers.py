@@ -17,7 +17,7 @@ from equipoise.records.summary import Summary
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 SMALL = {"clients": 6, "features": 5, "classes": 4, "samples": 60, "size_sigma": 0.4, "val_share": 0.2}
 TRAINING = Training(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
@@ -25,11 +25,11 @@ TRAINING = Training(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
 
 def small_task(
     model: str = "mlp", training: Training = TRAINING, seed: int = 0, closed_form: bool = True, **options: Any
-) -> Classify:
+) -> FromExamples:
     """Six clients of unequal size with Synthetic data, in float64."""
     config = SyntheticConfig(**{**SMALL, **options})
     module = MODELS[model]((config.features,), config.classes)
-    return Classify("synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form)
+    return FromExamples("synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form)
 
 
 def simulate(

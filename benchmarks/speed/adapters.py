@@ -31,7 +31,7 @@ from equipoise.methods.local import Local
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.runtime.executors import Stacked
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 ROWS, LR, FEATURES, CLASSES, ADAPTER = 32, 0.05, 256, 10, "rank=8"
 BATCHES = (4, 8, 32)
@@ -62,7 +62,7 @@ def federation(clients: int) -> Federation:
 
 def simulation(clients: int, batch: int) -> Simulation:
     training = Training(epochs=1, lr=LR, batch_size=batch)
-    task = Classify("adapters", base(), federation(clients), training, fresh=False).shaped("", ADAPTER, "", 0)
+    task = FromExamples("adapters", base(), federation(clients), training, fresh=False).shaped("", ADAPTER, "", 0)
     schedule = Schedule(10**9, 0, 1.0, "stacked", 10**9, True)  # no evaluation: training alone
     return Simulation(Local(), task, training, schedule, Stacked)
 

@@ -27,7 +27,7 @@ from equipoise.runtime.choose import MakeExecutor
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.workers import Workers, available_cores
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 CLIENTS, IMAGES, BATCH, LR = 20, 600, 32, 0.05
 TRAINING = Training(epochs=1, lr=LR, batch_size=BATCH)
@@ -49,7 +49,7 @@ def federation() -> Federation:
 
 
 def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
-    task = Classify("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
+    task = FromExamples("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
     schedule = Schedule(10**9, 0, 1.0, "loop", 10**9, False)  # no evaluation: training and aggregation only
     return Simulation(FedAvg(), task, TRAINING, schedule, executor).round
 

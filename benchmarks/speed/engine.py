@@ -27,7 +27,7 @@ from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 BATCH, LR, FEATURES, CLASSES = 30, 0.1, 30, 30
 Round = Callable[[], object]
@@ -40,7 +40,7 @@ def data_of(clients: int) -> Synthetic:
 
 def equipoise_round(data: Synthetic, epochs: int, closed_form: bool) -> Round:
     training = Training(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = Classify("synthetic", linear((FEATURES,), CLASSES), data, training, closed_form=closed_form)
+    task = FromExamples("synthetic", linear((FEATURES,), CLASSES), data, training, closed_form=closed_form)
     return Simulation(FedAvg(), task, training, Schedule(10**6, 0, 1.0, "stacked", 1, True)).round
 
 

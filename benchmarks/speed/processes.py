@@ -17,14 +17,14 @@ from equipoise.runtime.executors import Stacked
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.share import Share, serve
 from equipoise.runtime.spread import Spread
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 ROUNDS = 10**6
 
 
 def scaling(clients: int, epochs: int, seconds: float, processes: int = 2) -> dict[str, float]:
     training = Training(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = Classify("synthetic", linear((FEATURES,), CLASSES), data_of(clients), training)
+    task = FromExamples("synthetic", linear((FEATURES,), CLASSES), data_of(clients), training)
     inner = partial(Stacked, FedAvg(), task, training, 0, ROUNDS)
 
     def round_of(make: partial[Stacked] | Spread) -> Round:

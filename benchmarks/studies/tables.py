@@ -21,7 +21,7 @@ from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import mean, paired, spread, table
 from benchmarks.published import FLAMBY, published_split
 from equipoise.records.tables import read_names, read_table
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 SPLITS = 20
 METHODS = (
@@ -143,7 +143,7 @@ def _outside(method: str, given: Any) -> dict[str, Any]:
     from sklearn.linear_model import LogisticRegression
 
     _, task = built(given)
-    assert isinstance(task, Classify)
+    assert isinstance(task, FromExamples)
     who = np.arange(task.clients)
     scores: list[dict[str, float]] = []
     make = (
@@ -164,7 +164,7 @@ def _outside(method: str, given: Any) -> dict[str, Any]:
     return {"personal": _rounded(means), "clients": named, "score": _number(means["auc"])}
 
 
-def _rows(task: Classify, client: int, split: str) -> Any:
+def _rows(task: FromExamples, client: int, split: str) -> Any:
     own = task.data.split(np.array([client]), split)
     here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
     return own.x[here], own.y[here]

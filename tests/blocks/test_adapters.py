@@ -20,7 +20,7 @@ from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.local import Local
 from equipoise.models.adapters import AdaptedConv, AdaptedLinear, Adapter, adapted
 from equipoise.models.stacking import stacked_forward
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 BOTH = "rank=2 targets=0,2 names=shared,private train=4.*"
@@ -31,9 +31,9 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
-def task(adapter: str = BOTH, fresh: bool = False) -> Classify:
+def task(adapter: str = BOTH, fresh: bool = False) -> FromExamples:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
-    plain = Classify("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
+    plain = FromExamples("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
     return plain.shaped("", adapter, "", 0) if adapter else plain
 
 
@@ -119,7 +119,7 @@ def test_executors_agree(method: Method) -> None:
 
 def test_executors_agree_on_a_network_that_is_no_sequence() -> None:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
-    here = Classify("synthetic", Branched(), data, TRAINING, torch.float64).shaped("", "rank=2", "", 0)
+    here = FromExamples("synthetic", Branched(), data, TRAINING, torch.float64).shaped("", "rank=2", "", 0)
     loop, stacked = (simulate(Local(), here, executor=executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.store.local, stacked.store.local) < 1e-10
 

@@ -19,21 +19,21 @@ from equipoise.methods.fedpolicy.parts import Parts
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.records.folder import Folder
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 THREE = "base=0.* middle=2.* top=4.*"
 
 
-def deep_task(blocks: str = THREE, **options: object) -> Classify:
+def deep_task(blocks: str = THREE, **options: object) -> FromExamples:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
     data = Synthetic(SyntheticConfig(**{**SMALL, **options}), 0)
-    task = Classify("synthetic", net, data, TRAINING, torch.float64)
+    task = FromExamples("synthetic", net, data, TRAINING, torch.float64)
     return task.shaped("", "", blocks, 0) if blocks else task
 
 
-def share_of(task: Classify, *blocks: str) -> int:
+def share_of(task: FromExamples, *blocks: str) -> int:
     start = task.init_params(0)
     return tree_bytes({name: start[name] for block in blocks for name in task.blocks[block]})
 
@@ -143,11 +143,11 @@ def test_methods_that_name_other_blocks_are_refused(method: Method, words: str) 
 def test_declared_blocks_of_a_module_may_be_any() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
     net.blocks = {"weights": ("0.weight", "2.weight"), "biases": ("0.bias", "2.bias")}  # type: ignore[assignment]
-    task = Classify("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
+    task = FromExamples("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
     assert task.blocks == net.blocks
     net.blocks = {"weights": ("0.weight", "2.weight"), "biases": ("0.bias",)}  # type: ignore[assignment]
     with pytest.raises(UsageError, match=r"leave out 2\.bias"):
-        Classify("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
+        FromExamples("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
 
 
 def test_the_command_line_names_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.fedrod import FedRod
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 
@@ -27,9 +27,9 @@ def net() -> nn.Sequential:
     return module
 
 
-def task(fresh: bool = False, **options: object) -> Classify:
+def task(fresh: bool = False, **options: object) -> FromExamples:
     data = Synthetic(SyntheticConfig(**{**SMALL, **options}), 0)
-    return Classify("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
+    return FromExamples("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
 
 
 def clients(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:

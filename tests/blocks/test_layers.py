@@ -18,7 +18,7 @@ from equipoise.methods.fedrod import FedRod
 from equipoise.methods.pfedme import PFedMe
 from equipoise.models.layers import BatchNorm, Dropout, federated
 from equipoise.privacy.options import Privacy
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from equipoise.wrappers.private import private
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
@@ -30,9 +30,9 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
 
 
-def task(module: nn.Module | None = None) -> Classify:
+def task(module: nn.Module | None = None) -> FromExamples:
     data = Synthetic(SyntheticConfig(**{**SMALL, "samples": 57}), 0)
-    return Classify("synthetic", module or net(), data, TRAINING, torch.float64)
+    return FromExamples("synthetic", module or net(), data, TRAINING, torch.float64)
 
 
 @pytest.mark.parametrize(("layer", "shape"), [(nn.BatchNorm1d(3), (7, 3)), (nn.BatchNorm2d(3), (7, 3, 4, 5))])

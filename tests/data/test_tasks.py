@@ -16,7 +16,7 @@ from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import largest_difference, simulate
 
 TRAINING = Training(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
@@ -35,9 +35,9 @@ def small_federation(kind: str, clients: int = 3) -> Federation:
     return Federation(splits, {name: rows(7) for name in ("public", "test")}, 12, form)
 
 
-def small_task(model: str) -> Classify:
+def small_task(model: str) -> FromExamples:
     data = small_federation("text" if model == "lstm" else "images")
-    return Classify("small", MODELS[model](data.shape, data.classes), data, TRAINING, torch.float64)
+    return FromExamples("small", MODELS[model](data.shape, data.classes), data, TRAINING, torch.float64)
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp", "linear", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -75,7 +75,7 @@ def test_many_rows_are_scored_in_parts_alike(monkeypatch):
     task = small_task("cnn")
     stack = {name: value[None] for name, value in task.init_params(0).items()}
     whole = task.evaluate_server(stack, "test")
-    monkeypatch.setattr("equipoise.tasks.classify.NUMBERS_AT_ONCE", 2 * 12 * 12 * 3)
+    monkeypatch.setattr("equipoise.tasks.from_examples.NUMBERS_AT_ONCE", 2 * 12 * 12 * 3)
     parts = task.evaluate_server(stack, "test")
     assert largest_difference(whole, parts) < 1e-12
 

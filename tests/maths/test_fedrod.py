@@ -9,14 +9,14 @@ from equipoise.core.errors import UsageError
 from equipoise.data.federation import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedrod import FedRod
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import heterogeneous
 
 WHOLE_BATCH = Training(epochs=1, lr=0.5, batch_size=100)
 
 
-def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None = None) -> Classify:
+def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None = None) -> FromExamples:
     """Clients with these labels each, two features, a model of two layers."""
     torch.manual_seed(3)
     rows = len(labels) * clients
@@ -27,7 +27,7 @@ def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None 
         3,
     )
     module = module or nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
-    return Classify("tiny", module, data, WHOLE_BATCH, torch.float64)
+    return FromExamples("tiny", module, data, WHOLE_BATCH, torch.float64)
 
 
 def test_two_steps_by_definition_with_a_class_that_the_client_lacks() -> None:

@@ -22,7 +22,7 @@ from equipoise.report.reading import Group, Run, read
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
 from equipoise.settings.files import read_config
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers_records import NO_SUMMARY, line, record, scores
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
@@ -59,7 +59,7 @@ def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     page, plots = drawn(tmp_path / "r")
     by_title = dict(zip(titles(page), plots.values(), strict=True))
     task = build_task(Settings.of(read_config(tmp_path / "r" / "config.json")))
-    assert isinstance(task, Classify)
+    assert isinstance(task, FromExamples)
     counts = task.label_counts(torch.arange(5)).double()
     share = (counts / counts.sum(1, keepdim=True)).tolist()
     shown = by_title["Partition"]["data"][0]["z"]

@@ -17,7 +17,7 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.scaffold import Scaffold
 from equipoise.models import MODELS
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import largest_difference, simulate
 
 SIZES = np.array([13, 7, 22])
@@ -28,7 +28,7 @@ KINDS = {
 }
 
 
-def task(kind: str, model: str = "mlp", training: Training = TRAINING) -> Classify:
+def task(kind: str, model: str = "mlp", training: Training = TRAINING) -> FromExamples:
     rng = np.random.default_rng(0)
 
     def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +40,7 @@ def task(kind: str, model: str = "mlp", training: Training = TRAINING) -> Classi
 
     splits = {name: (*rows(int(SIZES.sum())), SIZES) for name in ("train", "val", "test")}
     data = Federation(splits, {name: rows(20) for name in ("public", "test")}, 1, target=KINDS[kind])
-    return Classify(kind, MODELS[model]((4,), 1), data, training, torch.float64)
+    return FromExamples(kind, MODELS[model]((4,), 1), data, training, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,6 +28,10 @@ class Supervised(Task):
         """So many of the server's test samples, as the network takes them."""
 
     @abstractmethod
+    def server_rows(self, split: str) -> int:
+        """Samples of the server's ``public`` or ``test`` set."""
+
+    @abstractmethod
     def forward(self, params: Tree, x: Tensor) -> Tensor:
         """Outputs of one model, ``[B, classes]`` logits or ``[B, 1]``."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import __version__
+from equipoise.contract import Task
 from equipoise.data.forms import Form, Pixels, Tokens
 from equipoise.data.tables.typed import of_json, to_json
 from equipoise.data.target import Target
@@ -17,7 +18,7 @@ from equipoise.models import MODELS
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.records.folder import Folder
 from equipoise.settings.run import RunConfig
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class Card:
     """Adapters of the network, as the run's option has them."""
 
     @staticmethod
-    def of(task: Classify, run: RunConfig) -> Card:
+    def of(task: Task, run: RunConfig) -> Card | None:
+        """Of a task that learns a network from examples; agents in environments have none."""
+        if not isinstance(task, FromExamples):
+            return None
         names = task.preparation.features if task.preparation else ()
         about, data = (__version__, run.method, run.task, run.model, run.seed), task.data
         return Card(*about, data.shape, data.form, data.target, task.client_names, names, run.adapter)

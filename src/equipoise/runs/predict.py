@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from equipoise.contract import Supervised
 from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.data.tables.choices import listed
@@ -28,7 +29,6 @@ from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
 from equipoise.settings.files import read_config
 from equipoise.settings.given import settings_in
-from equipoise.tasks.classify import Classify
 
 AT_ONCE = 2**12  # rows, which bounds the memory
 
@@ -94,9 +94,10 @@ def network_of(folder: Folder, settings: Settings | None = None) -> tuple[nn.Mod
         return module, card
     settings = settings or settings_in(folder.config)
     task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
-    if not isinstance(task, Classify):
+    card = Card.of(task, settings.run)
+    if card is None or not isinstance(task, Supervised):
         raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
-    return copy.deepcopy(task.module).eval(), Card.of(task, settings.run)
+    return copy.deepcopy(task.module).eval(), card
 
 
 def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, overwrite: bool) -> int:

@@ -38,7 +38,6 @@ from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.spread import Spread
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
-from equipoise.tasks.classify import Classify
 
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], str | None]
@@ -320,8 +319,8 @@ class _Running:
 
     def _write_models(self) -> None:
         checkpoint.make_folder(self.folder.models)
-        if isinstance(self.task, Classify):
-            checkpoint.write_text(self.folder.card, Card.of(self.task, self.settings.run).write())
+        if card := Card.of(self.task, self.settings.run):
+            checkpoint.write_text(self.folder.card, card.write())
         method = self.settings.method
         if frozen := self.task.frozen:
             checkpoint.write_tensors(self.folder.models / "frozen.safetensors", frozen)

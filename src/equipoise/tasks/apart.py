@@ -18,7 +18,7 @@ from equipoise.data.tables.sites import PREPARATION, find_table
 from equipoise.data.target import Target
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 Rows = tuple[Tensor, Tensor]
 
@@ -87,7 +87,7 @@ class OwnFolder(ClientData):
         return name in self._splits
 
 
-class Apart(Classify):
+class Apart(FromExamples):
     """At the server, sizes are what clients say, and its own rows stand in for a client's in rehearsal."""
 
     data: OwnFolder

@@ -19,7 +19,7 @@ from equipoise.data.tables import tables_of
 from equipoise.data.tables.reading import SERVER, in_memory
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, own
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
 """A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
@@ -61,7 +61,7 @@ def from_datasets(
     def build(config: OwnShares, chosen: str, training: Training, seed: int) -> Task:
         data = rows.federate(config, form or form_of(x), own.generator(seed))
         module = start.module(data.shape, data.classes, seed)
-        task = Classify(name, module, data, training, fresh=start.fresh)
+        task = FromExamples(name, module, data, training, fresh=start.fresh)
         return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or own.SPEC.training

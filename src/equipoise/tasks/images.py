@@ -19,7 +19,7 @@ from equipoise.data.scenarios import SCENARIOS, populate
 from equipoise.data.source import Source, load
 from equipoise.data.split import SplitConfig, federate
 from equipoise.models import MODELS
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def build_images(
             data = populate(config.scenario, (x, y), server, config, known, form, rng)
         else:
             data = federate((x, y), share_out(y, config, rng), server, config, known, form, rng)
-        return Classify(name, MODELS[model](data.shape, known), data, training)
+        return FromExamples(name, MODELS[model](data.shape, known), data, training)
 
     return build
 

@@ -17,7 +17,7 @@ from equipoise.data.recordings import federate_recordings, read_recordings
 from equipoise.learners.targets import Objective, balanced, objective_of
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
     if config.path.suffix == ".npz":
         recordings = read_recordings(config.path, config.client_column, config.target)
         data = federate_recordings(recordings, config.window, config, generator(seed))
-        return Classify("own", MODELS[model](data.shape, data.classes), data, training)
+        return FromExamples("own", MODELS[model](data.shape, data.classes), data, training)
     found = tables.read_tables(config.path, config.client_column, config)
     return of_tables("own", found, config, model, training, seed)
 
 
 def of_tables(
     name: str, found: tables.Tables, choices: TableLearning, model: str, training: Training, seed: int
-) -> Classify:
+) -> FromExamples:
     """A task from everybody's tables, in files or (by :func:`~equipoise.data.tables.tables_of`) in Python."""
     made = tables.federate(found, choices, generator(seed))
     module = MODELS[model](made.data.shape, made.data.classes)
-    task = Classify(name, module, made.data, training, objective=choices.objective(made.data))
+    task = FromExamples(name, module, made.data, training, objective=choices.objective(made.data))
     task.preparation, task.bytes_before = made.preparation, (made.up, made.down)
     return task
 

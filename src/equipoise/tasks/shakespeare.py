@@ -20,7 +20,7 @@ from equipoise.data.source import load
 from equipoise.data.split import SplitConfig, federate
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def build(config: ShakespeareConfig, model: str, training: Training, seed: int) 
     server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
     parts = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
     data = federate((x, y), parts, server, config, len(ALPHABET), Tokens(), rng)
-    return Classify("shakespeare", MODELS[model](data.shape, data.classes), data, training)
+    return FromExamples("shakespeare", MODELS[model](data.shape, data.classes), data, training)
 
 
 SPEC = TaskSpec(

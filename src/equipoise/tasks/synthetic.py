@@ -6,12 +6,12 @@ from equipoise.contract import Task, Training
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 
 def build(config: SyntheticConfig, model: str, training: Training, seed: int) -> Task:
     data = Synthetic(config, seed)
-    return Classify("synthetic", MODELS[model](data.shape, data.classes), data, training)
+    return FromExamples("synthetic", MODELS[model](data.shape, data.classes), data, training)
 
 
 SPEC = TaskSpec(

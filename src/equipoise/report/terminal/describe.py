@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.contract import Task
+from equipoise.contract import Supervised, Task
 from equipoise.core.errors import UsageError
-from equipoise.tasks.classify import Classify
 
 SHADES = " ░▒▓█"
 PICTURED_CLIENTS, PICTURED_CLASSES = 40, 60
@@ -17,22 +16,23 @@ PICTURED_CLIENTS, PICTURED_CLASSES = 40, 60
 
 def describe(task: Task) -> dict[str, Any]:
     """Counts of a task with labelled samples, ready for JSON."""
-    if not isinstance(task, Classify):
+    if not isinstance(task, Supervised):
         raise UsageError(f"task '{task.name}' has environments, not data: there is nothing to describe")
-    data, ids = task.data, np.arange(task.clients)
-    held = {name: data.split(ids, name).size for name in ("train", "val", "test") if data.has(name)}
-    counts = task.label_counts(torch.from_numpy(ids)).numpy()
+    ids = torch.arange(task.clients)
+    held = {name: task.rows(ids, name).numpy() for name in ("train", "val", "test") if task.has(name)}
+    counts = task.label_counts(ids).numpy()
+    classes = counts.shape[1]
     share = counts / counts.sum(1, keepdims=True)
-    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / np.log(data.classes)
+    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / np.log(classes)
     return {
         "task": task.name,
         "clients": task.clients,
-        "classes": data.classes,
-        "shape": list(data.shape),
+        "classes": classes,
+        "shape": list(task.samples(1).shape[1:]),
         "parameters": sum(p.numel() for p in task.module.parameters()),
         "frozen": sum(p.numel() for p in task.frozen.values()),
         "rows": {name: _spread(sizes) for name, sizes in held.items()},
-        "server": {name: len(data.server(name)[1]) for name in ("public", "test")},
+        "server": {name: task.server_rows(name) for name in ("public", "test")},
         "classes_per_client": _spread((counts > 0).sum(1)),
         "label_entropy": {"mean": float(entropy.mean()), "min": float(entropy.min()), "max": float(entropy.max())},
         "label_counts": counts.tolist(),

@@ -32,7 +32,7 @@ UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs t
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
 
-class Classify(Falsified):
+class FromExamples(Falsified):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
     preparation: Preparation | None = None
@@ -86,13 +86,13 @@ class Classify(Falsified):
         self.scored, self.headline = scored, scored[0]
         self.higher_is_better = higher_is_better(self.headline)
 
-    def headed(self, name: str) -> Classify:
+    def headed(self, name: str) -> FromExamples:
         part = copy.copy(self)
         part._head(self.objective.headed(name))
         part._map_forward()
         return part
 
-    def complete(self) -> Classify:
+    def complete(self) -> FromExamples:
         """With all scores of the objective, the headline first as before."""
         part = copy.copy(self)
         part._head((self.headline, *(name for name in self.objective.scores if name != self.headline)))
@@ -103,7 +103,7 @@ class Classify(Falsified):
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
-    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Classify:
+    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> FromExamples:
         part, module = copy.copy(self), copy.deepcopy(self.module)
         if start:
             weights.load(module, start)
@@ -114,7 +114,7 @@ class Classify(Falsified):
         part._take(module, blocks)
         return part
 
-    def on(self, device: torch.device) -> Classify:
+    def on(self, device: torch.device) -> FromExamples:
         """``module`` stays: a seed gives the same initial model on every device."""
         part = copy.copy(self)
         part.device, part._laned = device, None
@@ -127,7 +127,7 @@ class Classify(Falsified):
     def step(self, key: Tensor, rows: Tensor) -> Tree:
         return trees.moved({**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}, self.device)
 
-    def subset(self, ids: Ints) -> Classify:
+    def subset(self, ids: Ints) -> FromExamples:
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
         part.clients, part.client_names = part.data.clients, part.data.names
@@ -191,6 +191,9 @@ class Classify(Falsified):
 
     def rows(self, ids: Tensor, split: str) -> Tensor:
         return torch.from_numpy(self.data.split(_numpy(ids), split).size)
+
+    def server_rows(self, split: str) -> int:
+        return len(self.data.server(split)[1])
 
     def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         sizes = self.data.split(_numpy(ids.reshape(-1)), "train").part(*part).size
@@ -264,7 +267,7 @@ class Classify(Falsified):
         return trees.row(self._score(self.logits(trees.moved(params, self.device), x)[None], y[None], None), 0)
 
     def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
-        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(Classify.device)
+        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(FromExamples.device)
 
     def interval(self, client: int, params: Tree, random: np.random.Generator) -> tuple[float, float]:
         x, y = self._rows_of_one(torch.tensor(client), "test")
@@ -319,7 +322,7 @@ class Classify(Falsified):
     def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
         if not self.stackable:
             return torch.stack([self.steepness(ids[k], trees.row(params, k), when) for k in range(len(ids))])
-        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(Classify.device)
+        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(FromExamples.device)
 
     def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
         if not self.deep:
@@ -357,7 +360,7 @@ class Classify(Falsified):
 
 
 def _home(tree: Tree) -> Tree:
-    return trees.moved(tree, Classify.device)
+    return trees.moved(tree, FromExamples.device)
 
 
 def _numpy(ids: Tensor) -> Ints:
