@@ -133,18 +133,19 @@ def test_a_preparation_that_was_edited_is_refused(change, tmp_path) -> None:
         Preparation.read(tmp_path / "preparation.json")
 
 
-def test_noise_goes_into_every_message_before_it_is_merged() -> None:
-    heard: list[str] = []
-
-    def noise(message: Statistics) -> Statistics:
-        heard.append(message.client)
-        columns = [replace(c, numbers=replace(c.numbers, mean=c.numbers.mean + 5)) for c in message.columns]
-        return replace(message, columns=tuple(columns))
-
-    plain = federate(Tables(CLINICS), CHOICES, np.random.default_rng(0)).preparation
-    noisy = federate(Tables(CLINICS), CHOICES, np.random.default_rng(0), noise).preparation
-    assert heard == ["a", "b", "c"]
-    assert noisy.columns[0].mean == pytest.approx(plain.columns[0].mean + 5)  # type: ignore[union-attr]
+def test_the_server_s_rows_alone_can_decide_and_then_clients_tell_nothing() -> None:
+    choices = replace(CHOICES, prepare_by="server")
+    made = federate(Tables(CLINICS, CLINICS["c"]), choices, np.random.default_rng(0))
+    alone, _ = merge([statistics_of("server", CLINICS["c"], RULE)], RULE, choices)
+    assert alone is not None
+    assert made.preparation == replace(alone, clients=("a", "b", "c"))
+    assert made.up == 0
+    assert made.down == 3 * len(made.preparation.write().encode())
+    with pytest.raises(UsageError, match="has no rows of the server"):
+        federate(Tables(CLINICS), choices, np.random.default_rng(0))
+    healthy = CLINICS["c"].take(np.flatnonzero(CLINICS["c"].columns["age"].number < 40))
+    with pytest.raises(UsageError, match="the target has one value"):
+        federate(Tables(CLINICS, healthy), choices, np.random.default_rng(0))
 
 
 def test_clients_whose_columns_differ_are_told_apart() -> None:

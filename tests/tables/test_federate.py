@@ -11,6 +11,7 @@ import torch
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Subset
 from equipoise.data.tables import TableChoices, Tables, federate, tables_of
+from equipoise.data.tables.reading import in_memory
 
 SIZES = {"north": 60, "south": 90, "tiny": 8, "wee": 7}
 
@@ -30,6 +31,56 @@ def made(tables: Tables, **choices: object):
 
 def everybody(data, name: str = "train"):
     return data.split(np.arange(data.clients), name)
+
+
+def told(splits: dict[str, list[str]]) -> Tables:
+    """Rows that say themselves what they are for; age is the number of the row."""
+    return tables_of(
+        {
+            name: {"age": list(range(len(parts))), "ill": ["yes", "no"] * (len(parts) // 2), "part": parts}
+            for name, parts in splits.items()
+        }
+    )
+
+
+def shared(tables: Tables, **choices: object):
+    chosen = TableChoices(
+        **{"target": "ill", "split_column": "part", "standardise": "none", "numbers": "age", **choices}
+    )
+    return federate(in_memory(tables, chosen), chosen, np.random.default_rng(1))
+
+
+def ages(data, name: str, client: int) -> list[int]:
+    own = data.split(np.array([client]), name)
+    return sorted(own.x[own.start[0] : own.start[0] + own.size[0], 0].int().tolist())
+
+
+def test_rows_may_say_themselves_what_they_are_for() -> None:
+    parts = ["train"] * 10 + ["Test"] * 6 + ["validation"] * 2 + [""] * 2
+    data = shared(told({"a": parts, "b": parts[::-1]}), server_share=0.2).data
+    lent = data.server("public")[0][:, 0].tolist() + data.server("test")[0][:, 0].tolist()
+    assert ages(data, "test", 0) == [10, 11, 12, 13, 14, 15]
+    assert ages(data, "val", 0) == [16, 17]
+    assert ages(data, "test", 1) == [4, 5, 6, 7, 8, 9]
+    assert sorted([*ages(data, "train", 0), *ages(data, "train", 1), *lent]) == sorted([*range(10), *range(10, 20)])
+    assert len(ages(data, "train", 0)) == 8  # a fifth of its training rows is the server's
+
+
+def test_without_validation_rows_a_share_of_the_training_rows_is_held_back() -> None:
+    tables = told({"a": ["train"] * 20 + ["test"] * 4, "b": ["test"] * 4 + ["train"] * 20})
+    data = shared(tables, server_share=0.1, val_share=0.25).data
+    assert [len(ages(data, name, 0)) for name in ("train", "val", "test")] == [14, 4, 4]
+    assert not shared(tables, val_share=0.0).data.has("val")
+
+
+def test_all_that_is_wrong_with_a_column_of_splits_is_told_at_once() -> None:
+    tables = told({"a": ["train"] * 12, "b": ["train"] * 8 + ["learn", "test", "val", "val"]})
+    with pytest.raises(UsageError) as told_so:
+        shared(tables)
+    for words in ("holds 'learn'", "client 'a': no row is test", "client 'a': no row is val, but client 'b' has such"):
+        assert words in str(told_so.value)
+    with pytest.raises(UsageError, match=r"no column 'parts' \(did you mean 'part'\?\): see --split-column"):
+        shared(tables, split_column="parts")
 
 
 def test_statistics_come_from_training_rows_alone() -> None:

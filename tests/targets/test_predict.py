@@ -130,10 +130,15 @@ def test_mistakes_are_one_line_and_overwrite_nothing(
     out, new = tmp_path / "kept.csv", tmp_path / "new.csv"
     out.write_text("kept")
     (tmp_path / "less.csv").write_text("age\n25\n")
+    (tmp_path / "other.csv").write_text("age,size\n25,170\n")
     (tmp_path / "more.csv").write_text("age,group,height\n25,a,170\n")
     for arguments, words in (
         ([str(run), str(new), "--out", str(out)], "exists already"),
         ([str(run), str(tmp_path / "less.csv")], "lack columns that the model needs: 'group'"),
+        (
+            [str(run), str(tmp_path / "other.csv")],
+            "needs: 'group' and have columns that training did not have: 'size'",
+        ),
         ([str(run), str(tmp_path / "more.csv")], "columns that training did not have: 'height'"),
         ([str(run), str(new), "--client", "vs"], "has no client 'vs' (did you mean 'va'?)"),
         ([str(run), str(tmp_path / "none.csv")], "there is no file"),

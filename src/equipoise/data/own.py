@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from equipoise.core.errors import UsageError
 from equipoise.core.options import option
-from equipoise.data.federation import Federation, Ints
+from equipoise.data.federation import SPLITS, Federation, Ints
 from equipoise.data.forms import Form, Pixels, Tokens
 from equipoise.data.partition import Parts, natural
-from equipoise.data.split import Shares, federate
+from equipoise.data.split import Shares, cut_rows, federate, split_rows
 from equipoise.data.target import Target
 
 
@@ -29,9 +29,9 @@ class OwnShares(Shares):
 
 @dataclass(frozen=True)
 class Dealt:
-    """Rows in random order, client by client, and those that are lent to the server."""
+    """Rows of every split, client by client, and those that are lent to the server."""
 
-    parts: Parts
+    splits: Mapping[str, Parts]
     lent: Ints
 
 
@@ -54,13 +54,24 @@ class OwnRows:
     def share(self, dealt: Dealt, config: OwnShares, form: Form, rng: np.random.Generator) -> Federation:
         """The same once it is known who gets which rows."""
         served = self.server or (self.x[dealt.lent], self.y[dealt.lent])
-        data = federate((self.x, self.y), dealt.parts, served, config, self.classes, form, rng, self.target)
+        data = federate((self.x, self.y), dealt.splits, served, config, self.classes, form, rng, self.target)
         data.names = tuple(self.names)
         return data
 
 
-def deal(owner: Ints, config: OwnShares, rng: np.random.Generator, lends: bool, names: Sequence[str] = ()) -> Dealt:
-    """``lends``: the server has no rows of its own, and every client gives it a share."""
+def deal(
+    owner: Ints,
+    config: OwnShares,
+    rng: np.random.Generator,
+    lends: bool,
+    names: Sequence[str] = (),
+    chosen: Ints | None = None,
+) -> Dealt:
+    """``lends``: the server has no rows of its own, and every client gives it a share.
+
+    ``chosen``: the split of each row, as a place in :data:`SPLITS`, where that is not left to chance. Then the server's
+    share is one of the training rows, and so is that of validation if no row is chosen for it.
+    """
     sizes = np.bincount(owner)
     if (sizes < config.min_rows).any():
         client = int(np.argmin(sizes))
@@ -68,7 +79,25 @@ def deal(owner: Ints, config: OwnShares, rng: np.random.Generator, lends: bool, 
         raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
     mixed = rng.permutation(len(owner))
     parts = Parts(mixed[natural(owner[mixed]).rows], sizes)
-    return Dealt(*_lend(parts, config.server_share)) if lends else Dealt(parts, np.zeros(0, np.int64))
+    nobody = np.zeros(0, np.int64)
+    if chosen is None:
+        parts, lent = _lend(parts, config.server_share) if lends else (parts, nobody)
+        return Dealt(split_rows(parts, config), lent)
+    splits = {name: _only(parts, owner, chosen == place) for place, name in enumerate(SPLITS)}
+    train, lent = _lend(splits["train"], config.server_share) if lends else (splits["train"], nobody)
+    if not splits["val"].sizes.any():
+        held_back = np.zeros_like(train.sizes)
+        if config.val_share:
+            held_back = np.maximum(1, np.rint(config.val_share * train.sizes).astype(np.int64))
+        train, splits["val"] = cut_rows(train, {"train": train.sizes - held_back, "val": held_back}).values()
+    splits["train"] = train
+    return Dealt({name: part for name, part in splits.items() if name != "val" or part.sizes.any()}, lent)
+
+
+def _only(parts: Parts, owner: Ints, wanted: NDArray[np.bool_]) -> Parts:
+    """Those of the rows that are wanted."""
+    rows = parts.rows[wanted[parts.rows]]
+    return Parts(rows, np.bincount(owner[rows], minlength=len(parts.sizes)))
 
 
 def _lend(parts: Parts, share: float) -> tuple[Parts, Ints]:

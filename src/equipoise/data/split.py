@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,14 @@ def client_splits(sizes: Ints, config: Shares) -> dict[str, Ints]:
 
 def split_rows(parts: Parts, config: Shares) -> dict[str, Parts]:
     """Each client's rows cut in the order of ``parts``: train, then validation, then test."""
+    return cut_rows(parts, client_splits(parts.sizes, config))
+
+
+def cut_rows(parts: Parts, cuts: Mapping[str, Ints]) -> dict[str, Parts]:
+    """Each client's rows cut in the order of ``parts``, into pieces of these sizes."""
     start = np.cumsum(parts.sizes) - parts.sizes
     splits = {}
-    for name, sizes in client_splits(parts.sizes, config).items():
+    for name, sizes in cuts.items():
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         splits[name] = Parts(parts.rows[np.repeat(start, sizes) + within], sizes)
         start = start + sizes
@@ -66,7 +72,7 @@ def split_rows(parts: Parts, config: Shares) -> dict[str, Parts]:
 
 def federate(
     data: Rows,
-    parts: Parts,
+    splits: Mapping[str, Parts],
     server: Rows,
     config: Shares,
     classes: int,
@@ -74,13 +80,12 @@ def federate(
     rng: np.random.Generator,
     target: Target | None = None,
 ) -> Federation:
-    """The rows ``data``, dealt out as ``parts``, and the server's rows; without ``target``, ``y`` are classes."""
+    """The rows ``data``, dealt out as ``splits``, and the server's rows; without ``target``, ``y`` are classes."""
     x, y = data
-    splits: dict[str, tuple[Tensor, Tensor, Ints]] = {
-        name: (torch.from_numpy(x[part.rows]), _targets(y[part.rows]), part.sizes)
-        for name, part in split_rows(parts, config).items()
+    held: dict[str, tuple[Tensor, Tensor, Ints]] = {
+        name: (torch.from_numpy(x[part.rows]), _targets(y[part.rows]), part.sizes) for name, part in splits.items()
     }
-    return Federation(splits, split_server(server, config, rng), classes, form, target)
+    return Federation(held, split_server(server, config, rng), classes, form, target)
 
 
 def split_server(server: Rows, config: Shares, rng: np.random.Generator) -> dict[str, tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from equipoise.contract import Supervised
 from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.data.tables.choices import listed
-from equipoise.data.tables.preparation import Preparation
+from equipoise.data.tables.preparation import Preparation, quoted
 from equipoise.data.tables.reading import read_file
 from equipoise.data.tables.table import Table, table_of
 from equipoise.learners.targets import objective_of
@@ -56,25 +56,29 @@ class Predictor:
         known: frozenset[str] = frozenset()
         if preparation is not None:
             config = read_config(folder.config)
+            ignored = config.get("ignore_columns", "")
             names = {column.name for column in (*preparation.columns, *preparation.left_out)}
-            said = (config.get("client_column", ""), *listed(config.get("ignore_columns", "")))
+            said = (*(config.get(name, "") for name in ("client_column", "split_column")), *listed(ignored))
             known = frozenset({*names, *preparation.rule.columns, *said})
         return Predictor(module, card, preparation, client, known)
 
     def inputs(self, rows: Any) -> Tensor:
         """Raw rows as the network takes them; what does not fit is refused."""
-        if self.preparation is None:
+        preparation = self.preparation
+        if preparation is None:
             x, form = torch.as_tensor(np.asarray(rows)), self.card.form
             if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}")
             return form.prepare(x, torch.float32).contiguous()
         table = table_of(rows, "the table of rows")
+        lacking = preparation.lacking(table)
         unknown = [name for name in table.columns if name not in self.known]
-        if unknown:
-            names = ", ".join(map(repr, unknown))
-            raise UsageError(f"the rows have columns that training did not have: {names}: remove or rename them")
+        if lacking or unknown:
+            lacks = f"lack columns that the model needs: {quoted(lacking)}" if lacking else ""
+            more = f"have columns that training did not have: {quoted(unknown)}" if unknown else ""
+            raise UsageError(f"the rows {' and '.join(filter(None, (lacks, more)))}: add, rename or remove them")
         name = self.card.clients[self.client] if self.client is not None and self.card.clients else None
-        return torch.from_numpy(self.preparation.prepare(table, name))
+        return torch.from_numpy(preparation.prepare(table, name))
 
     def outputs(self, rows: Any) -> Tensor:
         """The network's outputs ``[rows, outputs]``."""

@@ -17,7 +17,7 @@ from equipoise.data.cache import Arrays
 from equipoise.data.forms import Pixels
 from equipoise.data.scenarios import SCENARIOS, populate
 from equipoise.data.source import Source, load
-from equipoise.data.split import SplitConfig, federate
+from equipoise.data.split import SplitConfig, federate, split_rows
 from equipoise.models import MODELS
 from equipoise.tasks.from_examples import FromExamples
 
@@ -69,7 +69,7 @@ def build_images(
         if config.scenario:
             data = populate(config.scenario, (x, y), server, config, known, form, rng)
         else:
-            data = federate((x, y), share_out(y, config, rng), server, config, known, form, rng)
+            data = federate((x, y), split_rows(share_out(y, config, rng), config), server, config, known, form, rng)
         return FromExamples(name, MODELS[model](data.shape, known), data, training)
 
     return build

@@ -37,6 +37,8 @@ class TableLearning(tables.TableChoices):
         if self.class_weights == "balanced":
             if target.kind != "classification":
                 raise UsageError(f"class_weights is for classes, and the target is read as {target.kind}: leave it out")
+            if self.prepare_by == "server":
+                raise UsageError("class_weights counts every client's classes, which prepare_by server forbids")
             whole = data.split(np.arange(data.clients), "train")
             weights = balanced(torch.bincount(whole.y, minlength=data.classes))
         if self.error == "absolute" and target.kind != "regression":

@@ -17,7 +17,7 @@ from equipoise.data.forms import Tokens
 from equipoise.data.partition import natural
 from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW, windows
 from equipoise.data.source import load
-from equipoise.data.split import SplitConfig, federate
+from equipoise.data.split import SplitConfig, federate, split_rows
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.from_examples import FromExamples
@@ -64,7 +64,7 @@ def build(config: ShakespeareConfig, model: str, training: Training, seed: int) 
     at = np.sort(rng.permutation(np.concatenate(left))[: config.server_rows])
     server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
     parts = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
-    data = federate((x, y), parts, server, config, len(ALPHABET), Tokens(), rng)
+    data = federate((x, y), split_rows(parts, config), server, config, len(ALPHABET), Tokens(), rng)
     return FromExamples("shakespeare", MODELS[model](data.shape, data.classes), data, training)
 
 

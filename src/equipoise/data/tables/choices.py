@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from equipoise.core.errors import UsageError
-from equipoise.core.options import option
+from equipoise.core.options import Options, option
 from equipoise.data.own import OwnShares
 from equipoise.data.target import KINDS
 
 
 @dataclass(frozen=True)
-class TableChoices(OwnShares):
-    """What is predicted, and how columns and clients are taken."""
+class ColumnChoices(Options):
+    """What is predicted, and how columns are taken."""
 
     target: str = option(
         "label", "column to be predicted, or two classes of it by a threshold: 'num > 0'", was=("label_column",)
@@ -25,21 +25,33 @@ class TableChoices(OwnShares):
     categories: str = option("", "columns whose numbers are names of categories, with commas between")
     numbers: str = option("", "columns that are numbers, though they look like categories or row numbers")
     missing: str = option("keep", "whether missing values are filled and marked as such", choices=("keep", "refuse"))
-    small: str = option(
-        "refuse",
-        "what becomes of clients with fewer than min_rows rows; pool makes one client of them",
-        choices=("refuse", "drop", "pool", "keep"),
-    )
     standardise: str = option(
         "federation",
         "whose mean and deviation numbers are measured by",
         choices=("federation", "client", "none"),
+    )
+    prepare_by: str = option(
+        "clients",
+        "whose rows decide how columns are prepared: sums and counts that clients tell, or the server's rows alone",
+        choices=("clients", "server"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.event and self.kind not in ("", "survival"):
             raise UsageError(f"event is for survival, and kind is '{self.kind}': leave one of them out")
+
+
+@dataclass(frozen=True)
+class TableChoices(ColumnChoices, OwnShares):
+    """The same where tables of all clients are here: who takes part, and which rows are for what."""
+
+    small: str = option(
+        "refuse",
+        "what becomes of clients with fewer than min_rows rows; pool makes one client of them",
+        choices=("refuse", "drop", "pool", "keep"),
+    )
+    split_column: str = option("", "column that says which rows are train, test and perhaps val; others are left out")
 
 
 def written(names: Iterable[str]) -> str:

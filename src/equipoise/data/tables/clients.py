@@ -69,4 +69,5 @@ def _pooled(tables: Tables, floor: int) -> tuple[Tables, list[Finding]]:
 def together(tables: list[Table]) -> Table:
     """Rows of several tables, one after the other."""
     columns = {name: joined([table.columns[name] for table in tables]) for name in tables[0].columns}
-    return Table(columns, np.concatenate([table.row for table in tables]))
+    splits = [table.split for table in tables if table.split is not None]
+    return Table(columns, np.concatenate([table.row for table in tables]), np.concatenate(splits) if splits else None)

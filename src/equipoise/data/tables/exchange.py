@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.federation import Ints
-from equipoise.data.tables.choices import TableChoices, listed
+from equipoise.data.tables.choices import ColumnChoices, listed
 from equipoise.data.tables.findings import Finding
 from equipoise.data.tables.preparation import VERSION, LeftOut, OwnScale, Preparation, PreparedColumn
 from equipoise.data.tables.rule import Rule, find_rule
@@ -20,7 +20,7 @@ from equipoise.data.tables.targets import decide_target
 from equipoise.data.target import Kind
 
 
-def rule_of(choices: TableChoices, columns: Sequence[str], source: str) -> Rule:
+def rule_of(choices: ColumnChoices, columns: Sequence[str], source: str) -> Rule:
     """What is predicted; names of columns that are nowhere are refused."""
     rule = find_rule(choices.target, choices.event, columns, source)
     for option in ("categories", "numbers"):
@@ -30,7 +30,7 @@ def rule_of(choices: TableChoices, columns: Sequence[str], source: str) -> Rule:
     return rule
 
 
-def kind_of(choices: TableChoices) -> Kind:
+def kind_of(choices: ColumnChoices) -> Kind:
     """The kind that is asked for; values decide only whether it is possible."""
     if choices.kind in ("regression", "survival"):
         return choices.kind  # type: ignore[return-value]  # one of the two
@@ -50,7 +50,7 @@ def statistics_of(client: str, table: Table, rule: Rule | None, train: Ints | No
 
 
 def merge(
-    messages: Sequence[Statistics], rule: Rule, choices: TableChoices
+    messages: Sequence[Statistics], rule: Rule, choices: ColumnChoices
 ) -> tuple[Preparation | None, list[Finding]]:
     """The server's side: the preparation for all, or the problems that stand against it."""
     messages, findings = _aligned(messages)
@@ -64,7 +64,7 @@ def merge(
 
 
 def decide_columns(
-    messages: Sequence[Statistics], choices: TableChoices
+    messages: Sequence[Statistics], choices: ColumnChoices
 ) -> tuple[list[PreparedColumn], list[LeftOut], list[Finding]]:
     """What becomes of every column that is not predicted."""
     columns: list[PreparedColumn] = []

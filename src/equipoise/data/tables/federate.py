@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from equipoise.data.federation import Federation
+from equipoise.core.errors import UsageError
+from equipoise.data.federation import Federation, Ints
 from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, deal
-from equipoise.data.split import FEWEST, split_rows
+from equipoise.data.split import FEWEST
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.clients import with_small, with_targets
 from equipoise.data.tables.description import describe
 from equipoise.data.tables.exchange import merge, rule_of, statistics_of, with_own_scales
 from equipoise.data.tables.findings import Finding, refuse
 from equipoise.data.tables.preparation import Preparation, own_scale
-from equipoise.data.tables.statistics import Noise
-from equipoise.data.tables.table import Tables
+from equipoise.data.tables.reading import SERVER
+from equipoise.data.tables.rule import Rule
+from equipoise.data.tables.statistics import Statistics
+from equipoise.data.tables.table import Table, Tables
 from equipoise.data.tables.typed import to_json
 
 
@@ -35,8 +40,7 @@ class Federated:
     """Bytes of the preparation, once for each client."""
 
 
-def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator, noise: Noise | None = None) -> Federated:
-    """``noise``: what each client's message becomes before it leaves the client, under differential privacy."""
+def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) -> Federated:
     columns = tuple(next(iter(tables.clients.values())).columns)
     rule = rule_of(choices, columns, tables.source)
     given = tables
@@ -46,27 +50,49 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator, no
     sizes = np.array([len(table) for table in tables.clients.values()])
     owner = np.repeat(np.arange(len(sizes)), sizes)
     floor = FEWEST if choices.small == "keep" else choices.min_rows
-    dealt = deal(owner, replace(choices, min_rows=floor), rng, tables.server is None, tables.names)
-    train, first = split_rows(dealt.parts, choices)["train"], np.cumsum(sizes) - sizes
+    dealt = deal(owner, replace(choices, min_rows=floor), rng, tables.server is None, tables.names, _chosen(tables))
+    train, first = dealt.splits["train"], np.cumsum(sizes) - sizes
     rows = [train.of(k) - first[k] for k in range(len(sizes))]
     each = list(zip(tables.clients.items(), rows, strict=True))
-    messages = [statistics_of(name, table, rule, mine) for (name, table), mine in each]
-    if noise is not None:
-        messages = [noise(message) for message in messages]
+    if choices.prepare_by == "server":
+        messages = [_of_server(tables, rule)]
+    else:
+        messages = [statistics_of(name, table, rule, mine) for (name, table), mine in each]
     preparation, findings = merge(messages, rule, choices)
     _refuse(findings, given, choices)
     assert preparation is not None
+    preparation = replace(preparation, clients=tables.names)
     if choices.standardise == "client":
         scales = [own_scale(name, preparation.columns, table.take(mine)) for (name, table), mine in each]
         preparation = with_own_scales(preparation, scales)
     x = np.concatenate([preparation.prepare(table, name) for name, table in tables.clients.items()])
-    y = np.concatenate([preparation.targets(table) for table in tables.clients.values()])
+    y = np.concatenate([_targets(preparation, name, table) for name, table in tables.clients.items()])
     target = preparation.target
     server = None if tables.server is None else preparation.rows(tables.server, "the server's rows")
     own = OwnRows(x, y, owner, server, target.outputs, tables.names, target)
-    up = sum(len(to_json(message).encode()) for message in messages)
+    up = 0 if choices.prepare_by == "server" else sum(len(to_json(message).encode()) for message in messages)
     down = len(preparation.write().encode()) * len(sizes)
     return Federated(own.share(dealt, choices, Form(), rng), preparation, tables.names, up, down)
+
+
+def _chosen(tables: Tables) -> Ints | None:
+    """The split of every row, where tables say so themselves."""
+    splits = [table.split for table in tables.clients.values() if table.split is not None]
+    return np.concatenate(splits) if splits else None
+
+
+def _of_server(tables: Tables, rule: Rule) -> Statistics:
+    if tables.server is None:
+        raise UsageError(f"prepare_by is 'server', but {tables.source} has no rows of the server: add {SERVER}.csv")
+    return statistics_of(SERVER, tables.server, rule)
+
+
+def _targets(preparation: Preparation, name: str, table: Table) -> NDArray[Any]:
+    y = preparation.targets(table)
+    if preparation.target.kind == "classification" and (y < 0).any():
+        row = int(table.row[np.argmax(y < 0)])
+        raise UsageError(f"row {row} of client '{name}' has a class that the server's rows lack: add one of it there")
+    return y
 
 
 def _refuse(findings: list[Finding], tables: Tables, choices: TableChoices) -> None:

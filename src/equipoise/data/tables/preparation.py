@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,15 +136,18 @@ class Preparation:
     def prepare(self, rows: Any, client: str | None = None) -> NDArray[np.float32]:
         """Raw rows (a table of pandas or Arrow, or columns by name) as the model takes them."""
         table = table_of(rows)
-        absent = [column.name for column in self.columns if column.name not in table.columns]
-        if absent:
-            raise UsageError(f"the rows lack columns that the model needs: {', '.join(map(repr, absent))}")
+        if lacking := self.lacking(table):
+            raise UsageError(f"the rows lack columns that the model needs: {quoted(lacking)}")
         given = [table.columns[column.name] for column in self.columns]
         parts = [column.encode(cells) for column, cells in zip(self.of(client).columns, given, strict=True)]
         for column, cells in zip(self.columns, given, strict=True):
             if column.missing:
                 parts.append(unread(column, cells)[:, None].astype(np.float64))
         return np.concatenate([np.zeros((len(table), 0)), *parts], axis=1).astype(np.float32)
+
+    def lacking(self, table: Table) -> list[str]:
+        """Columns that the model needs and these rows do not have."""
+        return [column.name for column in self.columns if column.name not in table.columns]
 
     def targets(self, table: Table) -> NDArray[Any]:
         """The ``y`` of rows whose target is known; see :class:`~equipoise.data.target.Target`."""
@@ -188,6 +192,10 @@ class Preparation:
         if found.version != VERSION:
             raise UsageError(f"'{file}' is of version {found.version}, this program reads version {VERSION}")
         return found
+
+
+def quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def unread(column: PreparedColumn, cells: Column) -> NDArray[np.bool_]:

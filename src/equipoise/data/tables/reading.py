@@ -14,6 +14,7 @@ from equipoise.data.tables.cells import PLAIN
 from equipoise.data.tables.choices import TableChoices, listed
 from equipoise.data.tables.csv_file import read_csv
 from equipoise.data.tables.findings import Finding, refuse
+from equipoise.data.tables.splits import with_splits
 from equipoise.data.tables.table import Table, Tables, table_of
 
 SERVER = "server"  # the file in a folder that holds the server's own rows
@@ -63,6 +64,9 @@ def _aligned(tables: Tables, findings: list[Finding], choices: TableChoices) -> 
         near = nearest(unknown[0], known)
         raise UsageError(f"{tables.source} has no column '{unknown[0]}'{near}: see --ignore-columns")
     tables = _without(tables, ignore)
+    if choices.split_column:
+        tables, about = with_splits(tables, choices.split_column)
+        findings = [*findings, *about]
     everybody = [*tables.clients.items(), *([] if tables.server is None else [(SERVER, tables.server)])]
     held = Counter(name for _, table in everybody for name in table.columns)
     common = {name for name, count in held.items() if count == len(everybody)}

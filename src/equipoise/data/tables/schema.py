@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from equipoise.data.tables.cells import NO_NUMBER, spelled
-from equipoise.data.tables.choices import TableChoices, listed
+from equipoise.data.tables.choices import ColumnChoices, listed
 from equipoise.data.tables.findings import Finding
 from equipoise.data.tables.preparation import Category, Date, LeftOut, Number, PreparedColumn
 from equipoise.data.tables.statistics import ColumnStatistics, Dates, Statistics, merged
@@ -22,7 +22,7 @@ CAMEL = re.compile(r"[a-z](Id|ID|Nr|No)$")
 
 
 def decide_column(
-    messages: Sequence[Statistics], place: int, choices: TableChoices
+    messages: Sequence[Statistics], place: int, choices: ColumnChoices
 ) -> tuple[PreparedColumn | LeftOut, list[Finding]]:
     """The column at this place of everybody's messages, and what is to be said about it."""
     each = [message.columns[place] for message in messages]
@@ -40,7 +40,7 @@ def decide_column(
     return _text(about), []
 
 
-def _number(about: ColumnStatistics, words: int, choices: TableChoices) -> PreparedColumn | LeftOut:
+def _number(about: ColumnStatistics, words: int, choices: ColumnChoices) -> PreparedColumn | LeftOut:
     different, gone = len(about.rounded), about.missing + about.worded > 0
     forced = about.name in listed(choices.numbers)
     if not about.numbers.squares > 0:

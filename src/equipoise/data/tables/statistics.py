@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeVar
@@ -130,10 +130,6 @@ class Statistics:
     """What is predicted (for survival: time and event), in all of its rows: names of classes must be complete."""
     trained: Moments = Moments()
     """The numbers that are predicted, in training rows."""
-
-
-Noise = Callable[[Statistics], Statistics]
-"""What differential privacy makes of a message before it leaves its client."""
 
 
 def column_statistics(name: str, column: Column) -> ColumnStatistics:

@@ -19,15 +19,18 @@ class Table:
 
     columns: Mapping[str, Column]
     row: Ints
+    split: Ints | None = None
+    """Where each row belongs, as a place in :data:`SPLITS`, if the table says so itself."""
 
     def __len__(self) -> int:
         return len(self.row)
 
     def take(self, rows: Any) -> Table:
-        return Table({name: column.take(rows) for name, column in self.columns.items()}, self.row[rows])
+        split = None if self.split is None else self.split[rows]
+        return Table({name: column.take(rows) for name, column in self.columns.items()}, self.row[rows], split)
 
     def without(self, names: frozenset[str]) -> Table:
-        return Table({name: column for name, column in self.columns.items() if name not in names}, self.row)
+        return Table({name: column for name, column in self.columns.items() if name not in names}, self.row, self.split)
 
 
 def table_of(values: Any, where: str = "the table", client: str = "") -> Table:

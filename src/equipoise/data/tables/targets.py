@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equipoise.data.tables.cells import NO_NUMBER, spelled
-from equipoise.data.tables.choices import TableChoices
+from equipoise.data.tables.choices import ColumnChoices
 from equipoise.data.tables.findings import Finding
 from equipoise.data.tables.rule import NO, YES, Rule
 from equipoise.data.tables.statistics import ColumnStatistics, Moments, Statistics, merged
@@ -16,7 +16,7 @@ MANY_CLASSES = 1000
 
 
 def decide_target(
-    messages: Sequence[Statistics], rule: Rule, choices: TableChoices
+    messages: Sequence[Statistics], rule: Rule, choices: ColumnChoices
 ) -> tuple[Target | None, list[Finding]]:
     """The target, or the reasons why there is none."""
     about = merged([message.target[0] for message in messages])
@@ -42,7 +42,7 @@ def decide_target(
     return _classes(about, rule, choices)
 
 
-def _classes(about: ColumnStatistics, rule: Rule, choices: TableChoices) -> tuple[Target | None, list[Finding]]:
+def _classes(about: ColumnStatistics, rule: Rule, choices: ColumnChoices) -> tuple[Target | None, list[Finding]]:
     different = len(about.rounded) + len(about.texts)
     measured = about.numbers.count and (not about.whole or not about.exact or len(about.rounded) > MANY_NUMBERS)
     if measured and not choices.kind:

@@ -1,0 +1,41 @@
+"""Tables under differential privacy: nothing that clients would tell of their columns escapes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dp_accounting", reason="extra 'privacy'")
+
+from equipoise.core.errors import UsageError
+from equipoise.runs.running import build_task
+from equipoise.settings.config import Settings
+
+
+def sites(folder: Path, *names: str) -> Path:
+    for shift, name in enumerate(names):
+        rows = [f"{20 + 7 * row % 40 + 5 * shift},{'yes' if row % 3 else 'no'}" for row in range(40)]
+        (folder / f"{name}.csv").write_text("\n".join(["age,ill", *rows]))
+    return folder
+
+
+def task_of(folder: Path, **given: Any) -> Any:
+    return build_task(Settings.of({"task": "own", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}))
+
+
+def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:
+    folder = sites(tmp_path, "a", "b", "server")
+    with pytest.raises(UsageError, match="before them clients would tell sums and counts of their columns"):
+        task_of(folder, dp_noise=1.0)
+    private = task_of(folder, dp_noise=1.0, prepare_by="server")
+    assert private.bytes_before[0] == 0
+    assert private.preparation.columns[0].mean == pytest.approx(49.5)  # the server's 30 to 69, and nobody else's
+    assert task_of(folder).bytes_before[0] > 0  # clipping alone promises nothing
+
+
+def test_counts_of_classes_are_not_told_either(tmp_path: Path) -> None:
+    folder = sites(tmp_path, "a", "b", "server")
+    with pytest.raises(UsageError, match="class_weights counts every client's classes"):
+        task_of(folder, dp_noise=1.0, prepare_by="server", class_weights="balanced")
