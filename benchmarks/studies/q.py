@@ -45,9 +45,16 @@ def curve(
     random_start: bool = True,
     present: Present | None = None,
     yardstick: TabularMDP | None = None,
+    first_tables: int | None = None,
 ) -> np.ndarray:
-    """Normalised errors [rounds, sims] of the server's table after each synchronisation."""
+    """Normalised errors [rounds, sims] of the server's table after each synchronisation.
+
+    ``first_tables``: a seed from which each agent's first table is drawn, the same in all simulations.
+    """
     state = tabular.init_state(problem, sims, seed, random_start)
+    if first_tables is not None:
+        one = tabular.init_state(problem, 1, first_tables)
+        state.q[:], state.base[:], state.table[:] = one.q, one.base, one.table
     out = []
     for r in range(steps // tau):
         tabular.local_period(problem, state, seed, eta, tau)
@@ -107,6 +114,30 @@ def draws(rule: str) -> Kept:
         errors = curve(walkers(two_state(seed)), rule, PAPER_RATE[rule], 50, 2000)
         rows.append([round(float(errors[t // 50 - 1].mean()), 5) for t in q_page.AT])
     return {"eta": PAPER_RATE[rule], "steps": q_page.AT, "mdp_seeds": 20, "errors": rows}
+
+
+def tables(rule: str) -> Kept:
+    """Figure 3 with one first table of each agent for all simulations: means and spreads over them, for 20 draws."""
+    problem, means, spreads = walkers(two_state(0)), [], []
+    for draw in range(20):
+        errors = curve(problem, rule, PAPER_RATE[rule], 50, 2000, first_tables=1000 + draw)
+        rows = [errors[t // 50 - 1] for t in q_page.AT]
+        means.append([round(float(row.mean()), 5) for row in rows])
+        spreads.append([round(float(row.std(ddof=1)), 5) for row in rows])
+    return {"eta": PAPER_RATE[rule], "steps": q_page.AT, "means": means, "spreads": spreads}
+
+
+def synq(tau: int) -> Kept:
+    """FedSynQ's error against tau: T = 1000, K = 20, at one rate and at the best one."""
+    problem = tabular.Problem([garnet(0, 5, 3, 5)], 20)
+    fixed = summary(curve(problem, "equal", 0.05, tau, 1000, random_start=False)[-1])
+    return {**FULL, "eta 0.05": fixed, "tuned": tuned(problem, "equal", tau, 1000, random_start=False)}
+
+
+def fades(gamma: float, K: int) -> Kept:
+    """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500, tau = 5."""
+    problem = tabular.Problem([garnet(0, 5, 3, 5, gamma)], K)
+    return tuned(problem, "equal", 5, 500, sims=30, random_start=False)
 
 
 def at_300(rule: str, K: int = 20, tau: int = 50) -> Kept:
@@ -194,6 +225,7 @@ def environment(strength: float, epsilon: float, pattern: str) -> Kept:
 EXPERIMENTS: dict[str, Callable[..., Kept]] = {
     "fig3": fig3, "draws": draws, "fig4": at_300, "fig5": at_300, "slope": slope, "bytes": communication,
     "het": heterogeneity, "coverage": partial_coverage, "straggler": straggler, "env": environment,
+    "tables": tables, "synq": synq, "fades": fades,
 }  # fmt: skip
 
 
@@ -212,6 +244,9 @@ def cells(results: Results) -> list[Cell]:
     ):
         found += of("slope", method=[method], K=(1, 2, 4, 8, 16, 32), T=(T,))
         found += of("slope", method=[method], K=(4,), T=[t for t in Ts if t != T])
+    found += of("tables", rule=PAPER_RATE)
+    found += of("synq", tau=q_page.SYNQ_TAUS)
+    found += of("fades", gamma=(0.5, 0.9, 0.97), K=q_page.FADING)
     found += of("bytes", rule=rules, tau=q_page.TAUS)
     found += of("het", mdp=("two-state", "garnet"), epsilon=(1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02))
     found += [*of("het", mdp=["two-state"], epsilon=[0.0])]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.lab import Record, Results
 from benchmarks.lab.plots import Series, drawing, lines
 from benchmarks.lab.tables import table
@@ -15,6 +17,7 @@ RULES = ("equal", "importance", "targets")
 AT, AGENTS, TAUS = (50, 300, 500, 1000, 2000), (20, 40, 60, 80, 100), (5, 10, 25, 50, 100, 200)
 PAPER3 = {"equal": (0.205, 0.149, 0.116, 0.063, 0.036), "importance": (0.168, 0.083, 0.059, 0.040, 0.035)}
 PAPER4 = {"equal": (0.34, 0.50, 0.61, 0.68, 0.72), "importance": (1.45, 2.37, 2.80, 3.00, 3.20)}
+SYNQ_TAUS, FADING = (1, 2, 5, 10, 25, 50, 100, 250), (1, 4, 16, 64, 256)
 COLOURS = {"equal": "#c33", "importance": "#26c", "targets": "#283"}
 ERROR = "(1 - γ) max |Q - Q*|"
 
@@ -51,6 +54,39 @@ def fig3(results: Results) -> list[str]:
         label = f"{r['rule']}, η = {r['eta']:g}: least ... largest mean over {r['mdp_seeds']} draws of the MDP"
         rows.append([label, *(f"{min(column):.3f} ... {max(column):.3f}" for column in zip(*r["errors"], strict=True))])
     return table(["rule", *(f"T = {t}" for t in AT)], rows)
+
+
+def first_tables(results: Results) -> list[str]:
+    """One first table for all simulations: what of figure 3's spread it leaves, and how near the paper one comes."""
+    rows: list[list[Any]] = []
+    for r in results.where(experiment="tables"):
+        means, spreads, paper = (np.array(part) for part in (r["means"], r["spreads"], PAPER3[r["rule"]]))
+        off = np.abs(means / paper - 1)
+        near = int(off.max(axis=1).argmin())
+        count = len(means)
+        rows.append([f"{r['rule']}: mean over {count} first tables", *(f"{value:.3f}" for value in means.mean(0))])
+        rows.append(["standard deviation between tables", *(f"{value:.4f}" for value in means.std(0, ddof=1))])
+        rows.append(["standard deviation within a table", *(f"{value:.4f}" for value in spreads.mean(0))])
+        rows.append(["off the paper's point, the table that is nearest", *(f"{value:.0%}" for value in off[near])])
+    return table(["", *(f"T = {t}" for t in AT)], rows)
+
+
+def synq(results: Results) -> list[str]:
+    found = by(results, "tau", experiment="synq")
+    rows = [["η = 0.05", *(f"{r['eta 0.05']['error']:.4f}" for r in found)]]
+    rows.append(["tuned", *(f"{r['tuned']['error']:.4f} (η {r['tuned']['eta']:g})" for r in found)])
+    return table(["", *(f"τ = {r['tau']}" for r in found)], rows)
+
+
+def fades(results: Results) -> list[str]:
+    """Error times sqrt(K), over that of one agent: 1 everywhere is the full speed-up."""
+    rows: list[list[Any]] = []
+    for gamma in sorted({r["gamma"] for r in results.where(experiment="fades")}):
+        found = by(results, "K", experiment="fades", gamma=gamma)
+        alone = found[0]["error"]
+        shares = [f"{r['error']:.4f} ({r['error'] * r['K'] ** 0.5 / alone:.2f})" for r in found]
+        rows.append([f"γ = {gamma:g}, 1/(1 - γ) = {1 / (1 - gamma):.0f}", *shares])
+    return table(["", *(f"K = {k}" for k in FADING)], rows)
 
 
 def fig4(results: Results) -> list[str]:
@@ -181,7 +217,8 @@ def draw_slopes(results: Results, path: Path) -> None:
 
 
 TABLES = {
-    "fig3": fig3, "fig4": fig4, "fig5": fig5, "slopes": slopes, "communication": communication,
+    "first_tables": first_tables, "synq": synq, "fades": fades, "fig3": fig3,
+    "fig4": fig4, "fig5": fig5, "slopes": slopes, "communication": communication,
     "heterogeneity": heterogeneity, "coverage": coverage, "stragglers": stragglers, "environments": environments,
 }  # fmt: skip
 FIGURES = {"fig3.svg": draw3, "fig4.svg": draw4, "fig5.svg": draw5, "slopes.svg": draw_slopes}
