@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab.cell import run
 from benchmarks.studies import q_page
 from equipoise.frl import tabular, theory
 from equipoise.frl.mdp import TabularMDP, garnet, make_mdp, perturbed, toy_text, two_state
@@ -159,6 +160,23 @@ def slope(method: str, K: int, T: int) -> Kept:
     return {"eta": eta, **FULL, **summary(errors)}
 
 
+def refined_options(experiment: str, K: int, samples: int) -> dict[str, Any]:
+    """Fed-DVR-Q on the MDP of the slopes: four epochs of 25 rounds, a batch a quarter of the first reference's."""
+    place = {"task": "garnet", "states": 5, "actions": 3, "branching": 5, "seed": 0, "sims": 100, "agents": K}
+    how = {"rounds": 100, "iterations": 25, "samples": samples, "batch": samples // 4, "eval_every": 100}
+    return {**place, **how, "method": "feddvrq"}
+
+
+def refined(cell: Cell, folder: Path) -> Kept:
+    """Its error, and that of FedSynQ at its best rate from as many samples."""
+    summary, config = run(cell.options, folder).summary, cell.options
+    seen = sum(config["samples"] * 4**epoch + 24 * config["batch"] for epoch in range(4))
+    problem = tabular.Problem([garnet(0, 5, 3, 5)], config["agents"])
+    plain = tuned(problem, "equal", 8, seen, random_start=False, sims=30)
+    own = {"error": round(summary["error"], 6), "standard_error": round(summary["error_std"] / 10, 6)}
+    return {"seen": seen, "rounds": 100, **own, "fedsynq": {**plain, "rounds": seen // 8}}
+
+
 def communication(rule: str, tau: int) -> Kept:
     """Bytes (up and down, all agents) until the mean error is 0.06: the paper's experiment, best rate per tau."""
     problem, target, horizon = walkers(two_state(0)), 0.06, 4000
@@ -247,6 +265,8 @@ def cells(results: Results) -> list[Cell]:
     found += of("tables", rule=PAPER_RATE)
     found += of("synq", tau=q_page.SYNQ_TAUS)
     found += of("fades", gamma=(0.5, 0.9, 0.97), K=q_page.FADING)
+    found += grid(refined_options, experiment=["refined"], K=q_page.REFINED, samples=(32,))
+    found += grid(refined_options, experiment=["refined"], K=(4,), samples=(8, 128))
     found += of("bytes", rule=rules, tau=q_page.TAUS)
     found += of("het", mdp=("two-state", "garnet"), epsilon=(1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02))
     found += [*of("het", mdp=["two-state"], epsilon=[0.0])]
@@ -257,6 +277,8 @@ def cells(results: Results) -> list[Cell]:
 
 def measure(cell: Cell, folder: Path) -> Kept:
     axes = dict(cell.axes)
+    if cell.options:
+        return refined(cell, folder)
     return EXPERIMENTS[axes.pop("experiment")](**axes)
 
 

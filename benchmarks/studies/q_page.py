@@ -17,6 +17,7 @@ RULES = ("equal", "importance", "targets")
 AT, AGENTS, TAUS = (50, 300, 500, 1000, 2000), (20, 40, 60, 80, 100), (5, 10, 25, 50, 100, 200)
 PAPER3 = {"equal": (0.205, 0.149, 0.116, 0.063, 0.036), "importance": (0.168, 0.083, 0.059, 0.040, 0.035)}
 PAPER4 = {"equal": (0.34, 0.50, 0.61, 0.68, 0.72), "importance": (1.45, 2.37, 2.80, 3.00, 3.20)}
+REFINED = (1, 4, 16)
 SYNQ_TAUS, FADING = (1, 2, 5, 10, 25, 50, 100, 250), (1, 4, 16, 64, 256)
 COLOURS = {"equal": "#c33", "importance": "#26c", "targets": "#283"}
 ERROR = "(1 - γ) max |Q - Q*|"
@@ -124,6 +125,24 @@ def slopes(results: Results) -> list[str]:
     return table(["method", "along", "slope", "errors"], rows)
 
 
+def refined(results: Results) -> list[str]:
+    """Fed-DVR-Q beside FedSynQ from as many samples, with the slopes in K and in samples."""
+    rows: list[list[Any]] = []
+    by_K, by_samples = (
+        by(results, "K", experiment="refined", samples=32),
+        by(results, "seen", experiment="refined", K=4),
+    )
+    for r in sorted(results.where(experiment="refined"), key=lambda r: (r["K"], r["seen"])):
+        errors = [f"{r['error']:.5f} ± {r['standard_error']:.5f}", shown(r["fedsynq"])]
+        rows.append([r["K"], r["seen"], *errors, r["rounds"], r["fedsynq"]["rounds"]])
+    for words, found, axis in (("slope in K", by_K, "K"), ("slope in samples", by_samples, "seen")):
+        if len(found) > 2:
+            kinds = ([r["error"] for r in found], [r["fedsynq"]["error"] for r in found])
+            slopes = [fit_slope([r[axis] for r in found], errors) for errors in kinds]
+            rows.append([words, "", *(f"{slope:.2f} ± {error:.2f}" for slope, error in slopes), "", ""])
+    return table(["K", "samples of a pair", "feddvrq", "fedsynq, τ = 8, tuned", "rounds", "fedsynq: rounds"], rows)
+
+
 def communication(results: Results) -> list[str]:
     rows: list[list[Any]] = []
     for rule in RULES:
@@ -217,7 +236,7 @@ def draw_slopes(results: Results, path: Path) -> None:
 
 
 TABLES = {
-    "first_tables": first_tables, "synq": synq, "fades": fades, "fig3": fig3,
+    "first_tables": first_tables, "synq": synq, "fades": fades, "refined": refined, "fig3": fig3,
     "fig4": fig4, "fig5": fig5, "slopes": slopes, "communication": communication,
     "heterogeneity": heterogeneity, "coverage": coverage, "stragglers": stragglers, "environments": environments,
 }  # fmt: skip

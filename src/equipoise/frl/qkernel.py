@@ -232,6 +232,31 @@ def sweep(q, env, key, threshold, outcome, reward, discount, steps, eta):  # typ
                     table[s, a] = keep * table[s, a] + eta * (reward[e, s, a] + ahead[s2])
 
 
+@njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
+def contrast(q, reference, env, key, threshold, outcome, discount, samples):  # type: ignore[no-untyped-def]
+    """q becomes what two tables differ by after a backup: the mean of discount(s') (max q - max reference) over s'.
+
+    Every state-action pair is sampled so often from the model, the same samples for both tables.
+    """
+    walkers, S, A = q.shape
+    cells = np.uint64(threshold.shape[3])
+    for walker in prange(walkers):
+        table, e = q[walker], env[walker]
+        ahead = np.empty(S)
+        clock = key[walker]
+        for s in range(S):
+            ahead[s] = discount[e, s] * (_row_max(table, s, A) - _row_max(reference[walker], s, A))
+        table[:] = 0.0
+        for _ in range(samples):
+            for s in range(S):
+                for a in range(A):
+                    clock += _GOLDEN
+                    x = _mix(clock)
+                    cell = ((x >> _R32) * cells) >> _R32
+                    table[s, a] += ahead[outcome[e, s, a, cell, np.uint64((x & _LOW32) >= threshold[e, s, a, cell])]]
+        table /= samples
+
+
 @njit(inline="always")
 def _row_max(table, s, A):  # type: ignore[no-untyped-def]
     best = table[s, 0]

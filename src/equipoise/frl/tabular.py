@@ -157,20 +157,42 @@ def advance(
     """tau further steps of the agents `ids` after `taken` ones each; their stacks [len(ids), sims, ...] change."""
     sims = q.shape[1]
     agent, before = np.repeat(ids, sims), np.repeat(taken, sims)
-    walker = agent * sims + np.tile(np.arange(sims), len(ids))
-
-    def keys(stream: int, draws: Ints) -> Any:
-        return qkernel.skip_draws(qkernel.stream_keys(seed, stream, problem.agents, sims)[walker], draws)
-
     flat, env = q.reshape(-1, *q.shape[2:]), problem.env_of[agent]
     if problem.policies is None:
-        qkernel.sweep(flat, env, keys(STREAM_NEXT, before * problem.mdp.R.size), *problem.tables, tau, eta)
+        key = _keys(problem, ids, sims, seed, STREAM_NEXT, before * problem.mdp.R.size)
+        qkernel.sweep(flat, env, key, *problem.tables, tau, eta)
         return
-    walkers = (flat, counts.reshape(flat.shape), position.reshape(-1), agent, env, keys(STREAM_NEXT, before))
+    key = _keys(problem, ids, sims, seed, STREAM_NEXT, before)
+    walkers = (flat, counts.reshape(flat.shape), position.reshape(-1), agent, env, key)
     if problem.fixed:
         qkernel.walk_fixed(*walkers, problem.action, *problem.tables, tau, eta)
     else:
-        qkernel.walk_random(*walkers, keys(STREAM_ACTION, before), *problem.choices, *problem.tables, tau, eta)
+        choice_key = _keys(problem, ids, sims, seed, STREAM_ACTION, before)
+        qkernel.walk_random(*walkers, choice_key, *problem.choices, *problem.tables, tau, eta)
+
+
+def sampled_backup(
+    problem: Problem, ids: Ints, tables: Sequence[Floats], taken: Ints, seed: int, samples: int
+) -> Floats:
+    """T(q) of one stack [len(ids), sims, S, A]; T(q) - T(reference) of two, with the same samples for both.
+
+    T(q)(s, a) is the mean of r + discount(s') max_a' q(s', a') over so many samples of every state-action pair.
+    """
+    q, *reference = tables
+    sims, shape = q.shape[1], (-1, *q.shape[2:])
+    env = problem.env_of[np.repeat(ids, sims)]
+    key = _keys(problem, ids, sims, seed, STREAM_NEXT, np.repeat(taken, sims) * problem.mdp.R.size)
+    found = q.reshape(shape).copy()
+    other = reference[0].reshape(shape) if reference else np.zeros_like(found)
+    threshold, outcome, reward, discount = problem.tables
+    qkernel.contrast(found, other, env, key, threshold, outcome, discount, samples)
+    return np.asarray(found if reference else found + reward[env]).reshape(q.shape)
+
+
+def _keys(problem: Problem, ids: Ints, sims: int, seed: int, stream: int, draws: Ints) -> Any:
+    """Heads of the walkers' random numbers in a stream, after so many draws."""
+    walker = np.repeat(ids, sims) * sims + np.tile(np.arange(sims), len(ids))
+    return qkernel.skip_draws(qkernel.stream_keys(seed, stream, problem.agents, sims)[walker], draws)
 
 
 def use_threads(count: int) -> None:

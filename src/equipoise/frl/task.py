@@ -102,6 +102,8 @@ class TabularTask(Agents):
                 f"task '{self.name}' updates tables, not a loss: choose a method without a loss of its own"
             )
         tabular.use_threads(torch.get_num_threads())
+        if "backup" in fit.aux:
+            return self._back_up(ids, fit, source, when)
         problem = self.sweeps if "synchronous" in fit.aux else self.walks
         q, position = (value.contiguous().clone().numpy() for value in (fit.params["q"], source["position"]))
         visits = np.zeros(q.shape, np.int64)
@@ -117,6 +119,19 @@ class TabularTask(Agents):
             q[who], visits[who], position[who] = some, seen, at
         after = {"position": position, "taken": taken + steps, "visits": visits}
         return {"q": torch.from_numpy(q)}, {}, {name: torch.from_numpy(value) for name, value in after.items()}
+
+    def _back_up(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+        """No steps: one backup of the table, less that of ``reference`` where given; `epochs` samples of each pair."""
+        from equipoise.frl.tabular import sampled_backup
+
+        tables = [fit.params["q"], *(fit.aux[name] for name in ("reference",) if name in fit.aux)]
+        stacks, taken = [table.contiguous().numpy() for table in tables], source["taken"].numpy()
+        found = np.empty_like(stacks[0])
+        for samples in sorted(set(fit.epochs.tolist())):
+            who = np.flatnonzero(fit.epochs.numpy() == samples)
+            own = [stack[who] for stack in stacks]
+            found[who] = sampled_backup(self.sweeps, ids.numpy()[who], own, taken[who], when.seed, samples)
+        return {"q": torch.from_numpy(found)}, {}, source | {"taken": source["taken"] + fit.epochs}
 
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         own = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
     from equipoise.methods.rl.fedasynq_eq import FedAsynQEq as FedAsynQEq
     from equipoise.methods.rl.fedasynq_im import FedAsynQIm as FedAsynQIm
     from equipoise.methods.rl.fedasynq_ta import FedAsynQTa as FedAsynQTa
+    from equipoise.methods.rl.feddvrq import FedDVRQ as FedDVRQ
     from equipoise.methods.rl.fedq import FedQ as FedQ
     from equipoise.methods.rl.fedsynq import FedSynQ as FedSynQ
     from equipoise.methods.rl.fedtd import FedTD as FedTD

@@ -17,24 +17,30 @@ from equipoise.frl.task import TabularTask
 
 
 @dataclass(frozen=True)
-class FederatedQ(Method):
-    """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
+class TabularQ(Method):
+    """Learns one table of Q-values."""
 
     trains: ClassVar[str] = "tabular"
     family: ClassVar[str] = "agents"
-    rule: ClassVar[str]
-    reports: ClassVar[Mapping[str, Range]] = {"visits": COUNT}
     eta: float = option(0.05, "learning rate of Q-learning", above=0, below=1)
-    tau: int = option(50, "local steps between synchronisations", low=1)
-    steps: int = option(
-        0, "local steps of an agent in the whole run, a multiple of tau; 0 for as many as --rounds give", low=0
-    )
 
     def check(self, task: Task, training: Training) -> None:
         if not isinstance(task, TabularTask):
             raise UsageError(
                 f"{self.name} learns tables of an MDP, and task '{task.name}' has none: try --task two-state"
             )
+
+
+@dataclass(frozen=True)
+class FederatedQ(TabularQ):
+    """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
+
+    rule: ClassVar[str]
+    reports: ClassVar[Mapping[str, Range]] = {"visits": COUNT}
+    tau: int = option(50, "local steps between synchronisations", low=1)
+    steps: int = option(
+        0, "local steps of an agent in the whole run, a multiple of tau; 0 for as many as --rounds give", low=0
+    )
 
     def planned_rounds(self, asked: int) -> int:
         if self.steps % self.tau:
