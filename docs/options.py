@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from equipoise.clock.options import Timing
 from equipoise.contract import Training
 from equipoise.core.options import KINDS
 from equipoise.core.schedules import Schedule
@@ -27,7 +28,8 @@ def pages() -> dict[Path, list[str]]:
     methods = {
         DOCS / "methods" / f"{name}.md": [table(of_config(method, "method"))] for name, method in all_methods().items()
     }
-    runs = [table(of_config(config, owner)) for config, owner in ((RunConfig, "run"), (Training, "training"))]
+    configs = ((RunConfig, "run"), (Timing, "timing"), (Training, "training"))
+    runs = [table(of_config(config, owner)) for config, owner in configs]
     return {
         **methods,
         DOCS / "options.md": [*runs, table(of_config(Privacy, "privacy"))],

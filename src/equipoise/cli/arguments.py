@@ -15,6 +15,7 @@ from equipoise.settings.names import Known, Option, resolved, takes
 
 OWNERS = {
     "run": "run",
+    "timing": "simulated time (docs/clock.md)",
     "training": "local training",
     "privacy": "differential privacy (docs/privacy.md)",
     "task": "task '{task}'",

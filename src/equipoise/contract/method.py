@@ -74,6 +74,11 @@ class Method(Options):
         """The hooks at which this method decides itself, where the defaults would do as FedAvg does."""
         return self._own
 
+    @property
+    def patient(self) -> bool:
+        """Whether a reply may count in a later round than the one that asked for it."""
+        return not (self.one_start or self.prompt or "give" in self.decides)
+
     def check(self, task: Task, training: Training) -> None:
         """Refuse an unsound combination, with a sentence that says why."""
         demand(task.blocks, self.shares, self.name)

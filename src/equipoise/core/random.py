@@ -61,9 +61,23 @@ def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray
     """The clients of a round, ascending: one stream for all methods, at a cost of the cohort, not the population."""
     if participation >= 1.0:
         return np.arange(clients)
-    size = max(1, round_half_up(participation * clients))
+    return drawn(seed, round, clients, cohort_size(clients, participation))
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """How many clients such a share is: at least one."""
+    return clients if participation >= 1.0 else max(1, round_half_up(participation * clients))
+
+
+def drawn(seed: int, round: int, among: int, count: int) -> NDArray[np.int64]:
+    """So many places of ``among``, ascending, all equally likely."""
     generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, round]))
-    return np.sort(generator.choice(clients, size, replace=False, shuffle=False)).astype(np.int64)
+    return np.sort(generator.choice(among, count, replace=False, shuffle=False)).astype(np.int64)
+
+
+def normal_of(u: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Normally distributed numbers from pairs of uniform ones (Box and Muller)."""
+    return np.asarray(np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v))
 
 
 def round_half_up(x: float) -> int:

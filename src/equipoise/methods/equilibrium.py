@@ -59,6 +59,10 @@ class Equilibrium(Method):
     decay_from: float = option(0.5, "share of the rounds after which rate and weights decay", low=0, below=1)
     decay_to: float = option(0.1, "part of the rate that is left in the last round", above=0, high=1)
 
+    @property
+    def decides(self) -> frozenset[str]:
+        return super().decides if self.control == "learned" else super().decides - {"give"}
+
     def check(self, task: Task, training: Training) -> None:
         if self.lr_low > self.lr_high:
             raise UsageError(f"lr_low is {self.lr_low}: must be at most lr_high ({self.lr_high})")

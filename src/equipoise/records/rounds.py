@@ -71,6 +71,12 @@ class RoundRecord(Evaluated):
     decisions: dict[str, list[float]] | None = None
     """Epochs and rates of each client, where they differ."""
     bytes: Bytes
+    clock: float | None = None
+    """Simulated seconds since the start of the run, at the end of this round."""
+    energy: float | None = None
+    """Joules of the clients whose round ended or was ended in this one."""
+    staleness: Spread | None = None
+    """How many models old the replies were, where any may be late."""
     dropped: list[int]
     """Clients whose reply was of no use: its update, state or personal model was not finite, or see ``left_out``."""
     left_out: dict[int, str] = field(default_factory=dict)

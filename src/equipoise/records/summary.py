@@ -56,6 +56,10 @@ class Summary(Evaluated):
     """What clients exchanged before the first round to prepare their data; part of ``bytes``."""
     steps: int | None = None
     """Gradient steps of all clients in all rounds, where they tell."""
+    clock: float | None = None
+    """Simulated seconds of the run."""
+    energy: float | None = None
+    """Joules of all clients in all rounds."""
     seconds: float
     privacy: Spent | None = None
     undefined: dict[str, int] = field(default_factory=dict)
@@ -118,6 +122,8 @@ def summarise(about: About, records: Sequence[RoundRecord], headline: str, highe
         dropped_updates=sum(len(record.dropped) for record in records),
         bytes=sum((record.bytes for record in records), Bytes(0, 0)),
         steps=sum(record.steps for record in records if record.steps is not None) or None,
+        clock=last.clock,
+        energy=None if last.energy is None else sum(record.energy or 0.0 for record in records),
         seconds=sum(record.seconds for record in records),
         privacy=last.privacy,
     )

@@ -30,6 +30,10 @@ def certify_run(path: Path, samples: int, settings: Settings | None = None, told
     if not (folder.summary.is_file() and folder.checkpoint.is_file()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
     settings = settings or settings_in(folder.config)
+    if settings.timing.carries:
+        raise UsageError(
+            f"'{path}' is of mode {settings.timing.mode}: a certificate is of rounds that everybody plays together"
+        )
     run = settings.run
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
     simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from equipoise.clock.options import Timing
 from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
@@ -140,6 +141,11 @@ def _start(
     if max(processes, Group.launched()[1]) == 1:
         yield _Running(settings, task, folder, choice)
         return
+    if settings.timing.carries:
+        raise UsageError(
+            f"mode {settings.timing.mode} keeps replies that are under way in one process: leave processes at 1, or "
+            "use --executor workers"
+        )
     choice = alike(choice)
     with together(processes, settings, task, choice) as spread:
         yield _Running(settings, task, folder, choice, spread=spread)
@@ -169,6 +175,11 @@ def build_task(settings: Settings) -> Task:
     task.check()
     task.suits(settings.method)
     _check_rounds(settings, task)
+    if settings.timing.carries and not settings.policy.patient:
+        raise UsageError(
+            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on replies to what it sent "
+            "in the same round; use mode sync, or another method"
+        )
     if settings.run.finetune and not isinstance(task, Supervised):
         raise UsageError(f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off")
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
@@ -209,6 +220,10 @@ class _Running:
         self.here = make_executor is None
         if run.holdout_clients and not self.here:
             raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
+        if settings.timing != Timing() and not self.here:
+            raise UsageError(
+                "devices, mode, deadline and until are for simulations: clients that are elsewhere have a clock"
+            )
         if run.delay and not self.here:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
         if run.attack and not self.here:
@@ -219,7 +234,8 @@ class _Running:
         )
         self.make = make_executor or self.choice.make
         make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
-        self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger())
+        timing = settings.timing if self.here else None
+        self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger(), timing)
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}

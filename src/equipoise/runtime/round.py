@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.clock.options import Timing
 from equipoise.contract import Down, Held, Method, Reply, Server, State, Task, Training, Tree
-from equipoise.core import schedules, trees
+from equipoise.core import random, schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
 from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
@@ -20,7 +21,9 @@ from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.runtime import cost
 from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
+from equipoise.runtime.clock import Clock, Started
 from equipoise.runtime.executors import Replies
+from equipoise.runtime.intake import Intake
 from equipoise.runtime.store import ClientStore, keeps_local
 
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
@@ -62,10 +65,12 @@ class Simulation:
         schedule: Schedule,
         make_executor: MakeExecutor | None = None,
         ledger: Ledger | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
 
-        ``ledger``: what counts the cost of a method under differential privacy.
+        ``ledger``: what counts the cost of a method under differential privacy. ``timing``: devices and how long the
+        server waits for them; without it rounds have no time, and everybody replies.
         """
         self.method, self.task, self.training, self.schedule = method, task, training, schedule
         self.ledger = ledger
@@ -78,6 +83,7 @@ class Simulation:
             self.server_state = method.server_init(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
         self.store = ClientStore(task.clients, self._fresh)
+        self.clock = Clock(timing, schedule.seed, task.clients) if timing else None
 
     def round(self) -> RoundRecord:
         """One round, from the choice of clients to the new model."""
@@ -92,34 +98,42 @@ class Simulation:
 
         server = Server(task, training, self.params, self.server_state, s.seed, t, s.rounds, participation)
         with torch.no_grad():
-            tensor_ids, server.state = method.select(server)
-            ids = _cohort(tensor_ids, task.clients, method)
+            tensor_ids, server.state = self._select(method, server)
+            ids = tensor_ids.numpy()
             down, server.state = method.give(server, tensor_ids)
-            replies = self.executor.run(t, tensor_ids, down, self.store.held(ids), splits)
-            reply, here, asked = replies.stack, ids[replies.rows.numpy()], tensor_ids[replies.rows]
-            sound, left_out = torch.ones(len(here), dtype=torch.bool), dict[int, str]()
+            intake, sent = self._exchange(t, tensor_ids, down, splits, participation)
+            replies, here = intake.replies, intake.ids
+            reply, asked = replies.stack, torch.from_numpy(here)
+            sound, left_out = intake.in_time.clone(), dict[int, str]()
             if reply is not None:
                 facts = replies.facts(method, down.params)
-                sound, left_out = facts.finite, facts.reasons
+                sound &= facts.finite
+                left_out = {place: why for place, why in facts.reasons.items() if bool(intake.in_time[place])}
                 sound[list(left_out)] = False
                 if _from_one_model(method, task, down):
                     left_out |= too_long(facts.long, self._paths(asked, reply, training), sound)
                 sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
             if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):
-                sums = partial(replies.sums, method, down.params, self.executor.cuts(len(ids)))
+                sums = partial(replies.sums, method, down.params, self.executor.cuts(intake.cohort))
                 outcome = adopt(method, server, asked, reply.up, sound, self.executor.fewest, sums)
                 server, left_out = outcome.server, left_out | outcome.blamed
             elif self.executor.fewest > 1:
                 outcome.skipped = f"{int(sound.sum())} usable replies, {self.executor.fewest} are needed"
+            elif self.clock and not bool(intake.in_time.any()):
+                outcome.skipped = "nobody's reply came before the round ended"
             sound[list(left_out)] = False
-            spent = self._bill(ids, replies, down)
+            received = self._bill(intake)
             replies.settle(outcome.rows)
-            if reply is not None:  # a client whose update was of no use keeps what it held
-                held = reply.held if self.keeps_local else replace(reply.held, local={})
-                self.store.keep(here, held, reply.scores, outcome.rows)
+            for part in intake.parts:  # a client whose update was of no use keeps what it held
+                held = part.held if self.keeps_local else replace(part.held, local={})
+                self.store.keep(part.ids, held, part.scores, outcome.rows[part.places])
         self.params, self.server_state, self.done = server.params, server.state, t
 
+        come = intake.in_time
+        if reply is not None and not bool(come.all()):
+            here, sound = here[come.numpy()], sound[come]
+            reply = trees.row(replace(reply, scores={}), come) if len(here) else None
         stats: Tree = {} if reply is None else trees.plain(reply.train) or {}
         notes = {**(reply.notes if reply else {}), **server.notes}
         train = {name: _spread(value) for name, value in stats.items()}
@@ -135,21 +149,25 @@ class Simulation:
             # Lists of a cohort say nothing without its ids.
             ids=here.tolist() if len(here) < min(task.clients, LISTED + 1) else None,
             decisions={n: _plain(v) for n, v in stats.items()} if differ and len(here) <= LISTED else None,
-            bytes=Bytes(int(spent["up"].sum()), int(spent["down"].sum())),
+            bytes=Bytes(received, int(sent.sum())),
+            clock=self.clock.now if self.clock else None,
+            energy=intake.joules,
+            staleness=None if reply is None or intake.staleness is None else _spread(intake.staleness),
             dropped=here[~sound.numpy()].tolist(),
-            left_out={int(here[place]): reason for place, reason in sorted(left_out.items())},
-            absent=replies.absent,
+            left_out={int(intake.ids[place]): reason for place, reason in sorted(left_out.items())},
+            absent=intake.absent,
             skipped=outcome.skipped,
             privacy=self._privacy(ids, replies, int(outcome.rows.sum())),
             notes={name: _note(value) for name, value in notes.items()},
-            stop=method.stop(server) or None,
+            stop=method.stop(server) or self._out_of_time(),
             seconds=time.perf_counter() - started,
         )
 
     def state(self) -> State:
         """Everything that the next round depends on."""
-        state = {"params": self.params, "server": self.server_state, "store": self._stored()}
-        return state if self.ledger is None else state | {"privacy": self.ledger.state()}
+        parts = {"privacy": self.ledger, "clock": self.clock}
+        more = {name: part.state() for name, part in parts.items() if part is not None}
+        return {"params": self.params, "server": self.server_state, "store": self._stored(), **more}
 
     def load(self, state: State, done: int) -> None:
         self.params, self.server_state, self.done = state["params"], state["server"], done
@@ -157,6 +175,8 @@ class Simulation:
         self.store.load({**stored, "trees": self.executor.take(stored["ids"].numpy(), stored["trees"])})
         if self.ledger is not None:
             self.ledger.load(state["privacy"])
+        if self.clock is not None:
+            self.clock.load(state["clock"])
 
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
@@ -179,17 +199,52 @@ class Simulation:
     def _fresh(self, ids: Tensor) -> Held:
         return self.executor.fresh(ids, self.initial, self.keeps_local)
 
-    def _bill(self, ids: Ints, replies: Replies, down: Down) -> Tree:
-        """Per client that was asked: whether it replied, and its bytes, paid whether or not the update was of use."""
-        replied = torch.zeros(len(ids), dtype=torch.int64)
-        replied[replies.rows] = 1
-        sent = cost.down_bytes(down, self.task.blocks, len(ids))
+    def _select(self, method: Method, server: Server) -> tuple[Tensor, State]:
+        """Decision 0, among those who can be asked."""
+        pool, count = self.clock.pool(server.participation) if self.clock else (None, 0)
+        if pool is None and not (self.clock and self.clock.timing.over_select > 1):
+            ids, state = method.select(server)
+            return torch.from_numpy(_cohort(ids, self.task.clients, method)), state
+        pool = np.arange(self.task.clients) if pool is None else pool
+        if "select" in method.decides:
+            ids, state = method.select(server)
+            return ids[torch.isin(ids, torch.from_numpy(pool))], state
+        if count < len(pool):
+            pool = pool[random.drawn(server.seed, server.round, len(pool), max(0, count))]
+        return torch.from_numpy(pool), server.state
+
+    def _exchange(
+        self, t: int, ids: Tensor, down: Down, splits: tuple[str, ...], participation: float
+    ) -> tuple[Intake, Tensor]:
+        """Ask these clients; gives what is in hand when the round ends, and the bytes that went down to each."""
+        array: Ints = ids.numpy()
+        if not len(array):
+            assert self.clock is not None
+            return self.clock.end(t, participation, None, self.params), torch.zeros(0, dtype=torch.int64)
+        replies = self.executor.run(t, ids, down, self.store.held(array), splits)
+        sent = cost.down_bytes(down, self.task.blocks, len(array))
         if replies.unsent:
-            sent *= torch.tensor([int(client) not in replies.unsent for client in ids])
-        size = replies.upload_bytes()
-        spent = {"rounds": replied, "up": size * replied, "down": sent}
-        self.store.count(ids, spent)
-        return spent
+            sent *= torch.tensor([int(client) not in replies.unsent for client in array])
+        self.store.count(array, {"down": sent})
+        if self.clock is None or replies.stack is None:
+            return Intake.of(array, replies), sent
+        training = self.training.at(t, self.schedule.rounds)
+        steps = replies.stack.steps
+        if steps is None:
+            steps = self.task.steps(ids, torch.full_like(ids, training.epochs), training)
+        started = Started(array, replies, steps * training.batch_size, replies.upload_bytes(), sent)
+        return self.clock.end(t, participation, started, self.params), sent
+
+    def _bill(self, intake: Intake) -> int:
+        """Bytes that came up, paid whether or not the update was of use."""
+        replied = intake.in_time.long()
+        size = intake.replies.upload_bytes()
+        self.store.count(intake.ids, {"rounds": replied, "up": size * replied})
+        return size * int(replied.sum())
+
+    def _out_of_time(self) -> str | None:
+        clock = self.clock
+        return f"the clock has reached {clock.timing.until}" if clock and clock.now >= clock.timing.end else None
 
     def _paths(self, ids: Tensor, reply: Reply, training: Training) -> Tensor:
         """Steps times rate of each of these clients, as far as it is told; else the number of its samples."""

@@ -89,7 +89,8 @@ class ClientStore:
         """Add to the counts of these clients."""
         self._admit(ids)
         where = self._where(ids)
-        sums = {name: (old if where is None else old[where]) + more[name] for name, old in self.counts.items()}
+        sums = {name: (old if where is None else old[where]) for name, old in self.counts.items()}
+        sums |= {name: sums[name] + number for name, number in more.items()}
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
     def _tree(self, name: str) -> State:

@@ -1,4 +1,4 @@
-"""A run's settings: five typed configs (run, training, privacy, task, method), one flat set of option names."""
+"""A run's settings: six typed configs (run, timing, training, privacy, task, method), one flat set of option names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from equipoise.clock.fleet import Fleet
+from equipoise.clock.options import Timing
 from equipoise.contract import Method, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.schedules import Schedule
@@ -22,6 +24,7 @@ from equipoise.wrappers.private import private
 from equipoise.wrappers.robust.wrapper import robust
 
 Config = TypeVar("Config")
+OWNERS = ("run", "timing", "training", "privacy", "task", "method")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Settings:
     """A complete, checked set of options. ``flat`` repeats the run."""
 
     run: RunConfig
+    timing: Timing
     training: Training
     privacy: Privacy
     task_spec: TaskSpec
@@ -43,7 +47,7 @@ class Settings:
         named = named if isinstance(named, str) else recorded_name(method)  # a class is recorded by its name
         given = {**given, "method": named, "task": task.recorded_name}
         known, wrong = options(method, task), []
-        values: dict[str, dict[str, Any]] = {"run": {}, "training": {}, "privacy": {}, "task": {}, "method": {}}
+        values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
         for key, value in resolved(known, given).items():
             try:
                 values[known[key].owner][known[key].name] = from_file(key, value, known[key].kind)
@@ -57,12 +61,21 @@ class Settings:
                 wrong.append(str(error))
                 return None
 
-        run, privacy = made(RunConfig, "run"), made(Privacy, "privacy")
+        run, privacy, timing = made(RunConfig, "run"), made(Privacy, "privacy"), made(Timing, "timing")
         training = made(lambda **changes: dataclasses.replace(task.training, **changes), "training")
         task_config, policy = made(task.config, "task"), made(method, "method")
-        if run is None or privacy is None or training is None or task_config is None or policy is None or wrong:
+        if (
+            run is None
+            or privacy is None
+            or timing is None
+            or training is None
+            or task_config is None
+            or policy is None
+        ):
             raise UsageError("; ".join(wrong))
-        return cls(_completed(run, policy, privacy, task), training, privacy, task, task_config, policy)
+        if wrong:
+            raise UsageError("; ".join(wrong))
+        return cls(_completed(run, policy, privacy, timing, task), timing, training, privacy, task, task_config, policy)
 
     @property
     def policy(self) -> Method:
@@ -74,6 +87,7 @@ class Settings:
         """Every option by name, as files keep it."""
         parts = {
             "run": self.run,
+            "timing": self.timing,
             "training": self.training,
             "privacy": self.privacy,
             "task": self.task_config,
@@ -83,8 +97,17 @@ class Settings:
         return {key: to_file(getattr(parts[item.owner], item.name)) for key, item in known.items()}
 
 
-def _completed(run: RunConfig, method: Method, privacy: Privacy, task: TaskSpec) -> RunConfig:
+def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing, task: TaskSpec) -> RunConfig:
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
+    if timing.carries and (run.robust or run.delay or privacy.on):
+        raise UsageError(
+            f"mode {timing.mode} is not offered with robust, delay or dp_clip: they count on a round's own replies"
+        )
+    if privacy.noisy and not Fleet(timing.world, run.seed).always_there:
+        raise UsageError(
+            "dp_noise is not offered with devices that are away at times: epsilon is counted for cohorts that are "
+            "drawn from everybody"
+        )
     if run.attack:
         parse_attack(run.attack)
     if run.robust and (run.delay or privacy.noisy):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+from equipoise.clock.options import Timing
 from equipoise.contract import Method, Options, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.options import Kind, Rule, documented, kinds, rule_of
@@ -49,6 +50,7 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
     """Every option that a run of this method on this task takes."""
     found = [
         *of_config(RunConfig, "run"),
+        *of_config(Timing, "timing"),
         *of_config(Training, "training", task.training),
         *of_config(Privacy, "privacy"),
         *of_config(task.config, "task"),

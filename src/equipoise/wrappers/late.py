@@ -45,7 +45,7 @@ class Delayed(Around):
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
-        if self.one_start or self.prompt or "give" in self.decides:
+        if not self.patient:
             raise UsageError(
                 f"{self.name} is not offered with delay: its server counts on replies to what it sent in the same "
                 "round; choose another method"

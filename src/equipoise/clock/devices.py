@@ -1,0 +1,135 @@
+"""Classes of devices as a small table: three worlds that ship, or the user's own CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from equipoise.core.errors import UsageError, nearest
+
+HOURS = 24
+
+
+@dataclass(frozen=True)
+class Device:
+    """A class of devices. One client is of one class; its speed differs from the class's by its own draw."""
+
+    name: str
+    share: float
+    """How many of the clients are of this class, relative to the other classes."""
+    speed: float
+    """Training samples per second."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of the speed between devices of the class."""
+    jitter: float = 0.0
+    """The same between rounds of one device."""
+    up: float = 10.0
+    """Megabits per second from the client to the server."""
+    down: float = 50.0
+    present: tuple[float, ...] = (1.0,) * HOURS
+    """For each hour of the day, the chance that the device can be asked."""
+    dropout: float = 0.0
+    """The chance per round that the device begins and never replies."""
+    watts: float = 5.0
+    """Power while it trains."""
+    radio: float = 1.0
+    """Power while it sends or receives."""
+
+
+World = tuple[Device, ...]
+
+_NIGHT, _DAY = 0.9, 0.3  # phones train when they charge
+_CHARGING = tuple(_NIGHT if hour < 7 or hour >= 22 else _DAY for hour in range(HOURS))
+WORLDS: dict[str, World] = {
+    "default": (Device("device", 1.0, speed=1000.0),),
+    "phones": (
+        Device("new", 0.3, 1000.0, 0.2, 0.1, 20.0, 80.0, _CHARGING, 0.02, 3.0, 1.0),
+        Device("usual", 0.5, 300.0, 0.3, 0.2, 5.0, 20.0, _CHARGING, 0.05, 2.0, 1.0),
+        Device("old", 0.2, 30.0, 0.4, 0.3, 1.0, 4.0, _CHARGING, 0.1, 1.5, 1.2),
+    ),
+    "silos": (
+        Device("centre", 0.5, 20000.0, 0.1, 0.05, 500.0, 500.0, watts=250.0, radio=5.0),
+        Device("workstation", 0.4, 5000.0, 0.2, 0.1, 50.0, 100.0, watts=150.0, radio=5.0),
+        Device("shared", 0.1, 1000.0, 0.3, 0.5, 10.0, 50.0, dropout=0.01, watts=65.0, radio=5.0),
+    ),
+}
+COLUMNS = tuple(item.name for item in fields(Device))
+POSITIVE, SHARES = ("share", "speed", "up", "down"), ("dropout",)
+
+
+def read(where: str) -> World:
+    """A world by name, or from a CSV file with a line per class; columns that it leaves out have their defaults."""
+    if where in WORLDS:
+        return WORLDS[where]
+    if not where.endswith(".csv"):
+        raise UsageError(f"devices is '{where}': must be {', '.join(WORLDS)} or a .csv file{nearest(where, WORLDS)}")
+    try:
+        lines = list(csv.reader(Path(where).read_text(encoding="utf-8-sig").splitlines()))
+    except OSError as error:
+        raise UsageError(f"devices file '{where}' cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"devices file '{where}' is not UTF-8: save it as CSV UTF-8") from error
+    header = [name.strip() for name in lines[0]] if lines else []
+    wrong = [f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS]
+    wrong += [f"column '{name}' is missing" for name in ("name", "share", "speed") if name not in header]
+    wrong += [f"column '{name}' stands there twice" for name in sorted(set(header)) if header.count(name) > 1]
+    found: list[Device] = []
+    rows = [(row, line) for row, line in enumerate(lines[1:], start=2) if any(cell.strip() for cell in line)]
+    if not wrong:
+        if not rows:
+            wrong.append("it has no line of a device")
+        for row, line in rows:
+            found += _device(row, header, line, wrong)
+        wrong += [f"two classes are called '{n}'" for n in sorted({d.name for d in found if _twice(d.name, found)})]
+    if wrong:
+        raise UsageError(f"devices file '{where}': {'; '.join(wrong)}")
+    return tuple(found)
+
+
+def _device(row: int, header: list[str], line: list[str], wrong: list[str]) -> list[Device]:
+    """The device of a line; what is wrong with it is added to what is wrong with the others."""
+    before = len(wrong)
+    if len(line) != len(header):
+        wrong.append(f"row {row} has {len(line)} cells, the first row names {len(header)} columns")
+        return []
+    cells = {name: cell.strip() for name, cell in zip(header, line, strict=True) if cell.strip()}
+    wrong += [f"row {row}: {name} is empty" for name in ("name", "share", "speed") if name not in cells]
+    numbers: dict[str, float] = {}
+    for name, cell in cells.items():
+        if name not in ("name", "present"):
+            numbers[name] = _number(cell)
+            if not _allowed(name, numbers[name]):
+                wrong.append(f"row {row}: {name} is '{cell}': must be {_words(name)}")
+    present = tuple(_number(cell) for cell in cells.get("present", "1").split())
+    present = present * HOURS if len(present) == 1 else present
+    if len(present) != HOURS or not all(0 <= chance <= 1 for chance in present) or not any(present):
+        wrong.append(
+            f"row {row}: present is '{cells['present']}': must be one chance between 0 and 1, or 24, one per hour, "
+            "separated by spaces and not all 0"
+        )
+    return [] if len(wrong) > before else [Device(cells["name"], present=present, **numbers)]
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def _allowed(name: str, value: float) -> bool:
+    if name in SHARES:
+        return 0 <= value < 1
+    return math.isfinite(value) and (value > 0 if name in POSITIVE else value >= 0)
+
+
+def _words(name: str) -> str:
+    if name in SHARES:
+        return "a number of at least 0 and below 1"
+    return "a number above 0" if name in POSITIVE else "a number of at least 0"
+
+
+def _twice(name: str, devices: list[Device]) -> bool:
+    return sum(device.name == name for device in devices) > 1

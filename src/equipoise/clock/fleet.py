@@ -1,0 +1,101 @@
+"""Everybody's device, drawn by seed and client: nothing is kept of a client that its number does not give again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.clock.devices import HOURS, Device, World
+from equipoise.core import random
+from equipoise.core.streams import DEVICES
+from equipoise.core.trees import Ints
+
+HOUR = 3600.0
+BITS = 8e-6  # megabits of a byte
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Devices of some clients: class, training samples per second, seconds per byte up and down."""
+
+    ids: Ints
+    kinds: Ints
+    speed: Floats
+    up: Floats
+    down: Floats
+
+    @classmethod
+    def nobody(cls) -> Usual:
+        none = np.empty(0)
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none)
+
+
+@dataclass(frozen=True)
+class Trips:
+    """What a round is to each of some clients: seconds and joules until it replies, or until it is ``lost``."""
+
+    seconds: Floats
+    joules: Floats
+    lost: Bools
+
+
+class Fleet:
+    """The devices of a population: each is of a class of :mod:`equipoise.clock.devices`, with a speed of its own."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.seed = world, seed
+        shares = np.cumsum([device.share for device in world])
+        self._ends: Floats = shares / shares[-1]
+        numbers = [item.name for item in fields(Device) if item.name not in ("name", "present")]
+        self._table = {name: np.array([getattr(device, name) for device in world]) for name in numbers}
+        self._present: Floats = np.array([device.present for device in world])
+        self.always_there = bool((self._present == 1.0).all())
+        self._chancy = bool(self._table["jitter"].any() or self._table["dropout"].any())
+        self._last = Usual.nobody()
+
+    def kinds(self, ids: Ints) -> Ints:
+        """Places of the classes of these clients in the table."""
+        if len(self.world) == 1:
+            return np.zeros(len(ids), np.int64)
+        u = random.uniform(random.keys(self.seed, ids, 0, DEVICES[0]), 1)[:, 0]
+        return np.searchsorted(self._ends, u, side="right")
+
+    def usual(self, ids: Ints) -> Usual:
+        """What these clients' devices do on a usual day; those of the last cohort are at hand."""
+        if not np.array_equal(self._last.ids, ids):
+            kinds = self.kinds(ids)
+            speed, spread, up, down = (self._table[name][kinds] for name in ("speed", "spread", "up", "down"))
+            if spread.any():
+                # The class has the first number of this stream; beside it stands an independent one.
+                key = random.bits(random.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
+                speed = speed * np.exp(spread * random.normal_of(*random.uniform(key, 2).T))
+            self._last = Usual(ids, kinds, speed, BITS / up, BITS / down)
+        return self._last
+
+    def present(self, ids: Ints, clock: float) -> Bools:
+        """Who of these can be asked at this time: drawn anew each hour."""
+        if self.always_there:
+            return np.ones(len(ids), bool)
+        hour = int(clock // HOUR)
+        u = random.uniform(random.keys(self.seed, ids, hour, DEVICES[1]), 1)[:, 0]
+        return np.asarray(u < self._present[self.kinds(ids), hour % HOURS])
+
+    def trips(self, ids: Ints, round: int, samples: Floats, up: Floats, down: Floats) -> Trips:
+        """A round in which these clients train on so many samples and so many bytes go up and down."""
+        usual, table = self.usual(ids), self._table
+        kinds, training = usual.kinds, samples / usual.speed
+        luck = random.uniform(random.keys(self.seed, ids, round, DEVICES[2]), 4) if self._chancy else None
+        if luck is not None:
+            training = training * np.exp(table["jitter"][kinds] * random.normal_of(luck[:, 0], luck[:, 1]))
+        radio = up * usual.up + down * usual.down
+        seconds = training + radio
+        joules = training * table["watts"][kinds] + radio * table["radio"][kinds]
+        if luck is None:
+            return Trips(seconds, joules, np.zeros(len(ids), bool))
+        lost = luck[:, 2] < table["dropout"][kinds]
+        part = np.where(lost, luck[:, 3], 1.0)  # it is lost somewhere on its way
+        return Trips(seconds * part, joules * part, lost)
