@@ -22,7 +22,7 @@ from equipoise.contract import Training
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 TIMINGS = {
     "without": None,
@@ -38,7 +38,7 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
     Processor time, because other work on the machine must not count; rounds of all take turns.
     """
     training = Training(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = Classify("synthetic", linear((FEATURES,), CLASSES), data_of(100), training, closed_form=True)
+    task = FromExamples("synthetic", linear((FEATURES,), CLASSES), data_of(100), training, closed_form=True)
     schedule = Schedule(10**6, 0, 1.0, "stacked", 1, True)
     rounds = {name: Simulation(FedAvg(), task, training, schedule, timing=t).round for name, t in TIMINGS.items()}
     for run in rounds.values():
