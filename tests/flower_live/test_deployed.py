@@ -18,10 +18,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
 
 from equipoise.core import files as checkpoint
+from equipoise.data.tables.sites import merge_messages, summarise
 from equipoise.flower import options, project
 from equipoise.records.folder import Folder
-from equipoise.records.rounds import RoundRecord
+from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.runs import running as runs
+from equipoise.runs.predict import predict_file
+from equipoise.settings.config import Settings
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
 
@@ -135,6 +138,27 @@ def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> 
     assert all(not log.absent for log in logs)
     assert (app / "run" / "clients.csv").read_text().splitlines()[1].startswith("0,45,")
     assert logs[-1].global_.acc > 0.5
+
+
+def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_path: Path) -> None:
+    """As if each site had written its file and somebody had merged them; the folder then predicts new rows."""
+    write_rows(tmp_path / "server", "public", "test")
+    app = tmp_path / "app"
+    given = {"task": "apart", "data": str(tmp_path / "server"), "target": "label", "numbers": "a,b", "rounds": 2}
+    project.write(app, {**given, "headline": "auc", "time_limit": 90.0, "wait": 120.0})
+    open_fleet.submit(app)
+    wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
+    config = Settings.of(given).task_config
+    told = {f"client {k}": summarise(open_fleet.folder.parent / f"rows-{k}", str(k), config) for k in range(3)}
+    made = merge_messages(told, config)[0].write()
+    assert (app / "run" / "preparation.json").read_text() == made
+    summary = Folder(app / "run").read_summary()
+    assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))
+    assert not any(log.absent for log in logs_of(app))
+    (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
+    out = tmp_path / "predicted.csv"
+    assert predict_file(Folder(app / "run"), tmp_path / "new.csv", None, out, overwrite=False) == 2
+    assert out.read_text().startswith("row,predicted,p(0),p(1)\n1,")
 
 
 def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(open_fleet: Fleet, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_classes_of_test_rows_are_told_too(sites: Path) -> None:
         (["data", "summarise", "--data", "SITES/north", "--client", "x", "--out", "SITES/x.json"], "no column 'label'"),
         (["data", "merge", "SITES/none.json"], "cannot be read"),
         (["data", "merge", "SITES/north/train.csv", "--target", "ill"], "damaged or of another version"),
-        (["data", "merge", "SITES/north.json", "SITES/north.json", "--target", "ill"], "two files are of one client"),
+        (["data", "merge", "SITES/north.json", "SITES/north.json", "--target", "ill"], "a file is given twice"),
         (["data", "merge", "SITES/north.json", "--target", "sex"], "summarised for another target than 'sex'"),
         (["data", "merge", "SITES/north.json", "--target", "ill", "--standardise", "client"], "that are apart"),
         (["data", "mrge"], "did you mean 'merge'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from equipoise import __version__
 from equipoise.contract import Blocks, Down, Held, State, Task, Tree
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import plain, revive, row
+from equipoise.data.tables.preparation import Preparation
 from equipoise.flower import codec
+from equipoise.flower.agreement import Agreement, raw_tables, tell
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.state import ClientDisk
@@ -35,14 +38,22 @@ class Node:
         if config.data and "data" in Settings.of(given).flat:
             given = {**given, "data": config.data}
         self.settings, self.config = Settings.of(given), config
-        self.task = task or build_task(self.settings)
-        if config.client >= self.task.clients:
-            raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {self.task.clients - 1}")
+        self.raw = raw_tables(self.settings)
+        if task is not None:
+            self.task = task
+        clients = self.raw.clients if self.raw else self.task.clients
+        if config.client >= clients:
+            raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {clients - 1}")
         self.id = torch.tensor(config.client)
         self.method = private(self.settings.method, self.settings.privacy, draw)
         self.budget = Budget(
             config.state / "privacy.json", self.settings.privacy, config.most_epsilon, config.most_delta
         )
+
+    @cached_property
+    def task(self) -> Task:
+        """Where there are raw tables: only once it is known how they are prepared."""
+        return build_task(self.settings)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; what goes wrong is told in it, by one sentence."""
@@ -50,6 +61,9 @@ class Node:
             tree, about = codec.decode(data)
             if about.get("kind") == "hello":
                 return codec.encode({}, self._introduction())
+            if about.get("kind") == "tell":
+                self.budget.check()
+                return codec.encode({}, tell(self.settings, self.config.client, self.config.name))
             return codec.encode(*self._round(tree, about))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
@@ -57,17 +71,30 @@ class Node:
 
     def _introduction(self) -> About:
         """Under differential privacy the number of samples stays here too: then every client counts alike."""
-        samples = 1 if self.settings.privacy.noisy else int(self.task.sizes(self.id.reshape(1))[0])
+        if self.settings.privacy.noisy:
+            samples = 1
+        else:
+            samples = self.raw.samples if self.raw else int(self.task.sizes(self.id.reshape(1))[0])
         return {"client": self.config.client, "samples": samples, "version": __version__}
+
+    def _prepare(self, about: About, disk: ClientDisk) -> None:
+        """The task, from what the server told with this message or an earlier one."""
+        if isinstance(text := about.get("preparation"), str):
+            disk.save_preparation(Preparation.of_text(text, "the server's preparation").write())
+        if not disk.preparation.is_file():
+            raise Unprepared("it does not know how raw tables are prepared: it is told with the next round")
+        self.settings = Agreement(Preparation.read(disk.preparation), 0).settings(self.settings)
 
     def _round(self, tree: State, about: About) -> tuple[State, About]:
         round, taken = codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
         if about.get("client") != self.config.client:
             raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
-        s = self.settings
         self.budget.check()
-        initial = self.task.init_params(s.run.seed)
         disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
+        if self.raw:
+            self._prepare(about, disk)
+        s = self.settings
+        initial = self.task.init_params(s.run.seed)
         held = revive(Held, kept) if taken and (kept := disk.load(taken)) is not None else None
         lost = bool(taken) and held is None
         if lost:
@@ -88,11 +115,15 @@ class Node:
         return reply.sent(), about
 
 
+class Unprepared(Refused):
+    """This client does not know how the run's raw tables are prepared, or has lost it: the server tells again."""
+
+
 def failure(error: Exception) -> bytes:
     """What the server is told of a failure. An error may quote a client's rows: only our own words leave here."""
     ours = isinstance(error, Refused | OverBudget)
     words = str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
-    return codec.encode({}, {"error": words[:500]})
+    return codec.encode({}, {"error": words[:500], "unprepared": isinstance(error, Unprepared)})
 
 
 def pack(down: Down, blocks: Blocks, about: About) -> bytes:

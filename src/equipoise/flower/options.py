@@ -39,6 +39,7 @@ class Deployment(Options):
             raise UsageError(f"nodes is '{self.nodes}': must be an absolute path")
 
 
+LONGEST_NAME = 100
 NAMES = tuple(item.name for item in dataclasses.fields(Deployment))
 
 
@@ -66,6 +67,8 @@ class NodeConfig:
     """What this client's uploads may cost it, over all runs; without it, whatever the run asks for."""
     most_delta: float = DELTA
     """The delta at which that is judged: the run's own is the server's word."""
+    name: str = ""
+    """What this client is called in tables and reports; its number without one."""
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> NodeConfig:
@@ -81,4 +84,7 @@ class NodeConfig:
         delta = table.get("max-delta", DELTA)
         if type(delta) is not float or not 0 < delta < 1:
             raise UsageError(f"the node's max-delta is {delta!r}: must be a number between 0 and 1")
-        return cls(client, Path(state), str(table.get("data", "")), most, delta)
+        name = table.get("name", "")
+        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+            raise UsageError(f"the node's name is {name!r}: must be a text of at most {LONGEST_NAME} letters")
+        return cls(client, Path(state), str(table.get("data", "")), most, delta, name)

@@ -50,9 +50,12 @@ class Remote(Executor):
         run: str,
         time_limit: float,
         fewest: int,
+        preparation: str = "",
     ) -> None:
+        """``preparation``: how raw tables are prepared, for clients that do not know it yet."""
         super().__init__(method, task, training, seed, rounds)
         self.wire, self.run_id, self.time_limit, self.fewest = wire, run, time_limit, fewest
+        self._preparation, self._unprepared = preparation, set[int]()
         self._initial = task.init_params(seed)
         self._expected: dict[tuple[str, ...], State] = {}
 
@@ -68,7 +71,7 @@ class Remote(Executor):
         about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits)}
         messages = {
             client: node.pack(
-                down.row(k), self.task.blocks, {**about, "client": client, "taken": int(held.state["taken"][k])}
+                down.row(k), self.task.blocks, {**about, **self._for_one(client, int(held.state["taken"][k]))}
             )
             for k, client in enumerate(clients)
             if client in present
@@ -88,11 +91,20 @@ class Remote(Executor):
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
         return Replies(torch.tensor(rows, dtype=torch.int64), stack(outs) if outs else None, absent, unsent)
 
+    def _for_one(self, client: int, taken: int) -> codec.About:
+        about: codec.About = {"client": client, "taken": taken}
+        if self._preparation and (not taken or client in self._unprepared):
+            about["preparation"] = self._preparation
+            self._unprepared.discard(client)
+        return about
+
     def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> Reply:
         if isinstance(answer, str):
             raise Refused(answer)
         try:
             out, about = codec.decode(answer, tree_bytes(expected) + ROOM)
+            if about.get("unprepared") is True:
+                self._unprepared.add(client)
             if "error" in about:
                 raise Refused(f"it reports {str(about['error'])[:500]!r}")
             same = (codec.whole(about, "client", 0), codec.whole(about, "round", 1), about.get("run"))

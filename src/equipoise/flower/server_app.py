@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from equipoise.core import files as checkpoint
 from equipoise.flower import options, register
+from equipoise.flower.agreement import agree, kept, raw_tables
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
 from equipoise.privacy.ledger import in_words
+from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.runs import running as runs
 
@@ -38,10 +41,21 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
     settings, deployment = options.read(table)
     out, bound = Path(deployment.out), register.read(Path(deployment.nodes)) if deployment.nodes else None
 
+    @cache
+    def wire(clients: int) -> GridWire:
+        return GridWire(grid, clients, deployment.min_replies, deployment.wait, bound)
+
+    agreed = None
+    if raw := raw_tables(settings):
+        known = (out / "config.json").is_file()
+        agreed = kept(Folder(out)) if known else agree(raw, settings.privacy, wire(raw.clients), deployment.time_limit)
+        settings = agreed.settings(settings)
+
     def remote(*about: Any) -> Remote:
-        wire = GridWire(grid, about[1].clients, deployment.min_replies, deployment.wait, bound)
-        limit, fewest = deployment.time_limit, deployment.min_replies
-        return Remote(*about, wire=wire, run=_run_id(out), time_limit=limit, fewest=fewest)
+        limit, fewest, task = deployment.time_limit, deployment.min_replies, about[1]
+        told = task.prepared() if agreed else ""
+        run = _run_id(out, agreed.up if agreed else 0)
+        return Remote(*about, wire=wire(task.clients), run=run, time_limit=limit, fewest=fewest, preparation=told)
 
     def watch(record: RoundRecord) -> None:
         headline = record.trained.headline or ""
@@ -59,11 +73,14 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
 
-def _run_id(out: Path) -> str:
-    """The name under which clients keep their state: made once, the same when the run is resumed."""
+def _run_id(out: Path, told: int) -> str:
+    """The name under which clients keep their state: made once, the same when the run is resumed.
+
+    ``told``: bytes that clients told before round 1, which a resumed run bills too.
+    """
     file = out / "flower.json"
     if not file.exists():
-        checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8)}))
+        checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8), "told": told}))
     run: str = json.loads(file.read_text())["run"]
     return run
 

@@ -41,5 +41,14 @@ class ClientDisk:
         """The model that this client would use now, as a plain file for its owner."""
         checkpoint.write_tensors(self.path / "model.safetensors", params)
 
+    @property
+    def preparation(self) -> Path:
+        """How this run's raw tables are prepared, as the server told."""
+        return self.path / "preparation.json"
+
+    def save_preparation(self, text: str) -> None:
+        checkpoint.make_folder(self.path, private=True)
+        checkpoint.write_text(self.preparation, text)
+
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round}.safetensors"

@@ -35,3 +35,11 @@ class Privacy(Options):
     def noisy(self) -> bool:
         """Whether anything is promised: clipping alone promises nothing."""
         return self.dp_noise > 0
+
+    def refuse_telling(self) -> None:
+        """Called where clients would tell of their columns before round 1."""
+        if self.noisy:
+            raise UsageError(
+                "dp_noise covers the rounds, but before them clients would tell sums and counts of their columns, "
+                "which have no bound that noise could hide: prepare_by server takes the server's rows (docs/privacy.md)"
+            )

@@ -167,11 +167,8 @@ def build_task(settings: Settings) -> Task:
             liars = hostile_clients(settings.run.seed, task.clients, share)
             task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)
-    if settings.privacy.noisy and task.bytes_before[0]:
-        raise UsageError(
-            "dp_noise covers the rounds, but before them clients would tell sums and counts of their columns, which "
-            "have no bound that noise could hide: prepare_by server takes the server's rows instead (docs/privacy.md)"
-        )
+    if task.bytes_before[0]:
+        settings.privacy.refuse_telling()
     task.check()
     task.suits(settings.method)
     _check_rounds(settings, task)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Options, Task, Training, option
+from equipoise.contract import Task, Training, option
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Split
+from equipoise.data.tables.choices import ColumnChoices
 from equipoise.data.tables.preparation import Preparation
-from equipoise.data.tables.sites import PREPARATION, find_table
+from equipoise.data.tables.sites import PREPARATION, find_table, training_rows
 from equipoise.data.target import Target
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
@@ -24,9 +25,13 @@ Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class ApartConfig(Options):
-    """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it)."""
+class ApartConfig(ColumnChoices):
+    """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it).
 
+    With a target, everybody's rows are raw tables: before round 1 clients tell sums and counts of their columns.
+    """
+
+    target: str = option("", "raw tables: the column to be predicted, or 'num > 0'; empty for numbers, the label last")
     data: str = option("", "this machine's folder: train and test at a client, public and test at the server")
     clients: int = option(3, "number of clients", low=1)
     classes: int = option(2, "number of classes; labels are 0 to classes - 1", low=2)
@@ -34,21 +39,40 @@ class ApartConfig(Options):
         0.1, "share of a client's training rows that is kept for validation; 0 for none", low=0, below=1
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.standardise == "client":
+            raise UsageError("standardise is 'client': sites that are apart are standardised by the federation, or not")
+
+    @property
+    def folder(self) -> Path:
+        folder = Path(self.data).expanduser()
+        if not self.data or not folder.is_dir():
+            raise UsageError(f"there is no data folder '{self.data}': a node gives its own by data=\"...\"")
+        return folder
+
+    @property
+    def samples(self) -> int:
+        """Training rows of raw tables, before anybody knows how they are prepared."""
+        rows = training_rows(self.folder, self)
+        return rows - int(rows * self.val_share)
+
 
 class OwnFolder(ClientData):
     """One machine's rows. Whichever client is asked for, these are its rows: there are no others here."""
 
-    def __init__(self, config: ApartConfig, seed: int) -> None:
-        folder = Path(config.data).expanduser()
-        if not config.data or not folder.is_dir():
-            raise UsageError(f"there is no data folder '{config.data}': a node gives its own by data=\"...\"")
+    def __init__(self, config: ApartConfig, seed: int, preparation: Preparation | None = None) -> None:
+        """``preparation``: what all agreed on before round 1; without it, the one that lies beside the rows, if any."""
+        folder = config.folder
         file = folder / PREPARATION
-        self.preparation = Preparation.read(file) if file.is_file() else None
+        if preparation is None and file.is_file():
+            preparation = Preparation.read(file)
+        self.preparation = preparation
         self.clients, self.classes = config.clients, config.classes
         if self.preparation is not None:
             self.names, self.classes = self.preparation.clients, self.preparation.target.outputs
             if len(self.names) != config.clients:
-                raise UsageError(f"'{file}' is of {len(self.names)} sites, but clients is {config.clients}")
+                raise UsageError(f"the preparation is of {len(self.names)} sites, but clients is {config.clients}")
         test = self._read(folder, "test")
         self.is_client = any(folder.glob("train.*"))
         self._server = {"test": test, "public": test if self.is_client else self._read(folder, "public")}
@@ -129,7 +153,22 @@ def _read(folder: Path, name: str, classes: int) -> Rows:
 
 
 def build(config: ApartConfig, model: str, training: Training, seed: int) -> Task:
+    if config.target:
+        raise UsageError(
+            "raw tables that stay apart are prepared together, when clients are connected: 'equipoise flower run'"
+        )
     return Apart(OwnFolder(config, seed), model, training)
+
+
+def prepared_by(preparation: Preparation, told: tuple[int, int]) -> TaskSpec:
+    """The task once all have agreed how raw tables are prepared; ``told``: bytes up and down that it took."""
+
+    def build(config: ApartConfig, model: str, training: Training, seed: int) -> Task:
+        task = Apart(OwnFolder(config, seed, preparation), model, training)
+        task.bytes_before = told
+        return task
+
+    return replace(SPEC, build=build)
 
 
 SPEC = TaskSpec(

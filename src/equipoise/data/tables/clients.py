@@ -6,7 +6,7 @@ import numpy as np
 
 from equipoise.data.split import FEWEST
 from equipoise.data.tables.cells import joined
-from equipoise.data.tables.choices import TableChoices
+from equipoise.data.tables.choices import ColumnChoices, TableChoices
 from equipoise.data.tables.exchange import kind_of
 from equipoise.data.tables.findings import Finding
 from equipoise.data.tables.reading import rows_in_words
@@ -16,7 +16,7 @@ from equipoise.data.tables.table import Table, Tables
 NAMED = 3  # clients whose names a pool of them has
 
 
-def with_targets(tables: Tables, rule: Rule, choices: TableChoices) -> tuple[Tables, list[Finding]]:
+def with_targets(tables: Tables, rule: Rule, choices: ColumnChoices) -> tuple[Tables, list[Finding]]:
     """Rows whose target is known; the others are left out, or refused if that is asked for."""
     kind = kind_of(choices)
     findings: list[Finding] = []

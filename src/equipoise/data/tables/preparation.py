@@ -188,9 +188,14 @@ class Preparation:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"'{file}' cannot be read: {error}") from error
-        found = of_json(Preparation, text, f"'{file}'")
+        return Preparation.of_text(text, f"'{file}'")
+
+    @staticmethod
+    def of_text(text: str, where: str) -> Preparation:
+        """The inverse of :meth:`write`."""
+        found = of_json(Preparation, text, where)
         if found.version != VERSION:
-            raise UsageError(f"'{file}' is of version {found.version}, this program reads version {VERSION}")
+            raise UsageError(f"{where} is of version {found.version}, this program reads version {VERSION}")
         return found
 
 

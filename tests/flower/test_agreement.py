@@ -1,0 +1,207 @@
+"""Raw tables at clients behind messages: told sums and counts give the preparation that files and simulations give."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.core.errors import UsageError
+from equipoise.data.tables import Preparation
+from equipoise.data.tables.sites import merge_files, summarise
+from equipoise.flower import agreement, codec
+from equipoise.flower.node import Node
+from equipoise.flower.options import NodeConfig
+from equipoise.flower.remote import Remote
+from equipoise.runs.running import build_task
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
+from helpers import largest_difference
+
+SITES = ("north", "south", "va")
+GIVEN = {"task": "apart", "clients": 3, "target": "ill", "ignore_columns": "note", "rounds": 3, "model": "linear"}
+
+
+def rows(seed: int, n: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    age, ward = rng.normal(50, 10, n).round(1), rng.choice(["A", "B", "C"], n)
+    ill = np.where(age + seed > 52, "yes", "no")
+    return [f"{a if k % 9 else ''},{w},{y},x" for k, (a, w, y) in enumerate(zip(age, ward, ill, strict=True))]
+
+
+def write(path: Path, *parts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["age,ward,ill,note", *(row for part in parts for row in part)]) + "\n")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    for seed, name in enumerate(SITES):
+        write(tmp_path / name / "train.csv", rows(seed, 60))
+        write(tmp_path / name / "test.csv", rows(seed + 10, 20))
+    for part in ("public", "test"):
+        write(tmp_path / "server" / f"{part}.csv", rows(7, 40))
+    return tmp_path
+
+
+class Here:
+    """A wire within this process; as Flower has it, every message meets a node that is made anew."""
+
+    def __init__(self, folder: Path, given: dict[str, Any], spoil: Callable[[int, bytes], bytes | None]) -> None:
+        self.folder, self.given, self.spoil = folder, given, spoil
+        self.sent: list[dict[int, bytes]] = []
+
+    def node(self, client: int, most_epsilon: float | None = None) -> Node:
+        name = SITES[client]
+        config = NodeConfig(client, self.folder / f"state-{name}", str(self.folder / name), most_epsilon, name=name)
+        return Node(self.given, config)
+
+    def present(self) -> dict[int, int]:
+        hello = codec.encode({}, {"kind": "hello"})
+        about = [codec.decode(self.node(client).answer(hello))[1] for client in range(len(SITES))]
+        return {one["client"]: one["samples"] for one in about}
+
+    def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        self.sent.append(messages)
+        replies = {client: self.spoil(client, self.node(client).answer(data)) for client, data in messages.items()}
+        return {client: reply for client, reply in replies.items() if reply is not None}
+
+
+Spoil = Callable[[int, bytes], bytes | None]
+
+
+def wire_of(sites: Path, spoil: Spoil = lambda client, reply: reply, **more: Any) -> Here:
+    return Here(sites, {**GIVEN, "data": str(sites / "server"), **more}, spoil)
+
+
+def agreed(wire: Here) -> tuple[agreement.Agreement, Settings]:
+    settings = Settings.of(wire.given)
+    raw = agreement.raw_tables(settings)
+    assert raw is not None
+    found = agreement.agree(raw, settings.privacy, wire, 1.0)
+    return found, found.settings(settings)
+
+
+def simulation(wire: Here, settings: Settings, **more: Any) -> Simulation:
+    def make(*about: Any) -> Remote:
+        return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, **more)
+
+    schedule = Schedule(3, settings.run.seed, 1.0, "loop", 1, True)
+    return Simulation(settings.method, build_task(settings), settings.training, schedule, make)
+
+
+def by_files(sites: Path) -> Preparation:
+    raw = agreement.raw_tables(Settings.of({**GIVEN, "data": str(sites / "server")}))
+    assert raw is not None
+    paths = [sites / f"{name}.json" for name in SITES]
+    for path in paths:
+        path.write_text(summarise(sites / path.stem, path.stem, raw))
+    return merge_files(paths, raw)[0]
+
+
+def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Path) -> None:
+    found, settings = agreed(wire_of(sites))
+    assert found.preparation.write() == by_files(sites).write()
+    whole = tmp_path / "whole"
+    for name in SITES:
+        train, test = ((sites / name / f"{part}.csv").read_text().splitlines()[1:] for part in ("train", "test"))
+        split = [*(f"{row},train" for row in train), *(f"{row},test" for row in test)]
+        (whole / name).parent.mkdir(exist_ok=True)
+        (whole / f"{name}.csv").write_text("\n".join(["age,ward,ill,note,part", *split]))
+    shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
+    given = {"task": "own", "data": str(whole), "split_column": "part", "val_share": 0.0}
+    own = build_task(Settings.of({**given, "target": "ill", "ignore_columns": "note"}))
+    assert own.prepared() == found.preparation.write()
+    assert own.bytes_before == build_task(settings).bytes_before
+    assert found.up == sum((sites / f"{name}.json").stat().st_size for name in SITES)
+
+
+def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: Path) -> None:
+    wire = wire_of(sites)
+    _, settings = agreed(wire)
+    told = build_task(settings).prepared()
+    live = simulation(wire, settings, preparation=told)
+    assert not any(live.round().absent for _ in range(2))
+    carried = ["preparation" in codec.decode(messages[0])[1] for messages in wire.sent[1:]]
+    assert carried == [True, False]  # with the first round, and never again
+    for name in (*SITES, "server"):
+        shutil.copytree(sites / name, tmp_path / "filed" / name)
+        (tmp_path / "filed" / name / "preparation.json").write_text(told)
+    there = wire_of(tmp_path / "filed", target="", ignore_columns="")
+    files = simulation(there, Settings.of(there.given))
+    assert not any(files.round().absent for _ in range(2))
+    assert largest_difference(live.params, files.params) == 0
+    assert largest_difference(live.store.scores, files.store.scores) == 0
+
+
+def test_who_lost_the_preparation_is_told_again(sites: Path) -> None:
+    wire = wire_of(sites)
+    _, settings = agreed(wire)
+    live = simulation(wire, settings, preparation=build_task(settings).prepared())
+    live.round()
+    shutil.rmtree(sites / "state-va")
+    assert "it does not know how raw tables are prepared: it is told with the next round" in live.round().absent[2]
+    assert not live.round().absent
+
+
+def retold(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(about: dict[str, Any]) -> dict[str, Any]:
+        assert old in about["statistics"]
+        return {**about, "statistics": about["statistics"].replace(old, new)}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda told: None, "client 1: no reply in time"),
+        (lambda told: {**told, "client": 0}, "client 1: it answers another message"),
+        (lambda told: {**told, "statistics": "{}"}, "client 1: its message is damaged or of another version"),
+        (retold('"rows":60', '"rows":-60'), "client 1: it tells a count below 0"),
+        (retold('"squares":0.0', '"squares":NaN'), "client 1: it tells NaN or infinity"),
+        (retold('"client":"south"', '"client":"va"'), "two messages are of one client: north, va, va"),
+        (retold('"name":"ward"', '"name":"room"'), "column 'room' of client 'south': not every client has it"),
+        (lambda told: {"error": "FileNotFoundError: see its log"}, "client 1: it reports 'FileNotFoundError"),
+    ],
+)
+def test_a_client_that_tells_nonsense_is_named(change: Any, says: str, sites: Path) -> None:
+    def spoil(client: int, reply: bytes) -> bytes | None:
+        about = codec.decode(reply)[1]
+        about = change(about) if client == 1 else about
+        return None if about is None else codec.encode({}, about)
+
+    with pytest.raises(UsageError, match=says):
+        agreed(wire_of(sites, spoil))
+
+
+def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="extra 'privacy'")
+    noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "tell"})
+    with pytest.raises(UsageError, match="before them clients would tell sums and counts of their columns"):
+        agreed(wire_of(sites, **noisy))
+    answer = codec.decode(wire_of(sites, **noisy).node(0).answer(tell))[1]
+    assert "tells nothing of its columns" in answer["error"]
+    refused = codec.decode(wire_of(sites).node(0, most_epsilon=1.0).answer(tell))[1]
+    assert "max-epsilon=1 only" in refused["error"]
+    wire = wire_of(sites, **noisy, prepare_by="server")
+    found, settings = agreed(wire)
+    assert (found.up, found.preparation.clients, wire.sent) == (0, ("0", "1", "2"), [])
+    public = [float(row.split(",")[0]) for row in rows(7, 40) if not row.startswith(",")]
+    assert found.preparation.columns[0].mean == pytest.approx(np.mean(public))
+    private = simulation(wire, replace(settings, method=settings.policy), preparation=found.preparation.write())
+    assert not private.round().absent
+
+
+def test_raw_tables_need_connected_clients(sites: Path) -> None:
+    with pytest.raises(UsageError, match="'equipoise flower run'"):
+        build_task(Settings.of({**GIVEN, "data": str(sites / "server")}))
+    synthetic = wire_of(sites)
+    synthetic.given = {"task": "synthetic", "clients": 3}
+    told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "tell"})))[1]
+    assert told["error"] == "the run has no raw tables: there is nothing to tell"
