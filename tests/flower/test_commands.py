@@ -164,7 +164,7 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
     given = {"task": "apart", "clients": 2, "data": str(tmp_path / "nowhere")}
     node = Node(given, NodeConfig(1, tmp_path / "state", str(tmp_path / "client")))
     assert node._introduction()["samples"] == 36
-    config = ApartConfig(str(tmp_path / "server"), clients=2)
+    config = ApartConfig(data=str(tmp_path / "server"), clients=2)
     server = build(config, "linear", node.task.training, 0)
     assert isinstance(server, Apart)
     server.reported |= {1: 36}
@@ -182,7 +182,7 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
 def test_bad_rows_are_refused_by_file(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text(text)
     with pytest.raises(UsageError, match=says):
-        OwnFolder(ApartConfig(str(tmp_path)), 0)
+        OwnFolder(ApartConfig(data=str(tmp_path)), 0)
 
 
 @pytest.mark.parametrize(
