@@ -24,7 +24,7 @@ def test_an_error_that_quotes_a_row_stays_at_home(tmp_path):
     (tmp_path / "train.csv").write_text("x,y\n1.0,0\nAlice Example,1\n")
     (tmp_path / "test.csv").write_text("x,y\n1.0,0\n")
     with pytest.raises(UsageError) as caught:
-        OwnFolder(ApartConfig(str(tmp_path)), 0)
+        OwnFolder(ApartConfig(data=str(tmp_path)), 0)
     assert "Alice" in str(caught.value)  # the owner is told
     told = codec.decode(failure(caught.value))[1]["error"]
     assert told == "UsageError: the reason is in this client's own log"
