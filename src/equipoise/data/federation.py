@@ -33,9 +33,8 @@ class Split:
         """The share of each client's rows between two fractions, at least one row."""
         if (low, high) == (0.0, 1.0):
             return self
-        first = np.minimum((low * self.size).astype(np.int64), self.size - 1)
-        last = np.maximum((high * self.size).astype(np.int64), first + 1)
-        return Split(self.x, self.y, self.start + first, last - first)
+        first, size = part_of(self.size, low, high)
+        return Split(self.x, self.y, self.start + first, size)
 
     @cached_property
     def padded(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -52,6 +51,13 @@ class Split:
         rows = torch.from_numpy(self.start[:, None] + np.minimum(within, self.size[:, None] - 1))
         weight = (within < self.size[:, None]) / self.size[:, None]
         return self.x[rows], self.y[rows], torch.from_numpy(weight)
+
+
+def part_of(sizes: Ints, low: float, high: float) -> tuple[Ints, Ints]:
+    """The first row and the number of rows between two fractions of each client's rows, at least one."""
+    first = np.minimum((low * sizes).astype(np.int64), sizes - 1)
+    last = np.maximum((high * sizes).astype(np.int64), first + 1)
+    return first, last - first
 
 
 class ClientData(ABC):
@@ -74,6 +80,10 @@ class ClientData(ABC):
 
     @abstractmethod
     def split(self, ids: Ints, name: str) -> Split: ...
+
+    def sizes(self, ids: Ints, name: str) -> Ints:
+        """The rows that these clients hold of a split."""
+        return self.split(ids, name).size
 
     @abstractmethod
     def server(self, name: str) -> tuple[Tensor, Tensor]:
@@ -164,6 +174,9 @@ class Subset(ClientData):
 
     def split(self, ids: Ints, name: str) -> Split:
         return self.whole.split(self.ids[ids], name)
+
+    def sizes(self, ids: Ints, name: str) -> Ints:
+        return self.whole.sizes(self.ids[ids], name)
 
     def server(self, name: str) -> tuple[Tensor, Tensor]:
         return self.whole.server(name)

@@ -14,7 +14,8 @@ from equipoise.core.options import Options, option
 from equipoise.data.federation import ClientData, Federation, Ints, Split
 
 IN_MEMORY = 20_000  # populations up to this size are made once; larger ones by cohort
-CACHED = 20_000  # clients of a larger population whose rows are kept
+CACHED = 5_000  # clients of a larger population whose rows are kept
+NAMES = ("train", "val", "test", "server test", "server public")
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
@@ -53,14 +54,27 @@ class Synthetic(ClientData):
         self._bias = shared.standard_normal(config.classes)
         self._spread = np.arange(1, config.features + 1) ** -0.6  # standard deviation of variance j^-1.2
         self._made: OrderedDict[int, dict[str, Rows]] = OrderedDict()
+        self._last: dict[str, tuple[bytes, Split]] = {}
         self._server: dict[str, tuple[Tensor, Tensor]] = {}
         self._all = self._in_memory() if config.clients <= IN_MEMORY else None
 
     def split(self, ids: Ints, name: str) -> Split:
         if self._all is not None:
             return self._all.split(ids, name)
-        x, y, sizes = _join([self._client(int(i))[name] for i in ids])
-        return Split(x, y, np.cumsum(sizes) - sizes, sizes)
+        key, last = ids.tobytes(), self._last.get(name)
+        if last is None or last[0] != key:
+            x, y, sizes = _join([self._client(int(i))[name] for i in ids])
+            last = self._last[name] = key, Split(x, y, np.cumsum(sizes) - sizes, sizes)
+        return last[1]
+
+    def sizes(self, ids: Ints, name: str) -> Ints:
+        """Without making the rows."""
+        if self._all is not None:
+            return self._all.sizes(ids, name)
+        place = NAMES.index(name)
+        if not self.config.size_sigma:
+            return np.full(len(ids), self._counts(self._drawn(self._generator(0)))[place])
+        return np.array([self._counts(self._drawn(self._generator(int(i))))[place] for i in ids])
 
     def server(self, name: str) -> tuple[Tensor, Tensor]:
         if name not in self._server:
@@ -92,25 +106,34 @@ class Synthetic(ClientData):
                 self._made.popitem(last=False)
         return rows
 
+    def _drawn(self, rng: np.random.Generator) -> int:
+        """How many samples a client draws, the public ones aside."""
+        c = self.config
+        scale = rng.standard_normal() * c.size_sigma - c.size_sigma**2 / 2
+        return max(10, round(c.samples * float(np.exp(scale))))
+
+    def _counts(self, n: int) -> list[int]:
+        """Rows of each of the splits."""
+        c = self.config
+        n_server = max(1, round(c.server_share * n))
+        n_test = max(1, round(c.test_share * (n - n_server)))
+        n_train = n - n_server - n_test
+        n_val = max(1, round(c.val_share * n_train)) if c.val_share else 0
+        return [n_train - n_val, n_val, n_test, n_server, max(1, round(c.public_share * n))]
+
     def _make(self, client: int) -> dict[str, Rows]:
         c, rng = self.config, self._generator(client)
-        scale = rng.standard_normal() * c.size_sigma - c.size_sigma**2 / 2
-        n = max(10, round(c.samples * float(np.exp(scale))))
-        n_public = max(1, round(c.public_share * n))
+        counts = self._counts(self._drawn(rng))
         mean = rng.standard_normal() * c.beta + rng.standard_normal(c.features)
         weight, bias = self._weight, self._bias
         if c.alpha:
             weight = weight + c.alpha * rng.standard_normal(weight.shape)
             bias = bias + c.alpha * rng.standard_normal(bias.shape)
-        x = mean + self._spread * rng.standard_normal((n + n_public, c.features))
+        x = mean + self._spread * rng.standard_normal((sum(counts), c.features))
         y = np.argmax(x @ weight + bias, axis=1)
-        n_server = max(1, round(c.server_share * n))
-        n_test = max(1, round(c.test_share * (n - n_server)))
-        n_train = n - n_server - n_test
-        n_val = max(1, round(c.val_share * n_train)) if c.val_share else 0
-        bounds = np.cumsum([n_train - n_val, n_val, n_test, n_server, n_public])[:-1]
+        bounds = np.cumsum(counts)[:-1]
         parts = zip(np.split(x.astype(np.float32), bounds), np.split(y, bounds), strict=True)
-        return dict(zip(("train", "val", "test", "server test", "server public"), parts, strict=True))
+        return dict(zip(NAMES, parts, strict=True))
 
 
 def _join(parts: list[Rows]) -> tuple[Tensor, Tensor, Ints]:

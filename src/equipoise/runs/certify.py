@@ -11,6 +11,7 @@ from equipoise.records.folder import Folder
 from equipoise.records.results import Certificate
 from equipoise.runs.certificate import Told, certify
 from equipoise.runs.running import build_task
+from equipoise.runs.saving import Checkpoint
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in
@@ -38,9 +39,8 @@ def certify_run(path: Path, samples: int, settings: Settings | None = None, told
     schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
     simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)
     with checkpoint.locked(path):
-        state, meta = checkpoint.load(folder.checkpoint)
+        Checkpoint(folder, simulation).load()
         folder.check()
-        simulation.load(state["simulation"], meta["round"])
         found = certify(simulation, samples, told=told)
         folder.write_summary(replace(folder.read_summary(), certificate=found))
     return found

@@ -28,6 +28,7 @@ from equipoise.runs.choosing import chosen
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runs.saving import Checkpoint
 from equipoise.runs.scoring import Final, final_scores
 from equipoise.runs.spreading import alike, together
 from equipoise.runtime.attacks import attacked, hostile_clients
@@ -233,6 +234,7 @@ class _Running:
         make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
         timing = settings.timing if self.here else None
         self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger(), timing)
+        self.checkpoint = Checkpoint(folder, self.simulation)
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}
@@ -247,17 +249,10 @@ class _Running:
         return Ledger(self.settings.privacy, task.clients, cohort, sends, amplified=self.here)
 
     def restore(self) -> None:
-        state, meta = checkpoint.load(self.folder.checkpoint)
+        self.best_params, meta = self.checkpoint.load()
         self.folder.check()
         self.records = self.folder.records()[: meta["round"]]
-        try:
-            self.simulation.load(state["simulation"], meta["round"])
-        except KeyError as error:
-            raise UsageError(
-                f"checkpoint '{self.folder.checkpoint}' is of another version: {error} is missing"
-            ) from error
         self.best = tuple(meta["best"]) if meta["best"] else None
-        self.best_params = state["best"]
 
     def to_the_end(self, watch: Watch | None) -> Summary:
         self.log_checksum = self.folder.write_rounds(self.records)
@@ -311,9 +306,8 @@ class _Running:
         ``also``: checksums of other logs that belong to this checkpoint.
         """
         checkpoint.sync(self.folder.rounds)
-        state = {"simulation": self.simulation.state(), "best": self.best_params}
         sums = {"config": checkpoint.checksum(self.folder.config.read_bytes()), "log": [self.log_checksum, *also]}
-        checkpoint.save(self.folder.checkpoint, state, {"round": self.simulation.done, "best": self.best, **sums})
+        self.checkpoint.save(self.best_params, {"round": self.simulation.done, "best": self.best, **sums})
 
     def _summary(self, final: Final) -> Summary:
         run, task = self.settings.run, self.task

@@ -16,6 +16,7 @@ from equipoise.core.trees import Ints
 from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
+from equipoise.runtime.store import HELD
 
 WORTH_STACKING = 64  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
@@ -86,7 +87,10 @@ class Executor(ABC):
         """Stacks of what is kept of clients that never took part."""
         return fresh_clients(self.method, self.task, ids, initial, keeps_local)
 
-    def collect(self, ids: Ints) -> State:
+    def expect(self, ids: Ints) -> None:
+        """These clients are likely to be asked in the round after the next :meth:`run`."""
+
+    def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, where the simulation's own store does not have it."""
         return {}
 

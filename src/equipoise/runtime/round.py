@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.clock import Clock, Started
 from equipoise.runtime.executors import Replies
 from equipoise.runtime.intake import Intake
+from equipoise.runtime.rows import Room
 from equipoise.runtime.store import ClientStore, keeps_local
 
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
@@ -66,11 +68,13 @@ class Simulation:
         make_executor: MakeExecutor | None = None,
         ledger: Ledger | None = None,
         timing: Timing | None = None,
+        room: Room | None = None,
     ) -> None:
         """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
 
         ``ledger``: what counts the cost of a method under differential privacy. ``timing``: devices and how long the
-        server waits for them; without it rounds have no time, and everybody replies.
+        server waits for them; without it rounds have no time, and everybody replies. ``room``: where what clients hold
+        may lie; in memory without it.
         """
         self.method, self.task, self.training, self.schedule = method, task, training, schedule
         self.ledger = ledger
@@ -82,7 +86,7 @@ class Simulation:
         with torch.no_grad():
             self.server_state = method.server_init(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
-        self.store = ClientStore(task.clients, self._fresh)
+        self.store = ClientStore(task.clients, self._fresh, room)
         self.clock = Clock(timing, schedule.seed, task.clients) if timing else None
 
     def round(self) -> RoundRecord:
@@ -165,25 +169,41 @@ class Simulation:
 
     def state(self) -> State:
         """Everything that the next round depends on."""
+        return self.server_part() | {"store": self._stored()}
+
+    def server_part(self) -> State:
+        """The same without what is kept of clients: see :meth:`kept`."""
         parts = {"privacy": self.ledger, "clock": self.clock}
         more = {name: part.state() for name, part in parts.items() if part is not None}
-        return {"params": self.params, "server": self.server_state, "store": self._stored(), **more}
+        return {"params": self.params, "server": self.server_state, **more}
+
+    def kept(self, ids: Ints) -> State:
+        """What is kept of these clients, with their places among those seen."""
+        trees = {**self.store.rows(ids), **self.executor.collect(ids)}
+        return {"slots": torch.from_numpy(self.store.slots(ids)), "trees": trees}
 
     def load(self, state: State, done: int) -> None:
+        """The inverse of :meth:`state`; without a part ``store``, :meth:`take_back` must follow."""
         self.params, self.server_state, self.done = state["params"], state["server"], done
-        stored = state["store"]
-        self.store.load({**stored, "trees": self.executor.take(stored["ids"].numpy(), stored["trees"])})
+        if "store" in state:
+            stored = state["store"]
+            self.store.load({**stored, "trees": self.executor.take(stored["ids"].numpy(), stored["trees"])})
         if self.ledger is not None:
             self.ledger.load(state["privacy"])
         if self.clock is not None:
             self.clock.load(state["clock"])
 
+    def take_back(self, seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
+        """All clients seen, as :meth:`kept` gave them part by part."""
+        self.store.begin(seen)
+        for ids, kept in parts:
+            self.store.restore(ids, kept["slots"].numpy(), self.executor.take(ids, kept["trees"]))
+
     def personal_models(self) -> tuple[Ints, Tree]:
         """Clients seen and the stack of their personal models."""
-        kept = self._stored()["trees"]
-        models: Tree = kept.get("personal", {})
+        models = self._all("personal")
         if not models:
-            return self.store.ids, kept.get("local", {})
+            return self.store.ids, self._all("local")
         # A client that has not made one yet (all its updates were dropped) would use the global model.
         unknown = ~finite(models, len(self.store.ids))
         return self.store.ids, {
@@ -191,10 +211,25 @@ class Simulation:
             for name, value in models.items()
         }
 
+    def _all(self, name: str) -> Tree:
+        ids = self.store.ids
+        kept = self.store.saved((name,))["trees"] | self.executor.collect(ids, (name,))
+        tree: Tree = kept.get(name, {})
+        return tree
+
     def _stored(self) -> State:
         stored = self.store.saved()
         kept = {**stored["trees"], **self.executor.collect(stored["ids"].numpy())}
         return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
+
+    def _expect(self, round: int) -> None:
+        """Whoever is drawn next by the seed; where a method chooses otherwise, rows are read when they are needed."""
+        s = self.schedule
+        share = schedules.value_at(s.participation, min(round, s.rounds), s.rounds)
+        if share < 1:
+            ids = random.cohort(s.seed, round, self.task.clients, share)
+            self.store.expect(ids)
+            self.executor.expect(ids)
 
     def _fresh(self, ids: Tensor) -> Held:
         return self.executor.fresh(ids, self.initial, self.keeps_local)
@@ -221,7 +256,9 @@ class Simulation:
         if not len(array):
             assert self.clock is not None
             return self.clock.end(t, participation, None, self.params), torch.zeros(0, dtype=torch.int64)
-        replies = self.executor.run(t, ids, down, self.store.held(array), splits)
+        held = self.store.held(array)
+        self._expect(t + 1)
+        replies = self.executor.run(t, ids, down, held, splits)
         sent = cost.down_bytes(down, self.task.blocks, len(array))
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in array])

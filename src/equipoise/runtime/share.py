@@ -17,19 +17,19 @@ from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.executors import Local
 from equipoise.runtime.group import Group
-from equipoise.runtime.store import ClientStore, keeps_local
+from equipoise.runtime.rows import Room
+from equipoise.runtime.store import HELD, ClientStore, keeps_local
 
-HELD = ("local", "state", "source", "personal")
 
 
 class Share:
     """What one process does of a run. The same code serves the leader's own share and everybody else's."""
 
-    def __init__(self, inner: Local, group: Group, keep_models: bool) -> None:
+    def __init__(self, inner: Local, group: Group, keep_models: bool, room: Room | None = None) -> None:
         self.inner, self.group = inner, group
         initial = inner.task.init_params(inner.seed)
         self.keeps_local = keeps_local(inner.method, inner.task, keep_models)
-        self.store = ClientStore(inner.task.clients, lambda ids: inner.fresh(ids, initial, self.keeps_local))
+        self.store = ClientStore(inner.task.clients, lambda ids: inner.fresh(ids, initial, self.keeps_local), room)
         self._parts: list[Reply] = []
         self._ids = np.empty(0, np.int64)
         self._sent: Tree = {}
@@ -55,6 +55,7 @@ class Share:
         if not len(ids):
             return {"replies": {}, "facts": {}, "bytes": 0}
         held = self.store.held(self._ids)
+        self.store.expect(call["next"].numpy())
         facts: list[Facts] = []
         for first, last in call["cuts"]:
             here = chunks.rows(slice(first, last))
@@ -94,9 +95,8 @@ class Share:
         return {"sums": found}
 
     def rows(self, call: State) -> State:
-        """All that is held of these clients."""
-        held = self.store.rows(call["ids"].numpy())
-        return {name: held[name] for name in HELD if name in held}
+        """What is held of these clients under the names that are asked for."""
+        return self.store.rows(call["ids"].numpy(), call["names"])
 
     def put(self, ids: Tensor, held: State) -> None:
         if len(ids):
@@ -107,7 +107,7 @@ class Share:
 
     def _exchange(self, moves: State) -> None:
         """Clients whose state lies with another process than the one that is to compute them."""
-        outgoing = {int(to): self.group.send(int(to), self.rows({"ids": ids})) for to, ids in moves["out"].items()}
+        outgoing = {int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD)) for to, ids in moves["out"].items()}
         for sender, ids in moves["in"].items():
             self.put(ids, self.group.receive(int(sender)))
         for to, under_way in outgoing.items():

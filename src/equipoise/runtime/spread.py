@@ -19,7 +19,9 @@ from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.executors import Executor, Replies
 from equipoise.runtime.group import Group
-from equipoise.runtime.share import HELD, Share
+from equipoise.runtime.rows import unknown
+from equipoise.runtime.share import Share
+from equipoise.runtime.store import HELD
 
 
 def placed(loads: list[float], processes: int) -> list[int]:
@@ -40,13 +42,17 @@ class Spread(Executor):
         inner = share.inner
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.share, self.group, self.processes = share, group, group.size
-        self._owner: Ints = np.full(inner.task.clients, -1, np.int64)
+        self._owner = np.full(inner.task.clients, -1, np.int32)
+        self._next = torch.empty(0, dtype=torch.int64)
 
     def cuts(self, clients: int) -> list[slice]:
         return self.share.inner.cuts(clients)
 
     def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
         return Held()
+
+    def expect(self, ids: Ints) -> None:
+        self._next = torch.from_numpy(ids)
 
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
         training, cuts = self.training.at(round, self.rounds), self.cuts(len(ids))
@@ -61,7 +67,7 @@ class Spread(Executor):
             ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
             calls.append(
                 {
-                    **{"do": "run", "round": round, "splits": list(splits), "ids": ids[part]},
+                    **{"do": "run", "round": round, "splits": list(splits), "ids": ids[part], "next": self._next},
                     **{"cuts": [list(pair) for pair in pairwise(ends)]},
                     **{"down": trees.plain(down.row(part)), "moves": moves[process]},
                 }
@@ -80,17 +86,17 @@ class Spread(Executor):
         assert own is not None
         return [own, *(self._checked(self.group.receive(process), process) for process in under_way)]
 
-    def collect(self, ids: Ints) -> State:
+    def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, brought here from all processes."""
         who = [torch.from_numpy(np.flatnonzero(self._owner[ids] == p)) for p in range(self.group.size)]
         tensor_ids = torch.from_numpy(ids)
-        parts = self.ask([{"do": "rows", "ids": tensor_ids[rows]} for rows in who])
+        parts = self.ask([{"do": "rows", "ids": tensor_ids[rows], "names": list(names)} for rows in who])
         some = [(rows, part) for rows, part in zip(who, parts, strict=True) if len(rows)]
         found: State = {}
-        for name in HELD:
+        for name in names:
             like = next((part[name] for _, part in some if name in part), None)
             if like is not None:
-                found[name] = pytree.tree_map(lambda v: v.new_full((len(ids), *v.shape[1:]), _unknown(v)), like)
+                found[name] = pytree.tree_map(lambda value: unknown(value, len(ids)), like)
                 for rows, part in some:
                     if name in part:
                         pytree.tree_map(
@@ -126,10 +132,6 @@ class Spread(Executor):
         if "failed" in answer:
             raise RuntimeError(f"process {process + 1} of {self.group.size} failed:\n{answer['failed']}")
         return answer
-
-
-def _unknown(value: Tensor) -> float:
-    return torch.nan if value.is_floating_point() else 0
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""What clients keep between rounds: stacks that grow with the clients seen, not with the population."""
+"""What clients keep between rounds: rows that come with the clients seen, not with the population."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 import torch
@@ -10,8 +10,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Held, Method, Scores, State, Task, Tree
-from equipoise.core.trees import plain, row
+from equipoise.core.trees import plain
 from equipoise.data.federation import Ints
+from equipoise.runtime.rows import Room, Rows, unknown
+
+HELD = ("local", "state", "source", "personal")
+ALWAYS = ("scores", "counts")  # of all clients together in every round, so in memory: a few numbers each
+KEPT = (*HELD, *ALWAYS)
 
 
 def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
@@ -22,17 +27,19 @@ def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
 class ClientStore:
     """What is kept of each client. A client gets its slot when it is first asked for."""
 
-    def __init__(self, clients: int, fresh: Callable[[Tensor], Held]) -> None:
+    def __init__(self, clients: int, fresh: Callable[[Tensor], Held], room: Room | None = None) -> None:
         """``fresh(ids)`` gives the stacks of clients that were never seen."""
-        self._fresh = fresh
+        self._fresh, self._room = fresh, room or Room()
         self._slot = np.full(clients, -1, np.int32)
-        self._ids: Ints = np.empty(0, np.int64)
-        self._trees: State = {}
+        self._id: Ints = np.empty(clients, np.int64)
+        self._seen = 0
+        self._rows: dict[str, Rows] = {}
+        self._changed = np.zeros(clients, bool)
 
     @property
     def ids(self) -> Ints:
         """Clients seen so far, in the order of their slots."""
-        return self._ids
+        return self._id[: self._seen]
 
     @property
     def local(self) -> Tree:
@@ -68,17 +75,17 @@ class ClientStore:
         """Stacks of what these clients hold."""
         self._admit(ids)
         where = self._where(ids)
-        held = Held(self._trees["local"], self._trees["state"], self._trees["source"])
-        return held if where is None else row(held, where)
+        return Held(*(self._some(name, where) for name in ("local", "state", "source")))
 
     def keep(self, ids: Ints, held: Held, scores: Scores, taken: Tensor) -> None:
         """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""
         self._scatter(ids, {**plain(held), **({"scores": scores} if scores else {})}, taken)
 
-    def rows(self, ids: Ints) -> State:
-        """All that is kept of these clients."""
+    def rows(self, ids: Ints, names: Container[str] = KEPT) -> State:
+        """What is kept of these clients under some names."""
         self._admit(ids)
-        return row(self._trees, torch.from_numpy(self._slot[ids].astype(np.int64)))
+        slots = torch.from_numpy(self._slot[ids].astype(np.int64))
+        return {name: rows.take(slots) for name, rows in self._rows.items() if name in names}
 
     def put(self, ids: Ints, trees: State) -> None:
         """What is kept of these clients, from elsewhere."""
@@ -88,44 +95,78 @@ class ClientStore:
     def count(self, ids: Ints, more: Tree) -> None:
         """Add to the counts of these clients."""
         self._admit(ids)
-        where = self._where(ids)
-        sums = {name: (old if where is None else old[where]) for name, old in self.counts.items()}
+        sums = dict(self._some("counts", self._where(ids)))
         sums |= {name: sums[name] + number for name, number in more.items()}
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
+    def expect(self, ids: Ints) -> None:
+        """What these clients hold is needed soon."""
+        slots = self._slot[ids]
+        known = torch.from_numpy(slots[slots >= 0].astype(np.int64))
+        for rows in self._rows.values():
+            rows.expect(known)
+
+    def saved(self, names: Container[str] = KEPT) -> State:
+        """Everything, for a checkpoint; or what is kept under these names."""
+        trees = {name: rows.first(self._seen) for name, rows in self._rows.items() if name in names}
+        return {"ids": torch.from_numpy(self.ids), "trees": trees}
+
+    def load(self, state: State) -> None:
+        """The inverse of :meth:`saved`."""
+        ids = state["ids"].numpy()
+        self.begin(len(ids))
+        self.restore(ids, np.arange(len(ids)), state["trees"])
+        self._changed[ids] = True
+
+    def begin(self, seen: int) -> None:
+        """So many clients come back by :meth:`restore`."""
+        self._seen, self._rows = seen, {}
+
+    def restore(self, ids: Ints, slots: Ints, trees: State) -> None:
+        """Some of the clients of a checkpoint, with the slots that they had."""
+        self._id[slots], self._slot[ids] = ids, slots
+        self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
+        self._changed[ids] = False
+
+    def slots(self, ids: Ints) -> Ints:
+        """The places of these clients among those seen."""
+        return self._slot[ids].astype(np.int64)
+
+    def changed(self) -> Ints:
+        """Clients of whom something was written since they were restored or :meth:`forget_changes` was called."""
+        return np.flatnonzero(self._changed)
+
+    def forget_changes(self) -> None:
+        self._changed[:] = False
+
     def _tree(self, name: str) -> State:
-        tree: State = self._trees.get(name, {})
-        return tree
+        """To be read before anything else is written."""
+        return self._rows[name].seen(self._seen) if name in self._rows else {}
+
+    def _some(self, name: str, where: Tensor | None) -> State:
+        rows = self._rows[name]
+        return rows.first(self._seen) if where is None else rows.take(where)
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
         """Write the rows of ``trees`` for which ``keep`` holds; a name that is new is unknown (NaN) elsewhere."""
         where, whole = self._where(ids), bool(keep.all())
+        self._changed[ids] = True
         for name, tree in trees.items():
-            if where is None and whole:
-                self._trees[name] = tree
+            if name not in self._rows:
+                self._rows[name] = self._made(name, tree)
+                if where is not None or not whole:
+                    self._rows[name].blank(0, self._seen)
+            if where is None and whole and self._rows[name].replace(tree):
                 continue
-            slots = torch.from_numpy(self._slot[ids].astype(np.int64))[keep]
-            old = self._trees.get(name)
-            if old is None:
-                old = pytree.tree_map(lambda value: value.new_full((len(self._ids), *value.shape[1:]), torch.nan), tree)
-            self._trees[name] = pytree.tree_map(
-                lambda held, value, slots=slots: held.index_copy(0, slots, value[keep]), old, tree
-            )
-
-    def saved(self) -> State:
-        """Everything, for a checkpoint."""
-        return {"ids": torch.from_numpy(self._ids), "trees": self._trees}
-
-    def load(self, state: State) -> None:
-        """The inverse of :meth:`saved`."""
-        self._ids = state["ids"].numpy()
-        self._slot[self._ids] = np.arange(len(self._ids))
-        self._trees = state["trees"]
+            slots = torch.from_numpy(self.slots(ids))
+            if not whole:
+                slots, tree = slots[keep], pytree.tree_map(lambda value: value[keep], tree)
+            self._rows[name].put(slots, tree)
 
     def _where(self, ids: Ints) -> Tensor | None:
         """Slots of these clients, or ``None`` when they are all that is stored, in order."""
         slots = self._slot[ids]
-        if len(slots) == len(self._ids) and (slots == np.arange(len(slots))).all():
+        if len(slots) == self._seen and (slots == np.arange(len(slots))).all():
             return None
         return torch.from_numpy(slots.astype(np.int64))
 
@@ -133,15 +174,14 @@ class ClientStore:
         new = ids[self._slot[ids] < 0]
         if not len(new):
             return
-        self._slot[new] = np.arange(len(self._ids), len(self._ids) + len(new))
-        self._ids = np.concatenate([self._ids, new])
+        first, self._seen = self._seen, self._seen + len(new)
+        slots = np.arange(first, self._seen)
+        self._slot[new], self._id[slots] = slots, new
         counts = {name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")}
         fresh = {**plain(self._fresh(torch.from_numpy(new))), "counts": counts}
-        for name, tree in fresh.items():
-            old = self._trees.get(name)
-            self._trees[name] = tree if old is None else pytree.tree_map(lambda a, b: torch.cat([a, b]), old, tree)
-        for name in self._trees.keys() - fresh.keys():
-            self._trees[name] = pytree.tree_map(
-                lambda value: torch.cat([value, value.new_full((len(new), *value.shape[1:]), torch.nan)]),
-                self._trees[name],
-            )
+        self._scatter(new, fresh, torch.ones(len(new), dtype=torch.bool))
+        for name in self._rows.keys() - fresh.keys():
+            self._rows[name].blank(first, self._seen)
+
+    def _made(self, name: str, like: State) -> Rows:
+        return Rows(like, len(self._slot), Room() if name in ALWAYS else self._room)

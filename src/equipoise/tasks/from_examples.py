@@ -15,7 +15,7 @@ from equipoise.contract import Fit, Pull, State, Training, Tree, When
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
-from equipoise.data.federation import ClientData, Ints, Subset
+from equipoise.data.federation import ClientData, Ints, Subset, part_of
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.learners.scores import bootstrap
@@ -187,16 +187,18 @@ class FromExamples(Falsified):
         return self.data.fingerprint()
 
     def sizes(self, ids: Tensor) -> Tensor:
-        return torch.from_numpy(self.data.split(_numpy(ids), "train").size)
+        return self.rows(ids, "train")
 
     def rows(self, ids: Tensor, split: str) -> Tensor:
-        return torch.from_numpy(self.data.split(_numpy(ids), split).size)
+        return torch.from_numpy(self.data.sizes(_numpy(ids), split))
 
     def server_rows(self, split: str) -> int:
         return len(self.data.server(split)[1])
 
     def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-        sizes = self.data.split(_numpy(ids.reshape(-1)), "train").part(*part).size
+        sizes = self.data.sizes(_numpy(ids.reshape(-1)), "train")
+        if part != (0.0, 1.0):
+            _, sizes = part_of(sizes, *part)
         return epochs * torch.from_numpy(batches.batches_per_epoch(sizes, training.batch_size)).reshape(ids.shape)
 
     def label_counts(self, ids: Tensor) -> Tensor:

@@ -1,0 +1,182 @@
+"""One row per client of some tree: in memory up to a budget, behind it in files that are mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from equipoise.contract import State
+from equipoise.core.errors import UsageError
+from equipoise.core.trees import row, tree_bytes
+
+SHARD = 2**26  # bytes of a file: as many clients as fit
+ALIGNED = 64
+BLANK = 1024  # rows that are blanked at once
+
+
+@dataclass
+class Room:
+    """Where the rows of one process may lie."""
+
+    memory: int = 2**62
+    """Bytes of memory that are left; what does not fit goes to files."""
+    folder: Path | None = None
+    """Where the files are, which vanish with the process; ``None`` for where the system keeps such files."""
+
+
+def unknown(value: Tensor, rows: int) -> Tensor:
+    """Rows of which nothing is known."""
+    return value.new_full((rows, *value.shape[1:]), torch.nan if value.is_floating_point() else 0)
+
+
+class Rows:
+    """A tree of stacks with a row for each of ``clients`` slots, none of them written yet."""
+
+    def __init__(self, like: State, clients: int, room: Room) -> None:
+        """``like``: a stack of any length."""
+        self._like: State = pytree.tree_map(lambda value: value[:1].clone(), like)
+        size = tree_bytes(like, stacked=True)
+        self.here = clients if not size else min(clients, room.memory // size)
+        room.memory -= self.here * size
+        # Memory that nobody has written to yet costs nothing.
+        self._front: State = pytree.tree_map(lambda value: value.new_empty((self.here, *value.shape[1:])), like)
+        self._lent = False  # whether others may hold the very tensors
+        self._files = _Files(like, room.folder) if self.here < clients else None
+
+    def first(self, count: int) -> State:
+        """The first rows; the very tensors where they are all that there can be in memory, else a copy."""
+        if count == self.here:
+            self._lent = True
+            return self._front
+        return self.take(torch.arange(count))
+
+    def seen(self, count: int) -> State:
+        """The first rows, to be read before anything else is written."""
+        return row(self._front, slice(count)) if count <= self.here else self.take(torch.arange(count))
+
+    def take(self, slots: Tensor) -> State:
+        """A copy of some rows."""
+        if self._files is None:
+            return row(self._front, slots)
+        here = slots < self.here
+        found: State = pytree.tree_map(
+            lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
+                0, here.nonzero().flatten(), value[slots[here]]
+            ),
+            self._front,
+        )
+        self._files.read(slots[~here] - self.here, (~here).nonzero().flatten(), found)
+        return found
+
+    def put(self, slots: Tensor, rows: State) -> None:
+        """Write rows, which must be others' tensors no longer than until now."""
+        if self._lent:
+            self._front, self._lent = pytree.tree_map(lambda value: value.clone(), self._front), False
+        here = slots < self.here
+        if bool(here.all()):
+            pytree.tree_map(lambda old, new: old.index_copy_(0, slots, new), self._front, rows)
+            return
+        assert self._files is not None
+        pytree.tree_map(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._front, rows)
+        self._files.write(slots[~here] - self.here, row(rows, ~here))
+
+    def replace(self, rows: State) -> bool:
+        """Take these tensors themselves for all rows, if they can be held in memory."""
+        if self._files is not None or any(len(value) != self.here for value in pytree.tree_leaves(rows)):
+            return False
+        self._front, self._lent = rows, True
+        return True
+
+    def blank(self, first: int, last: int) -> None:
+        """Nothing is known of these rows."""
+        like = row(self._front, slice(1)) if self.here else self._like
+        for slots in torch.arange(first, last).split(BLANK):
+            self.put(slots, pytree.tree_map(lambda value, rows=len(slots): unknown(value, rows), like))
+
+    def expect(self, slots: Tensor) -> None:
+        """These rows are needed soon."""
+        if self._files is not None:
+            self._files.expect(slots[slots >= self.here] - self.here)
+
+
+class _Files:
+    """Records of one client each, in files of the same number of records."""
+
+    def __init__(self, like: State, folder: Path | None) -> None:
+        self._folder = folder
+        self._sizes = [value[0].nbytes for value in pytree.tree_leaves(like)]
+        self._record = sum(_aligned(size) for size in self._sizes)
+        self._each = max(1, SHARD // self._record)
+        self._shards: dict[int, tuple[mmap.mmap, Tensor]] = {}
+
+    def read(self, slots: Tensor, places: Tensor, into: State) -> None:
+        """Records to the ``places`` of stacks."""
+        for shard, which, rows in self._by_shard(slots):
+            records = shard[1][rows]
+            for out, part in zip(pytree.tree_leaves(into), self._parts(records), strict=True):
+                if part.numel():
+                    out[places[which]] = part.view(out.dtype).view(len(rows), *out.shape[1:])
+            _forget(shard[0])
+
+    def write(self, slots: Tensor, values: State) -> None:
+        for shard, which, rows in self._by_shard(slots):
+            records = torch.zeros(len(rows), self._record, dtype=torch.uint8)
+            for value, part in zip(pytree.tree_leaves(values), self._parts(records), strict=True):
+                if part.numel():
+                    part.copy_(value[which].contiguous().view(len(rows), -1).view(torch.uint8))
+            shard[1].index_copy_(0, rows, records)
+            _forget(shard[0])
+
+    def expect(self, slots: Tensor) -> None:
+        for shard, _, rows in self._by_shard(slots):
+            for place in (rows * self._record).tolist():
+                start = place // mmap.PAGESIZE * mmap.PAGESIZE
+                shard[0].madvise(mmap.MADV_WILLNEED, start, place + self._record - start)
+
+    def _parts(self, records: Tensor) -> list[Tensor]:
+        """The bytes of each leaf."""
+        parts, first = [], 0
+        for size in self._sizes:
+            parts.append(records[:, first : first + size])
+            first += _aligned(size)
+        return parts
+
+    def _by_shard(self, slots: Tensor) -> list[tuple[tuple[mmap.mmap, Tensor], Tensor, Tensor]]:
+        """Each file, which of the slots are in it, and where."""
+        number = slots // self._each
+        found = []
+        for n in number.unique().tolist():
+            which = (number == n).nonzero().flatten()
+            found.append((self._shard(n), which, slots[which] - n * self._each))
+        return found
+
+    def _shard(self, number: int) -> tuple[mmap.mmap, Tensor]:
+        if number not in self._shards:
+            size = self._each * self._record
+            try:
+                with tempfile.TemporaryFile(dir=self._folder) as file:  # has no name: it ends with the process
+                    os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would be the end of the process
+                    mapped = mmap.mmap(file.fileno(), size)
+            except OSError as error:
+                raise UsageError(
+                    f"there is no room on disk for what clients hold ({error}): free some in "
+                    f"'{self._folder or tempfile.gettempdir()}', or give more memory with --state-memory"
+                ) from error
+            self._shards[number] = mapped, torch.frombuffer(mapped, dtype=torch.uint8).view(self._each, self._record)
+        return self._shards[number]
+
+
+def _forget(mapped: mmap.mmap) -> None:
+    """The system keeps what is in the file; it need not count as this process's memory."""
+    mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
