@@ -24,9 +24,11 @@ from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.share import Share, serve
 from equipoise.runtime.spread import Spread, placed
 from equipoise.settings.config import Settings
+from equipoise.settings.means import Means
 from helpers import largest_difference, small_task, timeless
 
 SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
+SCAFFOLD = Settings.of({**SMALL, "method": "scaffold"})
 
 
 def test_trees_survive_the_wire():
@@ -108,7 +110,7 @@ def _log(folder):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone") / "run"
-    run(Settings.of({**SMALL, "method": "scaffold"}), folder)
+    run(SCAFFOLD, folder)
     return folder
 
 
@@ -124,10 +126,10 @@ def test_a_run_cut_and_resumed_with_other_numbers_of_processes(alone, tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(Settings.of({**SMALL, "method": "scaffold"}), tmp_path / "run", watch=partial(cut, 3), processes=3)
+        run(SCAFFOLD, tmp_path / "run", watch=partial(cut, 3), means=Means(processes=3))
     with pytest.raises(Interrupted):
         resume_run(tmp_path / "run", watch=partial(cut, 3))
-    resume_run(tmp_path / "run", processes=2)
+    resume_run(tmp_path / "run", means=Means(processes=2))
     _same(alone, tmp_path / "run")
 
 
@@ -144,9 +146,9 @@ def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(alone, tmp_
             os.kill(max(_children() - before), signal.SIGKILL)
 
     with pytest.raises(Lost, match=r"process . of 3 has ended"):
-        run(Settings.of({**SMALL, "method": "scaffold"}), tmp_path / "run", watch=kill, processes=3)
+        run(SCAFFOLD, tmp_path / "run", watch=kill, means=Means(processes=3))
     assert not {pid for pid in _children() - before if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"}
-    resume_run(tmp_path / "run", processes=2)
+    resume_run(tmp_path / "run", means=Means(processes=2))
     _same(alone, tmp_path / "run")
 
 
@@ -176,12 +178,12 @@ def test_processes_end_with_a_leader_that_is_killed(tmp_path):
 )
 def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
     with pytest.raises(UsageError, match=words):
-        run(Settings.of(options), tmp_path / "run", processes=2)
+        run(Settings.of(options), tmp_path / "run", means=Means(processes=2))
 
 
 def test_no_processes_at_all_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="processes is 0: must be at least 1"):
-        run(Settings.of({}), tmp_path / "run", processes=0)
+    with pytest.raises(UsageError, match="processes is 0: must be a whole number of at least 1"):
+        run(Settings.of({}), tmp_path / "run", means=Means(processes=0))
 
 
 def test_processes_of_torchrun_take_one_device_each(monkeypatch):

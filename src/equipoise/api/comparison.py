@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from equipoise.api.given import GivenMethod, gathered, given_in_python, label_of
+from equipoise.api.given import GivenMethod, gathered, given_in_python, given_means, label_of
 from equipoise.api.page import Page
 from equipoise.api.result import Run
 from equipoise.api.running import new_folder
@@ -113,6 +113,8 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    processes: int | None = None,
+    state_memory: float | None = None,
     **options: Any,
 ) -> Comparison:
     """Run several methods on a task over several seeds.
@@ -125,6 +127,7 @@ def compare(
         out: the folder of the comparison; without it, a new one under ``runs/``.
         resume: go on with what is in ``out``.
         overwrite: replace what is in ``out``.
+        processes, state_memory: what each run may use of the machine, as in :func:`equipoise.run`.
         options: options of all runs, as in :func:`equipoise.run`; those of one method stand in its instance.
 
     Returns:
@@ -142,7 +145,8 @@ def compare(
     name = task.name if isinstance(task, Task) else task
     folder = Path(out) if out is not None else new_folder(f"compare-{name}")
     call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
-    compare_cells(cells, seeds, folder, [call], resume=resume, overwrite=overwrite)
+    means = given_means(processes, state_memory)
+    compare_cells(cells, seeds, folder, [call], resume=resume, overwrite=overwrite, means=means)
     html.offer(folder)
     runs = {
         label: [

@@ -10,6 +10,7 @@ from equipoise.api.task import Task
 from equipoise.contract import Method
 from equipoise.core.errors import IN_PYTHON, UsageError
 from equipoise.methods import find_method, recorded_name
+from equipoise.settings.means import Means
 from equipoise.tasks import TaskSpec
 
 GivenMethod: TypeAlias = "str | type[Method] | Method | Wrapped"
@@ -46,6 +47,12 @@ def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wra
         share: the number that the rule takes: for most, the share of the clients that may lie.
     """
     return Wrapped(method, {"robust": rule if share is None else f"{rule}:{share:g}"})
+
+
+def given_means(processes: int | None, state_memory: float | None) -> Means:
+    """What a run may use of the machine; ``None`` means not given."""
+    given: dict[str, Any] = {"processes": processes, "state_memory": state_memory}
+    return Means(**{name: value for name, value in given.items() if value is not None})
 
 
 def gathered(method: GivenMethod, task: str | Task, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from equipoise.api.given import given_means
 from equipoise.api.page import Page
 from equipoise.api.task import Task
 from equipoise.contract import Method
@@ -107,6 +108,8 @@ class Run:
         task: Task | None = None,
         on_round: OnRound | None = None,
         log: str = "",
+        processes: int | None = None,
+        state_memory: float | None = None,
     ) -> Run:
         """Go on where the run stopped, to the same end as without a stop; a finished run stays as it is.
 
@@ -114,11 +117,12 @@ class Run:
             method, task: what was given in Python, if this is another process than the one that began the run.
             on_round: as in :func:`equipoise.run`.
             log: names of trackers, as in :func:`equipoise.run`.
+            processes, state_memory: as in :func:`equipoise.run`; they need not be those that the run began with.
         """
         known = replace(self, method=method or self.method, task=task or self.task)
         folder = known._folder
-        settings = known._settings()
-        go_on(folder, log, on_round, lambda watch: resume_run(folder.path, watch, settings=settings))
+        settings, means = known._settings(), given_means(processes, state_memory)
+        go_on(folder, log, on_round, lambda watch: resume_run(folder.path, watch, settings=settings, means=means))
         return known
 
     def certify(self, samples: int = 64) -> Certificate:

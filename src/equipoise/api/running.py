@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from equipoise.api.given import GivenMethod, gathered, given_in_python
+from equipoise.api.given import GivenMethod, gathered, given_in_python, given_means
 from equipoise.api.result import OnRound, Run, go_on
 from equipoise.api.task import Task
 from equipoise.contract import Method, Schedule
@@ -34,6 +34,8 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     log: str = "",
+    processes: int | None = None,
+    state_memory: float | None = None,
     **options: Any,
 ) -> Run:
     """Run a method on a task.
@@ -47,6 +49,8 @@ def run(
         resume: go on with what is in ``out``, if it is the same run.
         overwrite: replace what is in ``out``.
         log: trackers that are told of every round: ``"tensorboard,mlflow"``.
+        processes: how many processes share the clients of a round; the result does not depend on it.
+        state_memory: GiB of memory of each process for what its clients hold; what does not fit is kept in files.
         options: any other option of run, training, task or method, as on the command line.
 
     Returns:
@@ -55,11 +59,11 @@ def run(
     usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     settings = settings_of(gathered(method, task, {**usual, **training, **options}))
-    chosen = settings.run
+    chosen, means = settings.run, given_means(processes, state_memory)
     folder = Path(out) if out is not None else new_folder(f"{chosen.method}-{chosen.task}")
 
     def go(watch: OnRound) -> object:
-        return run_settings(settings, folder, resume=resume, overwrite=overwrite, watch=watch)
+        return run_settings(settings, folder, resume=resume, overwrite=overwrite, watch=watch, means=means)
 
     try:
         go_on(Folder(folder), log, on_round, go)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from equipoise.core.errors import UsageError, nearest
+from equipoise.core.options import documented, kinds, rule_of
+from equipoise.settings.means import Means
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,13 +49,21 @@ def add_log(parser: Parser) -> None:
     parser.add_argument("--log", default="", help="trackers that are told of every round: tensorboard, mlflow, wandb")
 
 
-def add_processes(parser: Parser) -> None:
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=1,
-        help="processes that share the clients of a round; any number gives the same result (default: 1)",
-    )
+def add_means(parser: Parser) -> None:
+    """What the command may use of the machine."""
+    for item in fields(Means):
+        rule = rule_of(item)
+        parser.add_argument(
+            f"--{item.name.replace('_', '-')}",
+            type=kinds(Means)[item.name].type,
+            default=item.default,
+            help=f"{rule.help} {documented(item.default, rule)}",
+        )
+
+
+def means_of(chosen: Mapping[str, Any]) -> Means:
+    """What :func:`add_means` has read."""
+    return Means(**{item.name: chosen[item.name] for item in fields(Means)})
 
 
 def add_quiet(parser: Parser) -> None:

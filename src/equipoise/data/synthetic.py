@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from equipoise.core.options import Options, option
 from equipoise.data.federation import ClientData, Federation, Ints, Split
 
 IN_MEMORY = 20_000  # populations up to this size are made once; larger ones by cohort
-CACHED = 5_000  # clients of a larger population whose rows are kept
+CACHED = 2_000  # clients of a larger population whose rows are kept
 NAMES = ("train", "val", "test", "server test", "server public")
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
 
@@ -129,11 +130,14 @@ class Synthetic(ClientData):
         if c.alpha:
             weight = weight + c.alpha * rng.standard_normal(weight.shape)
             bias = bias + c.alpha * rng.standard_normal(bias.shape)
-        x = mean + self._spread * rng.standard_normal((sum(counts), c.features))
-        y = np.argmax(x @ weight + bias, axis=1)
-        bounds = np.cumsum(counts)[:-1]
-        parts = zip(np.split(x.astype(np.float32), bounds), np.split(y, bounds), strict=True)
-        return dict(zip(NAMES, parts, strict=True))
+        x = rng.standard_normal((sum(counts), c.features))
+        x *= self._spread
+        x += mean
+        logits = x @ weight
+        logits += bias
+        y, stored = logits.argmax(axis=1), x.astype(np.float32)
+        ends = list(accumulate(counts, initial=0))
+        return {name: (stored[a:b], y[a:b]) for name, (a, b) in zip(NAMES, pairwise(ends), strict=True)}
 
 
 def _join(parts: list[Rows]) -> tuple[Tensor, Tensor, Ints]:

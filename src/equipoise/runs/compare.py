@@ -18,6 +18,7 @@ from equipoise.runs.running import Watch, build_task, run
 from equipoise.settings.config import Settings
 from equipoise.settings.files import read_config
 from equipoise.settings.given import settings_of
+from equipoise.settings.means import Means
 
 Announce = Callable[[Settings, Path], Watch]
 """Called before each cell; gives what watches its rounds."""
@@ -32,6 +33,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     announce: Announce | None = None,
+    means: Means | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
     """Run every method with every seed; write ``table.md``, ``table.csv`` and ``compare.json`` after each run.
 
@@ -43,6 +45,7 @@ def compare(
         resume: continue with what is in the folder.
         overwrite: replace what is in the folder.
         announce: called before each run.
+        means: what each run may use of the machine.
 
     Returns:
         The summaries by method and the table's columns. With the extra ``plot`` there is also ``pareto.svg``.
@@ -61,7 +64,7 @@ def compare(
     for method, settings, folder in plan:
         was_finished = resume and Folder(folder).summary.is_file()
         watch = announce(settings, folder) if announce else None
-        by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch))
+        by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch, means=means))
         if not was_finished and folder != plan[-1][2]:
             _write(out, command, plan, by_method)
     return by_method, _write(out, command, plan, by_method)

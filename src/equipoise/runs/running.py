@@ -30,16 +30,18 @@ from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.saving import Checkpoint
 from equipoise.runs.scoring import Final, final_scores
-from equipoise.runs.spreading import alike, together
+from equipoise.runs.spreading import alike, room_of, together
 from equipoise.runtime.attacks import attacked, hostile_clients
 from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.runtime.choose import Choice, MakeExecutor
 from equipoise.runtime.device import place
 from equipoise.runtime.group import Group
 from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.rows import Room
 from equipoise.runtime.spread import Spread
 from equipoise.settings.config import Settings
 from equipoise.settings.given import settings_in, settings_like
+from equipoise.settings.means import Means
 
 LABELLED = 1000  # clients up to this number have their classes counted
 Watch = Callable[[RoundRecord], str | None]
@@ -61,7 +63,7 @@ def run(
     watch: Watch | None = None,
     make_executor: MakeExecutor | None = None,
     tell: Tell | None = None,
-    processes: int = 1,
+    means: Means | None = None,
 ) -> Summary:
     """Run to the end and give the summary.
 
@@ -73,14 +75,14 @@ def run(
         watch: called after every round.
         make_executor: where the clients are, if not in this process.
         tell: called with remarks before the first round.
-        processes: how many processes compute the clients.
+        means: what it may use of the machine.
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.config.is_file() and resume:
         if settings_like(settings, folder.config).flat != settings.flat:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor, settings, tell, processes)
+        return resume_run(folder.path, watch, make_executor, settings, tell, means)
     task = build_task(settings)
     checkpoint.make_folder(folder.path)
     with checkpoint.locked(folder.path):
@@ -92,7 +94,7 @@ def run(
                 checkpoint.write_text(file, text)
         checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
         _remark(task, tell)
-        with _start(settings, task, folder, make_executor, processes) as running:
+        with _start(settings, task, folder, make_executor, means or Means()) as running:
             return running.to_the_end(watch)
 
 
@@ -102,13 +104,13 @@ def resume_run(
     make_executor: MakeExecutor | None = None,
     settings: Settings | None = None,
     tell: Tell | None = None,
-    processes: int = 1,
+    means: Means | None = None,
 ) -> Summary:
     """Continue where a run stopped; a finished one just gives its summary.
 
     Arguments:
         path: the run's folder.
-        watch, make_executor, tell, processes: as in :func:`run`.
+        watch, make_executor, tell, means: as in :func:`run`.
         settings: those of the folder, where its method or task was made in Python.
     """
     folder = Folder(Path(path))
@@ -122,7 +124,7 @@ def resume_run(
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
         _remark(task, tell)
-        with _start(settings, task, folder, make_executor, processes) as running:
+        with _start(settings, task, folder, make_executor, means or Means()) as running:
             if folder.checkpoint.exists():
                 running.restore()
             return running.to_the_end(watch)
@@ -130,17 +132,16 @@ def resume_run(
 
 @contextlib.contextmanager
 def _start(
-    settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None, processes: int
+    settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None, means: Means
 ) -> Iterator[_Running]:
     """The run with its processes; under ``torchrun``, with those that it started."""
-    if processes < 1:
-        raise UsageError(f"processes is {processes}: must be at least 1")
     if make_executor is not None:
         yield _Running(settings, task, folder, Choice("stacked", settings.run.threads), make_executor)
         return
     choice = chosen(settings, task, folder)
-    if max(processes, Group.launched()[1]) == 1:
-        yield _Running(settings, task, folder, choice)
+    room = room_of(means, folder.checkpoint.parent)
+    if max(means.processes, Group.launched()[1]) == 1:
+        yield _Running(settings, task, folder, choice, room=room)
         return
     if settings.timing.carries:
         raise UsageError(
@@ -148,7 +149,7 @@ def _start(
             "use --executor workers"
         )
     choice = alike(choice)
-    with together(processes, settings, task, choice) as spread:
+    with together(means, settings, task, choice, folder.checkpoint.parent) as spread:
         yield _Running(settings, task, folder, choice, spread=spread)
 
 
@@ -211,8 +212,10 @@ class _Running:
         choice: Choice,
         make_executor: MakeExecutor | None = None,
         spread: Spread | None = None,
+        room: Room | None = None,
     ) -> None:
-        """``make_executor``: clients are elsewhere; ``spread``: they are in these processes."""
+        """``make_executor``: clients are elsewhere; ``spread``: they are in these processes; ``room``: where what they
+        hold may lie, if they are here."""
         run = settings.run
         self.settings, self.task, self.folder = settings, task, folder
         self.here = make_executor is None
@@ -233,7 +236,9 @@ class _Running:
         self.make = make_executor or self.choice.make
         make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
         timing = settings.timing if self.here else None
-        self.simulation = Simulation(settings.policy, task, settings.training, schedule, make, self._ledger(), timing)
+        self.simulation = Simulation(
+            settings.policy, task, settings.training, schedule, make, self._ledger(), timing, room
+        )
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None

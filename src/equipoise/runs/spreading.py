@@ -17,12 +17,15 @@ import torch
 
 from equipoise.contract import Task
 from equipoise.core.errors import UsageError
+from equipoise.records.folder import Folder
 from equipoise.runtime.choose import EXECUTORS, Choice
 from equipoise.runtime.executors import Local
 from equipoise.runtime.group import Group, Lost
+from equipoise.runtime.rows import Room
 from equipoise.runtime.share import Share, serve
 from equipoise.runtime.spread import Spread
 from equipoise.settings.config import Settings
+from equipoise.settings.means import Means
 
 
 def follows() -> bool:
@@ -41,50 +44,56 @@ def check(settings: Settings, task: Task) -> None:
         raise UsageError(f"task '{task.name}' is computed in one process: leave out processes")
 
 
+def room_of(means: Means, folder: Path) -> Room:
+    """Where one process keeps what its clients hold; files are in ``folder``, if this machine sees it."""
+    return Room(int(means.state_memory * 2**30), folder if folder.is_dir() else None)
+
+
 def alike(choice: Choice) -> Choice:
     """The same numbers with one thread per process: workers take clients one by one, as a loop does."""
     return replace(choice, executor="loop" if choice.executor == "workers" else choice.executor, threads=1, workers=0)
 
 
 @contextlib.contextmanager
-def together(count: int, settings: Settings, task: Task, choice: Choice) -> Iterator[Spread]:
-    """The executor of ``count`` processes, this one and forked ones; under ``torchrun``, of those that it started."""
+def together(means: Means, settings: Settings, task: Task, choice: Choice, folder: Path) -> Iterator[Spread]:
+    """The executor of several processes, this one and forked ones; under ``torchrun``, of those that it started."""
     check(settings, task)
     rank, size = Group.launched()
+    room = room_of(means, folder)
     with contextlib.ExitStack() as end:
         if size > 1:
             group = Group(rank, size)
         else:
             if task.device.type != "cpu":
                 raise UsageError("processes of one command compute on the processor: use torchrun, one per device")
-            group = end.enter_context(forked(count, lambda group: _follow(settings, task, group)))
+            group = end.enter_context(forked(means.processes, lambda group: _follow(settings, task, group, room)))
         end.callback(group.leave)
         for process in range(1, group.size):
             group.sent(group.send(process, {"executor": choice.executor}), process)
-        spread = Spread(_share(settings, task, group, choice.executor), group)
+        spread = Spread(_share(settings, task, group, choice.executor, room), group)
         yield spread
         spread.close()
 
 
-def follow(settings: Settings, task: Task) -> None:
-    """The life of a process that ``torchrun`` started beside the one that leads."""
+def follow(settings: Settings, task: Task, means: Means, out: Path) -> None:
+    """The life of a process that ``torchrun`` started beside the one that leads the run in ``out``."""
     check(settings, task)
     with contextlib.suppress(Lost):  # the leader says so, or torchrun
         group = Group(*Group.launched())
-        _follow(settings, task, group)
+        _follow(settings, task, group, room_of(means, Folder(out).checkpoint.parent))
         group.leave()
 
 
-def _follow(settings: Settings, task: Task, group: Group) -> None:
+def _follow(settings: Settings, task: Task, group: Group, room: Room) -> None:
     torch.set_num_threads(1)
-    serve(_share(settings, task, group, group.receive(0)["executor"]), group)
+    serve(_share(settings, task, group, group.receive(0)["executor"], room), group)
 
 
-def _share(settings: Settings, task: Task, group: Group, executor: str) -> Share:
+def _share(settings: Settings, task: Task, group: Group, executor: str, room: Room) -> Share:
     run = settings.run
     inner = EXECUTORS[executor](settings.policy, task, settings.training, run.seed, run.rounds)
     assert isinstance(inner, Local)
-    return Share(inner, group, run.save_personal)
+    return Share(inner, group, run.save_personal, room)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from equipoise.records.folder import Folder
 from equipoise.records.summary import validation_score
 from equipoise.runs.running import run
 from equipoise.settings.config import Settings
+from equipoise.settings.means import Means
 from equipoise.settings.names import find, options, resolved
 
 LAST = 3  # evaluations whose mean validation score judges a trial
@@ -29,7 +30,9 @@ Told = Callable[[str, int, float | None, dict[str, Any]], None]
 """Called after each trial: method, number, score, options tried."""
 
 
-def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told | None = None) -> dict[str, Any]:
+def tune(
+    method: str, given: dict[str, Any], trials: int, out: Path, told: Told | None = None, means: Means | None = None
+) -> dict[str, Any]:
     """Search for good options of a method on validation data.
 
     The first trial is the defaults, so the result is never worse than they are on the validation data of the search.
@@ -40,6 +43,7 @@ def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told 
         trials: how many settings are tried.
         out: the folder of the search; one that was cut short continues there.
         told: called after every trial.
+        means: what each run may use of the machine.
 
     Returns:
         The best options, which are also written to ``out/best.json``.
@@ -58,7 +62,7 @@ def tune(method: str, given: dict[str, Any], trials: int, out: Path, told: Told 
             study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
             trial = _next(optuna, study)
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
-            score = _score({**base.flat, **tried}, out / f"trial-{done:03d}")
+            score = _score({**base.flat, **tried}, out / f"trial-{done:03d}", means)
             study.tell(trial, score) if score is not None else study.tell(trial, state=optuna.trial.TrialState.FAIL)
             if told:
                 told(method, done + 1, score, tried)
@@ -130,12 +134,12 @@ def read_best(folder: Path, method: str) -> dict[str, Any]:
     return best
 
 
-def _score(flat: dict[str, Any], folder: Path) -> float | None:
+def _score(flat: dict[str, Any], folder: Path, means: Means | None) -> float | None:
     """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
     checkpoint.remove(folder)  # a trial that was cut short starts anew
     settings = Settings.of(flat)
     try:
-        run(settings, folder)
+        run(settings, folder, means=means)
     except UsageError:
         return None
     evaluated = [record for record in Folder(folder).stream() if record.evaluated]

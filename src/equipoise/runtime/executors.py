@@ -87,7 +87,7 @@ class Executor(ABC):
         """Stacks of what is kept of clients that never took part."""
         return fresh_clients(self.method, self.task, ids, initial, keeps_local)
 
-    def expect(self, ids: Ints) -> None:
+    def expect(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """These clients are likely to be asked in the round after the next :meth:`run`."""
 
     def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:

@@ -98,7 +98,7 @@ class Rows:
         """Nothing is known of these rows."""
         like = row(self._front, slice(1)) if self.here else self._like
         for slots in torch.arange(first, last).split(BLANK):
-            self.put(slots, pytree.tree_map(lambda value, rows=len(slots): unknown(value, rows), like))
+            self.put(slots, pytree.tree_map(lambda value, here=slots: unknown(value, len(here)), like))
 
     def expect(self, slots: Tensor) -> None:
         """These rows are needed soon."""

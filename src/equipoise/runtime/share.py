@@ -21,7 +21,6 @@ from equipoise.runtime.rows import Room
 from equipoise.runtime.store import HELD, ClientStore, keeps_local
 
 
-
 class Share:
     """What one process does of a run. The same code serves the leader's own share and everybody else's."""
 
@@ -107,7 +106,9 @@ class Share:
 
     def _exchange(self, moves: State) -> None:
         """Clients whose state lies with another process than the one that is to compute them."""
-        outgoing = {int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD)) for to, ids in moves["out"].items()}
+        outgoing = {
+            int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD)) for to, ids in moves["out"].items()
+        }
         for sender, ids in moves["in"].items():
             self.put(ids, self.group.receive(int(sender)))
         for to, under_way in outgoing.items():

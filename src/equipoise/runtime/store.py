@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from equipoise.contract import Held, Method, Scores, State, Task, Tree
 from equipoise.core.trees import plain
 from equipoise.data.federation import Ints
-from equipoise.runtime.rows import Room, Rows, unknown
+from equipoise.runtime.rows import Room, Rows
 
 HELD = ("local", "state", "source", "personal")
 ALWAYS = ("scores", "counts")  # of all clients together in every round, so in memory: a few numbers each

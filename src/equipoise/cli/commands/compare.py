@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from equipoise.cli.parser import Parser, add_output
+from equipoise.cli.parser import Parser, add_means, add_output, means_of
 from equipoise.cli.several import several
 from equipoise.cli.showing import both
 from equipoise.core.errors import UsageError
@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> int:
         help="give every method as many rounds as the first one's gradient steps pay for",
     )
     add_output(parser, DEFAULT)
+    add_means(parser)
     chosen, cells = several(arguments, parser)
     if chosen["tuned"]:
         for name, given in cells.items():
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
         display = cell.enter_context(Display(title, settings.run.rounds, quiet, done))
         return both(display, cell.enter_context(Tracking(chosen["log"], folder, done)))
 
-    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"]}
+    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"], "means": means_of(chosen)}
     asked = [text for text in arguments if text not in ("--resume", "--overwrite")]
     try:
         with cell:
@@ -88,6 +89,7 @@ def _continued(arguments: list[str]) -> list[str]:
     """``--resume`` without an option of the comparison means the command that is kept in its folder."""
     parser = Parser("compare", add_help=False)
     add_output(parser, DEFAULT)
+    add_means(parser)
     chosen, rest = parser.parse_known_args(arguments)
     kept = Path(chosen.out) / "compare.json"
     if rest or not chosen.resume or chosen.config or not kept.is_file():

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
-from equipoise.cli.parser import Parser, add_log, add_processes, add_quiet
+from equipoise.cli.parser import Parser, add_log, add_means, add_quiet, means_of
 
 
 def main(arguments: list[str]) -> int:
     parser = Parser("resume", "Continue a run or a comparison that was stopped; of a finished one the result is shown.")
     parser.add_argument("folder", help="folder of the run or comparison")
     add_log(parser)
-    add_processes(parser)
+    add_means(parser)
     add_quiet(parser)
     chosen = parser.parse(arguments)
+    means = means_of(vars(chosen))
     from equipoise.cli.showing import telling, to_the_end
     from equipoise.records.folder import Folder
     from equipoise.report.trackers.tracking import Tracking
     from equipoise.runs.running import resume_run
     from equipoise.settings.config import Settings
     from equipoise.settings.files import read_config
+    from equipoise.settings.means import Means
 
     out = Path(chosen.folder)
     if (out / "compare.json").is_file() and not Folder(out).config.is_file():
         from equipoise.cli.commands import compare
 
         how = [*(["--log", chosen.log] if chosen.log else []), *(["--quiet"] if chosen.quiet else [])]
-        return compare.main(["--resume", "--out", chosen.folder, *how])
+        own = {name: value for name, value in asdict(means).items() if value != getattr(Means, name)}
+        using = [text for name, value in own.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        return compare.main(["--resume", "--out", chosen.folder, *how, *using])
     Folder(out).demand()
     settings = Settings.of(read_config(Folder(out).config))
     done = len(Folder(out).records())
@@ -38,5 +43,5 @@ def main(arguments: list[str]) -> int:
         chosen.quiet,
         tracking,
         done,
-        lambda watch: resume_run(out, watch, tell=tell, processes=chosen.processes),
+        lambda watch: resume_run(out, watch, tell=tell, means=means),
     )

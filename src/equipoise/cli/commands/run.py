@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.cli.arguments import add_options, early_options, given_options
-from equipoise.cli.parser import Parser, add_output, add_processes
+from equipoise.cli.parser import Parser, add_means, add_output, means_of
 from equipoise.cli.showing import telling, to_the_end
 from equipoise.methods import find_method
 from equipoise.records.folder import Folder
@@ -22,21 +22,21 @@ def main(arguments: list[str]) -> int:
     known = options(find_method(early["method"]), find_task(early["task"]))
     parser = Parser("run", "Train with one method; the result is a folder with scores, models and a report.")
     add_output(parser, "runs/last")
-    add_processes(parser)
+    add_means(parser)
     add_options(parser, known, early, arguments)
     chosen = vars(parser.parse(arguments))
     settings = Settings.of(given_options(early, chosen, known))
+    means, out = means_of(chosen), Path(chosen["out"])
     if follows():
-        follow(settings, build_task(settings))
+        follow(settings, build_task(settings), means, out)
         return 0
-    out = Path(chosen["out"])
     done = len(Folder(out).records()) if chosen["resume"] else 0
     tracking = Tracking(chosen["log"], out, done)
     again = {
         "resume": chosen["resume"],
         "overwrite": chosen["overwrite"],
         "tell": telling(chosen["quiet"]),
-        "processes": chosen["processes"],
+        "means": means,
     }
     return to_the_end(
         out, settings, chosen["quiet"], tracking, done, lambda watch: run(settings, out, watch=watch, **again)

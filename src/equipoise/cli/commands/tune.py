@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from equipoise.cli.parser import Parser, add_config, add_quiet
+from equipoise.cli.parser import Parser, add_config, add_means, add_quiet, means_of
 from equipoise.cli.several import several
 from equipoise.runs.running import Interrupted
 from equipoise.runs.tune import tune
@@ -17,8 +17,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--trials", type=int, default=12, help="settings tried for each method (default: 12)")
     parser.add_argument("--out", default="runs/tune", help="folder of the searches (default: runs/tune)")
     add_config(parser)
+    add_means(parser)
     add_quiet(parser)
     chosen, cells = several(arguments, parser)
+
+    means = means_of(chosen)
 
     def told(method: str, number: int, score: float | None, tried: dict[str, Any]) -> None:
         if not chosen["quiet"]:
@@ -27,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
     for method, given in cells.items():
         try:
-            best = tune(method, given, chosen["trials"], Path(chosen["out"]) / method, told)
+            best = tune(method, given, chosen["trials"], Path(chosen["out"]) / method, told, means)
         except (Interrupted, KeyboardInterrupt):
             print("interrupted; go on with the same command", file=sys.stderr)
             return 1

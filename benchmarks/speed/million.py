@@ -1,0 +1,110 @@
+"""SCAFFOLD on a million clients, 1,000 per round, 200 rounds: time, memory, disk; and its rounds beside 10^4 clients.
+
+``--run`` is the whole run as a user has it, checkpoints and all, in a process of its own. Without it, rounds of both
+populations take turns in one process, so that what else the machine does meets both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from benchmarks.lab.provenance import measured
+from equipoise.records.rounds import RoundRecord
+from equipoise.runs.running import build_task, run
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.rows import Room
+from equipoise.settings.config import Settings
+from equipoise.settings.means import Means
+
+COHORT, ROUNDS, FEW, MANY, GIB = 1_000, 200, 10_000, 1_000_000, 0.25
+
+
+def settings_of(clients: int) -> Settings:
+    options = {"method": "scaffold", "clients": clients, "participation": COHORT / clients, "rounds": ROUNDS}
+    return Settings.of(options)
+
+
+def whole(folder: Path) -> dict[str, object]:
+    """The run of a million; the last rounds are those with most clients seen."""
+    cpu = [time.process_time()]
+
+    def watch(record: RoundRecord) -> None:
+        cpu.append(time.process_time())
+        if record.round % 10 == 0:
+            print(record.round, record.seen, peak_mib(), file=sys.stderr, flush=True)
+
+    started = time.perf_counter()
+    run(settings_of(MANY), folder / "run", watch=watch, means=Means(state_memory=GIB))
+    spent = [after - before for before, after in pairwise(cpu)]
+    saved = sum(file.stat().st_size for file in (folder / "run" / "checkpoint").iterdir())
+    return {
+        "rounds": ROUNDS,
+        "state memory GiB": GIB,
+        "MiB peak": peak_mib(),
+        "seconds in all": round(time.perf_counter() - started, 1),
+        "CPU seconds per round, first 20": round(statistics.median(spent[:20]), 3),
+        "CPU seconds per round, last 20": round(statistics.median(spent[-20:]), 3),
+        "MiB of the checkpoint at the end": saved // 2**20,
+    }
+
+
+def beside(rounds: int) -> dict[str, object]:
+    """CPU seconds of rounds of few and of many clients, in turn; the few have all been seen before."""
+    runs = {clients: simulation_of(clients) for clients in (FEW, MANY)}
+    for _ in range(3):
+        for simulation in runs.values():
+            simulation.round()
+    spent: dict[int, list[float]] = {clients: [] for clients in runs}
+    for _ in range(rounds):
+        for clients, simulation in runs.items():
+            started = time.process_time()
+            simulation.round()
+            spent[clients].append(time.process_time() - started)
+    middle = {clients: statistics.median(values) for clients, values in spent.items()}
+    return {
+        **{f"CPU seconds per round of {clients:,} clients": round(value, 3) for clients, value in middle.items()},
+        "rounds of each": rounds,
+        "ratio": round(middle[MANY] / middle[FEW], 3),
+    }
+
+
+def simulation_of(clients: int) -> Simulation:
+    settings = settings_of(clients)
+    schedule = Schedule(ROUNDS, 0, COHORT / clients, "stacked", 1, True)
+    room = Room(int(GIB * 2**30))
+    return Simulation(settings.policy, build_task(settings), settings.training, schedule, room=room)
+
+
+def peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", action="store_true", help="the run of a million alone, printed as JSON")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each population that take turns")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if chosen.run:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(whole(Path(folder))))
+        return
+    found = beside(chosen.rounds)
+    command = [sys.executable, "-m", "benchmarks.speed.million", "--run"]
+    alone = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    measured("million", {"a round of 1,000 among few and many": found, "a million clients": alone})
+
+
+if __name__ == "__main__":
+    main()
