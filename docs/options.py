@@ -15,6 +15,7 @@ from equipoise.core.options import KINDS
 from equipoise.core.schedules import Schedule
 from equipoise.methods import all_methods
 from equipoise.privacy.options import Privacy
+from equipoise.settings.means import Means
 from equipoise.settings.names import Option, of_config
 from equipoise.settings.run import RunConfig
 
@@ -32,7 +33,7 @@ def pages() -> dict[Path, list[str]]:
     runs = [table(of_config(config, owner)) for config, owner in configs]
     return {
         **methods,
-        DOCS / "options.md": [*runs, table(of_config(Privacy, "privacy"))],
+        DOCS / "options.md": [*runs, table(of_config(Privacy, "privacy")), table(of_config(Means, "run"))],
     }
 
 
