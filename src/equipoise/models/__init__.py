@@ -10,12 +10,14 @@ from equipoise.models.blocks import blocks_of, with_head
 from equipoise.models.convolutional import cnn, cnn1d, resnet18
 from equipoise.models.linear import linear, mlp
 from equipoise.models.recurrent import lstm
+from equipoise.models.transformer import transformer
 
 __all__ = ["MODELS", "Build", "blocks_of", "with_head"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
 
 MODELS: dict[str, Build] = {
-    **{"linear": linear, "mlp": mlp, "cnn": cnn, "cnn1d": cnn1d, "resnet18": resnet18, "lstm": lstm}
+    **{"linear": linear, "mlp": mlp, "cnn": cnn, "cnn1d": cnn1d, "resnet18": resnet18},
+    **{"lstm": lstm, "transformer": transformer},
 }
 """Name to builder ``(shape of a sample, classes) -> module``."""

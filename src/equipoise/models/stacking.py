@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.contract import Tree
@@ -55,8 +56,7 @@ def _linear(layer: nn.Linear | AdaptedLinear, weight: str, bias: str) -> Forward
     def forward(stack: Tree, x: Tensor) -> Tensor:
         own = stack[bias].unsqueeze(1) if bias in stack else layer.bias
         if weight not in stack:
-            product = x @ layer.weight.T
-            return product if own is None else product + own
+            return F.linear(x, layer.weight) + own if bias in stack else F.linear(x, layer.weight, layer.bias)
         w = stack[weight].transpose(1, 2)
         return torch.bmm(x, w) if own is None else torch.baddbmm(own, x, w)
 
@@ -71,7 +71,7 @@ def _adapted(layer: AdaptedLinear, prefix: str) -> Forward:
         out = base(stack, x)
         for name in layer.adapters:
             down, up = (stack[f"{prefix}{name}.{part}"].transpose(1, 2) for part in ("A", "B"))
-            out = torch.baddbmm(out, torch.bmm(x, down), up, alpha=layer.scale)
+            out = out.baddbmm_(torch.bmm(x, down), up, alpha=layer.scale)  # nobody else has the base's product
         return out
 
     return forward

@@ -73,6 +73,6 @@ SPEC = TaskSpec(
     help="next character of 100 roles of Shakespeare's plays: PAGE's LSTM on Shakespeare",
     config=ShakespeareConfig,
     training=Training(epochs=20, lr=1.0, batch_size=32, weight_decay=1e-4),
-    models=("lstm",),
+    models=("lstm", "transformer"),
     build=build,
 )
