@@ -45,7 +45,15 @@ def options(population: str, way: str, rate: float, seed: int) -> dict[str, Any]
     if rate not in RATES[population] or (nothing and "lr" in start and rate != RATES[population][0]):
         return None
     gently = {"tune_lr": rate} if "fine-tuned" in way else {}
-    return {**POPULATIONS[population], "lr": rate, "checkpoint_every": 10**6, **WAYS[way], **gently, **start, "seed": seed}
+    return {
+        **POPULATIONS[population],
+        "lr": rate,
+        "checkpoint_every": 10**6,
+        **WAYS[way],
+        **gently,
+        **start,
+        "seed": seed,
+    }
 
 
 def cells(results: Results) -> list[Cell]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Kind = Literal["classification", "regression", "survival"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["classification", "regression", "survival", "next-token"]
+KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "next-token")
+"""Those that a column of a table can be."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Target:
     """How the ``y`` of every row is to be read.
 
     Classification: int64 ``[n]``, places in ``classes``. Regression: float32 ``[n]``, as measured. Survival: float32
-    ``[n, 2]``, the time and whether the event was seen then (1) or the row was censored (0).
+    ``[n, 2]``, the time and whether the event was seen then (1) or the row was censored (0). Next-token: the texts are
+    their own targets, and float32 ``[n]`` is the loss of who takes any token for the next one.
     """
 
     kind: Kind = "classification"
@@ -30,7 +32,7 @@ class Target:
     @property
     def outputs(self) -> int:
         """Numbers that a model gives for one row."""
-        return len(self.classes) if self.kind == "classification" else 1
+        return len(self.classes) if self.kind == "classification" else 2 if self.kind == "next-token" else 1
 
 
 def numbered(classes: int) -> Target:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Pull, Tree, When
+from equipoise.contract import Fit, Tree, When
 from equipoise.core import random, streams, trees
 from equipoise.learners import batches
 from equipoise.learners.network import Network
+from equipoise.learners.portions import portion
 
 
 def fit(task: Network, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
@@ -59,21 +60,6 @@ def fit(task: Network, client: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree
 
 def fit_each(task: Network, ids: Tensor, fit_all: Fit, when: When) -> tuple[Tree, Tree]:
     """A stack of clients, one after another: for models that no batched computation serves."""
-    out = []
-    for k in range(len(ids)):
-        pull, linear = fit_all.pull, fit_all.linear
-        if pull is not None:
-            strength, follow = torch.as_tensor(pull.strength), torch.as_tensor(pull.follow)
-            pull = Pull(trees.row(pull.anchor, k), strength.expand(len(ids))[k], follow.expand(len(ids))[k])
-        one = replace(
-            fit_all,
-            params=trees.row(fit_all.params, k),
-            epochs=fit_all.epochs[k],
-            lr=fit_all.lr[k],
-            pull=pull,
-            linear=None if linear is None else trees.row(linear, k),
-            aux=trees.row(fit_all.aux, k),
-        )
-        out.append(fit(task, ids[k], one, when))
+    out = [fit(task, ids[k], portion(fit_all, k, len(ids)), when) for k in range(len(ids))]
     params, anchor = (trees.stack([pair[i] for pair in out]) for i in (0, 1))
     return params, anchor

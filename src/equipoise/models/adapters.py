@@ -68,9 +68,13 @@ class LowRank(nn.Module):
 class Adapted(nn.Module):
     """A frozen layer and its adapters; parameters of the layer keep their names."""
 
-    def __init__(self, layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d, adapter: Adapter) -> None:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Module, adapter: Adapter) -> None:
         super().__init__()
-        self.weight, self.bias, self.scale, self.adapters = layer.weight, layer.bias, adapter.scale, adapter.blocks
+        self.weight, self.bias = layer.weight, layer.bias  # type: ignore[assignment]
+        self.scale, self.adapters = adapter.scale, adapter.blocks
 
     def low(self) -> Iterator[LowRank]:
         """The adapters, in their order."""
@@ -91,6 +95,22 @@ class AdaptedLinear(Adapted):
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.weight, self.bias)
+        for low in self.low():
+            out = out + self.scale * F.linear(F.linear(x, low.A), low.B)
+        return out
+
+
+class AdaptedProduct(Adapted):
+    """A linear layer that keeps its weight as ``[inputs, outputs]``: what ``transformers`` calls Conv1D, in GPT-2."""
+
+    def __init__(self, layer: nn.Module, adapter: Adapter) -> None:
+        super().__init__(layer, adapter)
+        inputs, outputs = self.weight.shape
+        for name in adapter.blocks:
+            self.add_module(name, LowRank((adapter.rank, inputs), (outputs, adapter.rank), self.weight.detach()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight.T, self.bias)
         for low in self.low():
             out = out + self.scale * F.linear(F.linear(x, low.A), low.B)
         return out
@@ -144,6 +164,8 @@ def adapted(module: nn.Module, adapter: Adapter, seed: int) -> nn.Module:
 def _over(layer: nn.Module, adapter: Adapter) -> Adapted:
     if isinstance(layer, nn.Linear):
         return AdaptedLinear(layer, adapter)
+    if _is_product(layer):
+        return AdaptedProduct(layer, adapter)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     return AdaptedConv(layer, adapter)
 
@@ -182,7 +204,13 @@ def _refuse_targets(module: nn.Module, adapter: Adapter) -> None:
 
 def _may(layer: nn.Module) -> bool:
     """Exactly these: a subclass may use its weight otherwise than by calling the layer."""
-    return type(layer) is nn.Linear or (type(layer) in CONVOLVE and layer.padding_mode == "zeros")
+    convolves = type(layer) in CONVOLVE and layer.padding_mode == "zeros"
+    return type(layer) is nn.Linear or convolves or _is_product(layer)
+
+
+def _is_product(layer: nn.Module) -> bool:
+    """By name, for the library need not be there."""
+    return f"{type(layer).__module__}.{type(layer).__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
 def _matches(name: str, patterns: str) -> bool:

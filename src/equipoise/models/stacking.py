@@ -54,10 +54,10 @@ def _linear(layer: nn.Linear | AdaptedLinear, weight: str, bias: str) -> Forward
     """Frozen parameters are not in the stack: one product with the layer's own serves all clients."""
 
     def forward(stack: Tree, x: Tensor) -> Tensor:
-        own = stack[bias].unsqueeze(1) if bias in stack else layer.bias
         if weight not in stack:
-            return F.linear(x, layer.weight) + own if bias in stack else F.linear(x, layer.weight, layer.bias)
-        w = stack[weight].transpose(1, 2)
+            shared = F.linear(x, layer.weight, None if bias in stack else layer.bias)
+            return shared + stack[bias].unsqueeze(1) if bias in stack else shared
+        own, w = stack[bias].unsqueeze(1) if bias in stack else layer.bias, stack[weight].transpose(1, 2)
         return torch.bmm(x, w) if own is None else torch.baddbmm(own, x, w)
 
     return forward

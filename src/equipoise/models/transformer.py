@@ -67,4 +67,5 @@ class _Layer(nn.Module):
 
 def _by_head(x: Tensor) -> Tensor:
     """``[..., T, width]`` as ``[..., heads, T, width / heads]``."""
-    return x.unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+    heads: Tensor = x.unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+    return heads

@@ -16,18 +16,22 @@ from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset, part_of
+from equipoise.data.forms import Tokens
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
+from equipoise.learners.portions import fit_in_portions
 from equipoise.learners.scores import bootstrap
 from equipoise.learners.targets import Objective, objective_of
 from equipoise.models import blocks_of, weights
 from equipoise.models.adapters import AdaptedConv, Adapter, adapted
+from equipoise.models.footprint import activation_bytes
 from equipoise.models.layers import drops, federated, norms, statistics
 from equipoise.models.stacking import stacked_forward
 from equipoise.tasks.falsified import Falsified
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
 NUMBERS_AT_ONCE = 2**19  # of the inputs that a deep model scores at once: bounds the memory of its activations
+ACTIVATIONS_AT_ONCE = 2**30  # bytes that the clients of a stack, or the rows of a sequence model, keep together
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
@@ -77,8 +81,10 @@ class FromExamples(Falsified):
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
-        self.deep = self.measured = self.convolutional or not self.stackable
+        sequences = isinstance(self.data.form, Tokens)
+        self.deep = self.measured = self.convolutional or sequences or not self.stackable
         """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
+        self._attends, self._row_bytes = sequences and self.stackable, 0
         self._placed = self.module
         self._map_forward()
 
@@ -232,10 +238,26 @@ class FromExamples(Falsified):
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Logits of one model on stored rows, a bounded number at once."""
-        at_once = max(1, NUMBERS_AT_ONCE // math.prod(self.data.shape)) if self.deep else len(x)
+        at_once = self._rows_at_once() if self.deep else len(x)
         if len(x) <= at_once:
             return self.forward(params, self.prepare(x))
         return torch.cat([self.forward(params, self.prepare(part)) for part in torch.split(x, at_once)])
+
+    def _rows_at_once(self) -> int:
+        if self._attends:
+            return max(1, ACTIVATIONS_AT_ONCE // self.row_bytes())
+        return max(1, NUMBERS_AT_ONCE // math.prod(self.data.shape))
+
+    def row_bytes(self) -> int:
+        """What one row keeps in memory for its gradient; at least one byte."""
+        if not self._row_bytes:
+            x = self.prepare(self.data.server("test")[0][:1])
+            params = trees.moved(weights.values(self.module), self.device)
+            learned = {
+                n: v.requires_grad_(v.is_floating_point() and n not in self.statistics) for n, v in params.items()
+            }
+            self._row_bytes = max(1, activation_bytes(self._placed, lambda: self.forward(learned, x)))
+        return self._row_bytes
 
     def forward(self, params: Tree, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of one model."""
@@ -312,7 +334,9 @@ class FromExamples(Falsified):
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         train = sgd_stack.fit if self.stackable else sgd_one.fit_each
-        params, anchor = train(self, ids, self._there(fit), when)
+        rows = min(when.training.batch_size, int(self.sizes(ids).max())) if len(ids) else 1
+        at_once = max(1, ACTIVATIONS_AT_ONCE // (self.row_bytes() * rows))
+        params, anchor = fit_in_portions(train, self, ids, self._there(fit), when, at_once)
         return _home(params), _home(anchor), source
 
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:

@@ -112,11 +112,15 @@ def _folder(path: Path) -> tuple[Tables, list[Finding]]:
 
 
 def _one_file(path: Path, client: str) -> tuple[Tables, list[Finding]]:
-    table = read_file(path, client)
+    return by_client(read_file(path, client), client, f"'{path}'")
+
+
+def by_client(table: Table, client: str, source: str) -> tuple[Tables, list[Finding]]:
+    """Everybody's rows of one table, by the column that names clients; ``source`` is what errors call it."""
     if client not in table.columns:
         has = f"it has {', '.join(map(repr, table.columns))}"
         raise UsageError(
-            f"'{path}' has no client column '{client}'{nearest(client, table.columns)}: see --client-column ({has})"
+            f"{source} has no client column '{client}'{nearest(client, table.columns)}: see --client-column ({has})"
         )
     codes, names = table.columns[client].labels
     nobody = table.row[codes < 0]
@@ -125,14 +129,14 @@ def _one_file(path: Path, client: str) -> tuple[Tables, list[Finding]]:
         words = f"has no client in {rows_in_words(nobody.tolist())}: fill it, or remove these rows"
         findings.append(Finding(words, True, column=client))
     if not names:
-        raise UsageError(f"'{path}' has no rows with a client in column '{client}'")
+        raise UsageError(f"{source} has no rows with a client in column '{client}'")
     rest = table.without(frozenset({client}))
     order = np.argsort(codes, kind="stable")
     cuts = np.searchsorted(codes[order], np.arange(len(names) + 1))
     owned = {name: rest.take(order[cuts[k] : cuts[k + 1]]) for k, name in enumerate(names)}
     numbers = all(PLAIN.fullmatch(name) for name in names)
     in_order = sorted(owned, key=float) if numbers else sorted(owned)
-    return Tables({name: owned[name] for name in in_order}, None, f"'{path}'"), findings
+    return Tables({name: owned[name] for name in in_order}, None, source), findings
 
 
 def rows_in_words(rows: list[int]) -> str:

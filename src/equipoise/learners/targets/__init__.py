@@ -9,6 +9,7 @@ from equipoise.learners.targets.classes import Classes, balanced
 from equipoise.learners.targets.numbers import Numbers
 from equipoise.learners.targets.objective import Objective
 from equipoise.learners.targets.survival import Survival
+from equipoise.learners.targets.texts import Texts
 
 __all__ = ["Objective", "balanced", "objective_of"]
 
@@ -17,4 +18,6 @@ def objective_of(target: Target, *, class_weights: Tensor | None = None, absolut
     """The usual one of this kind. ``absolute``: a regression by absolute instead of squared errors."""
     if target.kind == "regression":
         return Numbers(target, absolute)
+    if target.kind == "next-token":
+        return Texts(target)
     return Survival(target) if target.kind == "survival" else Classes(target, class_weights)

@@ -1,0 +1,24 @@
+"""What a model keeps in memory for its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def activation_bytes(module: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """Bytes that ``forward`` keeps for its backward pass, beside the module's own tensors."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    kept: dict[int, tuple[Tensor, int]] = {}  # tensors stay referenced, so that no address is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = tensor, storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sum(size for _, size in kept.values())

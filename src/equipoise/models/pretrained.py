@@ -1,0 +1,122 @@
+"""Models of the ``transformers`` library as federated networks: rows of tokens in, plain outputs out.
+
+Rows have one length; what is behind a text's end is -1. The libraries' random attention dropout is off, for no seed of
+ours repeats it; their dropout layers are replaced by ours like those of any module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.core.errors import UsageError
+from equipoise.core.hub import library, loaded
+
+WHAT = "the pretrained model"
+HIDDEN = torch.finfo(torch.float32).min / 2  # what attention adds where nobody may look
+
+
+def classifier(name: str, classes: int, seed: int) -> nn.Module:
+    """A model that gives a logit per class; a head that the pretrained model lacks is drawn by ``seed``."""
+    model = _load("AutoModelForSequenceClassification", name, seed, num_labels=classes, ignore_mismatched_sizes=True)
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = model.config.eos_token_id  # by which some models look for a text's end
+    return TextClassifier(model)
+
+
+def next_token(name: str, seed: int) -> nn.Module:
+    """A causal language model that gives each text's loss and share of next tokens that it has right."""
+    return NextToken(_load("AutoModelForCausalLM", name, seed))
+
+
+def _load(kind: str, name: str, seed: int, **how: Any) -> Any:
+    transformers = library("transformers", "task 'text'")
+    quiet = transformers.utils.logging
+    before = quiet.get_verbosity()
+    quiet.set_verbosity_error()  # it warns of heads that are drawn anew, which is what is wanted
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            # Plain products of matrices are what torch.func.vmap maps over clients.
+            found = loaded(
+                WHAT,
+                name,
+                lambda place: getattr(transformers, kind).from_pretrained(
+                    place, attn_implementation="eager", dtype=torch.float32, **how
+                ),
+            )
+    finally:
+        quiet.set_verbosity(before)
+    found.config.use_cache = False
+    return found.eval()
+
+
+class _Text(nn.Module):
+    """A model of the library, and how it is told where texts end."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.whole_mask = self._same_by_whole_mask()
+
+    def logits(self, x: Tensor) -> Tensor:
+        mask = self._mask(x) if self.whole_mask else (x >= 0).long()
+        found: Tensor = self.model(input_ids=x.clamp(min=0), attention_mask=mask).logits
+        return found
+
+    def _mask(self, x: Tensor) -> Tensor:
+        """What is added to scores of attention ``[B, 1, T, T]``, where everybody may look at the text."""
+        hidden = torch.where(x >= 0, 0.0, HIDDEN)[:, None, None, :]
+        return hidden.expand(-1, 1, x.shape[-1], -1)
+
+    def _same_by_whole_mask(self) -> bool:
+        """Whether every token sees the whole text: such models branch on the values of a plain mask, which cannot be
+        mapped over clients, so they are given the finished one."""
+        x = torch.tensor([[1, 2, 1, 1, 2], [1, 1, 2, -1, -1]])
+        with torch.no_grad():
+            self.whole_mask = False
+            plain = self.logits(x)
+            try:
+                self.whole_mask = True
+                return torch.allclose(self.logits(x), plain, rtol=1e-4, atol=1e-5)
+            except (RuntimeError, ValueError, IndexError):
+                return False
+
+
+class TextClassifier(_Text):
+    """Logits ``[B, classes]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
+
+class NextToken(_Text):
+    """``[B, 2]``: the mean loss of a text's next tokens, and the share of them that has the highest logit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits, wanted = self.logits(x)[..., :-1, :], x[..., 1:]
+        real = (wanted >= 0).to(logits.dtype)
+        count = real.sum(-1).clamp(min=1)
+        losses = F.cross_entropy(logits.transpose(-1, -2), wanted.clamp(min=0), reduction="none")
+        right = (logits.argmax(-1) == wanted).to(logits.dtype)
+        return torch.stack([(losses * real).sum(-1) / count, (right * real).sum(-1) / count], -1)
+
+
+def vocabulary(module: nn.Module) -> int:
+    """Different tokens that a model knows."""
+    assert isinstance(module, _Text)
+    size = module.model.get_input_embeddings().num_embeddings
+    assert isinstance(size, int)
+    return size
+
+
+def demand_known(module: nn.Module, highest: int, name: str) -> None:
+    """Refuse a tokenizer that does not belong to the model."""
+    if highest >= vocabulary(module):
+        raise UsageError(
+            f"the tokenizer in '{name}' gives token {highest}, and the model knows {vocabulary(module)}: "
+            "give a folder in which both belong together"
+        )

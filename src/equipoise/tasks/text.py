@@ -1,0 +1,62 @@
+"""Texts of clients under a pretrained model of the ``transformers`` library: classes of texts, or their next tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.contract import Task, Training, option
+from equipoise.core.errors import UsageError
+from equipoise.data.forms import Tokens
+from equipoise.data.own import OwnRows
+from equipoise.data.target import Target
+from equipoise.data.texts import TextChoices, Texts, Tokenizer, read_texts
+from equipoise.models import pretrained
+from equipoise.tasks import TaskSpec, own
+from equipoise.tasks.classify import Classify
+
+
+@dataclass(frozen=True)
+class TextConfig(TextChoices):
+    """Texts, and the model that reads them."""
+
+    pretrained: str = option(
+        "", "folder or name on the Hugging Face hub of a transformers model with its tokenizer: where training starts"
+    )
+
+
+def build(config: TextConfig, model: str, training: Training, seed: int) -> Task:
+    if not config.pretrained:
+        raise UsageError("task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub")
+    return of_texts("text", read_texts(config), config, training, seed)
+
+
+def of_texts(name: str, found: Texts, config: TextConfig, training: Training, seed: int) -> Classify:
+    """A task from everybody's texts, in files or given in Python."""
+    if config.kind == "classification":
+        module = pretrained.classifier(config.pretrained, len(found.classes), seed)
+        target = Target("classification", config.target, found.classes)
+    else:
+        module, target = pretrained.next_token(config.pretrained, seed), Target("next-token", config.text)
+    served = found.server[0] if found.server else []
+    tokens = Tokenizer(config.pretrained).rows([*found.texts, *served], config.length)
+    pretrained.demand_known(module, int(tokens.max()), config.pretrained)
+    labels = np.concatenate([found.labels, *([found.server[1]] if found.server else [])])
+    y = labels if found.classes else np.full(len(tokens), math.log(pretrained.vocabulary(module)), np.float32)
+    rows = len(found.texts)
+    server = (tokens[rows:], y[rows:]) if found.server else None
+    given = OwnRows(tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target)
+    data = given.federate(config, Tokens(), own.generator(seed))
+    return Classify(name, module, data, training, fresh=False)
+
+
+SPEC = TaskSpec(
+    name="text",
+    help="your texts under a pretrained transformers model: their classes, or their next tokens",
+    config=TextConfig,
+    training=Training(epochs=1, lr=0.05, batch_size=16),
+    models=(),
+    build=build,
+)
