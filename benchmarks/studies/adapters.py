@@ -34,7 +34,7 @@ PLAYS |= {"spare_samples": 7800, "server_rows": 200, "rounds": 4, "epochs": 2, "
 PIXELS: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 12_000, "scenario": "F"}
 PIXELS |= {"clients": 20, "rounds": 30, "epochs": 2, "executor": "stacked"}
 POPULATIONS = {"plays": PLAYS, "pixels": PIXELS}
-RATES = {"plays": (0.1, 0.5), "pixels": (0.05, 0.2)}
+RATES = {"plays": (0.1, 0.5), "pixels": (0.01, 0.05, 0.2)}
 FROM_NOTHING = {"plays": {"model": "lstm", "lr": 1.0}, "pixels": {}}
 """Who has no base trains the model of today: for characters the LSTM, at the rate of its paper."""
 
