@@ -19,7 +19,8 @@ from equipoise.tasks.own import TableLearning
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned. Make one by :meth:`named`, :meth:`from_tables`, :meth:`from_datasets` or :meth:`from_folder`."""
+    """What is learned. Make one by :meth:`named`, :meth:`from_tables`, :meth:`from_datasets`, :meth:`from_texts` or
+    :meth:`from_folder`."""
 
     spec: TaskSpec = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -105,6 +106,34 @@ class Task:
         return cls(
             given.from_datasets(clients, model, name, fresh=fresh, adapter=adapter, blocks=blocks, **how), options
         )
+
+    @classmethod
+    def from_texts(
+        cls,
+        data: Any,
+        *,
+        pretrained: str | Path,
+        adapter: str = "",
+        blocks: str = "",
+        training: Training | None = None,
+        name: str = "texts",
+        **options: Any,
+    ) -> Task:
+        """Clients' texts under a pretrained model of the ``transformers`` library (extra ``text``).
+
+        Arguments:
+            data: a data set of Hugging Face's ``datasets``, or a pandas or Arrow table, with a column that names the
+                client; or a table for each client's name, of which ``server`` is the server's.
+            pretrained: the folder of a model with its tokenizer, or its name on the hub.
+            adapter: as for :meth:`from_datasets`; patterns are those of the model's names, such as ``*.query``.
+            blocks: as for :meth:`from_datasets`.
+            training: defaults of local training.
+            name: what the task is called in the results.
+            options: ``kind`` (``classification`` or ``next-token``), ``text``, ``target`` and ``client_column`` (names
+                of columns), ``length`` (tokens of a text that are read), shares of the splits.
+        """
+        spec = given.from_texts(data, name, training, adapter=adapter, blocks=blocks)
+        return cls(spec, {"pretrained": str(pretrained), **options})
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, target: str, **options: Any) -> Task:

@@ -6,6 +6,8 @@ ours repeats it; their dropout layers are replaced by ours like those of any mod
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,24 +36,27 @@ def next_token(name: str, seed: int) -> nn.Module:
 
 def _load(kind: str, name: str, seed: int, **how: Any) -> Any:
     transformers = library("transformers", "task 'text'")
-    quiet = transformers.utils.logging
-    before = quiet.get_verbosity()
-    quiet.set_verbosity_error()  # it warns of heads that are drawn anew, which is what is wanted
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            # Plain products of matrices are what torch.func.vmap maps over clients.
-            found = loaded(
-                WHAT,
-                name,
-                lambda place: getattr(transformers, kind).from_pretrained(
-                    place, attn_implementation="eager", dtype=torch.float32, **how
-                ),
-            )
-    finally:
-        quiet.set_verbosity(before)
+    # Plain products of matrices are what torch.func.vmap maps over clients.
+    how |= {"attn_implementation": "eager", "dtype": torch.float32}
+    with torch.random.fork_rng(devices=[]), _silence(transformers.utils.logging):
+        torch.manual_seed(seed)
+        found = loaded(WHAT, name, lambda place: getattr(transformers, kind).from_pretrained(place, **how))
     found.config.use_cache = False
     return found.eval()
+
+
+@contextmanager
+def _silence(logging: Any) -> Iterator[None]:
+    """Without its progress bar, and without its warning of a head that is drawn anew, which is what is wanted."""
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()
 
 
 class _Text(nn.Module):

@@ -17,8 +17,9 @@ from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, OwnShares, form_of
 from equipoise.data.tables import tables_of
 from equipoise.data.tables.reading import SERVER, in_memory
+from equipoise.data.texts import given_texts
 from equipoise.models import MODELS
-from equipoise.tasks import TaskSpec, own
+from equipoise.tasks import TaskSpec, own, text
 from equipoise.tasks.from_examples import FromExamples
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
@@ -80,6 +81,19 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
     return TaskSpec(
         name, "tables given in Python", own.TableLearning, spec.training, spec.models, build, in_python=True
     )
+
+
+def from_texts(
+    data: Any, name: str, training: Training | None = None, *, adapter: str = "", blocks: str = ""
+) -> TaskSpec:
+    """See :meth:`equipoise.Task.from_texts`."""
+
+    def build(config: text.TextConfig, model: str, training: Training, seed: int) -> Task:
+        task = text.of_texts(name, given_texts(data, config), config, training, seed)
+        return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
+
+    defaults = training or text.SPEC.training
+    return TaskSpec(name, "texts given in Python", text.TextConfig, defaults, (), build, in_python=True)
 
 
 @dataclass(frozen=True)
