@@ -1,0 +1,65 @@
+"""The character transformer, and how many clients of a stack are in memory together."""
+
+import pytest
+import torch
+from torch import nn
+
+from equipoise.contract import Fit, When
+from equipoise.core.errors import UsageError
+from equipoise.models import MODELS
+from equipoise.models.adapters import Adapter, adapted
+from equipoise.models.footprint import activation_bytes
+from equipoise.models.transformer import CharacterTransformer
+from helpers import largest_difference, small_task
+
+
+def test_no_place_sees_what_follows_and_the_last_is_computed_alone() -> None:
+    torch.manual_seed(0)
+    model = CharacterTransformer(6, 5).double()
+    x = torch.randint(5, (3, 6))
+    each = model.each(x)
+    assert torch.allclose(model(x), each[:, -1], atol=1e-12)
+    other = x.clone()
+    other[:, 4:] = (x[:, 4:] + 1) % 5
+    assert torch.allclose(model.each(other)[:, :4], each[:, :4], atol=1e-12)
+    assert not torch.allclose(model.each(other)[:, 4:], each[:, 4:])
+
+
+def test_a_stack_of_transformers_with_adapters_is_one_after_another() -> None:
+    torch.manual_seed(0)
+    model = adapted(CharacterTransformer(6, 5).double(), Adapter(rank=2, targets="*.query,*.value"), 0)
+    moving = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    assert {name.split(".")[2] for name in moving} == {"query", "value"}
+    stack = {name: torch.randn(3, *value.shape).double() for name, value in moving.items()}
+    x = torch.randint(5, (3, 4, 6))
+    mapped = torch.func.vmap(lambda params, rows: torch.func.functional_call(model, params, (rows,)))(stack, x)
+    for k in range(3):
+        own = {name: value[k] for name, value in stack.items()}
+        assert torch.allclose(mapped[k], torch.func.functional_call(model, own, (x[k],)), atol=1e-12)
+
+
+def test_a_transformer_takes_characters_only() -> None:
+    with pytest.raises(UsageError, match=r"model 'transformer' takes sequences .* shape \[1, 28, 28\]"):
+        MODELS["transformer"]((1, 28, 28), 10)
+
+
+def test_what_a_row_keeps_is_what_its_gradient_needs() -> None:
+    """In float64: the input of 4 numbers and the 8 of tanh, which the last layer shares; a frozen layer needs no input."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    x = torch.randn(1, 4).double()
+    assert activation_bytes(net, lambda: net(x)) == 8 * (4 + 8)
+    net[0].requires_grad_(False)
+    assert activation_bytes(net, lambda: net(x)) == 8 * 8
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_portions_change_memory_and_nothing_else(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small_task()
+    ids, start = torch.arange(task.clients), task.init_params(0)
+    stack = {name: value.expand(len(ids), *value.shape).clone() for name, value in start.items()}
+    fit = Fit(stack, ids % 3 + 1, torch.linspace(0.01, 0.1, len(ids)).double(), names=tuple(start))
+    when = When(0, 1, task.training)
+    whole = task.fit_stack(ids, fit, {}, when)[0]
+    assert largest_difference(whole, stack) > 1e-3
+    monkeypatch.setattr("equipoise.tasks.classify.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
+    assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12
