@@ -61,5 +61,5 @@ def test_portions_change_memory_and_nothing_else(rows: int, monkeypatch: pytest.
     when = When(0, 1, task.training)
     whole = task.fit_stack(ids, fit, {}, when)[0]
     assert largest_difference(whole, stack) > 1e-3
-    monkeypatch.setattr("equipoise.tasks.classify.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
+    monkeypatch.setattr("equipoise.tasks.from_examples.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12

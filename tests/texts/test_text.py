@@ -18,7 +18,7 @@ from equipoise.core.errors import UsageError
 from equipoise.models.adapters import AdaptedProduct, Adapter, adapted
 from equipoise.models.pretrained import NextToken, TextClassifier, classifier, next_token
 from equipoise.tasks import find_task
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 from helpers import largest_difference
 
 from .conftest import VOCABULARY, rows
@@ -28,11 +28,11 @@ ASKED = ["--text", "review", "--target", "mood", "--client-column", "who"]
 ROW = torch.tensor([[3, 9, 4, -1, -1], [5, 6, 7, 8, 9]])
 
 
-def built(data: Path, model: Path, adapter: str = "", **options: Any) -> Classify:
+def built(data: Path, model: Path, adapter: str = "", **options: Any) -> FromExamples:
     spec = find_task("text")
     config = spec.config(data=str(data), pretrained=str(model), **COLUMNS, **options)
     task = spec.build(config, "", spec.training, 3)
-    assert isinstance(task, Classify)
+    assert isinstance(task, FromExamples)
     return task.shaped("", adapter, "", 0) if adapter else task
 
 
@@ -83,7 +83,7 @@ def test_a_stack_of_clients_learns_as_one_after_another(
     assert largest_difference(wanted, stack) > 1e-4
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
     size = task.row_bytes() * min(task.training.batch_size, int(task.sizes(ids).max()))
-    monkeypatch.setattr("equipoise.tasks.classify.ACTIVATIONS_AT_ONCE", 2 * size)
+    monkeypatch.setattr("equipoise.tasks.from_examples.ACTIVATIONS_AT_ONCE", 2 * size)
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
     assert task.evaluate_stack(ids, stack, "test")["loss"].isfinite().all()
 

@@ -15,7 +15,7 @@ from equipoise.data.target import Target
 from equipoise.data.texts import TextChoices, Texts, Tokenizer, read_texts
 from equipoise.models import pretrained
 from equipoise.tasks import TaskSpec, own
-from equipoise.tasks.classify import Classify
+from equipoise.tasks.from_examples import FromExamples
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def build(config: TextConfig, model: str, training: Training, seed: int) -> Task
     return of_texts("text", read_texts(config), config, training, seed)
 
 
-def of_texts(name: str, found: Texts, config: TextConfig, training: Training, seed: int) -> Classify:
+def of_texts(name: str, found: Texts, config: TextConfig, training: Training, seed: int) -> FromExamples:
     """A task from everybody's texts, in files or given in Python."""
     if config.kind == "classification":
         module = pretrained.classifier(config.pretrained, len(found.classes), seed)
@@ -49,7 +49,7 @@ def of_texts(name: str, found: Texts, config: TextConfig, training: Training, se
     server = (tokens[rows:], y[rows:]) if found.server else None
     given = OwnRows(tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target)
     data = given.federate(config, Tokens(), own.generator(seed))
-    return Classify(name, module, data, training, fresh=False)
+    return FromExamples(name, module, data, training, fresh=False)
 
 
 SPEC = TaskSpec(
