@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import equipoise
+from equipoise.cli import main
 from equipoise.core.errors import UsageError
-from equipoise.data.own import OwnShares
 from equipoise.data.recordings import Recordings, federate_recordings, read_recordings
+from equipoise.data.tables import TableChoices
+from equipoise.records.folder import Folder
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
 
@@ -29,7 +32,7 @@ def archive(path: Path, **changes: object) -> Path:
 
 
 def made(recordings: Recordings, window: int = 10):
-    return federate_recordings(recordings, window, OwnShares(), np.random.default_rng(0))
+    return federate_recordings(recordings, window, TableChoices(), np.random.default_rng(0)).data
 
 
 def test_windows_are_half_over_the_one_before(tmp_path: Path) -> None:
@@ -67,6 +70,43 @@ def test_archives_that_cannot_be(changes: dict, client: str, window: int, says: 
     archive(tmp_path / "a.npz", **changes)
     with pytest.raises(UsageError, match=says):
         made(read_recordings(tmp_path / "a.npz", client, "move"), window)
+
+
+def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run, new = archive(tmp_path / "a.npz"), tmp_path / "run", tmp_path / "new.npz"
+    given = ["--data", str(data), "--client-column", "who", "--target", "move", "--window", "20", "--model", "cnn1d"]
+    assert main(["run", "--task", "own", *given, "--rounds", "1", "--out", str(run)]) == 0
+    assert Folder(run).read_summary().bytes_before.up > 0
+    archive(new, x=np.ones((40 + 34, 2)), length=np.array([40, 34]))
+    data.unlink()
+    out = tmp_path / "out.csv"
+    assert main(["predict", str(run), str(new), "--client", "1", "--out", str(out)]) == 0
+    lines = [line.split(",") for line in out.read_text().splitlines()]
+    assert lines[0] == ["recording", "start", "predicted", "p(up)", "p(down)"]
+    assert [line[:2] for line in lines[1:]] == [["0", "0"], ["0", "10"], ["0", "20"], ["1", "0"], ["1", "10"]]
+    opened = equipoise.open(run)
+    steps = {"x": np.ones((74, 2)), "length": np.array([40, 34])}
+    whole = opened.predict(steps, client="1", probabilities=True)
+    assert [f"{value:.6g}" for value in whole[:, 0]] == [line[3] for line in lines[1:]]
+    assert opened.predict(np.ones((1, 2, 20)), client="1").tolist() == [lines[1][2]]
+    capsys.readouterr()
+    archive(new, x=np.ones((9, 2)), length=np.array([9]))
+    assert main(["predict", str(run), str(new), "--out", str(tmp_path / "b.csv")]) == 2
+    assert "recording 0 has 9 steps: a window of 20 is longer" in capsys.readouterr().err
+    archive(new, x=np.ones((20, 3)), length=np.array([20]))
+    assert main(["predict", str(run), str(new), "--out", str(tmp_path / "b.csv")]) == 2
+    assert "the windows have shape (3, 20), the model takes 2 channels of 20 steps" in capsys.readouterr().err
+
+
+def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path) -> None:
+    given = {"task": "own", "data": str(archive(tmp_path / "a.npz")), "client_column": "who", "target": "move"}
+    task = build_task(Settings.of({**given, "window": 10, "standardise": "none"}))
+    assert task.bytes_before[0] == 0
+    assert task.data.server("public")[0].max() > 2  # as they were recorded
+    with pytest.raises(UsageError, match="standardised by the federation, or not at all"):
+        build_task(Settings.of({**given, "window": 10, "standardise": "client"}))
 
 
 @pytest.mark.skipif(not WATCH.is_file(), reason="the recordings are not in ../shared/data/tables")

@@ -86,7 +86,8 @@ class Run:
         row's hazard against others').
 
         Arguments:
-            rows: as the task was given them: a table with its feature columns, or an array of samples.
+            rows: as the task was given them: a table with its feature columns, or an array of samples; of recordings
+                raw windows, or their steps one after the other: ``{"x": [n, channels], "length": [of each]}``.
             client: whose model, by name or number; the server's without one.
             probabilities: give one probability for each class instead, ``[rows, classes]``.
         """

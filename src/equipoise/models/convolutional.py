@@ -34,7 +34,8 @@ def cnn1d(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Two convolutions over time (32, 64 channels) with pooling, their mean over time (backbone), classifier (head)."""
     if len(shape) != 2 or shape[1] < 16:
         raise UsageError(
-            f"model 'cnn1d' takes windows [C, steps], and samples have shape {list(shape)}: choose another"
+            f"model 'cnn1d' takes windows [C, steps] of 16 steps or more, and samples have shape {list(shape)}: choose "
+            "another model, or a longer window"
         )
     layers: list[tuple[str, nn.Module]] = [
         ("conv1", nn.Conv1d(shape[0], 32, 7, padding=3)),

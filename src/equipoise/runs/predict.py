@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from torch import Tensor, nn
 from equipoise.contract import Supervised
 from equipoise.core import files
 from equipoise.core.errors import UsageError
+from equipoise.data.recordings import Steps, Windows, read_steps, steps_of
 from equipoise.data.tables.choices import listed
 from equipoise.data.tables.preparation import Preparation, quoted
 from equipoise.data.tables.reading import read_file
-from equipoise.data.tables.table import Table, table_of
+from equipoise.data.tables.table import table_of
 from equipoise.learners.targets import objective_of
 from equipoise.records.folder import Folder
 from equipoise.runs.card import Card, read_card
@@ -39,8 +42,8 @@ class Predictor:
 
     module: nn.Module
     card: Card
-    preparation: Preparation | None
-    """Where rows come from tables."""
+    preparation: Preparation | Windows | None
+    """Where rows come from tables or recordings."""
     client: int | None
     known: frozenset[str]
     """Columns that the tables of training had, whether or not the model sees them."""
@@ -52,9 +55,9 @@ class Predictor:
         params = read_model(folder, client)
         module, card = network_of(folder, settings)
         module.load_state_dict(params, strict=False)
-        preparation = Preparation.read(folder.preparation) if folder.preparation.is_file() else None
+        preparation = _preparation(folder.preparation) if folder.preparation.is_file() else None
         known: frozenset[str] = frozenset()
-        if preparation is not None:
+        if isinstance(preparation, Preparation):
             config = read_config(folder.config)
             ignored = config.get("ignore_columns", "")
             names = {column.name for column in (*preparation.columns, *preparation.left_out)}
@@ -70,6 +73,8 @@ class Predictor:
             if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}")
             return form.prepare(x, torch.float32).contiguous()
+        if isinstance(preparation, Windows):
+            return torch.from_numpy(preparation.prepare(_windows(preparation, rows)))
         table = table_of(rows, "the table of rows")
         lacking = preparation.lacking(table)
         unknown = [name for name in table.columns if name not in self.known]
@@ -109,7 +114,7 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
 
     Arguments:
         folder: the run's folder.
-        rows: a table with the columns that the run was trained on.
+        rows: a table with the columns that the run was trained on, or an archive of recordings.
         client: whose personal model; the global model without one.
         out: the file to be written.
         overwrite: whether it may be there already.
@@ -122,15 +127,43 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     if not rows.is_file():
         raise UsageError(f"there is no file '{rows}'")
     predictor = Predictor.of(folder, client)
-    if predictor.preparation is None:
+    if isinstance(predictor.preparation, Windows):
+        found = _of_recordings(predictor, predictor.preparation, read_steps(rows))
+    elif predictor.preparation is None:
         raise UsageError(f"'{folder.path}' is no run on tables: predict from Python, by equipoise.open(...).predict")
-    table: Table = read_file(rows)
-    found = predictor.columns(table)
+    else:
+        table = read_file(rows)
+        found = {"row": np.arange(1, len(table) + 1), **predictor.columns(table)}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", *found])
-    for row, *values in zip(range(1, len(table) + 1), *found.values(), strict=True):
-        writer.writerow([row, *(f"{value:.6g}" if isinstance(value, float) else value for value in values)])
+    writer.writerow(found)
+    for values in zip(*found.values(), strict=True):
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(out, text.getvalue())
-    return len(table)
+    return len(next(iter(found.values())))
+
+
+def _of_recordings(predictor: Predictor, how: Windows, steps: Steps) -> dict[str, NDArray[Any]]:
+    """One line per window, which is known by its recording and its first step there, both from 0 on."""
+    windows, recording, start = how.cut(steps)
+    return {"recording": recording, "start": start, **predictor.columns(windows)}
+
+
+def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
+    """Raw windows as they are, or all of ``{"x": steps, "length": steps of each recording}``."""
+    if not isinstance(rows, Mapping):
+        return np.asarray(rows, np.float32)
+    if not {"x", "length"} <= rows.keys():
+        raise UsageError("recordings are given as x, the steps one after the other, and length, the steps of each")
+    return how.cut(steps_of(rows, "the recordings"))[0]
+
+
+def _preparation(file: Path) -> Preparation | Windows:
+    try:
+        text = file.read_text(encoding="utf-8")
+        kind = json.loads(text)["type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{file}' cannot be read: {error}") from error
+    made: type[Preparation | Windows] = Windows if kind == Windows.__name__ else Preparation
+    return made.of_text(text, f"'{file}'")

@@ -17,6 +17,7 @@ from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
 from equipoise.data.federation import ClientData, Ints, Subset, part_of
 from equipoise.data.forms import Tokens
+from equipoise.data.recordings import Windows
 from equipoise.data.tables.preparation import Preparation
 from equipoise.learners import batches, sgd_linear, sgd_one, sgd_stack, steepness
 from equipoise.learners.portions import fit_in_portions
@@ -39,8 +40,8 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 class FromExamples(Falsified):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
-    preparation: Preparation | None = None
-    """How raw rows of tables became the rows of the data."""
+    preparation: Preparation | Windows | None = None
+    """How raw rows of tables, or recordings, became the rows of the data."""
     _laned: tuple[Tensor, Tensor] | None
 
     def __init__(

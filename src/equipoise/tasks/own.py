@@ -64,10 +64,12 @@ class OwnConfig(TableLearning):
 def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
     if config.path.suffix == ".npz":
         recordings = read_recordings(config.path, config.client_column, config.target)
-        data = federate_recordings(recordings, config.window, config, generator(seed))
-        return FromExamples("own", MODELS[model](data.shape, data.classes), data, training)
-    found = tables.read_tables(config.path, config.client_column, config)
-    return of_tables("own", found, config, model, training, seed)
+        found = federate_recordings(recordings, config.window, config, generator(seed))
+        task = FromExamples("own", MODELS[model](found.data.shape, found.data.classes), found.data, training)
+        task.preparation, task.bytes_before = found.preparation, (found.up, found.down)
+        return task
+    whole = tables.read_tables(config.path, config.client_column, config)
+    return of_tables("own", whole, config, model, training, seed)
 
 
 def of_tables(
