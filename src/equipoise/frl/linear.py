@@ -76,14 +76,19 @@ def advance(
     phi: Tensor,
     theta: Tensor,
     position: Tensor,
+    surprise: Tensor,
     keys: tuple[Any, Any],
+    taken: Ints,
     steps: Tensor,
     rate: Tensor,
-    moves: tuple[bool, bool],
+    moves: tuple[bool, bool, bool],
 ) -> None:
-    """Steps of the agents `ids`, each so many at its rate, on the blocks that move (phi, theta); stacks change."""
-    arrays = [value.numpy() for value in (phi, theta, position)]
-    how = (steps.numpy(), rate.numpy(), problem.epsilon, moves)
+    """Steps of the agents `ids`, each so many at its rate; `moves`: on phi, on theta, relative to the scale of values.
+
+    The stacks phi, theta, position and surprise (the mean of an agent's squared TD errors) change.
+    """
+    arrays = [value.numpy() for value in (phi, theta, position, surprise)]
+    how = (taken, steps.numpy(), rate.numpy(), problem.epsilon, moves)
     kernel.walk_features(*arrays, problem.walks.env_of[ids], *keys, *problem.walks.tables, *how)
 
 
@@ -94,17 +99,24 @@ def first_features(problem: LinearProblem, seed: int) -> Tensor:
 
 
 def federate(
-    problem: LinearProblem, seed: int, rates: Floats, local_steps: int, marks: Ints, share_theta: bool = False
+    problem: LinearProblem,
+    seed: int,
+    rates: Floats,
+    local_steps: int,
+    marks: Ints,
+    share_theta: bool = False,
+    relative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Whole runs of pfedtd-rep and pfedq-rep (fedtd and fedq if theta is shared) as one compiled call.
 
     `rates` [T, 2] are alpha_t and beta_t; the result is [marks, S * A, d] the mean of the agents' representations and
-    [marks, N, d] their weights, as trained in the rounds `marks`. The contract's rounds give the same.
+    [marks, N, d] their weights, as trained in the rounds `marks`; steps on phi are `relative` or as published. The
+    contract's rounds give the same.
     """
     phi, theta = first_features(problem, seed).numpy().copy(), np.zeros((problem.agents, problem.rank))
     ids = np.arange(problem.agents)
     walk = (phi, theta, problem.start(seed), *problem.keys(seed, ids, np.zeros_like(ids)), *problem.walks.tables)
-    phis, thetas = kernel.federate(*walk, problem.epsilon, rates, local_steps, share_theta, marks)
+    phis, thetas = kernel.federate(*walk, problem.epsilon, rates, local_steps, share_theta, relative, marks)
     return torch.from_numpy(phis), torch.from_numpy(thetas)
 
 

@@ -13,29 +13,50 @@ from numba import njit, prange
 
 from equipoise.frl.qkernel import _CHUNKS, _GOLDEN, _LOW32, _R32, _mix
 
+MEMORY = 0.01  # of the mean of squared TD errors: the weight of the newest, once there are more than 1 / MEMORY
+
 
 @njit(cache=True, parallel=True)
 def walk_features(  # type: ignore[no-untyped-def]
-    phi, theta, position, env, key, choice_key, threshold, outcome, reward, discount, steps, rate, epsilon, moves
+    phi,
+    theta,
+    position,
+    surprise,
+    env,
+    key,
+    choice_key,
+    threshold,
+    outcome,
+    reward,
+    discount,
+    taken,
+    steps,
+    rate,
+    epsilon,
+    moves,
 ):
-    """steps[w] transitions of every walker at rate[w]; `moves` says whether (phi, theta) learn; all change in place.
+    """steps[w] transitions of every walker at rate[w]; all of (phi, theta, position, surprise) change in place.
 
-    theta += rate delta phi(s, a) and/or phi(s, a) += rate delta theta, both with the values before the step.
+    theta += rate delta phi(s, a) and/or phi(s, a) += rate scale delta theta, both with the values before the step;
+    `moves` says whether (phi, theta) learn, and whether steps on phi are relative: see `relative_scale`. `surprise` is
+    a walker's mean of delta^2, and `taken` its steps before these.
     """
     walkers, _, d = phi.shape
-    move_phi, move_theta = moves
+    move_phi, move_theta, relative = moves
     for chunk in prange(_CHUNKS):
         for w in range(chunk * walkers // _CHUNKS, (chunk + 1) * walkers // _CHUNKS):
             features, weights, e, s = phi[w], theta[w], env[w], position[w]
             for t in range(1, steps[w] + 1):
                 tables = (threshold[e], outcome[e], reward[e], discount[e])
                 row, delta, s = transition(features, weights, s, key[w], choice_key[w], t, epsilon, tables)
+                surprise[w] += (delta * delta - surprise[w]) * max(MEMORY, 1.0 / (taken[w] + t))
+                scale = relative_scale(weights, surprise[w]) if relative else 1.0
                 for j in range(d):
                     f, v = features[row, j], weights[j]
                     if move_theta:
                         weights[j] = v + rate[w] * delta * f
                     if move_phi:
-                        features[row, j] = f + rate[w] * delta * v
+                        features[row, j] = f + rate[w] * scale * delta * v
             position[w] = s
 
 
@@ -60,6 +81,15 @@ def transition(features, weights, s, key, choice_key, t, epsilon, tables):  # ty
     row = s * A + a
     delta = reward[s, a] + discount[s2] * _best(features, weights, s2, A)[1] - _dot(features, row, weights)
     return row, delta, s2
+
+
+@njit(inline="always")
+def relative_scale(weights, surprise):  # type: ignore[no-untyped-def]
+    """1 / (|theta|^2 + mean delta^2): delta theta times this is the same for rewards of any unit, and never large."""
+    total = surprise
+    for j in range(len(weights)):
+        total += weights[j] * weights[j]
+    return 1.0 / total if total > 0.0 else 0.0
 
 
 @njit(inline="always")
@@ -96,18 +126,20 @@ def federate(  # type: ignore[no-untyped-def]
     rates,
     local_steps,
     share,
+    relative,
     marks,
 ):
     """Whole rounds of `pfedtd-rep` and its kin, for experiments of many rounds: the contract's rounds, compiled.
 
     phi [S * A, d] is the server's (normalised), theta [N, d] the agents'; rates [T, 2] are alpha_t and beta_t; `share`
-    says whether theta is averaged too. Gives phi and theta as trained after each round of `marks` (ascending, from 1).
+    says whether theta is averaged too, `relative` whether steps on phi are. Gives phi and theta as trained after each
+    round of `marks` (ascending, from 1).
     """
     entries, d = phi.shape
     N, T = len(theta), len(rates)
     phis, thetas = np.empty((len(marks), entries, d)), np.empty((len(marks), N, d))
     change, visited, total, turn = np.empty((N, d)), np.empty(N, np.int64), np.empty((entries, d)), np.empty((d, d))
-    fresh = np.empty(d)
+    fresh, surprise = np.empty(d), np.zeros(N)
     taken, written = 0, 0
     for t in range(T):
         alpha, beta = rates[t]
@@ -117,11 +149,13 @@ def federate(  # type: ignore[no-untyped-def]
             for k in range(1, local_steps + 2):
                 tables = (threshold[i], outcome[i], reward[i], discount[i])
                 row, delta, s = transition(phi, weights, s, key[i], choice_key[i], taken + k, epsilon, tables)
+                surprise[i] += (delta * delta - surprise[i]) * max(MEMORY, 1.0 / (taken + k))
+                scale = relative_scale(weights, surprise[i]) if relative else 1.0
                 for j in range(d):
                     if k <= local_steps:
                         weights[j] += alpha * delta * phi[row, j]
                     else:
-                        change[i, j] = beta * delta * weights[j]
+                        change[i, j] = beta * scale * delta * weights[j]
                         total[row, j] += change[i, j] / N
             visited[i], position[i] = row, s
         taken += local_steps + 1

@@ -65,7 +65,9 @@ class LinearTask(Agents):
         return {"phi": first_features(self.problem, seed), "theta": theta}
 
     def source_init(self, ids: Tensor) -> State:
-        return {"position": torch.from_numpy(self.problem.start(self.seed))[ids], "taken": torch.zeros_like(ids)}
+        position = torch.from_numpy(self.problem.start(self.seed))[ids]
+        surprise = torch.zeros(len(ids), dtype=torch.float64)
+        return {"position": position, "taken": torch.zeros_like(ids), "surprise": surprise}
 
     def suits(self, method: Method) -> None:
         """There is no loss: a method that trains, or decides how to train, by one cannot work."""
@@ -78,13 +80,15 @@ class LinearTask(Agents):
         if fit.pull or fit.linear or fit.loss:
             raise UsageError(f"task '{self.name}' has no loss: choose a method without one of its own")
         tabular.use_threads(torch.get_num_threads())
-        phi, theta, position = (
-            value.contiguous().clone() for value in (fit.params["phi"], fit.params["theta"], source["position"])
-        )
-        agents, moves = ids.numpy(), ("phi" in fit.names, "theta" in fit.names)
-        keys = self.problem.keys(when.seed, agents, source["taken"].numpy())
-        linear.advance(self.problem, agents, phi, theta, position, keys, fit.epochs, fit.lr, moves)
-        return {"phi": phi, "theta": theta}, {}, {"position": position, "taken": source["taken"] + fit.epochs}
+        params, before = fit.params, (source["position"], source["surprise"])
+        stacks = [value.contiguous().clone() for value in (params["phi"], params["theta"], *before)]
+        agents, taken, moves = ids.numpy(), source["taken"].numpy(), ("phi" in fit.names, "theta" in fit.names)
+        keys = self.problem.keys(when.seed, agents, taken)
+        how = (taken, fit.epochs, fit.lr, (*moves, "relative" in fit.aux))
+        linear.advance(self.problem, agents, *stacks, keys, *how)
+        phi, theta, position, surprise = stacks
+        after = {"position": position, "taken": source["taken"] + fit.epochs, "surprise": surprise}
+        return {"phi": phi, "theta": theta}, {}, after
 
     def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
         from equipoise.frl import linear

@@ -20,6 +20,7 @@ class LinearRepresentation(Method):
 
     delta = r + gamma max_a' Phi(s',a') theta - Phi(s,a) theta;  theta += alpha_t delta Phi(s,a);  Phi(s,a) += beta_t
     delta theta;  alpha_t = alpha0 / (1 + t/t0)^(2/3), beta_t = beta0 / (1 + t/t0), so that beta_t / alpha_t -> 0.
+    A relative step on Phi (ours) is divided by |theta|^2 + the agent's running mean of delta^2.
     """
 
     trains: ClassVar[str] = "linear"
@@ -34,6 +35,9 @@ class LinearRepresentation(Method):
     beta0: float = option(0.3, "first rate of the representation, fades as 1/(1 + t/t0); 0 freezes it", low=0)
     t0: float = option(
         3000.0, "rounds after which the rates begin to fade; inf for constant rates", above=0, high=math.inf
+    )
+    relative: bool = option(
+        True, "steps on the representation that do not depend on the unit of rewards; false for steps as published"
     )
 
     def check(self, task: Task, training: Training) -> None:
@@ -57,7 +61,8 @@ class LinearRepresentation(Method):
 
     def update(self, c: Client) -> tuple[Tree, State]:
         weights = c.fit(c.start, blocks=("head",))
-        return c.fit(weights, train=_train(c, 1, self.beta0 / self._fade(c.round)), blocks=("backbone",)), c.state
+        step, aux = _train(c, 1, self.beta0 / self._fade(c.round)), {"relative": torch.ones_like(c.id)}
+        return c.fit(weights, train=step, blocks=("backbone",), aux=aux if self.relative else None), c.state
 
     def _fade(self, round: int) -> float:
         return 1.0 + (round - 1) / self.t0
@@ -65,10 +70,10 @@ class LinearRepresentation(Method):
 
 @dataclass(frozen=True)
 class LinearControl(LinearRepresentation):
-    """The same for Q-learning, slower: values overshoot at first, and with them the steps on Phi."""
+    """The same for Q-learning, which fades later: values overshoot at first."""
 
     learns: ClassVar[str] = "q"
-    beta0: float = with_default(LinearRepresentation, "beta0", 0.1)
+    beta0: float = with_default(LinearRepresentation, "beta0", 1.0)
     t0: float = with_default(LinearRepresentation, "t0", 10_000.0)
 
 
