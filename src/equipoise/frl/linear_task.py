@@ -81,12 +81,13 @@ class LinearTask(Agents):
             raise UsageError(f"task '{self.name}' has no loss: choose a method without one of its own")
         tabular.use_threads(torch.get_num_threads())
         params, before = fit.params, (source["position"], source["surprise"])
-        stacks = [value.contiguous().clone() for value in (params["phi"], params["theta"], *before)]
-        agents, taken, moves = ids.numpy(), source["taken"].numpy(), ("phi" in fit.names, "theta" in fit.names)
+        phi, theta, position, surprise = (
+            value.contiguous().clone() for value in (params["phi"], params["theta"], *before)
+        )
+        agents, taken = ids.numpy(), source["taken"].numpy()
+        moves = ("phi" in fit.names, "theta" in fit.names, "relative" in fit.aux)
         keys = self.problem.keys(when.seed, agents, taken)
-        how = (taken, fit.epochs, fit.lr, (*moves, "relative" in fit.aux))
-        linear.advance(self.problem, agents, *stacks, keys, *how)
-        phi, theta, position, surprise = stacks
+        linear.advance(self.problem, agents, phi, theta, position, surprise, keys, taken, fit.epochs, fit.lr, moves)
         after = {"position": position, "taken": source["taken"] + fit.epochs, "surprise": surprise}
         return {"phi": phi, "theta": theta}, {}, after
 
