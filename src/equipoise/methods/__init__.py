@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
     from equipoise.methods.lgfedavg import LgFedAvg as LgFedAvg
     from equipoise.methods.local import Local as Local
     from equipoise.methods.page.page import Page as Page
-    from equipoise.methods.page.page_shared import PageShared as PageShared
     from equipoise.methods.pfedme import PFedMe as PFedMe
     from equipoise.methods.rl.dqn import Dqn as Dqn
     from equipoise.methods.rl.dqnavg import DqnAvg as DqnAvg
@@ -59,6 +58,8 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
 
 __all__ = ["all_methods", "find_method"]
 PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
+FORMER = {"page-shared": "it is now page with --agents shared (--reading paper for what its agents were paid)"}
+"""Names that methods had once, and what they are called now."""
 
 
 def all_methods() -> dict[str, type[Method]]:
@@ -86,6 +87,8 @@ def find_method(wanted: str | type[Method]) -> type[Method]:
             method = _method_in(importlib.import_module(f"{package}.{file}"))
             if method is not None and method.name == wanted:
                 return method
+    if wanted in FORMER:
+        raise UsageError(f"there is no method '{wanted}' any more: {FORMER[wanted]}")
     raise UsageError(f"unknown method '{wanted}'{nearest(wanted, all_methods())}; see 'equipoise list methods'")
 
 

@@ -53,7 +53,8 @@ class DapFL(Method):
         return {"player": player.empty(self.agent, 2, 2)}
 
     def decide(self, c: Client) -> tuple[Train, State]:
-        action, playing = player.client_turn(c, self.agent, c.state["player"], _seen(c, c.start))
+        learning = c.round > self.warmup
+        action, playing = player.client_turn(c, self.agent, c.state["player"], _seen(c, c.start), learning)
         # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
         return Train(epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)), {
             "player": playing

@@ -79,7 +79,7 @@ class Equilibrium(Method):
 
     def client_init(self, task: Task, params: Tree) -> State:
         state: State = {"error": torch.zeros((), dtype=torch.float64)}
-        return state if self.control == "zero" else state | {"player": shared.client_init(shared.ACTIONS)}
+        return state if self.control == "zero" else state | {"player": shared.residual_init(shared.ACTIONS)}
 
     def decide(self, c: Client) -> tuple[Train, State]:
         received = c.evaluate(c.start, "train")
@@ -94,7 +94,7 @@ class Equilibrium(Method):
         else:
             view, loss = shared.log_loss(received["loss"]), c.evaluate(c.start)["loss"]
             spread = shared.NOISE * (1 - c.round / c.rounds)
-            action, state["player"] = shared.move(c, shared.CONFIG, state["player"], view, loss, spread, _drop)
+            action, state["player"] = shared.move(c, shared.CONFIG, state["player"], view, loss, spread)
         return Train(shared.epochs_around(epochs, action[0]), shared.rate_around(rate, action[1])), state
 
     def upload(self, c: Client) -> tuple[Up, State]:
@@ -131,8 +131,3 @@ class Equilibrium(Method):
         mean, w = sums["mean"], s.params
         v = {name: self.server_momentum * s.state["v"][name] + (mean[name] - w[name]) for name in w}
         return {name: w[name] + v[name] for name in w}, {**s.state, "v": v}
-
-
-def _drop(gained: Tensor, change: Tensor, trained: Tensor) -> Tensor:
-    """How much the last training lowered the loss of the model in hand, and of the one that came back."""
-    return gained - change

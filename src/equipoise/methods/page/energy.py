@@ -123,9 +123,10 @@ def client_init() -> State:
     }
 
 
-def forecast(c: Client, resources: Resources, held: State, first: Tensor) -> State:
-    """This round's prices, which a client knows before it decides; ``first``: whether it has to draw who it is."""
+def forecast(c: Client, resources: Resources, held: State) -> State:
+    """This round's prices, which a client knows before it decides; in its first round it draws who it is."""
     count = len(NAMES)
+    first = (held["usual"] == 0).all()
     usual = torch.where(first, c.uniform(count, stream=streams.ENERGY[0]), held["usual"])
     samples = c.steps(Train(torch.ones_like(c.train.epochs), c.train.lr)) * c.training.batch_size  # to whole batches
     bits = 8.0 * sum(value.numel() * value.element_size() for value in c.start.values())

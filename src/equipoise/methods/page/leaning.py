@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from equipoise.contract import Client, Train, Tree
+from equipoise.contract import Client, Method, Train, Tree
 from equipoise.core.errors import UsageError
-from equipoise.methods.page.game import Game
 
 POLISH = 5  # epochs of a client's last touch at a tenth of its rate, for each power of ten of bias to its side
 LEAST_ERROR = 0.02  # a client without errors still counts in a biased mean
@@ -24,7 +22,7 @@ def lean(bias: str) -> float:
     return math.log10(float(server) / float(clients))
 
 
-def check(game: Game, bias: str, scales_rewards: bool) -> None:
+def check(bias: str, decided: tuple[str, ...], below: Method, scales_rewards: bool) -> None:
     """Refuse what is no ratio, and a side that has nothing to lean with; scaled rewards lean with nothing else."""
     try:
         power = lean(bias)
@@ -32,19 +30,13 @@ def check(game: Game, bias: str, scales_rewards: bool) -> None:
         power = math.inf
     if not abs(power) <= 2:
         raise UsageError(f"bias is '{bias}': must be a ratio like 10:1, from 1:100 to 100:1")
-    if power > 0 and "p" not in game.factors and not scales_rewards:
+    if power > 0 and "p" not in decided and not scales_rewards:
         raise UsageError(f"bias {bias} acts through the weights: let the server decide them (--adapt ...,p)")
-    if power < 0 and "personal" in game.below.decides and not scales_rewards:
+    if power < 0 and "personal" in below.decides and not scales_rewards:
         raise UsageError(
-            f"bias {bias} gives clients a last touch of their models, but '{game.base}' makes personal models "
+            f"bias {bias} gives clients a last touch of their models, but '{below.name}' makes personal models "
             "itself: choose another --base"
         )
-
-
-def tilt(p: Tensor, error: Tensor, power: float) -> Tensor:
-    """Weights that lean to the clients on which the received model errs."""
-    p = p * (error + LEAST_ERROR) ** power
-    return p / p.sum()
 
 
 def last_touch(c: Client, power: float) -> Tree:

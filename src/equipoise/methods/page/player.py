@@ -46,21 +46,21 @@ def seat(c: Client, config: Config, player: State) -> State:
     return {**player, "agent": {**player["agent"], **nets}}
 
 
-def client_turn(c: Client, config: Config, player: State, observed: Tensor) -> tuple[Tensor, State]:
-    """The client's next action, after learning from its last one."""
+def client_turn(c: Client, config: Config, player: State, observed: Tensor, learning: bool) -> tuple[Tensor, State]:
+    """The client's next action, after learning from its last one unless it is too early for that."""
     player = seat(c, config, player)
     u = c.uniform(_draws(config, player), stream=streams.AGENT[1])
-    return _turn(config, player, observed, u, c.round > config.warmup)
+    return _turn(config, player, observed, u, learning)
 
 
-def server_turn(s: Server, config: Config, player: State, observed: Tensor) -> tuple[Tensor, State]:
+def server_turn(s: Server, config: Config, player: State, observed: Tensor, learning: bool) -> tuple[Tensor, State]:
     """The same for the server's one player."""
     if int(player["turns"]) == 0:
         sizes = len(player["state"]), len(player["action"])
         drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), streams.AGENT[0]))
         player = {**player, "agent": {**player["agent"], **{name: drawn[name] for name in NETS}}}
     u = server_uniform(s, _draws(config, player), streams.AGENT[1])
-    return _turn(config, player, observed, u, s.round > config.warmup)
+    return _turn(config, player, observed, u, learning)
 
 
 def server_uniform(s: Server, count: int, stream: Stream) -> Tensor:

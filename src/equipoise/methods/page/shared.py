@@ -6,7 +6,7 @@ action means, what a client is paid and how widely it explores; a newcomer asks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from equipoise.methods.page.player import NETS, server_uniform
 
 FEATURES = 5  # of a client's state, besides its last action
 LEAST = 1e-3
-
-Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A reward from log losses: what the last training gained, the received model's change since, the trained model's."""
 
 # --- a bounded residual around a rule: 0 is the rule itself, 1 and -1 are three times and a third of its rate, --------
 # --- twice and half of its epochs -----------------------------------------------------------------------------------
@@ -61,17 +58,56 @@ def rate_around(rule: Tensor, action: Tensor) -> Tensor:
     return rule * SPAN_RATE**action
 
 
+def residual_init(actions: int) -> State:
+    """The player of a client that moves around a rule, with the log losses of the last models it saw."""
+    zero = torch.zeros((), dtype=DTYPE)
+    return client_init(FEATURES + actions, actions) | {"received": zero, "trained": zero}
+
+
+def move(c: Client, config: Config, player: State, view: Tensor, loss: Tensor, spread: float) -> tuple[Tensor, State]:
+    """The next action around a rule, paid by how much the last one lowered the log loss of the model in hand, and of
+    the one that came back.
+
+    ``view``: what the method shows the agent first; ``loss``: of the received model, on validation data.
+    """
+    received = log_loss(loss)
+    known = player["turns"] > 0
+    change = torch.where(known, received - player["received"], torch.zeros_like(received))
+    gained = torch.where(known, player["received"] - player["trained"], torch.zeros_like(received))
+    left = torch.full_like(received, 1 - c.round / c.rounds)
+    observed = torch.stack([view, received, change, gained, left, *player["action"]])
+    player = {**player, "reward": gained - change, "received": received}
+    return turn(c, config, player, observed, spread)
+
+
+def close(player: State, loss: Tensor) -> State:
+    """``loss``: of the trained model, on validation data."""
+    return {**player, "trained": log_loss(loss)}
+
+
 # --- client ---------------------------------------------------------------------------------------------------------
 
 
-def client_init(actions: int) -> State:
-    state, action = torch.zeros(FEATURES + actions, dtype=DTYPE), torch.zeros(actions, dtype=DTYPE)
+def busy(agent: Config) -> Config:
+    """The same agent where all clients share it: more to remember and to learn from each round, in smaller steps."""
+    return replace(
+        agent,
+        critic_lr=agent.critic_lr / 10,
+        actor_lr=agent.actor_lr / 10,
+        batch=64,
+        steps=16,
+        capacity=10_000,
+        warmup=64,
+    )
+
+
+def client_init(features: int, actions: int) -> State:
+    state, action = torch.zeros(features, dtype=DTYPE), torch.zeros(actions, dtype=DTYPE)
     zero = torch.zeros((), dtype=DTYPE)
     return {
         "state": state,
         "action": action,
-        "trained": zero,
-        "received": zero,
+        "reward": zero,
         "turns": torch.zeros((), dtype=torch.int64),
         "transition": {
             "state": state,
@@ -88,50 +124,30 @@ def anything(c: Client, actions: int) -> Tensor:
     return 2.0 * _draws(c, actions) - 1.0
 
 
-def move(
-    c: Client,
-    config: Config,
-    player: State,
-    view: Tensor,
-    loss: Tensor,
-    spread: float,
-    pay: Pay,
-    ready: Tensor | None = None,
-) -> tuple[Tensor, State]:
-    """The next action; and the last one's transition, which this round's received model closes.
+def turn(c: Client, config: Config, player: State, observed: Tensor, spread: float) -> tuple[Tensor, State]:
+    """The next action; and the last one's transition, which what is observed now closes.
 
-    ``view``: what the method shows the agent first; ``loss``: of the received model, on validation data; ``ready``:
-    whether the agent decides already, or chance does.
+    The actor came down with the model, and perhaps whether it decides already, or chance does.
     """
     actions = player["action"].shape[-1]
-    received = log_loss(loss)
-    known = player["turns"] > 0
-    change = torch.where(known, received - player["received"], torch.zeros_like(received))
-    gained = torch.where(known, player["received"] - player["trained"], torch.zeros_like(received))
-    left = torch.full_like(received, 1 - c.round / c.rounds)
-    state = torch.stack([view, received, change, gained, left, *player["action"]])
     noise = spread * torch.special.ndtri(_draws(c, actions).clamp(1e-12, 1 - 1e-12))
-    action = (ddpg.apply(config, c.down.extra["policy"], state, actions) + noise).clamp(-1, 1)
-    if ready is not None:
-        action = torch.where(ready, action, anything(c, actions))
+    action = (ddpg.apply(config, c.down.extra["policy"], observed, actions) + noise).clamp(-1, 1)
+    if "ready" in c.down.extra:
+        action = torch.where(c.down.extra["ready"], action, anything(c, actions))
     transition = {
         "state": player["state"],
         "action": player["action"],
-        "reward": pay(gained, change, player["trained"]),
-        "next": state,
-        "closed": known,
+        "reward": player["reward"],
+        "next": observed,
+        "closed": player["turns"] > 0,
     }
-    return action, {**player, "state": state, "action": action, "received": received, "transition": transition}
+    new = {"state": observed, "action": action, "turns": player["turns"] + 1, "transition": transition}
+    return action, {**player, **new}
 
 
 def report(player: State) -> Tree:
     """What travels up: the transition that closed this round."""
     return {f"agent_{name}": value for name, value in player["transition"].items()}
-
-
-def close(player: State, loss: Tensor) -> State:
-    """``loss``: of the trained model, on validation data."""
-    return {**player, "trained": log_loss(loss), "turns": player["turns"] + 1}
 
 
 def log_loss(loss: Tensor) -> Tensor:

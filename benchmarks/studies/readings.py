@@ -1,0 +1,100 @@
+"""PAGE under each reading of the paper, beside its controls without learning and FedAvg at equal rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab.cell import percent, run
+from benchmarks.lab.tables import paired, spread, table
+from benchmarks.studies.realdata import CIFAR, FMNIST
+
+SEEDS = (11, 12, 13, 14, 15)
+AROUND: dict[str, Any] = {"method": "page", "window": 0}
+EACH = AROUND | {"agents": "each"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "around": AROUND,
+    "around-zero": AROUND | {"control": "zero"},
+    "around-random": AROUND | {"control": "random"},
+    "around-each": EACH,
+    "levels": AROUND | {"reading": "levels"},
+    "free-weights": AROUND | {"reading": "free-weights"},
+    "free-weights-random": AROUND | {"reading": "free-weights", "control": "random"},
+    "box": AROUND | {"reading": "box"},
+    "box-zero": AROUND | {"reading": "box", "control": "zero"},
+    "box-random": AROUND | {"reading": "box", "control": "random"},
+    "paper-shared": AROUND | {"reading": "paper"},
+    "paper-each": EACH | {"reading": "paper"},
+    "paper-zero": EACH | {"reading": "paper", "control": "zero"},
+    "paper-random": EACH | {"reading": "paper", "control": "random"},
+    "published": EACH | {"reading": "published"},
+}
+FIRST = ("fedavg", "around", "around-zero", "around-random")
+SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
+COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
+    "synthetic-300": (SYNTHETIC, tuple(VARIANTS), SEEDS),
+    "synthetic-900": (SYNTHETIC | {"rounds": 900}, FIRST, SEEDS),
+    "fmnist": (FMNIST | {"delta": 0.3}, (*FIRST, "around-each", "paper-each"), SEEDS),
+    "cifar100": (CIFAR, FIRST, SEEDS[:3]),
+}
+SIDES = {"global": "global", "local": "trained", "personal": "personal"}
+PAPER = {"fedavg": (91.46, 95.26), "around": (92.67, 96.24)}  # table 1, Synthetic at about 900 rounds
+
+
+def options(column: str, variant: str, seed: int) -> dict[str, Any] | None:
+    own, variants, seeds = COLUMNS[column]
+    if variant not in variants or seed not in seeds:
+        return None
+    every = {"eval_every": own["rounds"] // 10, "checkpoint_every": 10**6, "save_personal": False}
+    return {**own, **every, **VARIANTS[variant], "seed": seed}
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    done = run(cell.options, folder)
+    curve = [[log["round"], *(percent(log[name], 3) for name in SIDES.values())] for log in done.evaluated]
+    return {**dict(zip(SIDES, curve[-1][1:], strict=True)), "curve": curve}
+
+
+def accuracies(column: str) -> Any:
+    def made(results: Results) -> list[str]:
+        rows = []
+        for name in COLUMNS[column][1]:
+            if found := results.where(column=column, variant=name):
+                figures = [spread([r[side] for r in found], 2) for side in SIDES]
+                published = PAPER.get(name, ()) if column == "synthetic-900" else ()
+                paper = " / ".join(f"{value:.2f}" for value in published) or None
+                rows.append([name, ", ".join(str(r["seed"]) for r in found), *figures, paper])
+        return table(["variant", "seeds", "global %", "local %", "personal %", "paper"], rows)
+
+    return made
+
+
+def pairs(results: Results) -> list[str]:
+    rows = []
+    for column, (_, variants, _) in COLUMNS.items():
+        for one, other in (
+            *((name, "fedavg") for name in variants if name != "fedavg"),
+            ("around", "around-zero"),
+            ("around", "around-random"),
+        ):
+            ours, theirs = (results.where(column=column, variant=name) for name in (one, other))
+            if seeds := {r["seed"] for r in ours} & {r["seed"] for r in theirs}:
+                figures = [paired(ours, theirs, side, 2) for side in ("global", "local")]
+                rows.append([column, f"{one} − {other}", len(seeds), *figures])
+    return table(["", "difference", "seeds", "global", "local"], rows)
+
+
+STUDY = Study(
+    name="readings",
+    cells=lambda results: grid(options, column=COLUMNS, variant=VARIANTS, seed=SEEDS),
+    measure=measure,
+    tables={
+        "synthetic": accuracies("synthetic-300"),
+        "longer": accuracies("synthetic-900"),
+        "fmnist": accuracies("fmnist"),
+        "cifar": accuracies("cifar100"),
+        "pairs": pairs,
+    },
+)

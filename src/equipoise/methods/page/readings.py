@@ -1,0 +1,35 @@
+"""Readings of PAGE's game: the paper leaves open what an action means, and which of its utilities a round pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read the paper; by default the one under which the game helps."""
+
+    around: bool = True
+    """Actions move what is configured, and zero leaves it alone; else they span the paper's whole box, from a random
+    start."""
+    exponent: bool = True
+    """The server's action is one exponent, p_i ~ n_i e_i^kappa with e_i the received model's error at the client; else
+    one weight for each client."""
+    difference: bool = True
+    """A player is paid what the round improved, in log loss, and looks no further; else the level 1/f, discounted."""
+    published: bool = False
+    """As in the authors' code: clipped actions, test data, nothing standardised."""
+
+    @property
+    def gamma(self) -> float:
+        return 0.0 if self.difference else 0.99
+
+
+READINGS = {
+    "around": Reading(),
+    "free-weights": Reading(exponent=False),
+    "levels": Reading(difference=False),
+    "box": Reading(around=False),
+    "paper": Reading(around=False, exponent=False, difference=False),
+    "published": Reading(around=False, exponent=False, difference=False, published=True),
+}
