@@ -311,7 +311,7 @@ class Page(Over):
         return p / p.sum() if self.weighs_errors or self.read.around else p
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        """Where differences pay: of the aggregate's loss on public data. The authors' code pays its level on test data."""
+        """Differences are those of the aggregate's loss on public data; the authors' code pays its level, on test data."""
         params, state = super().aggregate(s, ids, up, weights)
         if not self.learns or "p" not in self.factors or not (self.read.difference or self.read.published):
             return params, state
