@@ -22,7 +22,7 @@ ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01")
 METHODS = ("fedavg", "equilibrium", "fedpolicy")
 PROTECTED = (
     *("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "ditto", "pfedme", "finetune", "equilibrium", "autopilot"),
-    *("page", "page-shared"),
+    "page",
 )
 TWO_BLOCKS = ("fedper", "fedrep", "fedbabu", "fedrod", "fedala", "fedpolicy")  # these need a deeper model
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "clients": 100, "eval_every": 10, "threads": 1}

@@ -17,8 +17,8 @@ EVERY, SAMPLES = 10, 16
 FRESH = (11, 12, 13, 14, 15)  # never looked at before the settings were fixed
 THREE = FRESH[:3]
 SIDES = {"global": "global", "local": "trained", "received": "received", "personal": "personal"}
-PAGE: dict[str, Any] = {"method": "page", "window": 0}
-SHARED: dict[str, Any] = {"method": "page-shared", "window": 0}
+# The paper's own game; its other readings, and their controls, are the study readings.
+PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "agents": "each", "window": 0}
 RULE: dict[str, Any] = {"method": "equilibrium"}
 MISFIT: dict[str, Any] = {**RULE, "lr_low": 0.002, "lr_high": 0.02}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -30,7 +30,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "page": (PAGE, FRESH),
     "page-bias-10-1": (PAGE | {"bias": "10:1"}, FRESH),
     "page-bias-1-10": (PAGE | {"bias": "1:10"}, THREE),
-    "page-as-published": (PAGE | {"as_published": True}, THREE),
+    "page-as-published": (PAGE | {"reading": "published"}, THREE),
     "dapfl": ({"method": "dapfl"}, THREE),
     "page-resources": (PAGE | {"resources": "default"}, THREE),
     # Prices that never rise: what the agents would spend if nobody asked.
@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "misfit-zero": (MISFIT, FRESH),
     "misfit-learned": (MISFIT | {"control": "learned"}, FRESH),
     "misfit-random": (MISFIT | {"control": "random"}, FRESH),
-    "page-until-settled": ({"method": "page", "rounds": 1000}, THREE),
+    "page-until-settled": (PAGE | {"rounds": 1000, "window": 50}, THREE),
     "page-1000-rounds": (PAGE | {"rounds": 1000}, THREE),
     "fedavg-1000-rounds": ({"method": "fedavg", "rounds": 1000}, THREE),
     "page-50-clients": (PAGE | {"clients": 50}, THREE),
@@ -51,8 +51,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "equilibrium-1000-clients": (RULE | {"clients": 1000}, FRESH[:1]),
     # Its server scores every upload: 4 s per round.
     "page-1000-clients": (PAGE | {"clients": 1000, "rounds": 100}, FRESH[:1]),
-    "page-shared": (SHARED, THREE),
-    "page-shared-1000-clients": (SHARED | {"clients": 1000}, FRESH[:1]),
     # The rule's first default; its two results are why seeds 1 and 2 are not among the fresh ones.
     "equilibrium-5-epochs": (RULE | {"local_epochs": 5}, (1, 2)),
 }
@@ -67,7 +65,7 @@ GAME: tuple[str, ...] = (
 )
 GAME += ("page-only-p", "fedavg-1000-rounds", "page-1000-rounds", "page-until-settled")
 BIAS = ("page-bias-10-1", "page", "page-bias-1-10")
-CLIENTS: tuple[str, ...] = ("page-50-clients", "page", "page-1000-clients", "page-shared", "page-shared-1000-clients")
+CLIENTS: tuple[str, ...] = ("page-50-clients", "page", "page-1000-clients")
 CLIENTS += ("equilibrium-50-clients", "equilibrium-zero", "equilibrium-1000-clients")
 OURS = ("equilibrium-zero", "equilibrium-random", "equilibrium-learned", "fedavgm-97", "equilibrium-5-epochs")
 REPAIR = ("misfit-zero", "misfit-random", "misfit-learned")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import paired, spread, table
+from benchmarks.studies import page
 from benchmarks.studies.realdata import CIFAR, FMNIST
 
 SEEDS = (11, 12, 13, 14, 15)
@@ -40,12 +41,24 @@ COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "cifar100": (CIFAR, FIRST, SEEDS[:3]),
 }
 SIDES = {"global": "global", "local": "trained", "personal": "personal"}
+RUN_BEFORE = {"fedavg": "fedavg", "paper-each": "page", "published": "page-as-published"}  # in the study page
 PAPER = {"fedavg": (91.46, 95.26), "around": (92.67, 96.24)}  # table 1, Synthetic at about 900 rounds
+
+
+def found(results: Results, column: str, variant: str) -> list[Record]:
+    """Finished cells, those of the study page among them: the same options on the same seeds."""
+    own = results.where(column=column, variant=variant)
+    if column != "synthetic-300" or variant not in RUN_BEFORE:
+        return own
+    before = Results(results.folder.parent / "page").where(variant=RUN_BEFORE[variant])
+    return sorted([*own, *before], key=lambda record: int(record["seed"]))
 
 
 def options(column: str, variant: str, seed: int) -> dict[str, Any] | None:
     own, variants, seeds = COLUMNS[column]
     if variant not in variants or seed not in seeds:
+        return None
+    if column == "synthetic-300" and variant in RUN_BEFORE and seed in page.VARIANTS[RUN_BEFORE[variant]][1]:
         return None
     every = {"eval_every": own["rounds"] // 10, "checkpoint_every": 10**6, "save_personal": False}
     return {**own, **every, **VARIANTS[variant], "seed": seed}
@@ -61,11 +74,11 @@ def accuracies(column: str) -> Any:
     def made(results: Results) -> list[str]:
         rows = []
         for name in COLUMNS[column][1]:
-            if found := results.where(column=column, variant=name):
-                figures = [spread([r[side] for r in found], 2) for side in SIDES]
+            if cells := found(results, column, name):
+                figures = [spread([r[side] for r in cells], 2) for side in SIDES]
                 published = PAPER.get(name, ()) if column == "synthetic-900" else ()
                 paper = " / ".join(f"{value:.2f}" for value in published) or None
-                rows.append([name, ", ".join(str(r["seed"]) for r in found), *figures, paper])
+                rows.append([name, ", ".join(str(r["seed"]) for r in cells), *figures, paper])
         return table(["variant", "seeds", "global %", "local %", "personal %", "paper"], rows)
 
     return made
@@ -79,7 +92,7 @@ def pairs(results: Results) -> list[str]:
             ("around", "around-zero"),
             ("around", "around-random"),
         ):
-            ours, theirs = (results.where(column=column, variant=name) for name in (one, other))
+            ours, theirs = (found(results, column, name) for name in (one, other))
             if seeds := {r["seed"] for r in ours} & {r["seed"] for r in theirs}:
                 figures = [paired(ours, theirs, side, 2) for side in ("global", "local")]
                 rows.append([column, f"{one} − {other}", len(seeds), *figures])

@@ -15,7 +15,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in (*PLAIN, "ditto", "fedala", "fedrod")},
     "fedavgm": {"server_momentum": 0.5},
     "fedrep": {"head_epochs": 2},
-    "page": {"window": 0, "warmup": 10, "explore": 30},
+    "page": {"window": 0, "warmup": 10, "reading": "paper", "agents": "each"},
     "equilibrium": {"server_momentum": 0.5},
 }
 PERSONAL = ("fedavg", "fedrecon", "pfedme", "ditto", "fedala", "fedrod", "page", "equilibrium")

@@ -49,7 +49,8 @@ def cells(results: Results) -> list[Cell]:
 
     def options(settings: str, method: str, seed: int) -> dict[str, Any]:
         common = {"task": "synthetic", "rounds": 200, "finetune": True, "checkpoint_every": 50}
-        return {**common, **(found[method] if settings == "tuned" else {}), "method": method, "seed": seed}
+        own = {"reading": "paper", "agents": "each"} if method == "page" else {}
+        return {**common, **own, **(found[method] if settings == "tuned" else {}), "method": method, "seed": seed}
 
     searches = grid(lambda **axes: SEARCH, settings=("search",), method=TUNED)
     default = grid(options, settings=("default",), method=METHODS, seed=SEEDS)

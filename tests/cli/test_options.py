@@ -24,7 +24,6 @@ from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.page_shared import PageShared
 from equipoise.methods.pfedme import PFedMe
 from equipoise.methods.rl.linear_rep import LinearRepresentation
 from equipoise.privacy.options import Privacy
@@ -285,14 +284,13 @@ def test_from_python_a_schedule_is_given_as_it_is() -> None:
 # --- PAGE's table 7 -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [Page(), PageShared()])
-def test_the_critics_have_table_7s_rate_of_the_task_they_are_on(method: Page | PageShared) -> None:
+def test_the_critics_have_table_7s_rate_of_the_task_they_are_on() -> None:
     from types import SimpleNamespace
 
     rates = {"synthetic": 0.01, "cifar100": 0.05, "tinyimagenet": 0.001, "shakespeare": 0.005}
     for name, rate in rates.items():
         assert find_task(name)
-        assert method.agent(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]
+        assert Page().agent(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]
 
 
 def test_former_names_are_nobody_elses() -> None:

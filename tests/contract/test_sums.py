@@ -19,7 +19,7 @@ def test_made_of_sums(name):
     assert find_method(name)().summed
 
 
-@pytest.mark.parametrize("name", ["page", "page-shared", "fedpolicy", "fedsynq"])
+@pytest.mark.parametrize("name", ["page", "fedpolicy", "fedsynq"])
 def test_every_upload_is_needed(name):
     assert not find_method(name)().summed
 

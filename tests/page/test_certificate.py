@@ -55,8 +55,8 @@ def test_the_servers_gain_by_hand() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        Page(warmup=1, agent_batch=4, replay=8),
-        Page(base="scaffold", adapt="alpha,eta", replay=8),
+        Page(warmup=1),
+        Page(base="scaffold", adapt="alpha,eta"),
         Equilibrium(),
         Equilibrium(control="learned"),
     ],
@@ -71,7 +71,7 @@ def test_a_certificate_leaves_the_run_as_it_was(method: Method) -> None:
 
 def test_where_training_changes_nothing_nobody_gains() -> None:
     """Rates so small that every deviation gives the same model: an exact equilibrium of the clients."""
-    method = Page(adapt="alpha,eta", lr_low=1e-300, lr_high=2e-300, warmup=0, replay=8, agent_batch=2)
+    method = Page(adapt="alpha,eta", lr_low=1e-300, lr_high=2e-300, warmup=0)
     assert certify(simulate(method, small_task(), 2), samples=3).clients.largest < 1e-12
 
 
@@ -84,7 +84,7 @@ def test_bad_use_is_refused() -> None:
 
 def test_the_command_adds_it_to_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "run")
-    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1 --replay 8".split()
+    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1".split()
     assert main(["run", "--method", "page", "--out", folder, "--quiet", *small]) == 0
     assert main(["certify", folder, "--samples", "3"]) == 0
     shown = capsys.readouterr()

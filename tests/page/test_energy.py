@@ -60,7 +60,7 @@ def test_the_multiplier_rises_when_the_budget_is_broken_and_never_falls_below_ze
 def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     ranges = tmp_path / "tight.toml"
     ranges.write_text("budget = [1.5, 2.0]\n")
-    method = Page(resources=str(ranges), warmup=2, agent_batch=4, replay=16, window=0)
+    method = Page(resources=str(ranges), warmup=2, window=0, reading="paper", agents="each")
     loop, stacked = (simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.state(), stacked.state()) < 1e-7
     notes = stacked.logs[-1].notes

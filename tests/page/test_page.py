@@ -10,10 +10,13 @@ from equipoise.contract import Server, Train, Up
 from equipoise.core.errors import UsageError
 from equipoise.learners import ddpg
 from equipoise.methods.page import actions, player, settle
-from equipoise.methods.page.page import LEAST, LEAST_ERROR, TABLE_7, Page
+from equipoise.methods.page.leaning import LEAST_ERROR
+from equipoise.methods.page.page import LEAST, TABLE_7, Page
 from helpers import largest_difference, simulate, small_task
 
-SHORT: dict[str, Any] = {"warmup": 2, "agent_batch": 4, "replay": 16, "window": 0}
+SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
+PAPER: dict[str, Any] = {**SHORT, "reading": "paper", "agents": "each"}
+PUBLISHED: dict[str, Any] = {**PAPER, "reading": "published"}
 
 
 def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -30,31 +33,42 @@ def test_actions_use_the_whole_range_and_clip_nothing() -> None:
     assert p.tolist() == pytest.approx([1 / 101, 100 / 101])
 
 
+def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_it_is_outside() -> None:
+    ends = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    epochs, rate = torch.tensor(8), torch.tensor(0.02, dtype=torch.float64)
+    assert actions.epochs_near(ends, epochs, 20).tolist() == [4, 8, 16]
+    assert actions.epochs_near(ends, epochs, 10).tolist() == [4, 8, 10]
+    assert actions.epochs_near(ends, torch.tensor(1), 20).tolist() == [1, 1, 2]
+    assert actions.epochs_near(ends, torch.tensor(30), 20).tolist() == [15, 30, 30]
+    assert actions.rate_near(ends, rate, 0.001, 0.1).tolist() == pytest.approx([0.002, 0.02, 0.1])
+    assert actions.rate_near(ends, rate, 0.01, 1.0).tolist() == pytest.approx([0.01, 0.02, 0.2])
+    assert actions.rate_near(ends, torch.tensor(0.5).double(), 0.001, 0.1).tolist() == pytest.approx([0.05, 0.5, 0.5])
+    assert actions.exponent_of(ends).tolist() == [0.0, 0.5, 1.0]
+
+
 def test_the_published_map_means_the_corner_for_an_untrained_actor() -> None:
-    """The fault of the authors' code that `as_published` keeps: tanh = 0 is already the largest rate and 20 epochs."""
-    task = small_task()
-    method = Page(as_published=True)
-    start = Train(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64))
-    train, kept = method.meaning(torch.zeros(2, dtype=torch.float64), start)
-    assert (int(train.epochs), float(train.lr)) == (20, pytest.approx(0.1))
-    assert kept.tolist() == pytest.approx([0.1, 0.1])
-    train, _ = Page().meaning(torch.zeros(2, dtype=torch.float64), start)
-    assert (int(train.epochs), float(train.lr)) == (11, pytest.approx(0.01))
-    assert method.client_config(task).normalise is False
+    """The fault of the authors' code that `published` keeps: tanh = 0 is already the largest rate and 20 epochs."""
+    start, zero = Train(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
+    expected = {"published": (20, 0.1), "paper": (11, 0.01), "around": (1, 0.5)}
+    for reading, (epochs, lr) in expected.items():
+        train = Page(reading=reading).meaning(zero, start)
+        assert (int(train.epochs), float(train.lr)) == (epochs, pytest.approx(lr))
+    assert Page(reading="published").kept(zero).tolist() == pytest.approx([0.1, 0.1])
+    assert Page(reading="published").agent(small_task()).normalise is False
 
 
 def test_rates_are_those_of_table_7() -> None:
-    config = Page().client_config(small_task())
+    config = Page(agents="each").leader(small_task())
     assert (config.critic_lr, config.actor_lr, config.target_rate) == (0.01, 0.001, 0.01)
     task = small_task()
     task.name = "shakespeare"
-    assert Page().server_config(task).actor_lr == pytest.approx(0.0005)
-    assert Page(agent_rate=0.2).server_config(task).critic_lr == 0.2
+    assert Page().agent(task).actor_lr == pytest.approx(0.0005)
+    assert Page(agent_rate=0.2).agent(task).critic_lr == 0.2
     assert set(TABLE_7) == {"synthetic", "cifar100", "tinyimagenet", "shakespeare"}
 
 
 def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() -> None:
-    method, task = Page(**SHORT), small_task()
+    method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
     ids = torch.arange(task.clients)
     received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
@@ -75,11 +89,11 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
 
 
 def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
-    method, task = Page(**SHORT), small_task()
+    method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
     uploads = sim.store.local
     accs = task.evaluate_server(uploads, "public")["acc"]
-    state = sim.server_state["player"]
+    state = sim.server_state["follower"]
     assert largest_difference(state["state"], accs) < 1e-12
     p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
@@ -93,7 +107,7 @@ def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
 @pytest.mark.parametrize("adapt", ["alpha", "eta", "alpha,eta", "p", "alpha,eta,p", "eta,p"])
 def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
     task = small_task()
-    sim = simulate(Page(adapt=adapt, **SHORT), task, 4)
+    sim = simulate(Page(adapt=adapt, **PAPER), task, 4)
     factors = adapt.split(",")
     last = sim.logs[-1]
     assert (last.train["epochs"].min != last.train["epochs"].max) == ("alpha" in factors)
@@ -103,16 +117,24 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
         assert last.train["epochs"].mean == task.training.epochs
 
 
-@pytest.mark.parametrize("options", [{}, {"as_published": True}, {"base": "scaffold", "adapt": "alpha,eta"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        PAPER,
+        PUBLISHED,
+        {**PAPER, "base": "scaffold", "adapt": "alpha,eta"},
+        *({**SHORT, "agents": "each", "reading": name} for name in ("around", "free-weights", "levels")),
+    ],
+)
 def test_learning_agents_run_alike_on_both_executors(options: dict[str, Any]) -> None:
-    loop, stacked = (simulate(Page(**SHORT, **options), small_task(), 6, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (simulate(Page(**options), small_task(), 20, executor) for executor in ("loop", "stacked"))
     updates = stacked.store.state["player"]["agent"]["updates"]
-    assert int(updates.min()) == 4
+    assert int(updates.min()) == 18
     assert largest_difference(loop.state(), stacked.state()) < 1e-7
 
 
 def test_the_seed_decides_and_agents_differ() -> None:
-    first, again, other = (simulate(Page(**SHORT), small_task(), 3, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (simulate(Page(**PAPER), small_task(), 3, seed=seed) for seed in (0, 0, 1))
     assert largest_difference(first.state(), again.state()) == 0.0
     nets = first.store.state["player"]["agent"]["actor"]
     assert float((nets[0] - nets[1]).abs().max()) > 0.1
@@ -120,21 +142,21 @@ def test_the_seed_decides_and_agents_differ() -> None:
 
 
 def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() -> None:
-    sim = simulate(Page(**SHORT), small_task(), 1, participation=0.5)
+    sim = simulate(Page(**PAPER), small_task(), 1, participation=0.5)
     absent = [k for k in range(6) if k not in sim.store.ids.tolist()]
     assert len(absent) == 3
-    assert sim.server_state["accs"][absent].tolist() == [0.0] * 3
+    assert sim.server_state["follower"]["accs"][absent].tolist() == [0.0] * 3
     assert len(sim.logs[0].notes["p"]) == 3
     assert sum(sim.logs[0].notes["p"]) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_as_published_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
+def test_published_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
     task = small_task()
-    sim = simulate(Page(as_published=True, **SHORT), task, 1)
+    sim = simulate(Page(**PUBLISHED), task, 1)
     loss = task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "test")["loss"]
-    assert float(sim.server_state["player"]["reward"]) == pytest.approx(float(1 / loss))
-    assert sim.server_state["player"]["state"].tolist() == [0.0] * 6
-    assert float(sim.server_state["accs"].min()) > 0.0
+    assert float(sim.server_state["follower"]["reward"]) == pytest.approx(float(1 / loss))
+    assert sim.server_state["follower"]["state"].tolist() == [0.0] * 6
+    assert float(sim.server_state["follower"]["accs"].min()) > 0.0
 
 
 def test_the_game_ends_when_neither_utility_evolves() -> None:
@@ -155,7 +177,7 @@ def test_the_game_ends_when_neither_utility_evolves() -> None:
 
 
 def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
-    method = Page(warmup=0, window=2, tolerance=1e9, agent_batch=4, replay=8)
+    method = Page(warmup=0, window=2, tolerance=1e9)
     logs = simulate(method, small_task(), 4).logs
     assert [log.stop is not None for log in logs] == [False, False, False, True]
     assert "equilibrium" in logs[-1].stop
@@ -163,7 +185,7 @@ def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
 
 def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -> None:
     task = small_task()
-    plain, biased = (simulate(Page(bias=bias, **SHORT), task, 1) for bias in ("1:1", "100:1"))
+    plain, biased = (simulate(Page(bias=bias, **PAPER), task, 1) for bias in ("1:1", "100:1"))
     error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial), "val")["acc"]
     tilted = torch.tensor(plain.logs[0].notes["p"]).double() * (error + LEAST_ERROR) ** 2
     expected = (tilted / tilted.sum()).tolist()
@@ -172,7 +194,7 @@ def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -
 
 def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone() -> None:
     task = small_task()
-    plain, biased = (simulate(Page(bias=bias, **SHORT), task, 3) for bias in ("1:1", "1:10"))
+    plain, biased = (simulate(Page(bias=bias, **PAPER), task, 3) for bias in ("1:1", "1:10"))
     assert largest_difference(plain.params, biased.params) == 0.0
     assert plain.logs[-1].personal == plain.logs[-1].trained
     assert biased.logs[-1].personal != biased.logs[-1].trained
@@ -180,7 +202,7 @@ def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone
 
 def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
     """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
-    config = Page().client_config(small_task())
+    config = Page(**PAPER).leader(small_task())
     agent = player.empty(config, 1, 2)["agent"]
     for k in range(40):
         u = torch.rand(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
@@ -191,15 +213,13 @@ def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -
     assert largest_difference(one["actor"], other["actor"]) < 1e-9
 
 
-def test_as_published_the_bias_scales_rewards() -> None:
-    plain, local, server = (
-        simulate(Page(as_published=True, bias=bias, **SHORT), small_task(), 1) for bias in ("1:1", "1:10", "10:1")
-    )
+def test_published_the_bias_scales_rewards() -> None:
+    plain, local, server = (simulate(Page(**PUBLISHED, bias=bias), small_task(), 1) for bias in ("1:1", "1:10", "10:1"))
     paid = [sim.store.state["player"]["reward"] for sim in (plain, local, server)]
     assert largest_difference(10 * paid[0], paid[1]) < 1e-9
     assert largest_difference(paid[0], paid[2]) == 0.0
-    assert float(server.server_state["player"]["reward"]) == pytest.approx(
-        10 * float(plain.server_state["player"]["reward"])
+    assert float(server.server_state["follower"]["reward"]) == pytest.approx(
+        10 * float(plain.server_state["follower"]["reward"])
     )
 
 
@@ -215,7 +235,9 @@ def test_as_published_the_bias_scales_rewards() -> None:
         ({"adapt": "alpha,gamma"}, "adapt is"),
         ({"adapt": ""}, "adapt is"),
         ({"lr_low": 0.2}, "lr_low"),
-        ({"replay": 0}, "replay"),
+        ({"reading": "box2"}, "reading is"),
+        ({"control": "zeros"}, "control is"),
+        ({"reading": "published"}, "--agents each"),
         ({"warmup": -1}, "warmup"),
         ({"base": "page"}, "both would decide"),
         ({"base": "scaffold"}, "sound under its own"),
@@ -229,21 +251,23 @@ def test_what_is_unsound_is_refused_with_a_reason(options: dict[str, Any], words
         Page(**options).check(task, task.training)
 
 
-def test_no_validation_data_is_refused_unless_as_published() -> None:
+def test_no_validation_data_is_refused_unless_test_data_pay() -> None:
     task = small_task(val_share=0.0)
     with pytest.raises(UsageError, match="val_share"):
         Page().check(task, task.training)
-    Page(as_published=True).check(task, task.training)
+    Page(**PUBLISHED).check(task, task.training)
 
 
 def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     task = small_task()
-    sim = simulate(Page(**SHORT), task, 1)
+    sim = simulate(Page(**PAPER), task, 1)
     s = Server(task, task.training, sim.params, sim.server_state, 0, 2, 2)
     ids = torch.tensor([1, 4])
     uploads = {k: v[ids] for k, v in sim.store.local.items()}
     losses: dict[str, Tensor] = {name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")}
-    p, state = Page(**SHORT).weigh(s, ids, Up(uploads, {}, losses))
+    p, state = Page(**PAPER).weigh(s, ids, Up(uploads, {}, losses))
     assert isinstance(p, Tensor)
     assert float(p.sum()) == pytest.approx(1.0)
-    assert state["accs"][[0, 2, 3, 5]].tolist() == sim.server_state["accs"][[0, 2, 3, 5]].tolist()
+    assert (
+        state["follower"]["accs"][[0, 2, 3, 5]].tolist() == sim.server_state["follower"]["accs"][[0, 2, 3, 5]].tolist()
+    )

@@ -14,16 +14,16 @@ from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.page import shared
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.page_shared import PageShared
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task, timeless
 
 METHODS: dict[str, Method] = {
-    "page": Page(warmup=1, agent_batch=4, replay=8),
-    "page as published": Page(warmup=1, agent_batch=4, replay=8, as_published=True),
-    "page over scaffold": Page(warmup=1, agent_batch=4, replay=8, base="scaffold", adapt="alpha,eta"),
-    "page over fedala": Page(warmup=1, agent_batch=4, replay=8, base="fedala"),
-    "page shared": PageShared(warmup=1, agent_batch=2, replay=32),
+    "page": Page(warmup=1),
+    "page for each": Page(warmup=1, agents="each"),
+    "page with shared scores": Page(warmup=1, reading="paper"),
+    "page as published": Page(warmup=1, reading="published", agents="each"),
+    "page over scaffold": Page(warmup=1, base="scaffold", adapt="alpha,eta"),
+    "page over fedala": Page(warmup=1, base="fedala"),
     "dapfl": DapFL(warmup=1, replay=8),
     "autopilot": Autopilot(),
     "equilibrium": Equilibrium(),
@@ -34,7 +34,7 @@ METHODS: dict[str, Method] = {
     "fedpolicy dqn": FedPolicy(policy="dqn"),
     "fedpolicy learned": FedPolicy(copies=3),
     "joint": Joint(),
-    "joint with page": Joint(base="page", base_options="warmup=1 agent_batch=4 replay=8"),
+    "joint with page": Joint(base="page", base_options="warmup=1"),
 }
 
 

@@ -68,8 +68,7 @@ LIES = {
     "equilibrium learned": ({"control": "learned"}, "agent_reward", 1e200),
     "fedpolicy": ({}, "part", 255),
     "fedpolicy dqn": ({"policy": "dqn"}, "report", 1e150),
-    "page": ({"warmup": 1}, "trained_loss", -1.0),
-    "page-shared": ({"warmup": 1}, "agent_action", 7.0),
+    "page": ({"warmup": 1}, "agent_action", 7.0),
 }
 
 

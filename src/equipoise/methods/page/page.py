@@ -16,6 +16,7 @@ from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.learners import ddpg
 from equipoise.learners.ddpg import Config
+from equipoise.methods import safe
 from equipoise.methods.over import Over
 from equipoise.methods.page import actions, energy, follower, leaning, player, settle, shared
 from equipoise.methods.page.readings import READINGS, Reading
@@ -45,6 +46,7 @@ class Page(Over):
     control: str = option(
         "learned", "who decides: agents that learn; to compare, zero (where they start) or random", choices=CONTROLS
     )
+    safe: bool = option(False, "try moves on a share of the clients, and keep them if validation data say so")
     adapt: str = option("alpha,eta,p", "what agents decide: any of alpha (epochs), eta (rate), p (weights)")
     epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
     lr_low: float = option(0.001, "smallest rate that an agent may choose", above=0)
@@ -66,7 +68,7 @@ class Page(Over):
     @property
     def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
         told = {"received_loss": LOSS, "trained_loss": LOSS, "trained_acc": SHARE, "error": SHARE}
-        return {**super().reports, **told, **shared.REPORTS}
+        return {**super().reports, **told, **shared.REPORTS, **safe.REPORTS}
 
     @cached_property
     def read(self) -> Reading:
@@ -125,12 +127,17 @@ class Page(Over):
             raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
         if self.agents == "shared" and self.read.published:
             raise UsageError("the reading published has one agent for each client: add --agents each")
+        if self.safe and not self.read.around:
+            raise UsageError(
+                f"safe compares moves with what is configured, and the reading {self.reading} knows no such rule: "
+                "choose around, levels or free-weights"
+            )
         if self.split == "val" and not task.has("val"):
             raise UsageError(
                 f"{self.name} rewards its agents on validation data, and task '{task.name}' has none: set val_share"
             )
         super().check(task, training)
-        if "p" in self.factors:
+        if "p" in self.factors or self.safe:
             self.needs_free_weights(task)
         leaning.check(self.bias, self.factors, self.below, self.read.published)
         energy.check(self.resources, self.own)
@@ -196,11 +203,12 @@ class Page(Over):
             spread = self.spread(c.round, c.rounds)
             action, state["player"] = shared.turn(c, self.leader(c.task), state["player"], torch.stack(seen), spread)
         else:
-            config = self.leader(c.task, c.rounds)
-            action, held = player.client_turn(
-                c, config, state["player"], torch.stack(seen), c.round > self.waits(c.rounds)
-            )
-            state["player"] = {**held, "action": self.kept(action)}
+            config, learning = self.leader(c.task, c.rounds), c.round > self.waits(c.rounds)
+            action, state["player"] = player.client_turn(c, config, state["player"], torch.stack(seen), learning)
+        if self.safe:
+            action = action * c.down.each["tried"]
+        if self.learns:
+            state["player"] = {**state["player"], "action": self.kept(action)}
         return self.meaning(action, c.train), state
 
     def kept(self, action: Tensor) -> Tensor:
@@ -235,6 +243,8 @@ class Page(Over):
             metrics["trained_acc"] = merit
         if self.weighs_errors:
             metrics["error"] = state["error"]
+        if self.safe:
+            metrics["tried"] = c.down.each["tried"]
         reward = self.paid(state["received"], trained)
         if self.resources:
             penalty, state["energy"] = energy.bill(c, state["energy"], self.multiplier_rate)
@@ -261,20 +271,20 @@ class Page(Over):
             state["leader"] = shared.server_init(self.leader(task), self.features, len(self.own))
         if "p" in self.factors and self.learns:
             state["follower"] = self.follows.init(self.agent(task), task.clients)
-        return state
+        return state | {"safe": safe.opened()} if self.safe else state
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         """The clients' actor, and whether it decides: in the whole box chance does until it has learned."""
         down, state = super().give(s, ids)
-        if not self.one_leader:
-            return down, state
-        config = self.leader(s.task)
-        agent = shared.seat(s, config, state["leader"])
-        ready = (agent["updates"] > 0) | self.read.around
-        return replace(down, extra={**down.extra, "policy": ddpg.export(config, agent), "ready": ready}), {
-            **state,
-            "leader": agent,
-        }
+        if self.one_leader:
+            config = self.leader(s.task)
+            state["leader"] = agent = shared.seat(s, config, state["leader"])
+            ready = (agent["updates"] > 0) | self.read.around
+            down = replace(down, extra={**down.extra, "policy": ddpg.export(config, agent), "ready": ready})
+        if self.safe:
+            tried, state["safe"] = safe.choose(s, state["safe"], ids)
+            down = replace(down, each={**down.each, "tried": tried})
+        return down, state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         """a_CS(t) = p. Its reward: u_CS = 1 / sum p_i f_i, or what the aggregate improved (:meth:`aggregate`)."""
@@ -283,8 +293,14 @@ class Page(Over):
         if self.one_leader:  # it acts next in the round to come
             rows, learning = shared.closed(up.metrics), s.round >= self.waits(s.rounds)
             state["leader"] = shared.learn(s, self.leader(s.task), state["leader"], rows, learning=learning)
-        if "p" not in self.factors:
-            return weights, state
+        if self.safe:
+            weights, state["safe"] = safe.judge(s, state["safe"], up.metrics, weights)
+        return self.follow(s, ids, up, weights, state) if "p" in self.factors else (weights, state)
+
+    def follow(
+        self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree, state: State
+    ) -> tuple[Tensor | Tree, State]:
+        """p of the server's move; if that shall be safe, it must do no worse on public data than no move."""
         assert isinstance(weights, Tensor)
         if self.learns:
             config, learning = self.agent(s.task, s.rounds), s.round > self.waits(s.rounds)
@@ -292,9 +308,14 @@ class Page(Over):
         else:
             drawn = player.server_uniform(s, self.follows.width(ids), streams.AGENT[1])
             action, held = (2 * drawn - 1) * (self.control == "random"), {}
-        s.notes["p"] = p = self.weights_of(action, weights, up)
+        p = self.weights_of(action, weights, up)
+        if self.safe:
+            rule = self.weights_of(torch.zeros_like(action), weights, up)
+            if not safe.no_worse(s, up, p, rule):
+                p, held = rule, held | {"action": torch.zeros_like(held["action"])} if held else held
+        s.notes["p"] = p
         if self.learns:
-            state["follower"] = {**held, "reward": 1 / (p @ up.metrics["trained_loss"]).clamp(min=LEAST)}
+            state["follower"] = held | {"reward": 1 / (p @ up.metrics["trained_loss"]).clamp(min=LEAST)}
         return p, state
 
     def weights_of(self, action: Tensor, weights: Tensor, up: Up) -> Tensor:
@@ -311,7 +332,7 @@ class Page(Over):
         return p / p.sum() if self.weighs_errors or self.read.around else p
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        """Differences are those of the aggregate's loss on public data; the authors' code pays its level, on test data."""
+        """Paid on the server's own data: differences on public ones, in the authors' code the level on test data."""
         params, state = super().aggregate(s, ids, up, weights)
         if not self.learns or "p" not in self.factors or not (self.read.difference or self.read.published):
             return params, state

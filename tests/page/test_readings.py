@@ -1,0 +1,99 @@
+"""Readings of PAGE's game: what the players see, choose and are paid around the configured values, and the controls."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.page.leaning import LEAST_ERROR
+from equipoise.methods.page.page import LEAST, Page
+from equipoise.methods.page.readings import READINGS
+from helpers import largest_difference, simulate, small_task
+
+SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
+IDS = torch.arange(6)
+
+
+def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.expand(6, *value.shape) for name, value in tree.items()}
+
+
+def log_gain(before: Tensor, after: Tensor) -> Tensor:
+    return before.clamp(min=LEAST).log() - after.clamp(min=LEAST).log()
+
+
+@pytest.mark.parametrize("agents", ["shared", "each"])
+def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents: str) -> None:
+    task = small_task()
+    sim = simulate(Page(agents=agents, **SHORT), task, 1)
+    before = task.evaluate_stack(IDS, everybody(sim.initial), "val")
+    trained = task.evaluate_stack(IDS, sim.store.local, "val")
+    error = 1 - task.evaluate_stack(IDS, everybody(sim.initial), "train")["acc"].double()
+    held = sim.store.state["player"]
+    last = torch.zeros(6, dtype=torch.float64)  # one round asked for: none is left
+    assert largest_difference(held["state"], torch.stack([before["acc"], before["loss"].log(), last], 1)) < 1e-12
+    assert largest_difference(held["reward"], log_gain(before["loss"], trained["loss"])) < 1e-12
+
+    follower = sim.server_state["follower"]
+    acc = trained["acc"].double()
+    seen = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), last[0]])
+    assert largest_difference(follower["state"], seen) < 1e-12
+    kappa = 0.5 + 0.5 * float(follower["action"])
+    p = task.sizes(IDS).double() * (error + LEAST_ERROR) ** kappa
+    assert sim.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
+    both = {name: torch.stack([old, sim.params[name]]) for name, old in sim.initial.items()}
+    assert float(follower["reward"]) == pytest.approx(float(log_gain(*task.evaluate_server(both, "public")["loss"])))
+
+
+def test_levels_are_paid_as_in_the_paper_and_looked_ahead_for() -> None:
+    task = small_task()
+    sim = simulate(Page(reading="levels", **SHORT), task, 1)
+    f = task.evaluate_stack(IDS, sim.store.local, "val")["loss"].double()
+    p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
+    assert largest_difference(sim.store.state["player"]["reward"], 1 / f.clamp(min=LEAST)) < 1e-12
+    assert float(sim.server_state["follower"]["reward"]) == pytest.approx(float(1 / (p @ f)), rel=1e-4)
+    assert {name: read.gamma for name, read in READINGS.items() if read.gamma == 0} == {
+        "around": 0.0, "free-weights": 0.0, "box": 0.0,
+    }  # fmt: skip
+
+
+def test_zero_is_what_is_configured() -> None:
+    """Free weights at zero are FedAvg's own; of one exponent it is one half."""
+    task = small_task()
+    plain = simulate(FedAvg(), task, 3)
+    free, half = (
+        simulate(Page(reading=reading, control="zero", **SHORT), task, 3) for reading in ("free-weights", "around")
+    )
+    assert largest_difference(free.params, plain.params) < 1e-12
+    assert free.logs[-1].decisions == half.logs[-1].decisions == plain.logs[-1].decisions
+    error = 1 - task.evaluate_stack(IDS, everybody(half.initial), "train")["acc"].double()
+    p = task.sizes(IDS).double() * (error + LEAST_ERROR) ** 0.5
+    assert half.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
+    assert "leader" not in half.server_state
+    assert "follower" not in half.server_state
+
+
+@pytest.mark.parametrize(("reading", "most"), [("around", 2 * 2), ("free-weights", 2 * 2), ("box", 6), ("paper", 6)])
+def test_random_actions_fill_the_range_and_nothing_is_learned(reading: str, most: int) -> None:
+    task = small_task()
+    assert task.training.epochs == 2
+    sim = simulate(Page(reading=reading, control="random", epochs_most=6, **SHORT), task, 10)
+    decisions = [log.decisions for log in sim.logs if log.decisions]
+    assert {epochs for chosen in decisions for epochs in chosen["epochs"]} == set(range(1, most + 1))
+    assert len({tuple(log.notes["p"]) for log in sim.logs}) == 10
+    assert "player" not in sim.store.state
+
+
+def test_bias_to_the_server_adds_to_the_exponent() -> None:
+    task = small_task()
+    plain, biased = (simulate(Page(control="zero", bias=bias, **SHORT), task, 1) for bias in ("1:1", "10:1"))
+    error = 1 - task.evaluate_stack(IDS, everybody(plain.initial), "train")["acc"].double()
+    p = torch.tensor(plain.logs[0].notes["p"]).double() * (error + LEAST_ERROR)
+    assert biased.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-4)
+
+
+def test_agents_learn_after_a_tenth_of_the_run_at_most() -> None:
+    assert [Page().waits(rounds) for rounds in (50, 300, 900)] == [5, 30, 35]
+    assert Page(reading="paper").waits(50) == 35
