@@ -29,6 +29,7 @@ WANTED = {"cartpole": len(SEEDS), "acrobot": len(SEEDS), "pendulum": 5}  # seeds
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in page.MAIN if name != "fedpolicy"},
     "fedpolicy": {"method": "fedpolicy", "base": "dqnavg", "policy": "learned", "val_episodes": 2},
+    page.IMPORTANCE: {"method": page.IMPORTANCE},
     "head shared": {"method": "fedpolicy", "base": "dqnavg", "policy": "head"},
     **{
         f"{name}, {words}": {"method": name, **options}
@@ -36,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for words, options in page.TROUBLES.items()
     },
 }
-SIDE_SEEDS = 5  # of what is shared and of absences, on CartPole with reversed motors
+SIDE_SEEDS = 5  # of what is shared and of absences on CartPole with reversed motors, of importance on all of CartPole
 
 
 def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | None:
@@ -44,7 +45,8 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
     number, side = seed - SEEDS[0], method not in page.MAIN
     if kind not in page.KINDS[task] or number >= WANTED[task] or (task, method) == ("pendulum", "perdqnavg"):
         return None
-    if side and (task, kind, number < SIDE_SEEDS) != ("cartpole", "reversed", True):
+    kinds = page.KINDS[task] if method == page.IMPORTANCE else ("reversed",)
+    if side and (task != "cartpole" or kind not in kinds or number >= SIDE_SEEDS):
         return None
     own = {**COMMON, **TASKS[task], **VARIANTS[method], "task": task, "differ": kind, "seed": seed}
     return {**own, "eval_every": own["rounds"] // EVALUATIONS}

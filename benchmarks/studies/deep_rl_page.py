@@ -16,6 +16,7 @@ from benchmarks.lab.tables import table
 COLOURS = {"dqn": "#7F7F7F", "dqnavg": "#0072B2", "perdqnavg": "#009E73", "pfeddqn-rep": "#D55E00"}
 COLOURS["fedpolicy"] = "#CC79A7"
 MAIN = tuple(COLOURS)
+IMPORTANCE = "dqnavg-im"
 WHAT = {
     "length": "Lengths differ: nearly one policy serves all.",
     "reversed": "Every second agent's motor is reversed: good policies are opposite.",
@@ -108,7 +109,7 @@ def curves(task: str, kind: str) -> Callable[[Results, Path], None]:
 PLACES = [(task, kind) for task, kinds in KINDS.items() for kind in kinds]
 TABLES = {
     **{f"{task}_size": size(task) for task in KINDS},
-    **{f"{task}_{kind}": returns(task, kind, MAIN) for task, kind in PLACES},
+    **{f"{task}_{kind}": returns(task, kind, (*MAIN, IMPORTANCE)) for task, kind in PLACES},
     **{f"{task}_newcomers": newcomers(task) for task in KINDS},
     "side": returns("cartpole", "reversed", SIDE),
 }

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
     from equipoise.methods.pfedme import PFedMe as PFedMe
     from equipoise.methods.rl.dqn import Dqn as Dqn
     from equipoise.methods.rl.dqnavg import DqnAvg as DqnAvg
+    from equipoise.methods.rl.dqnavg_im import DqnAvgIm as DqnAvgIm
     from equipoise.methods.rl.fedasynq_eq import FedAsynQEq as FedAsynQEq
     from equipoise.methods.rl.fedasynq_im import FedAsynQIm as FedAsynQIm
     from equipoise.methods.rl.fedasynq_ta import FedAsynQTa as FedAsynQTa

@@ -34,7 +34,7 @@ SUITABLE = [
     f"0 for {own} with numbered actions, {other} with vectors" for own, other in zip(NUMBERED, VECTORS, strict=True)
 ]
 LONGEST_RETURN = 1000
-ALLOWED = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
+ALLOWED = ("dqn", "dqnavg", "dqnavg-im", "perdqnavg", "pfeddqn-rep")
 
 
 @dataclass(frozen=True)
