@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from benchmarks.lab import Cell, Results, Study, grid
-from benchmarks.lab.cell import percent, run
+from benchmarks.lab.cell import Run, percent, run
 from benchmarks.lab.tables import mean, spread, table
-from equipoise.runtime.attacks import hostile_clients
+from equipoise.contract import Tree, Up
+from equipoise.runs.running import run as run_settings
+from equipoise.runtime.attacks import Attacked, hostile_clients
+from equipoise.runtime.executors import Executor, Stacked
+from equipoise.settings.config import Settings
 
 SEEDS = (1, 2, 3)
 RULES = ("none", "adaptive:1", "median", "trimmed:0.3", "geometric", "multikrum:0.3", "centred:1", "trust")
@@ -17,6 +25,7 @@ CHEAP = ("none", "multikrum:0.3", "trust")  # where a run takes long
 ATTACKS = ("flip", "scaled", "noise", "constant", "little", "metrics")
 SHARES = (0.1, 0.3)
 EVERY = ("none", *(f"{attack}:{share}" for share in SHARES for attack in ATTACKS))
+KNOWN = tuple(f"known:{share}" for share in SHARES)  # the server is told who lies, and leaves them out
 HARD = ("none", "flip:0.1", "little:0.1", "metrics:0.1", "flip:0.3", "little:0.3")
 ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01")
 METHODS = ("fedavg", "equilibrium", "fedpolicy")
@@ -32,9 +41,20 @@ FASHION = {
 }
 
 
+class Known(Attacked):
+    """Liars send what nobody can take: what is left is what a server has that knows them."""
+
+    def _lie(self, up: Up, sent: Tree, lying: Tensor, round: int) -> Up:
+        shape = {name: (-1, *[1] * (value.dim() - 1)) for name, value in up.params.items()}
+        none = {name: torch.where(lying.view(shape[name]), torch.nan, value) for name, value in up.params.items()}
+        return replace(up, params=none)
+
+
 def options(task: str, method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
     """The options of a cell; rules that cost too much for a slow method or task are left out."""
-    if (task == "fashion-mnist" or method != "fedavg") and (rule not in CHEAP or attack not in HARD):
+    if attack in KNOWN and rule != "none":
+        return None
+    if (task == "fashion-mnist" or method != "fedavg") and (rule not in CHEAP or attack not in (*HARD, *KNOWN)):
         return None
     if task == "fashion-mnist" and (method == "equilibrium" or attack == "metrics:0.1"):
         return None
@@ -43,7 +63,7 @@ def options(task: str, method: str, rule: str, attack: str, seed: int) -> dict[s
         base["epochs"] = 1
     if method == "fedpolicy":
         base["model"] = "mlp"
-    words = {name: value for name, value in (("robust", rule), ("attack", attack)) if value != "none"}
+    words = {name: value for name, value in (("robust", rule), ("attack", attack)) if value not in ("none", *KNOWN)}
     return {**base, **words, "method": method, "seed": seed}
 
 
@@ -55,18 +75,27 @@ def one(method: str, attack: str, seed: int) -> dict[str, Any]:
 
 
 def cells(results: Results) -> Iterable[Cell]:
-    kinds = {"task": ("synthetic", "fashion-mnist"), "method": METHODS, "rule": RULES, "attack": EVERY}
+    kinds = {"task": ("synthetic", "fashion-mnist"), "method": METHODS, "rule": RULES, "attack": (*EVERY, *KNOWN)}
     yield from grid(options, **kinds, seed=SEEDS)
     for cell in grid(one, method=(*PROTECTED, *TWO_BLOCKS), attack=ONE, seed=SEEDS[:1]):
         yield Cell({"task": "one of 100", **cell.axes}, cell.options)
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
-    done = run(cell.options, folder)
-    found, ids, liars = done.summary, done.clients("client"), set()
-    if "attack" in cell.options:
-        share = float(cell.options["attack"].split(":")[1])
+    attack, liars = str(cell.axes["attack"]), set[int]()
+    if attack != "none":
+        share = float(attack.split(":")[1])
         liars = set(hostile_clients(cell.options["seed"], cell.options["clients"], share).tolist())
+    if attack in KNOWN:
+
+        def telling(*about: Any) -> Executor:
+            return Known(Stacked(*about), "known", share)
+
+        run_settings(Settings.of(dict(cell.options)), folder, overwrite=True, make_executor=telling)
+        done = Run(folder)
+    else:
+        done = run(cell.options, folder)
+    found, ids = done.summary, done.clients("client")
     try:
         own = done.clients("personal_acc")
     except KeyError:  # the personal model is the trained one
@@ -86,7 +115,7 @@ def _table(task: str, methods: Iterable[str]) -> Any:
             here = results.where(task=task, method=method)
             if not here:
                 continue
-            attacks = [attack for attack in EVERY if any(r["attack"] == attack for r in here)]
+            attacks = [attack for attack in (*EVERY, *KNOWN) if any(r["attack"] == attack for r in here)]
             for side, title in (("global", "global model"), ("honest", "honest clients' own models")):
                 rows = []
                 for rule in RULES:
@@ -116,7 +145,7 @@ def alone(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> list[str]:
-    """What the best rule keeps, in points below the run without attack and rule."""
+    """What the best rule keeps, in points below the run without attack and rule; and what no rule can keep."""
     rows = []
     for task in ("synthetic", "fashion-mnist"):
         for method in METHODS:
@@ -129,8 +158,10 @@ def summary(results: Results) -> list[str]:
                     if clean is None or "none" not in kept or len(kept) < 2:
                         continue
                     best = max(kept, key=lambda rule, kept=kept: kept[rule])  # type: ignore[misc]
-                    rows.append([*at.values(), f"{clean - kept['none']:.1f}", best, f"{clean - kept[best]:.1f}"])
-    head = ["task", "method", "attack", "points lost without a rule", "best rule", "points lost with it"]
+                    told = mean(r["global"] for r in results.where(rule="none", **at | {"attack": f"known:{share}"}))
+                    lost = [f"{clean - value:.1f}" if value is not None else None for value in (kept[best], told)]
+                    rows.append([*at.values(), f"{clean - kept['none']:.1f}", best, *lost])
+    head = ["task", "method", "attack", "lost without a rule", "best rule", "lost with it", "lost if liars are known"]
     return table(head, rows)
 
 

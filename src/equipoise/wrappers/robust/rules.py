@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.contract import Tree, weighted_mean
 
 STEPS = 50  # of Weiszfeld's iteration
-TWIN = 0.01  # of the median distance: two honest clients are never so near to each other
+TWIN = 0.01  # of a change's own length: two honest clients are never so near to each other
 CLOSE = 1e-6  # of the mean distance: points nearer than this to the geometric median count as that far
 
 
@@ -125,4 +125,4 @@ def trust(stack: Tree, before: Tensor, kept: float = 0.7) -> Tensor:
     cosine = along / (gram.diagonal() * middle).sqrt().clamp(min=1e-300)
     now = (2 - away / usual / 2).clamp(0, 1) * (1 + cosine.clamp(max=0)).clamp(min=0)
     apart = distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
-    return kept * before + (1 - kept) * torch.where(apart < TWIN * usual, 0.0, now)
+    return kept * before + (1 - kept) * torch.where(apart < TWIN * gram.diagonal().sqrt(), 0.0, now)
