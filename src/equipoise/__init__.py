@@ -14,7 +14,7 @@ from equipoise.core.errors import UsageError
 if TYPE_CHECKING:  # what editors and type checkers complete from; a test compares it with the table below
     from equipoise import methods
     from equipoise.api.comparison import Comparison, compare
-    from equipoise.api.given import private, robust
+    from equipoise.api.given import private, robust, secure
     from equipoise.api.result import Run
     from equipoise.api.running import open, run
     from equipoise.api.task import Task
@@ -62,6 +62,7 @@ __all__ = [
     "private",
     "robust",
     "run",
+    "secure",
     "steps",
     "take_sent",
     "weighted_mean",
@@ -70,7 +71,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "equipoise.api.comparison": ("Comparison", "compare"),
-    "equipoise.api.given": ("private", "robust"),
+    "equipoise.api.given": ("private", "robust", "secure"),
     "equipoise.api.result": ("Run",),
     "equipoise.api.running": ("open", "run"),
     "equipoise.api.task": ("Task",),

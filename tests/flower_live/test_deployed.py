@@ -31,7 +31,10 @@ from helpers import largest_difference
 pytestmark = pytest.mark.slow
 RUN = 400  # seconds within which a short run ends, on a machine that is busy
 BASE = {"task": "synthetic", "model": "mlp", "clients": 3, "rounds": 2, "epochs": 1, "time_limit": 90.0, "wait": 120.0}
-METHODS = {"fedavg": {}, "scaffold": {}, "page": {}, "fedpolicy": {"policy": "random"}}
+METHODS: dict[str, dict[str, Any]] = {
+    **{"fedavg": {}, "scaffold": {}, "page": {}, "fedpolicy": {"policy": "random"}},
+    **{"scaffold in secure sums": {"method": "scaffold", "secure": True}},
+}
 
 
 def same_run_in_loop(folder: Path, given: dict[str, Any]) -> Path:

@@ -49,6 +49,15 @@ def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wra
     return Wrapped(method, {"robust": rule if share is None else f"{rule}:{share:g}"})
 
 
+def secure(method: GivenMethod) -> Wrapped:
+    """The method with a server that sees exact sums of uploads alone; docs/privacy.md says what that protects.
+
+    Arguments:
+        method: a name, a class, an instance, or what another wrapper gave.
+    """
+    return Wrapped(method, {"secure": True})
+
+
 def given_means(processes: int | None, state_memory: float | None) -> Means:
     """What a run may use of the machine; ``None`` means not given."""
     given: dict[str, Any] = {"processes": processes, "state_memory": state_memory}

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from equipoise import __version__
-from equipoise.contract import Blocks, Down, Held, State, Task, Tree
+from equipoise.contract import Blocks, Down, Held, State, Task, Tree, Up
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import plain, revive, row
 from equipoise.data.tables.preparation import Preparation
-from equipoise.flower import codec
+from equipoise.flower import codec, secure
 from equipoise.flower.agreement import Agreement, raw_tables, tell
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.options import NodeConfig
@@ -24,6 +24,7 @@ from equipoise.runs.running import build_task
 from equipoise.runtime.executors import Loop, fresh_clients
 from equipoise.settings.config import Settings
 from equipoise.wrappers.private import Draw, private, secret, withheld
+from equipoise.wrappers.secure import Secure, secured
 
 LOG = logging.getLogger("equipoise")
 
@@ -44,8 +45,9 @@ class Node:
         clients = self.raw.clients if self.raw else self.task.clients
         if config.client >= clients:
             raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {clients - 1}")
+        self._among = clients if self.settings.run.secure else 1  # uploads in the sum that hides this client's, at most
         self.id = torch.tensor(config.client)
-        self.method = private(self.settings.method, self.settings.privacy, draw)
+        self.method = secured(private(self.settings.method, self.settings.privacy, draw), self.settings.run.secure)
         self.budget = Budget(
             config.state / "privacy.json", self.settings.privacy, config.most_epsilon, config.most_delta
         )
@@ -62,9 +64,12 @@ class Node:
             if about.get("kind") == "hello":
                 return codec.encode({}, self._introduction())
             if about.get("kind") == "tell":
-                self.budget.check()
+                self.budget.check(self._among)
                 return codec.encode({}, tell(self.settings, self.config.client, self.config.name))
-            return codec.encode(*self._round(tree, about))
+            if about.get("client") != self.config.client:
+                raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
+            answer = self._sum if about.get("kind") in secure.PHASES else self._round
+            return codec.encode(*answer(tree, about))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
             return failure(error)
@@ -87,9 +92,7 @@ class Node:
 
     def _round(self, tree: State, about: About) -> tuple[State, About]:
         round, taken = codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
-        if about.get("client") != self.config.client:
-            raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
-        self.budget.check()
+        self.budget.check(self._among)
         disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
         if self.raw:
             self._prepare(about, disk)
@@ -110,9 +113,19 @@ class Node:
         codec.check_finite(plain(after), "after training, client")
         disk.save(round, plain(replace(after, personal=None)), taken)
         disk.save_model(after.local if after.personal is None else after.personal)
+        told = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
+        if isinstance(self.method, Secure):  # what is uploaded stays here until its masks are agreed on
+            keys = secure.begin(disk, self.method, self.config.client, str(about["run"]), round, reply.up)
+            return replace(reply, up=Up({})).sent(), {**told, **keys}
         self.budget.spend()
-        about = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
-        return reply.sent(), about
+        return reply.sent(), told
+
+    def _sum(self, tree: State, about: About) -> tuple[State, About]:
+        """A later phase of a secure sum."""
+        run, round = str(about.get("run")), codec.whole(about, "round", 1)
+        disk = ClientDisk(self.config.state, run, self.config.client)
+        tree, more = secure.answer(disk, self.budget, round, about)
+        return tree, {"client": self.config.client, "run": run, "round": round, **more}
 
 
 class Unprepared(Refused):

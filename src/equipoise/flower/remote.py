@@ -11,12 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree
+from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, Up
 from equipoise.core.trees import revive, row, stack, tree_bytes
 from equipoise.flower import codec, node
-from equipoise.flower.codec import Refused
+from equipoise.flower.codec import About, Refused
+from equipoise.flower.secure import SecureSum, Summed
 from equipoise.runtime.executors import Executor, Replies, fresh_clients
 from equipoise.wrappers.private import withheld
+from equipoise.wrappers.secure import WORDS, Secure
 
 LOG = logging.getLogger("equipoise")
 TIMES = 10  # the median number of samples: what a client is believed to have at most
@@ -58,6 +60,8 @@ class Remote(Executor):
         self._preparation, self._unprepared = preparation, set[int]()
         self._initial = task.init_params(seed)
         self._expected: dict[tuple[str, ...], State] = {}
+        self._words: State = {}
+        """What a client's part of a secure sum looks like."""
 
     def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
         return _taken(torch.zeros(len(ids), dtype=torch.int64))
@@ -78,18 +82,26 @@ class Remote(Executor):
         }
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
         expected = self._expect(round, splits, ids[:1], down.row(0))
-        rows, outs = [], []
-        for k, client in enumerate(clients):
-            if client not in messages:
-                continue
+        outs: dict[int, Reply] = {}
+        told: dict[int, About] = {}
+        for client in messages:
             try:
-                outs.append(self._read(answers.get(client, "no reply in time"), client, round, expected))
-                rows.append(k)
+                answer = answers.get(client, "no reply in time")
+                outs[client], told[client] = self._read(answer, client, round, expected)
             except Refused as error:
                 absent[client] = str(error)
+        total: State | None = None
+        if isinstance(self.method, Secure):
+            secure = SecureSum(self.wire.exchange, self.run_id, round, self.time_limit, self.fewest)
+            total, summed = secure.total(told, self._words)
+            outs, absent = {client: outs[client] for client in summed}, absent | secure.absent
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
-        return Replies(torch.tensor(rows, dtype=torch.int64), stack(outs) if outs else None, absent, unsent)
+        rows = torch.tensor([k for k, client in enumerate(clients) if client in outs], dtype=torch.int64)
+        stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
+        if total is not None:
+            return Summed(rows, stacked, absent, unsent, total)
+        return Replies(rows, stacked, absent, unsent)
 
     def _for_one(self, client: int, taken: int) -> codec.About:
         about: codec.About = {"client": client, "taken": taken}
@@ -98,7 +110,7 @@ class Remote(Executor):
             self._unprepared.discard(client)
         return about
 
-    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> Reply:
+    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> tuple[Reply, About]:
         if isinstance(answer, str):
             raise Refused(answer)
         try:
@@ -119,13 +131,15 @@ class Remote(Executor):
             raise Refused(f"reply refused: {error}") from error
         if about.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
-        return replace(reply, held=_taken(torch.tensor(round)))
+        return replace(reply, held=_taken(torch.tensor(round))), about
 
     def _expect(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down) -> State:
         """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
         if splits not in self._expected:
             held = row(fresh_clients(self.method, self.task, id, self._initial, keeps_local=True), 0)
             reply = withheld(self.method, self.one(round, splits, id[0], down, held))
+            if isinstance(self.method, Secure):  # it comes later, masked
+                self._words, reply = reply.up.extra[WORDS], replace(reply, up=Up({}))
             self._expected[splits] = reply.sent()
         return self._expected[splits]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from equipoise.contract import State, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
+from equipoise.flower.codec import Refused
 
 
 class ClientDisk:
@@ -49,6 +50,29 @@ class ClientDisk:
     def save_preparation(self, text: str) -> None:
         checkpoint.make_folder(self.path, private=True)
         checkpoint.write_text(self.preparation, text)
+
+    def keep_part(self, round: int, part: Tree, member: str) -> None:
+        """This client's part of a secure sum, and what it must remember of the masks; of earlier rounds nothing is."""
+        for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
+            checkpoint.remove(old)
+        checkpoint.write_tensors(self.path / f"part-{round}.safetensors", part)
+        self.keep_member(round, member)
+
+    def part(self, round: int) -> Tree:
+        return checkpoint.read_tensors(self.path / f"part-{round}.safetensors")[0]
+
+    def keep_member(self, round: int, member: str) -> None:
+        checkpoint.write_text(self.path / f"member-{round}.json", member)
+
+    def member(self, round: int) -> str:
+        file = self.path / f"member-{round}.json"
+        if not file.exists():
+            raise Refused(f"this client has no part in a secure sum of round {round}")
+        return checkpoint.read_text(file)
+
+    def forget_part(self, round: int) -> None:
+        checkpoint.remove(self.path / f"member-{round}.json")
+        checkpoint.remove(self.path / f"part-{round}.safetensors")
 
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round}.safetensors"

@@ -23,24 +23,27 @@ class Budget:
     def __init__(self, file: Path, privacy: Privacy, most_epsilon: float | None, most_delta: float = DELTA) -> None:
         self.file, self.privacy, self.most, self.delta = file, privacy, most_epsilon, most_delta
 
-    def check(self) -> None:
-        """Refuse the next upload if it would cost more than this client allows."""
+    def check(self, among: int = 1) -> None:
+        """Refuse the next upload if it would cost more than this client allows.
+
+        ``among``: uploads that the server sees only as a sum, where it sees none by itself.
+        """
         if self.most is None:
             return
         if not self.privacy.noisy:
             raise OverBudget(f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise")
-        epsilon = gaussian_epsilon(self._spent() + upload_cost(self.privacy.dp_noise), self.delta)
+        epsilon = gaussian_epsilon(self._spent() + upload_cost(self.privacy.dp_noise, among), self.delta)
         if epsilon > self.most:
             raise OverBudget(
                 f"this upload would take the client's epsilon to {epsilon:.3g} at its own delta of {self.delta:g}, its "
                 f"max-epsilon is {self.most:g}"
             )
 
-    def spend(self) -> None:
+    def spend(self, among: int = 1) -> None:
         """Before the upload leaves, so that a crash cannot make it free."""
         if self.privacy.noisy:
             checkpoint.make_folder(self.file.parent, private=True)
-            spent = self._spent() + upload_cost(self.privacy.dp_noise)
+            spent = self._spent() + upload_cost(self.privacy.dp_noise, among)
             checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))
 
     def _spent(self) -> float:

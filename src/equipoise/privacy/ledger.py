@@ -30,17 +30,20 @@ def gaussian_epsilon(mu_squared: float, delta: float) -> float:
     return float(get_epsilon_gaussian(mu_squared**-0.5, delta))
 
 
-def upload_cost(noise: float) -> float:
-    """1 / multiplier^2 of one upload, as the server sees it."""
-    return 4 / noise**2
+def upload_cost(noise: float, among: int = 1) -> float:
+    """1 / multiplier^2 of one upload as the server sees it: by itself, or in a secure sum of so many."""
+    return 4 / (noise**2 * among)
 
 
 class Ledger:
     """Counts uploads and the means made of them. Without noise there is nothing to count: epsilon is infinite."""
 
-    def __init__(self, privacy: Privacy, clients: int, cohort: int, sends: bool, amplified: bool) -> None:
-        """``amplified``: whether nobody but the server knows who was drawn for a round's cohort."""
-        self.privacy, self.clients, self.cohort, self.sends = privacy, clients, cohort, sends
+    def __init__(
+        self, privacy: Privacy, clients: int, cohort: int, sends: bool, amplified: bool, secure: bool = False
+    ) -> None:
+        """``amplified``: whether nobody but the server knows who was drawn for a round's cohort; ``secure``: whether
+        it sees uploads only as their sum."""
+        self.privacy, self.clients, self.cohort, self.sends, self.secure = privacy, clients, cohort, sends, secure
         self.amplified = amplified and cohort < clients
         self.uploads: NDArray[np.int64] = np.zeros(clients, np.int64)
         self.released: NDArray[np.float64] = np.zeros(clients)
@@ -62,9 +65,11 @@ class Ledger:
         if not p.noisy:
             return Spent(None, None, p.dp_delta, most)
         epsilon = gaussian_epsilon(float(self.released.max()), p.dp_delta)
+        # A server that sees sums alone knows no more than a reader who takes part, but it knows who was drawn.
+        server = epsilon if self.secure else gaussian_epsilon(most * upload_cost(p.dp_noise), p.dp_delta)
         if self.amplified:  # both are upper bounds: the smaller one holds
             epsilon = min(epsilon, self._sampled())
-        return Spent(epsilon, gaussian_epsilon(most * upload_cost(p.dp_noise), p.dp_delta), p.dp_delta, most)
+        return Spent(epsilon, server, p.dp_delta, most)
 
     def state(self) -> State:
         return {

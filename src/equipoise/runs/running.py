@@ -251,7 +251,7 @@ class _Running:
             return None
         cohort = len(random.cohort(run.seed, 1, task.clients, run.participation))
         sends = bool(self.settings.method.shared_names(task))
-        return Ledger(self.settings.privacy, task.clients, cohort, sends, amplified=self.here)
+        return Ledger(self.settings.privacy, task.clients, cohort, sends, amplified=self.here, secure=run.secure)
 
     def restore(self) -> None:
         self.best_params, meta = self.checkpoint.load()

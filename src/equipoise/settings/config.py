@@ -22,6 +22,7 @@ from equipoise.tasks import TaskSpec, find_task
 from equipoise.wrappers.late import delayed
 from equipoise.wrappers.private import private
 from equipoise.wrappers.robust.wrapper import robust
+from equipoise.wrappers.secure import secured
 
 Config = TypeVar("Config")
 OWNERS = ("run", "timing", "training", "privacy", "task", "method")
@@ -79,8 +80,9 @@ class Settings:
 
     @property
     def policy(self) -> Method:
-        """The method as it is run: private, with late clients, under a robust rule, if that is asked for."""
-        return robust(delayed(private(self.method, self.privacy), self.run.delay, self.run.late), self.run.robust)
+        """The method as it is run: private, in secure sums, with late clients, under a robust rule, if asked for."""
+        inner = secured(private(self.method, self.privacy), self.run.secure)
+        return robust(delayed(inner, self.run.delay, self.run.late), self.run.robust)
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -113,6 +115,11 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing,
     if run.robust and (run.delay or privacy.noisy):
         raise UsageError("robust is not offered with delay or dp_noise: it must see every upload of the round as it is")
     robust(method, run.robust)
+    if run.secure and (run.robust or run.delay):
+        raise UsageError(
+            f"secure is not offered with {'robust' if run.robust else 'delay'}: its server must see every upload by "
+            "itself, and sees their sum alone"
+        )
     if run.patience and privacy.noisy:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation scores without noise"

@@ -41,6 +41,9 @@ class RunConfig(Options):
         "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, geometric, krum:S, "
         "multikrum:S, centred:M or trust",
     )
+    secure: bool = option(
+        False, "the server sees exact sums of uploads alone; where clients are elsewhere, by masks that cancel"
+    )
     attack: str = option(
         "",
         "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, little, labels "

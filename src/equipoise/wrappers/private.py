@@ -89,7 +89,7 @@ class Private(Around):
                 f"{self.name} is not offered with dp_clip: clients and server each keep a memory of the uploads, and "
                 "clipping or noise would part the two; choose another method"
             )
-        up, sent = _rehearse(self, task, training)
+        up, sent = rehearse(self, task, training)
         if up.extra or up.metrics:
             raise UsageError(
                 f"{self.name} is not offered with dp_clip: beside its model a client uploads "
@@ -145,7 +145,7 @@ class _Idle(RunningClient):
         return fit.params, fit.pull.anchor if fit.pull else {}
 
 
-def _rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Mapping[str, bool | Tensor]]:
+def rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Mapping[str, bool | Tensor]]:
     """What a client of this method would upload, and what it is sent: known without training."""
     ids, initial = torch.zeros(1, dtype=torch.int64), task.init_params(0)
     with torch.no_grad():
@@ -162,6 +162,11 @@ def _rehearse(method: Method, task: Task, training: Training) -> tuple[Up, Mappi
 
 def withheld(method: Method, reply: Reply) -> Reply:
     """A client's reply without what noise does not protect: scores, decisions, notes."""
-    if not (isinstance(method, Private) and method.privacy.noisy):
-        return reply
-    return Reply(reply.up, reply.held)
+    return Reply(reply.up, reply.held) if is_noisy(method) else reply
+
+
+def is_noisy(method: Method) -> bool:
+    """Whether what clients upload under this method is noised, at whatever depth."""
+    if isinstance(method, Private):
+        return method.privacy.noisy
+    return isinstance(method, Around) and is_noisy(method.below)

@@ -1,0 +1,134 @@
+"""Any method that needs only sums of its uploads, with sums that are all the server ever sees.
+
+A client works out its own part of the method's sums, in whole numbers modulo 2^64 (fixed point), so that the parts add
+up exactly, in any order. In a deployment every part is masked before it leaves, and the masks cancel in the sum
+(:mod:`equipoise.flower.masks`); in a simulation nobody looks, and masks would change no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Around, Client, Down, Method, Range, Server, State, Task, Training, Tree, Up
+from equipoise.core import trees
+from equipoise.core.errors import UsageError
+from equipoise.wrappers.private import Private, is_noisy, rehearse
+
+POINT = 32  # bits behind the point of a whole number modulo 2^64
+MOST = 2.0**20  # of any number of a client's part, so that as many clients as may be cannot reach 2^63 together
+MOST_CLIENTS = 2**10
+NO_PLACE = 2**62  # stands for what is larger, or no number: nobody who sends it is in the sum
+FEWEST = 3  # clients of a round: of two, each would know the other's
+WORDS = "words"
+WEIGHT = "secure_weight"
+
+
+def secured(method: Method, secure: bool) -> Method:
+    """The method with exact sums as all that its server sees; itself if that is not asked for."""
+    return Secure(method) if secure else method
+
+
+def is_secure(method: Method) -> bool:
+    return isinstance(method, Secure)
+
+
+@dataclass(frozen=True)
+class Secure(Around):
+    """``sums`` of the method below, added up as whole numbers that clients make; then its ``step``."""
+
+    summed: ClassVar[bool] = True
+    reports: ClassVar[Mapping[str, Range]] = {WORDS: Range(-MOST * 2.0**POINT, MOST * 2.0**POINT)}
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        below = self.below.below if isinstance(self.below, Private) else self.below
+        reason = ""
+        if not self.shared_names(task):
+            reason = "its clients upload no model"
+        elif not below.summed:
+            reason = "its server must see the upload of every client, and would see their sum alone"
+        else:
+            up, _ = rehearse(self.below, task, training)
+            if up.metrics:
+                told = next(iter(up.metrics))
+                reason = f"beside its model a client reports '{told}', which the server must read of each by itself"
+        if reason:
+            raise UsageError(f"{self.name} is not offered with --secure: {reason}; choose another method")
+
+    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+        """Each client is told its weight: one is the mean of those that are asked."""
+        if not FEWEST <= len(ids) <= MOST_CLIENTS:
+            raise UsageError(f"secure is for {FEWEST} to {MOST_CLIENTS} clients per round, here are {len(ids)}")
+        down, state = super().give(s, ids)
+        weights = torch.ones(len(ids), dtype=torch.float64)
+        if not is_noisy(self.below):  # under noise all count alike
+            found, _ = self.below.weigh(s.within("base"), ids, Up({}))
+            if not isinstance(found, Tensor):
+                raise UsageError(f"{self.name} is not offered with --secure: it weighs parameters one by one")
+            weights = found.double() * len(ids)
+        return replace(down, each={**down.each, WEIGHT: weights}), state
+
+    def upload(self, c: Client) -> tuple[Up, State]:
+        up, state = super().upload(c)
+        alone = trees.map_leaves(lambda value: value.unsqueeze(0), up)
+        sums, weighted = _flat(self.below.sums(c.down.params, alone, torch.ones(1))), self._weighted(c.down.params, up)
+        weight = c.down.each[WEIGHT]
+        part = {name: value.double() * (weight if weighted[name] else 1.0) for name, value in sums.items()}
+        words = {
+            "weighted": {name: encoded(value) for name, value in part.items() if weighted[name]},
+            "plain": {name: encoded(value) for name, value in part.items() if not weighted[name]},
+            "weight": encoded(weight),
+        }
+        return Up({}, {WORDS: words}), state
+
+    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
+        words: State = trees.map_leaves(lambda value: value.sum(0), up.extra[WORDS])
+        return words
+
+    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+        """What is weighed is divided by the weights of those that replied, whoever was asked."""
+        total = decoded(sums["weight"])
+        kind = next(iter(s.params.values())).dtype
+        parts = {name: decoded(value).to(kind) for name, value in sums["plain"].items()}
+        parts |= {name: (decoded(value) / total).to(kind) for name, value in sums["weighted"].items()}
+        return super().step(s, _deep(parts))
+
+    def _weighted(self, sent: Tree, up: Up) -> dict[str, bool]:
+        """Which sums are weighed: those that vanish under a weight of 0, whatever clients upload."""
+        ones = trees.map_leaves(lambda value: torch.ones(1, *value.shape, dtype=value.dtype), up)
+        zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in sent.items()}
+        under_none = _flat(self.below.sums(zeros, ones, torch.zeros(1)))
+        return {name: not bool(value.any()) for name, value in under_none.items()}
+
+
+def encoded(value: Tensor) -> Tensor:
+    """Fixed point: the nearest multiple of 2^-32."""
+    fits = value.double().abs() <= MOST  # no NaN does
+    return torch.where(fits, (value.double().where(fits, 0.0) * 2.0**POINT).round().to(torch.int64), NO_PLACE)
+
+
+def decoded(words: Tensor) -> Tensor:
+    return words.double() / 2.0**POINT
+
+
+def _flat(tree: State, above: str = "") -> Tree:
+    found: Tree = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{above}{name}/") if isinstance(value, dict) else {f"{above}{name}": value}
+    return found
+
+
+def _deep(flat: Tree) -> State:
+    tree: State = {}
+    for name, value in flat.items():
+        *above, last = name.split("/")
+        inner = tree
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return tree
