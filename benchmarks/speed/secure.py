@@ -67,7 +67,7 @@ def once(clients: int, words: int, lost: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--words", type=int, default=100_000, help="numbers of a client's part")
+    parser.add_argument("--words", type=int, default=10_000, help="numbers of a client's part")
     given = parser.parse_args()
     runs = [once(given.clients, given.words, lost) for lost in (0, given.clients // 10)]
     about = {"clients": given.clients, "words": given.words, "threshold": threshold(given.clients)}

@@ -36,7 +36,7 @@ PROTECTED = (
 TWO_BLOCKS = ("fedper", "fedrep", "fedbabu", "fedrod", "fedala", "fedpolicy")  # these need a deeper model
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "clients": 100, "eval_every": 10, "threads": 1}
 FASHION = {
-    **{"task": "fashion-mnist", "model": "mlp", "executor": "stacked", "clients": 20, "participation": 1.0},
+    **{"task": "fmnist", "model": "mlp", "executor": "stacked", "clients": 20, "participation": 1.0},
     **{"eval_every": 5, "threads": 1, "epochs": 1},
 }
 
