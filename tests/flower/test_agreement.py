@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from equipoise.core.errors import UsageError
 from equipoise.data.tables import Preparation
@@ -18,7 +19,11 @@ from equipoise.flower import agreement, codec
 from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.remote import Remote
+from equipoise.records.folder import Folder
+from equipoise.records.tables import read_table
+from equipoise.runs import running as runs
 from equipoise.runs.running import build_task
+from equipoise.runs.scoring import own_scores
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 from helpers import largest_difference
@@ -137,6 +142,51 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
     assert not any(files.round().absent for _ in range(2))
     assert largest_difference(live.params, files.params) == 0
     assert largest_difference(live.store.scores, files.store.scores) == 0
+
+
+def finished(wire: Here, settings: Settings, out: Path) -> dict[str, list[float]]:
+    def make(*about: Any) -> Remote:
+        told = about[1].prepared()
+        return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, preparation=told)
+
+    runs.run(settings, out, make_executor=make)
+    return read_table(out / "clients.csv")
+
+
+def test_clients_say_their_scores_with_intervals_when_the_run_is_over(sites: Path, tmp_path: Path) -> None:
+    wire = wire_of(sites, headline="auc", method="ditto")
+    settings = agreed(wire)[1]
+    columns = finished(wire, settings, tmp_path / "run")
+    for client, name in enumerate(SITES):
+        node = wire.node(client)
+        task = build_task(replace(settings, task_config=node.settings.task_config))
+        model = load_file(sites / f"state-{name}" / "test" / f"client-{client}" / "model.safetensors")
+        own = own_scores(task, client, model, 0)
+        for key, value in {**{f"personal_{n}": v for n, v in own.scores.items()}, **own.beside}.items():
+            assert columns[key][client] == pytest.approx(value, rel=1e-5)
+        assert columns["personal_auc_low"][client] <= columns["personal_auc"][client]
+    summary = Folder(tmp_path / "run").read_summary()
+    assert summary.test.personal["f1"] == pytest.approx(np.mean(columns["personal_f1"]), rel=1e-5)
+    assert summary.bytes_before.up > 0
+
+
+def test_local_models_beside_are_for_simulations(sites: Path, tmp_path: Path) -> None:
+    wire = wire_of(sites, beside_local=True)
+    with pytest.raises(UsageError, match="beside_local is for simulations"):
+        finished(wire, agreed(wire)[1], tmp_path / "run")
+
+
+def test_a_client_whose_scores_are_nonsense_has_none(sites: Path, tmp_path: Path) -> None:
+    def spoil(client: int, reply: bytes) -> bytes | None:
+        about = codec.decode(reply)[1]
+        if client == 1 and "scores" in about:
+            return codec.encode({}, {**about, "scores": {**about["scores"], "acc": "good"}})
+        return None if client == 2 and "scores" in about else reply
+
+    wire = wire_of(sites, spoil, headline="auc")
+    columns = finished(wire, agreed(wire)[1], tmp_path / "run")
+    assert np.isnan(columns["personal_f1"]).tolist() == [False, True, True]
+    assert np.isfinite(columns["personal_auc_low"][0])
 
 
 def test_who_lost_the_preparation_is_told_again(sites: Path) -> None:

@@ -80,6 +80,6 @@ PLANTED = Tag(0x91, "planted representations")
 LINEAR_START = Tag(0x41, "first representations of linear values")
 
 
-def generator(seed: int, tag: Tag) -> np.random.Generator:
-    """The generator of this seed for this purpose."""
-    return np.random.default_rng([seed, tag])
+def generator(seed: int, tag: Tag, *whose: int) -> np.random.Generator:
+    """The generator of this seed for this purpose, and of this client where each has its own."""
+    return np.random.default_rng([seed, tag, *whose])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +23,7 @@ from equipoise.flower.options import NodeConfig
 from equipoise.flower.state import ClientDisk
 from equipoise.privacy.budget import Budget, OverBudget
 from equipoise.runs.running import build_task
+from equipoise.runs.scoring import own_scores
 from equipoise.runtime.executors import Loop, fresh_clients
 from equipoise.settings.config import Settings
 from equipoise.wrappers.private import Draw, private, secret, withheld
@@ -68,6 +71,8 @@ class Node:
                 return codec.encode({}, tell(self.settings, self.config.client, self.config.name))
             if about.get("client") != self.config.client:
                 raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
+            if about.get("kind") == "score":
+                return codec.encode({}, self._score(about))
             answer = self._sum if about.get("kind") in secure.PHASES else self._round
             return codec.encode(*answer(tree, about))
         except Exception as error:
@@ -89,6 +94,17 @@ class Node:
         if not disk.preparation.is_file():
             raise Unprepared("it does not know how raw tables are prepared: it is told with the next round")
         self.settings = Agreement(Preparation.read(disk.preparation), 0).settings(self.settings)
+
+    def _score(self, about: About) -> About:
+        """What this client says of its own model when the run is over."""
+        if self.settings.privacy.noisy:
+            raise Refused("under dp_noise this client tells no scores")
+        disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
+        if self.raw:
+            self._prepare(about, disk)
+        own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
+        told = {name: _without_nan(getattr(own, name)) for name in ("scores", "beside")}
+        return {"client": self.config.client, **told}
 
     def _round(self, tree: State, about: About) -> tuple[State, About]:
         round, taken = codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
@@ -126,6 +142,11 @@ class Node:
         disk = ClientDisk(self.config.state, run, self.config.client)
         tree, more = secure.answer(disk, self.budget, round, about)
         return tree, {"client": self.config.client, "run": run, "round": round, **more}
+
+
+def _without_nan(scores: Mapping[str, float]) -> dict[str, float | None]:
+    """As JSON has it: a score that this client's rows do not define is ``None``."""
+    return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
 class Unprepared(Refused):

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, Up
-from equipoise.core.trees import revive, row, stack, tree_bytes
+from equipoise.core.trees import Ints, revive, row, stack, tree_bytes
 from equipoise.flower import codec, node
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.secure import SecureSum, Summed
+from equipoise.records.scores import OwnScores
+from equipoise.runs.scoring import own_scores
 from equipoise.runtime.executors import Executor, Replies, fresh_clients
-from equipoise.wrappers.private import withheld
+from equipoise.wrappers.private import is_noisy, withheld
 from equipoise.wrappers.secure import WORDS, Secure
 
 LOG = logging.getLogger("equipoise")
@@ -103,8 +105,24 @@ class Remote(Executor):
             return Summed(rows, stacked, absent, unsent, total)
         return Replies(rows, stacked, absent, unsent)
 
-    def _for_one(self, client: int, taken: int) -> codec.About:
-        about: codec.About = {"client": client, "taken": taken}
+    def closing(self, ids: Ints) -> dict[int, OwnScores]:
+        """Each client's scores of its own model, by one message more; under noise nobody is asked."""
+        present = {} if is_noisy(self.method) else self.wire.present()
+        like = own_scores(self.task, 0, self._initial, self.seed) if present else None
+        about = {"kind": "score", "run": self.run_id}
+        asked = {client: codec.encode({}, {**about, "client": client}) for client in ids.tolist() if client in present}
+        answers = self.wire.exchange(asked, self.time_limit) if asked else {}
+        found = {}
+        for client in asked:
+            try:
+                assert like is not None
+                found[client] = _scores(answers.get(client, "no reply in time"), client, like)
+            except Refused as error:
+                LOG.warning("the scores of client %d are not known: %s", client, error)
+        return found
+
+    def _for_one(self, client: int, taken: int) -> About:
+        about: About = {"client": client, "taken": taken}
         if self._preparation and (not taken or client in self._unprepared):
             about["preparation"] = self._preparation
             self._unprepared.discard(client)
@@ -153,6 +171,26 @@ def believed(told: dict[int, int]) -> dict[int, int]:
         if samples > most:
             LOG.warning("client %d says that it has %d samples: it counts as one with %d", client, samples, most)
     return {client: min(samples, most) for client, samples in told.items()}
+
+
+def _scores(answer: bytes | str, client: int, like: OwnScores) -> OwnScores:
+    """What a client says of its own model; a score that its rows do not define is ``None`` there."""
+    if isinstance(answer, str):
+        raise Refused(answer)
+    about = codec.decode(answer, ROOM)[1]
+    if "error" in about:
+        raise Refused(f"it reports {str(about['error'])[:500]!r}")
+    if codec.whole(about, "client", 0) != client:
+        raise Refused("it answers another message")
+    parts = []
+    for name, wanted in (("scores", like.scores), ("beside", like.beside)):
+        part = about.get(name)
+        if not isinstance(part, dict) or part.keys() != wanted.keys():
+            raise Refused(f"its {name} have other names than the task's")
+        if not all(value is None or (type(value) is float and math.isfinite(value)) for value in part.values()):
+            raise Refused(f"its {name} are no numbers")
+        parts.append({key: math.nan if value is None else value for key, value in part.items()})
+    return OwnScores(*parts)
 
 
 def _taken(round: Tensor) -> Held:

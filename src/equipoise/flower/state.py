@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from equipoise.contract import State, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
@@ -41,6 +43,13 @@ class ClientDisk:
     def save_model(self, params: Tree) -> None:
         """The model that this client would use now, as a plain file for its owner."""
         checkpoint.write_tensors(self.path / "model.safetensors", params)
+
+    def load_model(self) -> Tree:
+        """The inverse of :meth:`save_model`."""
+        file = self.path / "model.safetensors"
+        if not file.is_file():
+            raise Refused("it has no model of this run")
+        return load_file(file)
 
     @property
     def preparation(self) -> Path:

@@ -108,3 +108,13 @@ class Evaluated:
     def personal(self) -> Scores:
         """The models that clients use, on their own test sets."""
         return self.named("personal")
+
+
+@dataclass(frozen=True)
+class OwnScores:
+    """What is known of one client's own model after the last round."""
+
+    scores: Mapping[str, float]
+    """All that the task knows, on the client's test rows."""
+    beside: Mapping[str, float]
+    """Further columns of the table of clients: the headline's interval, and the headline of whoever is to beat."""

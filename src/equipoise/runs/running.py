@@ -227,6 +227,8 @@ class _Running:
             )
         if run.delay and not self.here:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
+        if run.beside_local and not self.here:
+            raise UsageError("beside_local is for simulations: clients that are elsewhere train with --method local")
         if run.attack and not self.here:
             raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
         self.choice = choice

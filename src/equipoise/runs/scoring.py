@@ -13,7 +13,7 @@ from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import streams, trees
 from equipoise.core.trees import Ints
 from equipoise.methods.local import Local
-from equipoise.records.scores import Evaluations, Scores
+from equipoise.records.scores import Evaluations, OwnScores, Scores
 from equipoise.runtime.choose import MakeExecutor
 from equipoise.runtime.round import Schedule, Simulation
 
@@ -47,7 +47,7 @@ def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
 
 
 def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecutor) -> Final:
-    """For models that are here; where clients are elsewhere, so are their rows."""
+    """For models that are here; clients that are elsewhere score their own, and say it."""
     task, method = simulation.task.complete(), simulation.method
     if task is simulation.task:
         return Final()
@@ -58,8 +58,10 @@ def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecut
                 {name: value.unsqueeze(0) for name, value in simulation.params.items()}, "test"
             )
             found = {name: float(value[0]) for name, value in whole.items()}
-        ids, models = simulation.personal_models() if simulation.executor.keeps_models else (None, {})
-        if ids is None or not models:
+        if not simulation.executor.keeps_models:
+            return _told(found, simulation)
+        ids, models = simulation.personal_models()
+        if not models:
             return Final(found)
         personal = _evaluated(task, ids, models)
         columns: dict[str, list[float]] = {}
@@ -79,12 +81,40 @@ def _evaluated(task: Task, ids: Ints, models: Tree) -> Tree:
 
 
 def _beside(task: Supervised, ids: Ints, models: Tree, seed: int) -> dict[str, list[float]]:
-    """Intervals, and who predicts the same for every row, client by client: only those with names are looked at so."""
-    random, head = streams.generator(seed, streams.BOOTSTRAP), task.headline
-    ends = [task.interval(int(client), trees.row(models, k), random) for k, client in enumerate(ids)]
-    constant = [float(task.constant(int(client))[head]) for client in ids]
-    low, high = np.array(ends).T.tolist()
+    """Client by client: only those with names are looked at so."""
+    each = [beside(task, int(client), trees.row(models, k), seed) for k, client in enumerate(ids)]
+    return {name: [one[name] for one in each] for name in each[0]}
+
+
+def beside(task: Supervised, client: int, model: Tree, seed: int) -> dict[str, float]:
+    """The interval of one client's headline, and the headline of who predicts the same for every row."""
+    head = task.headline
+    low, high = task.interval(client, model, streams.generator(seed, streams.BOOTSTRAP, client))
+    constant = float(task.constant(client)[head])
     return {f"personal_{head}_low": low, f"personal_{head}_high": high, f"constant_{head}": constant}
+
+
+def own_scores(task: Task, client: int, model: Tree, seed: int) -> OwnScores:
+    """All that a client can say of its own model."""
+    task = task.complete()
+    with torch.no_grad():
+        scores = {name: float(value) for name, value in task.evaluate(torch.tensor(client), model, "test").items()}
+        more = beside(task, client, model, seed) if isinstance(task, Supervised) and task.client_names else {}
+        return OwnScores(scores, more)
+
+
+def _told(found: Mapping[str, float], simulation: Simulation) -> Final:
+    """From clients that keep their models and rows to themselves; what one does not say is not a number."""
+    ids: list[int] = simulation.store.ids.tolist()
+    told = simulation.executor.closing(simulation.store.ids)
+
+    def columns(part: str) -> dict[str, list[float]]:
+        parts: dict[int, Mapping[str, float]] = {client: getattr(own, part) for client, own in told.items()}
+        names = dict.fromkeys(name for one in parts.values() for name in one)
+        return {name: [parts.get(client, {}).get(name, np.nan) for client in ids] for name in names}
+
+    personal = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns("scores").items()}
+    return Final(found, personal, columns("beside"))
 
 
 def _alone(simulation: Simulation, ids: Ints, make: MakeExecutor) -> Tensor:

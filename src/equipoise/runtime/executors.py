@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
 from equipoise.core import trees
 from equipoise.core.trees import Ints
+from equipoise.records.scores import OwnScores
 from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
@@ -97,6 +99,10 @@ class Executor(ABC):
     def take(self, ids: Ints, kept: State) -> State:
         """From all that a checkpoint has of these clients, what the simulation's own store is to have."""
         return kept
+
+    def closing(self, ids: Ints) -> Mapping[int, OwnScores]:
+        """What these clients say of the models that they keep, where that is not known here."""
+        return {}
 
     def one(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down, held: Held) -> Reply:
         """One client's round."""

@@ -122,5 +122,6 @@ def _words_among_numbers(messages: Sequence[Statistics], place: int) -> list[Fin
         most = 2 * words > own.rows - own.missing
         end = "it holds numbers elsewhere" if most else "taken as missing"
         option = f"--ignore-columns {own.name}" if most else ""
-        found.append(Finding(f"{words} cells are no numbers ({shown}): {end}", most, message.client, own.name, option))
+        count = f"{words} cells are no numbers" if words > 1 else "one cell is no number"
+        found.append(Finding(f"{count} ({shown}): {end}", most, message.client, own.name, option))
     return found
