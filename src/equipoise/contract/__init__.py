@@ -11,6 +11,7 @@ that really replied. State goes in and comes out of every hook; nothing is kept 
 from equipoise.contract.client import Client
 from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
 from equipoise.contract.ranges import Range
+from equipoise.contract.selection import Heard, Pool, Selection
 from equipoise.contract.server import Server
 from equipoise.contract.supervised import Supervised, supervised
 from equipoise.contract.task import Task
@@ -39,16 +40,19 @@ __all__ = [
     "Client",
     "Down",
     "Fit",
+    "Heard",
     "Held",
     "Loss",
     "Method",
     "Options",
     "OverRounds",
+    "Pool",
     "Pull",
     "Range",
     "Reply",
     "Schedule",
     "Scores",
+    "Selection",
     "Server",
     "State",
     "Supervised",

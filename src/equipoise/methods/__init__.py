@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from equipoise.contract import Method
-from equipoise.core.errors import IN_PYTHON, UsageError, nearest
+from equipoise.core.elsewhere import recorded
+from equipoise.core.errors import UsageError, nearest
 from equipoise.methods.own import adopted, named_elsewhere
 
 if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
@@ -97,9 +98,7 @@ def recorded_name(method: type[Method]) -> str:
     """How a run's config names this class, so that it is found again where that is possible at all."""
     if ships(method):
         return method.name
-    where, name = method.__module__, method.__qualname__
-    importable = where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
-    return f"{where}:{name}" if importable else f"{IN_PYTHON}:{name.rpartition('.')[2]}"
+    return recorded(method)
 
 
 def ships(method: type[Method]) -> bool:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, get_type_hints
 
 from torch import Tensor
 
 from equipoise.contract import Down, Method, Train, Up
 from equipoise.contract.method import HOOKS
-from equipoise.core.errors import AGAIN, IN_PYTHON, UsageError
+from equipoise.core.elsewhere import class_named
+from equipoise.core.errors import UsageError
 
 GIVES: dict[str, tuple[str, tuple[type, ...]]] = {
     "install": ("the model to train from", (dict,)),
@@ -38,10 +35,7 @@ SURE = 0.8  # how alike a name and a hook's must be to be taken for a slip of th
 def named_elsewhere(name: str) -> type[Method]:
     """The class that ``module:Class`` or ``path/to/file.py:Class`` names."""
     where, _, class_name = name.rpartition(":")
-    if where == IN_PYTHON:
-        raise UsageError(f"method '{class_name}' was given in Python: go on with {AGAIN.format('method')}")
-    module = _module_of_file(Path(where), class_name) if where.endswith(".py") else _module(where, name)
-    method = getattr(module, class_name, None)
+    method = class_named(name, "method")
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise UsageError(f"'{where}' has no class '{class_name}' that is a Method")
     return adopted(method)
@@ -129,25 +123,3 @@ def _cure(reason: str) -> str:
     if "control flow" in reason:
         return "it branches on a tensor's value; use torch.where(condition, a, b)"
     return f"{reason}; --executor loop takes one client after another"
-
-
-def _module_of_file(path: Path, class_name: str) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"there is no file '{path}' to take method '{class_name}' from")
-    name = f"equipoise_own_{path.stem}"  # its own name could be that of a module that others import
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there for the meaning of annotations that are texts
-    spec.loader.exec_module(module)
-    return module
-
-
-def _module(where: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(where)
-    except ImportError as error:
-        raise UsageError(
-            f"method '{name}': {error}; if it was given in Python, use {AGAIN.format('method')}"
-        ) from error

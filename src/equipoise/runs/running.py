@@ -179,6 +179,13 @@ def build_task(settings: Settings) -> Task:
             f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on replies to what it sent "
             "in the same round; use mode sync, or another method"
         )
+    selection = settings.selection
+    if (selection.told or selection.watches) and not isinstance(task, Supervised):
+        raise UsageError(
+            f"select {run.select} reads losses, and agents of task '{task.name}' have none: choose another"
+        )
+    if run.select != "uniform" and "select" in settings.method.decides:
+        raise UsageError(f"{run.method} chooses who takes part by itself: leave select at uniform")
     if settings.run.finetune and not isinstance(task, Supervised):
         raise UsageError(f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off")
     if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
@@ -221,9 +228,9 @@ class _Running:
         self.here = make_executor is None
         if run.holdout_clients and not self.here:
             raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
-        if settings.timing != Timing() and not self.here:
+        if (settings.timing != Timing() or run.select != "uniform") and not self.here:
             raise UsageError(
-                "devices, mode, deadline and until are for simulations: clients that are elsewhere have a clock"
+                "devices, mode, deadline, until and select are for simulations: clients that are elsewhere have a clock"
             )
         if run.delay and not self.here:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
@@ -239,7 +246,7 @@ class _Running:
         make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
         timing = settings.timing if self.here else None
         self.simulation = Simulation(
-            settings.policy, task, settings.training, schedule, make, self._ledger(), timing, room
+            settings.policy, task, settings.training, schedule, make, self._ledger(), timing, room, settings.deciding
         )
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.records: list[RoundRecord] = []

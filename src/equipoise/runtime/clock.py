@@ -32,6 +32,7 @@ class Parcel:
     at: Tensor
     lost: Tensor
     joules: Tensor
+    seconds: Tensor
     began: Tensor
     """The round in which each started."""
     reply: Reply
@@ -119,7 +120,7 @@ class Clock:
         trips, ids, began = self._trips(t, started), started.ids, self.now
         self.now, come = close(began, ids, began + trips.seconds, trips.lost, wanted, self.timing.within)
         intake = Intake.of(ids, started.replies)
-        intake.in_time = torch.from_numpy(come & ~trips.lost)
+        intake.in_time, intake.seconds = torch.from_numpy(come & ~trips.lost), torch.from_numpy(trips.seconds)
         # Whoever is not done when the round ends is told to stop.
         part = np.minimum(1.0, (self.now - began) / np.maximum(trips.seconds, LEAST))
         intake.joules = float((trips.joules * part).sum())
@@ -136,6 +137,7 @@ class Clock:
             at=torch.from_numpy(self.now + trips.seconds),
             lost=torch.from_numpy(trips.lost),
             joules=torch.from_numpy(trips.joules),
+            seconds=torch.from_numpy(trips.seconds),
             began=torch.full((len(started.ids),), t, dtype=torch.int64),
             reply=replace(reply, notes={}),
         )
@@ -189,6 +191,7 @@ def _intake(t: int, parcels: list[Parcel], params: Tree, power: float) -> Intake
         stack = trees.row(stack, order)
     intake = Intake.of(ids[order].numpy(), Replies.of_all(ids, stack))
     intake.parts, intake.staleness = parts, t - torch.cat([parcel.began for parcel in parcels])[order]
+    intake.seconds = torch.cat([parcel.seconds for parcel in parcels])[order]
     return intake
 
 

@@ -36,6 +36,8 @@ class Intake:
     parts: list[Part]
     absent: dict[int, str] = field(default_factory=dict)
     joules: float | None = None
+    seconds: Tensor | None = None
+    """How long each took."""
     staleness: Tensor | None = None
     """How many models each is late, where any may be."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.clock.options import Timing
-from equipoise.contract import Down, Held, Method, Reply, Server, State, Task, Training, Tree
+from equipoise.contract import Down, Held, Method, Reply, Selection, Server, State, Task, Training, Tree
 from equipoise.core import random, schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
@@ -26,7 +26,9 @@ from equipoise.runtime.clock import Clock, Started
 from equipoise.runtime.executors import Replies
 from equipoise.runtime.intake import Intake
 from equipoise.runtime.rows import Room
+from equipoise.runtime.selecting import Selector
 from equipoise.runtime.store import ClientStore, keeps_local
+from equipoise.selection.uniform import Uniform
 
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
 
@@ -69,12 +71,13 @@ class Simulation:
         ledger: Ledger | None = None,
         timing: Timing | None = None,
         room: Room | None = None,
+        selection: Selection | None = None,
     ) -> None:
         """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
 
         ``ledger``: what counts the cost of a method under differential privacy. ``timing``: devices and how long the
         server waits for them; without it rounds have no time, and everybody replies. ``room``: where what clients hold
-        may lie; in memory without it.
+        may lie; in memory without it. ``selection``: a policy of decision 0 in the place of the method's.
         """
         self.method, self.task, self.training, self.schedule = method, task, training, schedule
         self.ledger = ledger
@@ -88,6 +91,7 @@ class Simulation:
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
         self.store = ClientStore(task.clients, self._fresh, room)
         self.clock = Clock(timing, schedule.seed, task.clients) if timing else None
+        self.selector = Selector(selection, task, schedule.seed, self.params) if selection else None
 
     def round(self) -> RoundRecord:
         """One round, from the choice of clients to the new model."""
@@ -103,6 +107,7 @@ class Simulation:
         server = Server(task, training, self.params, self.server_state, s.seed, t, s.rounds, participation)
         with torch.no_grad():
             tensor_ids, server.state = self._select(method, server)
+            began = self.clock.now if self.clock else 0.0
             ids = tensor_ids.numpy()
             down, server.state = method.give(server, tensor_ids)
             intake, sent = self._exchange(t, tensor_ids, down, splits, participation)
@@ -132,6 +137,9 @@ class Simulation:
             for part in intake.parts:  # a client whose update was of no use keeps what it held
                 held = part.held if self.keeps_local else replace(part.held, local={})
                 self.store.keep(part.ids, held, part.scores, outcome.rows[part.places])
+            if self.selector:
+                elapsed = self.clock.now - began if self.clock else 0.0
+                self.selector.hear(t, tensor_ids, intake, elapsed, server.params)
         self.params, self.server_state, self.done = server.params, server.state, t
 
         come = intake.in_time
@@ -173,7 +181,7 @@ class Simulation:
 
     def server_part(self) -> State:
         """The same without what is kept of clients: see :meth:`kept`."""
-        parts = {"privacy": self.ledger, "clock": self.clock}
+        parts = {"privacy": self.ledger, "clock": self.clock, "selection": self.selector}
         more = {name: part.state() for name, part in parts.items() if part is not None}
         return {"params": self.params, "server": self.server_state, **more}
 
@@ -192,6 +200,8 @@ class Simulation:
             self.ledger.load(state["privacy"])
         if self.clock is not None:
             self.clock.load(state["clock"])
+        if self.selector is not None:
+            self.selector.load(state["selection"])
 
     def take_back(self, seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
         """All clients seen, as :meth:`kept` gave them part by part."""
@@ -235,18 +245,21 @@ class Simulation:
         return self.executor.fresh(ids, self.initial, self.keeps_local)
 
     def _select(self, method: Method, server: Server) -> tuple[Tensor, State]:
-        """Decision 0, among those who can be asked."""
-        pool, count = self.clock.pool(server.participation) if self.clock else (None, 0)
-        if pool is None and not (self.clock and self.clock.timing.over_select > 1):
+        """Decision 0, among those who can be asked: by the method, or by the policy that takes its place."""
+        everybody, count = self.task.clients, 0
+        pool: Ints | None = None
+        if self.clock:
+            pool, count = self.clock.pool(server.participation)
+        plain = not (self.selector or (self.clock and self.clock.timing.over_select > 1))
+        if "select" in method.decides or (pool is None and plain):
             ids, state = method.select(server)
-            return torch.from_numpy(_cohort(ids, self.task.clients, method)), state
-        pool = np.arange(self.task.clients) if pool is None else pool
-        if "select" in method.decides:
-            ids, state = method.select(server)
-            return ids[torch.isin(ids, torch.from_numpy(pool))], state
-        if count < len(pool):
-            pool = pool[random.drawn(server.seed, server.round, len(pool), max(0, count))]
-        return torch.from_numpy(pool), server.state
+            _cohort(ids, everybody, method)
+            return (ids if pool is None else ids[torch.isin(ids, torch.from_numpy(pool))]), state
+        if not self.clock:
+            count = random.cohort_size(everybody, server.participation)
+        there = torch.arange(everybody) if pool is None else torch.from_numpy(pool)
+        selector = self.selector or Selector(Uniform(), self.task, server.seed, server.params)
+        return selector.choose(there, max(0, count), server.round), server.state
 
     def _exchange(
         self, t: int, ids: Tensor, down: Down, splits: tuple[str, ...], participation: float

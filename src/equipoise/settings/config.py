@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 
 from equipoise.clock.fleet import Fleet
 from equipoise.clock.options import Timing
-from equipoise.contract import Method, Training
+from equipoise.contract import Method, Selection, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.schedules import Schedule
 from equipoise.core.text import from_file, to_file
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.options import Privacy
 from equipoise.runtime.attacks import parse as parse_attack
+from equipoise.selection import find_selection
+from equipoise.selection import recorded_name as selection_name
+from equipoise.selection.uniform import Uniform
 from equipoise.settings.names import options, resolved
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import TaskSpec, find_task
@@ -23,6 +26,7 @@ from equipoise.wrappers.late import delayed
 from equipoise.wrappers.private import private
 from equipoise.wrappers.robust.wrapper import robust
 from equipoise.wrappers.secure import secured
+from equipoise.wrappers.telling import telling
 
 Config = TypeVar("Config")
 OWNERS = ("run", "timing", "training", "privacy", "task", "method")
@@ -39,6 +43,7 @@ class Settings:
     task_spec: TaskSpec
     task_config: Any
     method: Method
+    selection: Selection
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Settings:
@@ -46,7 +51,10 @@ class Settings:
         method, task = find_method(given.get("method", "fedavg")), find_task(given.get("task", "synthetic"))
         named = given.get("method")
         named = named if isinstance(named, str) else recorded_name(method)  # a class is recorded by its name
-        given = {**given, "method": named, "task": task.recorded_name}
+        selection = find_selection(given.get("select", "uniform"))
+        chosen = given.get("select", "uniform")
+        chosen = chosen if isinstance(chosen, str) else selection_name(selection)
+        given = {**given, "method": named, "task": task.recorded_name, "select": chosen}
         known, wrong = options(method, task), []
         values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
         for key, value in resolved(known, given).items():
@@ -76,13 +84,26 @@ class Settings:
             raise UsageError("; ".join(wrong))
         if wrong:
             raise UsageError("; ".join(wrong))
-        return cls(_completed(run, policy, privacy, timing, task), timing, training, privacy, task, task_config, policy)
+        run = _completed(run, policy, privacy, timing, task)
+        if privacy.on and selection is not Uniform:
+            raise UsageError(
+                f"select {chosen} is not offered with dp_clip: epsilon is counted for cohorts drawn by chance alone"
+            )
+        if run.secure and selection.told:
+            raise UsageError(f"select {chosen} is not offered with secure: the server reads the loss of each client")
+        return cls(run, timing, training, privacy, task, task_config, policy, selection())
 
     @property
     def policy(self) -> Method:
         """The method as it is run: private, in secure sums, with late clients, under a robust rule, if asked for."""
         inner = secured(private(self.method, self.privacy), self.run.secure)
-        return robust(delayed(inner, self.run.delay, self.run.late), self.run.robust)
+        late = delayed(inner, self.run.delay, self.run.late)
+        return telling(robust(late, self.run.robust), self.selection)
+
+    @property
+    def deciding(self) -> Selection | None:
+        """The policy that takes the place of the method's own decision 0, if there is one."""
+        return None if isinstance(self.selection, Uniform) else self.selection
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -101,9 +122,10 @@ class Settings:
 
 def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing, task: TaskSpec) -> RunConfig:
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
-    if timing.carries and (run.robust or run.delay or privacy.on):
+    if timing.carries and (run.robust or run.delay or run.secure or privacy.on):
         raise UsageError(
-            f"mode {timing.mode} is not offered with robust, delay or dp_clip: they count on a round's own replies"
+            f"mode {timing.mode} is not offered with robust, secure, delay or dp_clip: they count on a round's own "
+            "replies"
         )
     if privacy.noisy and not Fleet(timing.world, run.seed).always_there:
         raise UsageError(

@@ -26,6 +26,11 @@ class RunConfig(Options):
     rounds: int = option(100, "federated rounds", low=1)
     seed: int = option(0, "seed of data, initial model, cohorts and batches", low=0)
     participation: OverRounds[float] = option(1.0, "share of the clients that take part in a round", above=0, high=1)
+    select: str = option(
+        "uniform",
+        "who is asked: uniform, size, loss (power of choice), oort (utility and speed), fair, learned, or your own as "
+        "module:Class or file.py:Class",
+    )
     executor: str = option(
         "auto",
         "stacked (all clients at once), loop (one after another), workers (processes), or auto: what suits the model",

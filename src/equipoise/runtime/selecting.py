@@ -1,0 +1,80 @@
+"""Decision 0 by a policy: what the server knows of its clients, and what a round adds to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise.contract import Heard, Pool, Selection, State, Task, Tree
+from equipoise.core.errors import UsageError
+from equipoise.runtime.intake import Intake
+
+TOLD = "selection_loss"
+"""The name under which clients tell their training loss, where the policy asks for it."""
+
+
+class Selector:
+    """A policy at work. All that changes is in :meth:`state`."""
+
+    def __init__(self, selection: Selection, task: Task, seed: int, params: Tree) -> None:
+        self.selection, self.task, self.seed = selection, task, seed
+        self._own = selection.init()
+        self._known = _nothing(task.clients if selection.remembers else 0)
+        self._loss = self._public_loss(params)
+
+    def choose(self, ids: Tensor, count: int, round: int) -> Tensor:
+        """The clients of a round, of those who can be asked."""
+        pool = self._pool(ids, count, round)
+        chosen, self._own = self.selection.choose(pool, self._own)
+        if not bool(torch.isin(chosen, ids).all()) or len(chosen.unique()) != len(chosen) or len(chosen) > count:
+            raise UsageError(
+                f"{type(self.selection).__name__}.choose must give at most {count} of the pool's clients, each once: "
+                f"it gave {chosen[:10].tolist()}"
+            )
+        return chosen.sort().values
+
+    def hear(self, round: int, asked: Tensor, intake: Intake, elapsed: float, params: Tree) -> None:
+        """Learn from a round that lasted so long and made this model."""
+        if not self.selection.remembers:
+            return
+        came, known, reply = intake.in_time, self._known, intake.replies.stack
+        ids, before = torch.from_numpy(intake.ids)[came], self._loss
+        self._loss = self._public_loss(params)
+        progress = float(before.clamp(min=1e-12).log() - self._loss.clamp(min=1e-12).log())
+        everybody = torch.arange(self.task.clients)
+        heard = Heard(self._pool(everybody, len(ids), round), torch.isin(everybody, ids), elapsed, progress)
+        self._own = self.selection.hear(heard, self._own)
+        known["last"][asked] = round
+        known["replies"][ids] += 1
+        late = asked[~torch.isin(asked, ids)]
+        if intake.staleness is None:  # else they are still under way
+            known["seconds"][late] = torch.fmax(known["seconds"][late], torch.tensor(elapsed, dtype=torch.float64))
+        if intake.seconds is not None:
+            known["seconds"][ids] = intake.seconds[came]
+        if reply is not None and TOLD in reply.up.metrics:
+            known["loss"][ids] = reply.up.metrics[TOLD][came].double()
+
+    def state(self) -> State:
+        """For a checkpoint."""
+        return {"own": self._own, "known": self._known, "loss": self._loss}
+
+    def load(self, state: State) -> None:
+        """The inverse of :meth:`state`."""
+        self._own, self._known, self._loss = state["own"], state["known"], state["loss"]
+
+    def _pool(self, ids: Tensor, count: int, round: int) -> Pool:
+        remembers = self.selection.remembers
+        facts = {name: value[ids] for name, value in self._known.items()} if remembers else _nothing(len(ids))
+        return Pool(ids, self.task.sizes(ids), **facts, count=count, seed=self.seed, round=round)
+
+    def _public_loss(self, params: Tree) -> Tensor:
+        if not self.selection.watches:
+            return torch.ones((), dtype=torch.float64)
+        one = {name: value.unsqueeze(0) for name, value in params.items()}
+        return self.task.evaluate_server(one, "public")["loss"][0].double()
+
+
+def _nothing(clients: int) -> Tree:
+    unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
+    never = torch.zeros(clients, dtype=torch.int64)
+    return {"loss": unknown, "seconds": unknown.clone(), "last": never, "replies": never.clone()}

@@ -1,0 +1,196 @@
+"""Policies of decision 0: by hand, as a user writes one, in runs that are interrupted, and what is refused."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.cli import main
+from equipoise.contract import Heard, Pool, Selection
+from equipoise.contract.selection import best
+from equipoise.core.errors import UsageError
+from equipoise.core.random import cohort
+from equipoise.runs.running import build_task, run
+from equipoise.selection import all_selections, find_selection, recorded_name
+from equipoise.selection.fair import Fair
+from equipoise.selection.learned import FEATURES, Learned, fastest_worth, features
+from equipoise.selection.loss import Loss
+from equipoise.selection.oort import Oort
+from equipoise.selection.size import Size
+from equipoise.selection.uniform import Uniform
+from equipoise.settings.config import Settings
+from helpers import cut_and_resumed, timeless
+
+NAN = math.nan
+
+
+def pool(count=2, clients=5, round=3, **facts):
+    ids = torch.arange(clients)
+    known = {"loss": [NAN] * clients, "seconds": [NAN] * clients, "last": [0] * clients, "replies": [0] * clients}
+    given = {name: torch.tensor(values) for name, values in {**known, **facts}.items()}
+    return Pool(ids, given.pop("sizes", torch.full((clients,), 10)), **given, count=count, seed=0, round=round)
+
+
+def chosen(selection, among, state=None):
+    return selection.choose(among, selection.init() if state is None else state)[0].tolist()
+
+
+def test_uniform_is_the_cohort_of_every_method():
+    assert chosen(Uniform(), pool(3, 10)) == cohort(0, 3, 10, 0.3).tolist()
+    assert chosen(Uniform(), pool(9, 5)) == [0, 1, 2, 3, 4]
+
+
+def test_the_highest_scores_and_ties_by_chance():
+    assert best(pool(2), torch.tensor([0.0, 3.0, 1.0, 2.0, NAN])).tolist() == [1, 4]  # nothing is known of the last
+    drawn = {tuple(best(pool(1, round=t), torch.zeros(5)).tolist()) for t in range(60)}
+    assert drawn == {(k,) for k in range(5)}
+
+
+def test_by_size_chances_are_proportional():
+    """One place for sizes 1, 2, 7: the first two get it in 10 and 20 % of the rounds."""
+    one = [chosen(Size(), pool(1, 3, t, sizes=[1, 2, 7]))[0] for t in range(4000)]
+    assert [one.count(k) / len(one) for k in range(3)] == pytest.approx([0.1, 0.2, 0.7], abs=0.02)
+
+
+def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
+    told = pool(2, loss=[5.0, 1.0, 4.0, 2.0, 3.0])
+    assert chosen(Loss(candidates=2.5), told) == [0, 2]  # everybody is a candidate
+    few = [chosen(Loss(candidates=1.0), replace(told, round=t)) for t in range(50)]  # candidates are drawn by size
+    assert len({tuple(one) for one in few}) > 5
+    assert chosen(Loss(candidates=2.5), pool(2, loss=[5.0, NAN, 4.0, 2.0, 3.0])) == [0, 1]  # unknown ones go first
+
+
+def test_oort_weighs_utility_against_time():
+    told = pool(1, round=400, loss=[2.0, 3.0, 1.0, 1.0, 1.0], seconds=[1.0, 4.0, 1.0, 1.0, 1.0], last=[399] * 5)
+    assert chosen(Oort(alpha=0.0), told) == [1]
+    assert chosen(Oort(alpha=2.0), told) == [0]  # 3 (1/4)^2 is less than 2
+    new = pool(2, round=400, loss=[2.0, 3.0, NAN, 1.0, 1.0], seconds=[1.0, 1.0, NAN, 1.0, 1.0], last=[399] * 5)
+    assert chosen(Oort(), new) == [1, 2]  # a place for somebody new
+    assert len(chosen(Oort(), pool(3, round=1))) == 3
+
+
+def test_fair_asks_whoever_replied_least():
+    assert chosen(Fair(), pool(2, replies=[3, 1, 2, 0, 5])) == [1, 3]
+    assert chosen(Fair(), pool(1, round=9, replies=[1] * 5, last=[8, 7, 2, 8, 8])) == [2]
+
+
+def test_the_set_with_the_most_worth_per_second():
+    """Worth 1 each and times 1, 2, 10: two bring 2 in 2 seconds; the third would have to be worth more."""
+    three = pool(2, 3, seconds=[1.0, 2.0, 10.0])
+    assert fastest_worth(three, torch.tensor([1.0, 1.0, 1.0])).tolist() == [0, 1]
+    assert fastest_worth(three, torch.tensor([1.0, 1.0, 20.0])).tolist() == [0, 2]
+    assert fastest_worth(pool(5), torch.ones(5)).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_bandit_learns_what_brings_progress():
+    """A reply brings 1 + 0.5 of the client's loss beside the others': that is what the regression finds."""
+    learner = Learned(forgetting=1.0)
+    state = learner.init()
+    for t in range(1, 400):
+        everybody = pool(2, 6, t, loss=torch.rand(6, generator=torch.Generator().manual_seed(t)).tolist(), last=[0] * 6)
+        came = torch.arange(6) == t % 6
+        progress = float(0.01 * (1 + 0.5 * features(everybody)[came][0, 2]))
+        state = learner.hear(Heard(everybody, came, 1.0, progress), {**state, "scale": torch.tensor(0.01).double()})
+    assert torch.linalg.solve(state["A"], state["b"]).tolist() == pytest.approx([0, 0, 0.5, 0], abs=0.01)
+
+
+def test_regression_by_hand():
+    """One round of equal clients with usual progress changes nothing: y - 1 = 0."""
+    learner, everybody = Learned(), torch.ones(5, dtype=torch.bool)
+    state = learner.hear(Heard(pool(5), everybody, 2.0, 0.3), learner.init())
+    assert torch.equal(state["b"], torch.zeros(FEATURES, dtype=torch.float64))
+    assert float(state["A"][0, 0]) == 2.0
+    # Then half of that: the scale is 0.98 * 0.3 + 0.02 * 0.15 = 0.297, y = 0.15 / 0.297 - 1.
+    state = learner.hear(Heard(pool(5), everybody, 2.0, 0.15), state)
+    assert float(state["b"][0]) == pytest.approx(0.15 / 0.297 - 1, rel=1e-12)
+    assert learner.hear(Heard(pool(5), ~everybody, 2.0, 1.0), state) is state
+
+
+def test_controls_differ_from_what_is_learned():
+    state = {**Learned().init(), "b": torch.tensor([0.0, 0.0, 5.0, 0.0], dtype=torch.float64)}
+    told = pool(1, loss=[0.1, 0.1, 0.1, 0.1, 9.0], seconds=[1.0] * 5)
+    assert all(chosen(Learned(exploration=0.0), replace(told, round=t), state) == [4] for t in range(5))
+    for control in ("zero", "random"):
+        drawn = {tuple(chosen(Learned(control=control), replace(told, round=t), state)) for t in range(30)}
+        assert len(drawn) > 2
+
+
+OPTIONS = {"clients": 12, "samples": 40, "rounds": 9, "participation": 0.3, "devices": "phones"}
+
+
+@pytest.mark.parametrize("name", [name for name in all_selections() if name != "uniform"])
+@pytest.mark.parametrize("mode", [{}, {"mode": "async", "buffer": 2}], ids=["sync", "async"])
+def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
+    settings = Settings.of({**OPTIONS, **mode, "select": name})
+    whole = run(settings, tmp_path / "whole")
+    assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
+
+
+def test_telling_costs_one_number_per_upload(tmp_path):
+    plain, told = (
+        run(Settings.of({**OPTIONS, "devices": "default", "select": name}), tmp_path / name)
+        for name in ("fair", "loss")
+    )
+    uploads = 9 * 4
+    assert told.bytes.up - plain.bytes.up == 4 * uploads
+    assert told.bytes.down == plain.bytes.down
+
+
+class Quickest(eq.Selection):
+    def scores(self, pool):
+        return -pool.seconds
+
+
+@dataclass(frozen=True)
+class Wrong(Selection):
+    name: ClassVar[str] = "wrong"
+
+    def choose(self, pool, state):
+        return pool.ids[:1].repeat(2), state
+
+
+def test_a_policy_of_ones_own(tmp_path):
+    own = eq.run(
+        tmp_path / "own", select=Quickest, clients=12, samples=40, participation=0.25, rounds=12, devices="phones"
+    )
+    times = [record.clock for record in own.rounds]
+    assert times[-1] - times[-2] < times[1] - times[0]
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import equipoise as eq\n\n"
+        "class Quickest(eq.Selection):\n    def scores(self, pool):\n        return -pool.seconds\n"
+    )
+    typed = ["--clients", "12", "--samples", "40", "--participation", "0.25", "--rounds", "12", "--devices", "phones"]
+    assert main(["run", *typed, "--select", f"{file}:Quickest", "--out", str(tmp_path / "typed"), "--quiet"]) == 0
+    assert json.loads((tmp_path / "typed" / "summary.json").read_text())["clock"] == own.final.clock
+
+
+def test_names():
+    assert list(all_selections()) == ["fair", "learned", "loss", "oort", "size", "uniform"]
+    assert all(find_selection(name) is kind for name, kind in all_selections().items())
+    assert recorded_name(Loss) == "loss"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"select": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
+        ({"select": "nowhere.py:Mine"}, "there is no file 'nowhere.py' to take select 'Mine' from"),
+        ({"select": 3}, "give a name, or a subclass of equipoise.Selection"),
+        ({"select": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
+        ({"select": "oort", "secure": True}, "select oort is not offered with secure"),
+        ({"select": "oort", "task": "two-state", "method": "fedasynq-im"}, "select oort reads losses"),
+    ],
+)
+def test_refusals(options, words):
+    with pytest.raises(UsageError, match=words):
+        build_task(Settings.of(options))
+
+
+def test_a_policy_that_errs_is_told_so(tmp_path):
+    with pytest.raises(UsageError, match=r"Wrong.choose must give at most 4 of the pool's clients, each once"):
+        run(Settings.of({**OPTIONS, "select": Wrong}), tmp_path / "w")
