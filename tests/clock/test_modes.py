@@ -174,7 +174,7 @@ def test_agents_in_environments_have_a_clock_too(tmp_path):
     assert run(settings, tmp_path / "a").clock > 0
 
 
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "page", "page-shared", "fedex", "autopilot", "fedpolicy"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "page", "fedex", "autopilot", "fedpolicy"])
 def test_methods_that_count_on_prompt_replies_are_refused(name):
     with pytest.raises(UsageError, match="is not offered in mode async: its server counts on replies to what it sent"):
         build_task(Settings.of({"method": name, "mode": "async", "model": "mlp"}))
