@@ -82,7 +82,7 @@ def test_the_set_with_the_most_worth_per_second():
     """Worth 1 each and times 1, 2, 10: two bring 2 in 2 seconds; the third would have to be worth more."""
     three = pool(2, 3, seconds=[1.0, 2.0, 10.0])
     assert fastest_worth(three, torch.tensor([1.0, 1.0, 1.0])).tolist() == [0, 1]
-    assert fastest_worth(three, torch.tensor([1.0, 1.0, 20.0])).tolist() == [0, 2]
+    assert fastest_worth(three, torch.tensor([1.5, 1.0, 20.0])).tolist() == [0, 2]
     assert fastest_worth(pool(5), torch.ones(5)).tolist() == [0, 1, 2, 3, 4]
 
 
