@@ -47,7 +47,7 @@ METHODS = (
     "fedpolicy",
 )
 OWN = ("equilibrium", "autopilot", "page", "fedpolicy")
-"""Equipoise's own, whose best has an aim (see :func:`aim`)."""
+"""Ours (two are completions of papers), whose best has an aim (see :func:`judged`)."""
 OUTSIDE = (NETWORK, *SCIKIT)
 
 FILES: dict[str, dict[str, Any]] = {
@@ -202,26 +202,83 @@ def by_client(data: str, results: Results) -> list[str]:
     return table([f"{HEADLINES[data]}", *names], rows) if rows else ["No cells yet."]
 
 
-def aim(data: str, results: Results) -> list[str]:
-    """Every client: the difference to the better of FedAvg and local training, and whether zero is within reach."""
-    head = HEADLINES[data]
-    sign = 1 if higher_is_better(head) else -1
-    kept = {
+Gains = dict[str, Difference]
+"""By client: over the better of FedAvg and local training, mean and interval of the differences paired by split."""
+
+
+def gains(data: str, results: Results) -> dict[str, Gains]:
+    """Of every method that has two splits or more."""
+    sign = 1 if higher_is_better(HEADLINES[data]) else -1
+    kept: dict[str, Clients] = {
         m: {r["seed"]: r["clients"] for r in results.where(data=data, method=m) if "seed" in r.axes} for m in METHODS
     }
     names = list(dict.fromkeys(name for found in kept.values() for clients in found.values() for name in clients))
-    rows = []
+    found = {}
     for method in METHODS:
-        if method in ("fedavg", "local") or len(kept[method]) < 2:
-            continue
-        reached, row = 0, []
-        for name in names:
-            found = _against_better(name, sign, kept[method], kept["fedavg"], kept["local"])
-            reached += found is not None and found.high >= 0
-            row.append(None if found is None else f"{found.mean:+.3f} ± {found.high - found.mean:.3f}")
-        known = sum(cell is not None for cell in row)
-        rows.append([f"**{method}**" if method in OWN else method, f"{reached} of {known}", *row])
-    return table(["method", "clients at the aim", *names], rows) if rows else ["No cells yet."]
+        if method not in ("fedavg", "local"):
+            each = ((n, _against_better(n, sign, kept[method], kept["fedavg"], kept["local"])) for n in names)
+            found[method] = {name: gain for name, gain in each if gain is not None}
+    return {method: each for method, each in found.items() if each}
+
+
+def aim(data: str, results: Results) -> list[str]:
+    """Every client's gain, and how many clients a method does not harm."""
+    found = gains(data, results)
+    names = list(dict.fromkeys(name for each in found.values() for name in each))
+    rows = []
+    for method, each in found.items():
+        shown = (each.get(name) for name in names)
+        row = [None if gain is None else f"{gain.mean:+.3f} ± {gain.high - gain.mean:.3f}" for gain in shown]
+        rows.append([_called(method), _at_the_aim(each), *row])
+    return table(["method", "clients at the aim", *names], rows) if rows else ["Fewer than two splits yet."]
+
+
+def judged(results: Results) -> list[str]:
+    """Whether the aim was reached: by the best of our own methods, and by the best of all."""
+    rows = []
+    for data in FILES:
+        found = gains(data, results)
+        own = {method: each for method, each in found.items() if method in OWN}
+        if own:
+            ours, best = _best(own), _best(found)
+            below = ", ".join(name for name, gain in own[ours].items() if gain.high < 0) or "nobody"
+            rows.append([data, _called(ours), _at_the_aim(own[ours]), below, _called(best), _at_the_aim(found[best])])
+    head = ["federation", "best of ours", "clients at the aim", "clients below it", "best of all", "clients at the aim"]
+    return table(head, rows)
+
+
+def judged_published(results: Results) -> list[str]:
+    """On FLamby's split: the mean over clients, of ours and of what was published."""
+    rows = []
+    for data, about in FLAMBY.items():
+        ran = {
+            method: fmean(record["clients"].values())
+            for method in METHODS
+            for record in results.where(data=data, method=method, split="flamby")
+        }
+        own = {method: value for method, value in ran.items() if method in OWN}
+        published = {
+            name: fmean(float(figure) for figure in figures[: len(about.clients)])
+            for name, figures in about.figures.items()
+            if not name.endswith(("pooled training", "local"))
+        }
+        chosen = (max(each, key=lambda name: each[name]) if each else None for each in (own, ran, published))
+        cells = zip(chosen, (own, ran, published), strict=True)
+        rows.append([data, *(None if name is None else f"{_called(name)} {each[name]:.3f}" for name, each in cells)])
+    return table(["federation", "best of ours", "best of all that ran here", "best published federated"], rows)
+
+
+def _called(method: str) -> str:
+    return f"**{method}**" if method in OWN else method
+
+
+def _at_the_aim(each: Gains) -> str:
+    return f"{sum(gain.high >= 0 for gain in each.values())} of {len(each)}"
+
+
+def _best(found: dict[str, Gains]) -> str:
+    """By the mean gain of its clients."""
+    return max(found, key=lambda method: fmean(gain.mean for gain in found[method].values()))
 
 
 def _against_better(name: str, sign: int, ours: Clients, *others: Clients) -> Difference | None:
@@ -264,6 +321,8 @@ STUDY = Study(
     tables={
         **{data: partial(repeated, data) for data in FILES},
         **{f"{data}_clients": partial(by_client, data) for data in FILES},
+        "judged": judged,
+        "judged_published": judged_published,
         **{f"{data}_aim": partial(aim, data) for data in FILES},
         **{f"{data}_published": partial(on_published, data) for data in FLAMBY},
     },
