@@ -25,7 +25,7 @@ SOUND += ("fedrod", "finetune", "lgfedavg", "local", "pfedme")
 
 def protected(privacy: Privacy, sent: dict, trained: dict, draw: Any = None) -> dict:
     client: Any = SimpleNamespace(down=Down(sent, {}))
-    return private(FedAvg(), privacy, draw)._protected(client, trained)  # type: ignore[attr-defined]
+    return private(FedAvg(), privacy, draw)._protected(client, trained)[0]  # type: ignore[attr-defined]
 
 
 def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:

@@ -25,7 +25,9 @@ class Wrapped:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def private(method: GivenMethod, *, clip: float, noise: float = 0.0, delta: float | None = None) -> Wrapped:
+def private(
+    method: GivenMethod, *, clip: float, noise: float = 0.0, delta: float | None = None, quantile: float | None = None
+) -> Wrapped:
     """The method under differential privacy of whole clients.
 
     Arguments:
@@ -33,8 +35,9 @@ def private(method: GivenMethod, *, clip: float, noise: float = 0.0, delta: floa
         clip: the L2 norm to which a client's change of the model is clipped.
         noise: standard deviation of the Gaussian noise on each upload, over ``clip``; without it nothing is promised.
         delta: the delta at which epsilon is told.
+        quantile: the share of the changes that should stay unclipped: ``clip`` then follows it from round to round.
     """
-    given = {"dp_clip": clip, "dp_noise": noise, "dp_delta": delta}
+    given = {"dp_clip": clip, "dp_noise": noise, "dp_delta": delta, "dp_quantile": quantile}
     return Wrapped(method, {name: value for name, value in given.items() if value is not None})
 
 

@@ -114,5 +114,5 @@ def in_words(spent: Spent) -> str:
         return "uploads are clipped; without noise nothing is promised (epsilon is infinite)"
     return (
         f"epsilon {spent.epsilon:.3g} for the global models, {spent.epsilon_server:.3g} for uploads as the server "
-        f"sees them (delta {spent.delta:g})"
+        f"sees them (delta {spent.delta:g}; client-level: all the data of one client, not one row)"
     )

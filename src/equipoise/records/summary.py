@@ -80,8 +80,14 @@ class Compared:
 
 
 def validation_score(record: RoundRecord, headline: str, higher_is_better: bool) -> float | None:
-    """What "best" means: the global model on public data and the personal ones on their own count alike."""
-    scores = (record.val.global_, record.val.personal) if record.val else ()
+    """What "best" means: the global model on public data and the personal ones on their own count alike.
+
+    Under noise only public data are read: what clients' own rows say of a model would choose without noise.
+    """
+    noised = record.privacy is not None and record.privacy.epsilon is not None
+    scores = (
+        () if record.val is None else (record.val.global_,) if noised else (record.val.global_, record.val.personal)
+    )
     values = [value for score in scores if (value := score.get(headline)) is not None]
     if not values:
         return None

@@ -142,6 +142,11 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing,
             f"secure is not offered with {'robust' if run.robust else 'delay'}: its server must see every upload by "
             "itself, and sees their sum alone"
         )
+    if run.secure and privacy.dp_quantile:
+        raise UsageError(
+            "secure is not offered with dp_quantile: whether a change was clipped would be told beside the sum; "
+            "choose a fixed dp_clip"
+        )
     if run.patience and privacy.noisy:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation scores without noise"

@@ -1,6 +1,7 @@
 """Any method, made private: clients clip and noise what they upload, the server sees no more of it than its mean.
 
-The rest of a method stays as it is. What it does with noised uploads cannot weaken the promise (post-processing).
+The bound may follow a quantile of the changes' lengths (Andrew et al. 2021). The rest of a method stays as it is: what
+it does with noised uploads cannot weaken the promise (post-processing).
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import Tensor
 from equipoise.contract import (
     Around,
     Client,
+    Down,
     Fit,
     Method,
+    Range,
     Reply,
     Server,
     State,
@@ -35,6 +38,9 @@ from equipoise.privacy.options import Privacy
 from equipoise.runtime.client import RunningClient
 from equipoise.runtime.executors import fresh_clients
 
+CLIP, UNCLIPPED = "dp_clip", "dp_unclipped"
+FAR = 6.0  # standard deviations beyond which nobody's noise reaches
+RATE = 0.2  # eta_C of Andrew et al.: how fast the bound follows
 Draw = Callable[[Client, torch.Size, int], Tensor]
 """Independent standard normal numbers of this shape, for the parameter of this number."""
 
@@ -89,7 +95,7 @@ class Private(Around):
                 f"{self.name} is not offered with dp_clip: clients and server each keep a memory of the uploads, and "
                 "clipping or noise would part the two; choose another method"
             )
-        up, sent = rehearse(self, task, training)
+        up, sent = rehearse(self.below, task, training)
         if up.extra or up.metrics:
             raise UsageError(
                 f"{self.name} is not offered with dp_clip: beside its model a client uploads "
@@ -101,21 +107,61 @@ class Private(Around):
                 "its change of it against; choose a method that sends all the blocks that it collects"
             )
 
+    def server_init(self, task: Task, params: Tree) -> State:
+        state = super().server_init(task, params)
+        return state | {CLIP: torch.tensor(self.privacy.dp_clip, dtype=torch.float64)} if self._adapts else state
+
+    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+        down, state = super().give(s, ids)
+        return replace(down, extra={**down.extra, CLIP: s.state[CLIP]}) if self._adapts else down, state
+
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
-        return replace(up, params=self._protected(c, up.params)), state
+        params, within = self._protected(c, up.params)
+        if not self._adapts:
+            return replace(up, params=params), state
+        bit = within.double()
+        if self.privacy.noisy:
+            bit = bit + self.privacy.bit_noise * self.draw(c, torch.Size([1]), len(params))[0]
+        return replace(up, params=params, metrics={UNCLIPPED: bit}), state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return super().weigh(s, ids, self._mean(up))
+        weights, state = super().weigh(s, ids, self._mean(up))
+        return weights, self._adapted(s, state, up)
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         return super().aggregate(s, ids, self._mean(up), weights)
 
-    def _protected(self, c: Client, params: Tree) -> Tree:
-        """w + clip(w_i - w, C) + N(0, (sigma C)^2), with w as it was sent; to the bit w_i if nothing is to be done."""
+    @property
+    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
+        """A noised bit lies within six standard deviations, or its client is left out."""
+        if not self._adapts:
+            return super().reports
+        room = FAR * self.privacy.bit_noise
+        return {**super().reports, UNCLIPPED: Range(-room, 1 + room)}
+
+    @property
+    def _adapts(self) -> bool:
+        return self.privacy.dp_quantile > 0
+
+    def _adapted(self, s: Server, state: State, up: Up) -> State:
+        """C <- C exp(-eta_C (b - gamma)), with b the noised share of changes that were within C."""
+        if not self._adapts:
+            return state
+        share = up.metrics[UNCLIPPED].mean()
+        clip = s.state[CLIP] * torch.exp(-RATE * (share - self.privacy.dp_quantile))
+        s.notes |= {CLIP: float(s.state[CLIP]), UNCLIPPED: float(share)}
+        return {**state, CLIP: clip}
+
+    def _protected(self, c: Client, params: Tree) -> tuple[Tree, Tensor]:
+        """w + clip(w_i - w, C) + N(0, (sigma C)^2), with w as it was sent; to the bit w_i if nothing is to be done.
+
+        And whether the change was within the bound.
+        """
         if not params:
-            return params
-        clip, sent = self.privacy.dp_clip, c.down.params
+            return params, torch.tensor(True)
+        sent = c.down.params
+        clip = c.down.extra[CLIP] if self._adapts else self.privacy.dp_clip
         change = {name: value.double() - sent[name].double() for name, value in params.items()}
         norm = torch.stack([value.square().sum() for value in change.values()]).sum().sqrt()
         out: Tree = {}
@@ -123,9 +169,9 @@ class Private(Around):
             clipped = sent[name].double() + change[name] * (clip / norm)
             kept = torch.where(norm <= clip, value.double(), clipped)
             if self.privacy.noisy:
-                kept = kept + self.privacy.dp_noise * clip * self.draw(c, value.shape, number)
+                kept = kept + self.privacy.change_noise * clip * self.draw(c, value.shape, number)
             out[name] = kept.to(value.dtype)
-        return out
+        return out, norm <= clip
 
     def _mean(self, up: Up) -> Up:
         """Under noise every client counts alike, whatever a method would weigh by: all it is shown is the mean."""
