@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from equipoise.cli import main
 from equipoise.core.errors import UsageError
 from equipoise.data.tables import Preparation
 from equipoise.records.folder import Folder
+from equipoise.runs.card import read_card
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
 from equipoise.settings.config import Settings
 
@@ -208,6 +210,9 @@ def test_a_client_is_found_by_its_name_before_its_number(
     equipoise.run(out, task="own", data=str(clinics), rounds=1, method="finetune", overwrite=True)
     assert [folder.find_client(name) for name in ("0", "a", "z0", "2")] == [0, 0, 2, 2]
     assert main(["export", str(out), "--client", "z0"]) == 0
-    assert "export-client-2" in capsys.readouterr().out
+    assert "export-client-z0" in capsys.readouterr().out
+    card = read_card(folder)
+    assert card is not None
+    assert replace(card, clients=("a", "b", "../z 0")).called(2) == "2"  # no name of a file
     assert main(["export", str(out), "--client", "zo"]) == 2
     assert "no client 'zo' (did you mean 'z0'?): it has a, b, z0" in capsys.readouterr().err

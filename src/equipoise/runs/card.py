@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,11 @@ class Card:
         if isinstance(self.form, Tokens):
             return torch.randint(0, self.target.outputs, (count, *self.shape), generator=random)
         return torch.randn(count, *self.shape, generator=random)
+
+    def called(self, client: int) -> str:
+        """The client's name where a file can have it, else its number."""
+        name = self.clients[client] if self.clients else ""
+        return name if re.fullmatch(r"\w[\w.-]*", name) else str(client)
 
     def whose(self, client: int | None) -> str:
         """The model in words."""

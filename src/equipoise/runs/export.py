@@ -57,7 +57,7 @@ def export(
         facts["preparation"] = folder.preparation.read_text(encoding="utf-8")
     x = card.samples(ROWS)
     suffix, fill = FORMATS[form]
-    name = "global" if client is None else f"client-{client}"
+    name = "global" if client is None else f"client-{card.called(client)}"
     out = out or folder.models / f"export-{name}{suffix}"
     checkpoint.make_folder(out.parent)
     with torch.no_grad():
