@@ -40,6 +40,14 @@ def test_who_gains_and_who_loses_against_what() -> None:
     )
 
 
+def test_local_models_that_were_trained_beside_count_as_well() -> None:
+    alone = run("ditto", [0.8, 0.5, 0.6], [0.8, 0.5, 0.6])
+    alone.clients["local_acc"] = [0.7, 0.6, 0.6]
+    assert "against local training alone 1 of 3 clients gain (north, +10.0 points), 1 loses (south" in verdict.sentence(
+        [Group("ditto", [alone])], Score("acc")
+    )
+
+
 def test_an_error_is_better_when_it_is_smaller() -> None:
     groups = [
         Group("a", [run("a", [0.3, 0.3, 0.3], [0.4, 0.2, 0.3], "loss")]),

@@ -25,7 +25,7 @@ class Standing:
     shared: float | None
     """With the model that it receives, before it trains."""
     local: float | None
-    """With local training alone, where that was run, too."""
+    """With local training alone, where that was run too, as a method or beside this one."""
 
     def over(self, other: float | None) -> float:
         return math.nan if other is None else self.personal - other
@@ -39,7 +39,8 @@ def standings(group: Group, groups: Sequence[Group], score: Score) -> list[Stand
     shared = (
         {} if group.first.config["method"] == LOCAL else _means(group, lambda run: run.clients.get(received, []), score)
     )
-    alone = _means(local, lambda run: run.personal, score) if local else {}
+    beside = f"{LOCAL}_{score.headline}"  # by --beside-local
+    alone = _means(local, _personal, score) if local else _means(group, lambda run: run.clients.get(beside, []), score)
     return [Standing(group.first.called(c), mine[c], shared.get(c), alone.get(c)) for c in sorted(mine)]
 
 
