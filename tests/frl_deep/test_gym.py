@@ -144,10 +144,16 @@ class Counter(gymnasium.Env):
         return np.full(1, self.count, np.float32), 0.0, False, False, {}
 
 
-class Painted(Counter):
-    """Shows pictures."""
+class Boastful(Counter):
+    """Shows less than it says."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+class Layered(Counter):
+    """Shows what nobody can see."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2, 2, 2, 2))
 
 
 def test_the_number_of_a_state_has_a_place_of_its_own():
@@ -195,7 +201,11 @@ def test_traits_of_foreign_environments():
         ('--env-id CartPole-v1 --env-kwargs {"no":1}', "cannot be made"),
         ("--env-id Pendulum-v1 --model embedded", "takes a vector as its action"),
         ("--env-id CartPole-v1 --return-high -1", "must be below"),
-        (f"--env-id {__file__}:Painted", "only a vector or a number of a state"),
+        (f"--env-id {__file__}:Boastful", "and its observation_space says (8, 8, 3)"),
+        (f"--env-id {__file__}:Layered", "only a vector, the number of a state or an image"),
+        ("--env-id CartPole-v1 --model cnn", "shows no image"),
+        ("--env-id FrozenLake-v1 --normalise", "normalise is for vectors"),
+        ("--env-id CartPole-v1 --frames 1000 --capacity 10000000", "this machine's memory holds"),
     ],
 )
 def test_bad_environments_are_refused_in_one_line(options, words, tmp_path, capsys):

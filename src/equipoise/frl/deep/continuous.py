@@ -20,8 +20,7 @@ from torch.nn.functional import softplus
 from equipoise.contract import Blocks, Tree
 from equipoise.frl.deep.learner import LEARNERS, Learner
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.traits import Floats, Ints
-from equipoise.frl.deep.worlds import Seen
+from equipoise.frl.deep.traits import Floats, Ints, Seen
 
 LAST = 0.003  # last layers start in U(-LAST, LAST): first actions and values are near zero
 ALPHA = 0.01  # the temperature at first; values are in units of one step's reward

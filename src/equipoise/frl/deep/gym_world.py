@@ -22,8 +22,9 @@ from torch import Tensor
 from equipoise.contract import State
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep import simulators
-from equipoise.frl.deep.traits import Flags, Floats, Ints, Senses
-from equipoise.frl.deep.worlds import Moved, Play, Seen, World
+from equipoise.frl.deep.sight import Sight
+from equipoise.frl.deep.traits import Flags, Floats, Ints, Seen, Senses
+from equipoise.frl.deep.worlds import Moved, Play, World
 
 LONGEST = 1000  # steps of an episode that Gymnasium itself never cuts
 GOING_ON, SCORED = "going on", "scored"  # what environments are for: each purpose has its own
@@ -67,22 +68,31 @@ class GymWorld(World):
     resets = 1
 
     def __init__(
-        self, make: Sequence[Callable[..., Any]], lowest: float, highest: float, senses: Senses | None = None
+        self,
+        make: Sequence[Callable[..., Any]],
+        lowest: float,
+        highest: float,
+        senses: Senses | None = None,
+        frames: int = 1,
+        usual: Sequence[tuple[Floats, Floats]] | None = None,
     ) -> None:
+        """``usual``: mean and spread of what each agent is shown, which are then taken out of it."""
         from gymnasium import spaces
 
         self.make, self.lowest, self.highest = make, lowest, highest
         one = make[0]()
-        seen, acts, spec = one.observation_space, one.action_space, one.spec
+        acts, spec = one.action_space, one.spec
+        self.sight = Sight.of(one.observation_space, frames)
+        shown, said = np.shape(one.reset(seed=0)[0]), one.observation_space.shape
+        if shown != said:
+            raise UsageError(f"the environment shows an array {shown}, and its observation_space says {said}")
         self.state_size = simulators.state_size(one)
         self.forgets = not self.state_size
         one.close()
-        self.first, self.kinds = (int(seen.start), int(seen.n)) if isinstance(seen, spaces.Discrete) else (0, 0)
-        if not self.kinds and not (isinstance(seen, spaces.Box) and len(seen.shape) == 1):
-            raise UsageError(f"the environment shows {seen}: only a vector or a number of a state can be seen here")
         if not isinstance(acts, spaces.Discrete) and not (isinstance(acts, spaces.Box) and len(acts.shape) == 1):
             raise UsageError(f"the environment takes actions {acts}: only numbered ones or a vector can be chosen here")
-        self.observations = self.kinds or seen.shape[0]
+        self.observations, self.image = self.sight.observations, self.sight.image
+        self.usual = usual
         if isinstance(acts, spaces.Box):
             self.continuous, self.actions, self.low, self.high = True, int(acts.shape[0]), acts.low, acts.high
         else:
@@ -93,14 +103,18 @@ class GymWorld(World):
         self.left: dict[int, tuple[int, bytes]] = {}
         """Where each agent's episodes were left in this process: by which call, and what was seen last."""
 
-    def numbers(self, seen: npt.NDArray[Any]) -> Seen:
-        """What nets are given of what environments show: the number of a state has a place of its own for each."""
-        if self.kinds:
-            seen = np.eye(self.kinds)[seen - self.first]
-        return seen.astype(np.float32)
+    def numbers(self, agent: int, shown: npt.NDArray[Any]) -> Seen:
+        """What nets are given of what an agent's environments show."""
+        seen = self.sight.numbers(shown)
+        if self.usual is None:
+            return seen
+        middle, spread = self.usual[agent]
+        return ((seen - middle) / spread).astype(np.float32)
 
     def subset(self, ids: Ints) -> World:
-        return GymWorld([self.make[agent] for agent in ids], self.lowest, self.highest, self.senses.rows(ids))
+        usual = None if self.usual is None else [self.usual[agent] for agent in ids]
+        makers, frames = [self.make[agent] for agent in ids], self.sight.frames
+        return GymWorld(makers, self.lowest, self.highest, self.senses.rows(ids), frames, usual)
 
     def envs(self, ids: Tensor, copies: int, purpose: str) -> list[Any]:
         """Vector environments of these agents, made once."""
@@ -151,15 +165,16 @@ class _GymPlay(Play):
                 for env, state in zip(self.envs[k].envs, kept["state"][k].numpy(), strict=True):
                     simulators.load(env, state)
             else:
-                raw[k], self.clock[k] = world.numbers(first), 0
+                raw[k], self.clock[k] = world.sight.begin(world.numbers(agent, first)), 0
         self.raw: Seen = raw
         self.seen = self.senses.seen(raw)
 
     def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
         orders = self.world.command(action, self.senses.motor)
         steps = [env.step(own) for env, own in zip(self.envs, orders, strict=True)]
-        following, reward, terminated, truncated = (np.stack([step[part] for step in steps]) for part in range(4))
-        following = self.world.numbers(following)
+        shown = [self.world.numbers(agent, step[0]) for agent, step in zip(self.agents, steps, strict=True)]
+        following = self.world.sight.go_on(self.raw, np.stack(shown))
+        reward, terminated, truncated = (np.stack([step[part] for step in steps]) for part in (1, 2, 3))
         self.clock += 1
         truncated = ~terminated & (truncated | (self.clock >= self.world.limit))
         self.raw = self._restart(following, terminated | truncated, draws)
@@ -173,7 +188,7 @@ class _GymPlay(Play):
         seen = seen.copy()
         for k in np.flatnonzero(over.any(1)):
             again, _ = self.envs[k].reset(seed=_seeds(draws[k]), options={"reset_mask": over[k]})
-            seen[k, over[k]] = self.world.numbers(again)[over[k]]
+            seen[k, over[k]] = self.world.sight.begin(self.world.numbers(self.agents[k], again))[over[k]]
         return seen
 
     def kept(self) -> State:

@@ -21,8 +21,8 @@ from torch import Tensor
 from equipoise.contract import State, Tree
 from equipoise.frl.deep.adam import Rhythm, StackedAdam, copies_of
 from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.traits import Flags, Floats, Ints
-from equipoise.frl.deep.worlds import Moved, Seen, World
+from equipoise.frl.deep.traits import Flags, Floats, Ints, Seen
+from equipoise.frl.deep.worlds import Moved, World
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ class Net:
         return {**body, **head, **({"w0": (self.embedding, h), "e": (self.embedding,)} if self.embedding else {})}
 
     @property
+    def fan(self) -> dict[str, int]:
+        """Inputs of a unit of each layer."""
+        first = self.inputs + self.embedding
+        return {"0": first, "1": first, "2": self.width, "3": self.width}
+
+    @property
     def blocks(self) -> Blocks:
         """What is personal stands under ``head``: the last layer, or with an embedding that alone."""
         names, body = tuple(self.shapes), -1 if self.embedding else 4
@@ -74,8 +80,7 @@ class Net:
 
     def init(self, u: Tensor) -> Tree:
         """From ``size`` uniform numbers: PyTorch's own ranges, U(-1/sqrt(inputs), 1/sqrt(inputs)); e in U(-1, 1)."""
-        fan = {"1": self.inputs + self.embedding, "2": self.width, "3": self.width, "0": self.inputs + self.embedding}
-        bound = {name: 1 / math.sqrt(fan[name[1]]) if name != "e" else 1.0 for name in self.shapes}
+        bound = {name: 1 / math.sqrt(self.fan[name[1]]) if name != "e" else 1.0 for name in self.shapes}
         return {n: ((2 * u[self.places[n]] - 1) * bound[n]).view(shape) for n, shape in self.shapes.items()}
 
     def pack(self, tree: Tree) -> Tensor:
@@ -100,7 +105,10 @@ class Net:
         bias = net["b1"].unsqueeze(1)
         if self.embedding:  # [x, e] W = x W1 + e W0: an input that is the same for every x is a bias
             bias = torch.baddbmm(bias, net["e"].unsqueeze(1), net["w0"])
-        one = torch.baddbmm(bias, x, net["w1"]).relu_()
+        return self.second(net, torch.baddbmm(bias, x, net["w1"]).relu_())
+
+    def second(self, net: Tree, one: Tensor) -> tuple[Tensor, Tensor]:
+        """The first hidden layer, and the second that follows from it."""
         return one, torch.baddbmm(net["b2"].unsqueeze(1), one, net["w2"]).relu_()
 
     def look(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,11 +140,15 @@ class Net:
         torch.bmm(one.mT, d2, out=out["w2"])
         torch.sum(d2, 1, out=out["b2"])
         d1 = _through_relu(torch.bmm(d2, net["w2"].mT), one)
-        torch.bmm(x.mT, d1, out=out["w1"])
-        torch.sum(d1, 1, out=out["b1"])
+        self.first_slope(x, d1, out)
         if self.embedding:
             out["w0"].copy_(net["e"].unsqueeze(2) * out["b1"].unsqueeze(1))
             out["e"].copy_(torch.bmm(net["w0"], out["b1"].unsqueeze(2)).squeeze(2))
+
+    def first_slope(self, x: Tensor, d1: Tensor, out: Tree) -> None:
+        """Of the first layer, whose outputs have the derivative ``d1``."""
+        torch.bmm(x.mT, d1, out=out["w1"])
+        torch.sum(d1, 1, out=out["b1"])
 
 
 def _through_relu(slope: Tensor, activation: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from equipoise.frl.agents import Agents
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import TOGETHER, Rhythm, copies_of
 from equipoise.frl.deep.continuous import ActorCritic
+from equipoise.frl.deep.image import ImageNet
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.physics import Physics
 from equipoise.frl.deep.traits import BODIES, SENSES, Floats, Ints, traits_named
@@ -116,8 +117,8 @@ class AgentTask(Agents):
         )
         embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
         self.clients = config.agents
-        kind = ActorCritic if world.continuous else Net
-        self.net = net or kind(world.observations, config.width, world.actions, embedding)
+        sizes = (world.observations, config.width, world.actions, embedding)
+        self.net = net or _net(world, model, sizes)
         self.blocks = self.net.blocks
 
     def subset(self, ids: Ints) -> AgentTask:
@@ -242,6 +243,12 @@ class AgentTask(Agents):
         low, high = self.world.lowest, self.world.highest
         share = (scores["return"] - low) / (high - low)
         return share, torch.zeros_like(share)
+
+
+def _net(world: World, model: str, sizes: tuple[int, int, int, int]) -> Net:
+    if model == "cnn" and world.image:
+        return ImageNet(*sizes, world.image)
+    return ActorCritic(*sizes) if world.continuous else Net(*sizes)
 
 
 def classic(name: str, physics: Physics, config: ClassicConfig, model: str, training: Training, seed: int) -> AgentTask:

@@ -15,6 +15,7 @@ from equipoise.core.errors import UsageError, nearest
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Seen = npt.NDArray[np.float32]
 FURTHEST_OFF = 0.5  # of a sensor's zero, in the units in which agents see
 
 SENSES = {

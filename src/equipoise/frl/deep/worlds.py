@@ -14,9 +14,7 @@ from torch import Tensor
 from equipoise.contract import State
 from equipoise.core import random, streams
 from equipoise.frl.deep.physics import Physics
-from equipoise.frl.deep.traits import Bodies, Flags, Floats, Ints, Senses
-
-Seen = npt.NDArray[np.float32]
+from equipoise.frl.deep.traits import Bodies, Flags, Floats, Ints, Seen, Senses
 
 
 @dataclass
@@ -50,6 +48,8 @@ class World(ABC):
     observations: int
     actions: int
     continuous: bool = False
+    image: tuple[int, int, int] | None = None
+    """Channels, height and width, where observations are images."""
     forgets: bool = False
     """Whether episodes are lost with the process: their state cannot be kept."""
     resets: int

@@ -37,7 +37,7 @@ class LinearRepresentation(Method):
         3000.0, "rounds after which the rates begin to fade; inf for constant rates", above=0, high=math.inf
     )
     relative: bool = option(
-        True, "steps on the representation that do not depend on the unit of rewards; false for steps as published"
+        True, "steps on the representation that do not depend on the unit of rewards, or steps as published"
     )
 
     def check(self, task: Task, training: Training) -> None:
