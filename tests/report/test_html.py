@@ -221,6 +221,14 @@ def test_long_lines_are_thinned_and_keep_their_ends() -> None:
     assert band["y"] == [20.0, 40.0, 40.0, 40.0]
 
 
+def test_three_seeds_have_a_band_of_the_95_percent_interval() -> None:
+    """1, 2, 3: mean 2, spread 1, half of the interval 4.303 / sqrt(3)."""
+    band, line = drawing.line([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
+    assert line["y"] == [2.0, 5.0]
+    half = 4.303 / 3**0.5
+    assert band["y"] == pytest.approx([2 - half, 5.0, 5.0, 2 + half], rel=1e-3)
+
+
 def test_lower_errors_are_the_front() -> None:
     def group(label: str, ours: float, theirs: float) -> Group:
         test = scores(global_={"error": ours}, personal={"error": theirs}, trained={"error": theirs})

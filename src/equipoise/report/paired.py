@@ -40,10 +40,14 @@ def difference(ours: Sequence[float], theirs: Sequence[float], higher: bool = Tr
     pairs = [a - b for a, b in zip(ours, theirs, strict=True)]
     if len(pairs) < 2:
         return None
-    t = T975[len(pairs) - 2] if len(pairs) - 2 < len(T975) else 1.96
-    half = t * stdev(pairs) / sqrt(len(pairs))
-    mean = fmean(pairs)
+    half, mean = half_width(pairs), fmean(pairs)
     return Difference(mean, mean - half, mean + half, higher)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95 % interval of the mean, of two values or more."""
+    t = T975[len(values) - 2] if len(values) - 2 < len(T975) else 1.96
+    return t * stdev(values) / sqrt(len(values))
 
 
 def against_best(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.core.metrics import higher_is_better
+from equipoise.report.paired import half_width
 
 Figure = dict[str, Any]
 
@@ -72,7 +73,7 @@ def thin(rounds: Sequence[int]) -> list[int]:
 def line(
     runs: Sequence[Mapping[int, float]], name: str, index: int, *, scale: float = 1.0, **more: Any
 ) -> list[dict[str, Any]]:
-    """The mean over seeds by round, with a band from the least to the most where there are several."""
+    """The mean over seeds by round, with a band where there are several (see :func:`band`)."""
     rounds = thin(sorted(set().union(*runs)))
     if not rounds:
         return []
@@ -95,10 +96,18 @@ def line(
     shade = {
         **{"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False},
         "x": [*rounds, *reversed(rounds)],
-        "y": numbers([*map(min, values), *map(max, reversed(values))]),
+        "y": numbers([*(band(v)[0] for v in values), *(band(v)[1] for v in reversed(values))]),
         **{"fill": "toself", "fillcolor": transparent(colour(index), 0.18), "legendgroup": name, **more},
     }
     return [shade, main]
+
+
+def band(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean from three seeds on; of two, for which it says nothing, their range."""
+    if len(values) < 3:
+        return min(values), max(values)
+    mean, half = fmean(values), half_width(values)
+    return mean - half, mean + half
 
 
 def transparent(hexadecimal: str, opacity: float) -> str:

@@ -29,7 +29,8 @@ TEMPLATE = """<!doctype html>
 <p class="faint">{subtitle}</p>
 <nav>{nav}</nav>
 <main>{body}</main>
-<p class="faint">Made by Equipoise {version}. Lines are means over seeds, bands run from the least to the most.</p>
+<p class="faint">Made by Equipoise {version}. Lines are means over seeds, bands their 95 % intervals
+(of two seeds: the range).</p>
 <script type="application/json" id="figures">{figures}</script>
 <script type="text/plain" id="plotly">{plotly}</script>
 <script>{js}</script>
