@@ -1,12 +1,14 @@
 """Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody disturbed, to the bit.
 
 ``make torture`` (or ``python tests/trust/torture.py --kills 1000 --minutes 30``) prints one line with what it found;
-the exit code is 1 if a single number differs.
+the exit code is 1 if a single number differs. With ``--add FILE`` what it found is added to what the file says of earlier
+sittings, until there are so many kills in all.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -14,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
@@ -76,13 +79,35 @@ def torture(kills: int, minutes: float, seed: int, folder: Path) -> tuple[int, i
     return done, runs, wrong
 
 
+@dataclass
+class Found:
+    """What all sittings found together."""
+
+    kills: int = 0
+    runs: int = 0
+    differences: int = 0
+    sittings: int = 0
+
+    def in_words(self) -> str:
+        return f"{self.kills} kills in {self.runs} runs: {self.differences} differ from runs that nobody disturbed"
+
+
+def sitting(before: Found, kills: int, minutes: float) -> Found:
+    """One more sitting, with kills at other moments than before."""
+    with tempfile.TemporaryDirectory() as scratch:
+        done, runs, wrong = torture(kills - before.kills, minutes, before.sittings, Path(scratch))
+    return Found(before.kills + done, before.runs + runs, before.differences + wrong, before.sittings + 1)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--add", type=Path, metavar="FILE")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        done, runs, wrong = torture(chosen.kills, chosen.minutes, chosen.seed, Path(scratch))
-    print(f"{done} kills in {runs} runs: {wrong} differ from runs that nobody disturbed")
-    sys.exit(int(wrong > 0))
+    earlier = Found(**json.loads(chosen.add.read_text())) if chosen.add and chosen.add.exists() else Found()
+    found = sitting(earlier, chosen.kills, chosen.minutes)
+    if chosen.add:
+        chosen.add.write_text(json.dumps(asdict(found)) + "\n")
+    print(found.in_words())
+    sys.exit(int(found.differences > 0))

@@ -1,0 +1,204 @@
+"""Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every number.
+
+``python tests/trust/fuzz.py --messages 1000000 --add FILE`` prints one line; the exit code is 1 if one message ended in
+another way. What is spoiled: bytes, lengths, the header (names, types, shapes, places), what the message says of itself,
+and numbers. Four of five are replies as the server reads them, the others messages as a client reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import struct
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import numpy as np
+import torch
+
+from equipoise.contract import Server
+from equipoise.contract.ranges import reasons
+from equipoise.core.trees import map_leaves, plain
+from equipoise.flower import codec, node
+from equipoise.flower.codec import Refused
+from equipoise.flower.remote import Remote
+from equipoise.methods.equilibrium import Equilibrium
+from helpers import simulate, small_task
+
+CLIENT, ROUND, RUN = 1, 1, "abc"
+NUMBERS = (0, -1, 1, 2**31, 2**53, 2**63, 2**64, 1e308, -1e308, "", "x", None, True, [], {}, [[]], "\x1b[2J", "9" * 400)
+BITS = (0x7FC00000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00000001, 0xFFFFFFFF)  # NaN, infinities, the largest, ...
+
+
+@dataclass
+class Found:
+    """What all sittings found together."""
+
+    messages: int = 0
+    refused: int = 0
+    wrong: int = 0
+    sittings: int = 0
+
+    def in_words(self) -> str:
+        return f"{self.messages} messages: {self.refused} refused, {self.wrong} neither refused nor sound"
+
+
+class Fuzz:
+    """A federation of which one message each way is known, and how both sides read it."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.method, self.task = Equilibrium(), small_task("linear")
+        self.remote = Remote(
+            self.method, self.task, self.task.training, 0, 1, wire=None, run=RUN, time_limit=1.0, fewest=1
+        )
+        simulation = simulate(self.method, self.task, 1, "loop")
+        self.model = self.task.init_params(0)
+        params, state = simulation.params, simulation.server_state
+        server = Server(self.task, self.task.training, params, state, 0, ROUND, 1, 1.0)
+        with torch.no_grad():
+            down = self.method.give(server, torch.arange(self.task.clients))[0]
+            expected = self.remote._expect(ROUND, (), torch.tensor([CLIENT]), down.row(CLIENT))
+        self.expected = expected
+        about = {"client": CLIENT, "round": ROUND, "run": RUN, "samples": 3, "version": "0", "lost": False}
+        self.up = codec.encode(expected, about)
+        self.down = node.pack(down.row(CLIENT), self.task.blocks, {**about, "kind": "round", "splits": [], "taken": 0})
+
+    def one(self) -> bool:
+        """Spoil one message and have it read; whether it was refused. Whatever else is wrong is raised."""
+        up = self.draw.random() < 0.8
+        data = self.spoiled(self.up if up else self.down)
+        try:
+            self._read_up(data) if up else self._read_down(data)
+        except Refused:
+            return True
+        return False
+
+    def _read_up(self, data: bytes) -> None:
+        """As the server does; what it takes must be what was agreed, in finite numbers within their ranges."""
+        reply, about = self.remote._read(data, CLIENT, ROUND, self.expected)
+        codec.check(plain(reply.up), self.expected["up"])
+        codec.check_finite(plain(reply.up), "up")
+        assert about["client"] == CLIENT
+        for reason in reasons(self.method.reports, map_leaves(lambda value: value.unsqueeze(0), reply.up)).values():
+            raise Refused(reason)
+
+    def _read_down(self, data: bytes) -> None:
+        """As a client does before it trains."""
+        tree, about = codec.decode(data)
+        codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
+        if about.get("client") != CLIENT:
+            raise Refused("for another client")
+        down = node.unpack(tree, about, self.model)
+        codec.check({name: down.params[name] for name in self.model}, self.model, "message")
+
+    def spoiled(self, data: bytes) -> bytes:
+        kinds = (self._bytes, self._cut, self._length, self._header, self._words, self._numbers)
+        return self.draw.choice(kinds)(data)
+
+    def _bytes(self, data: bytes) -> bytes:
+        changed = bytearray(data)
+        for _ in range(self.draw.randint(1, 8)):
+            changed[self.draw.randrange(len(changed))] = self.draw.randrange(256)
+        return bytes(changed)
+
+    def _cut(self, data: bytes) -> bytes:
+        at = self.draw.randrange(len(data))
+        return (
+            data[:at]
+            if self.draw.random() < 0.5
+            else data[:at] + self.draw.randbytes(self.draw.randint(1, 64)) + data[at:]
+        )
+
+    def _length(self, data: bytes) -> bytes:
+        return struct.pack("<Q", self.draw.choice((0, 1, 7, 2**31, 2**63, 2**64 - 1, len(data)))) + data[8:]
+
+    def _header(self, data: bytes) -> bytes:
+        """One entry of the header becomes another: types, shapes, places, names."""
+        header, body = self._parts(data)
+        names = [name for name in header if name != "__metadata__"]
+        name, value = self.draw.choice(names), self.draw.choice(NUMBERS)
+        field = self.draw.choice(("dtype", "shape", "data_offsets", "name", "gone"))
+        if field == "gone":
+            header.pop(name)
+        elif field == "name":
+            header[str(value)] = header.pop(name)
+        elif field == "dtype":
+            header[name]["dtype"] = self.draw.choice(("F64", "I64", "BOOL", "U8", "F16", "X9", value))
+        else:
+            header[name][field] = self.draw.choice((value, [value], [2**40, 2**40], [0], [-1, 5]))
+        return self._joined(header, body)
+
+    def _words(self, data: bytes) -> bytes:
+        """What the message says of itself, or the shape of its tree."""
+        header, body = self._parts(data)
+        part = self.draw.choice(("shape", "about"))
+        table = json.loads(header["__metadata__"][part])
+        inner: Any = table
+        while isinstance(inner, dict) and inner and self.draw.random() < 0.6:
+            key = self.draw.choice(list(inner))
+            if not isinstance(inner[key], dict):
+                inner[key] = self.draw.choice(NUMBERS)
+                break
+            inner = inner[key]
+        else:
+            if isinstance(inner, dict):
+                inner[str(self.draw.choice(NUMBERS))] = self.draw.choice(NUMBERS)
+        header["__metadata__"][part] = (
+            json.dumps(table) if self.draw.random() < 0.95 else str(self.draw.choice(NUMBERS))
+        )
+        return self._joined(header, body)
+
+    def _numbers(self, data: bytes) -> bytes:
+        """Numbers of tensors, well formed around them."""
+        end = 8 + struct.unpack("<Q", data[:8])[0]
+        words = np.frombuffer(data[end : end + (len(data) - end) // 4 * 4], np.uint32).copy()
+        for _ in range(self.draw.randint(1, 4)):
+            words[self.draw.randrange(len(words))] = self.draw.choice((*BITS, self.draw.getrandbits(32)))
+        return data[:end] + words.tobytes() + data[end + 4 * len(words) :]
+
+    @staticmethod
+    def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
+        end = 8 + struct.unpack("<Q", data[:8])[0]
+        return json.loads(data[8:end]), data[end:]
+
+    @staticmethod
+    def _joined(header: dict[str, Any], body: bytes) -> bytes:
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + body
+
+
+def fuzz(messages: int, minutes: float, seed: int) -> Found:
+    """So many messages, or as many as there is time for."""
+    here, found, end = Fuzz(seed), Found(sittings=1), time.monotonic() + 60 * minutes
+    while found.messages < messages and (found.messages % 1000 or time.monotonic() < end):
+        found.messages += 1
+        try:
+            found.refused += here.one()
+        except Exception as error:
+            found.wrong += 1
+            print(f"message {found.messages} of seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+    return found
+
+
+if __name__ == "__main__":
+    logging.disable()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--add", type=Path, metavar="FILE", help="add to what this file says of earlier sittings")
+    chosen = parser.parse_args()
+    before = Found(**json.loads(chosen.add.read_text())) if chosen.add and chosen.add.exists() else Found()
+    now = fuzz(chosen.messages - before.messages, chosen.minutes, before.sittings)
+    total = Found(**{name: value + asdict(before)[name] for name, value in asdict(now).items()})
+    if chosen.add:
+        chosen.add.write_text(json.dumps(asdict(total)) + "\n")
+    print(total.in_words())
+    sys.exit(int(total.wrong > 0))
