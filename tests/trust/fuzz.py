@@ -1,8 +1,9 @@
 """Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every number.
 
-``python tests/trust/fuzz.py --messages 1000000 --add FILE`` prints one line; the exit code is 1 if one message ended in
-another way. What is spoiled: bytes, lengths, the header (names, types, shapes, places), what the message says of itself,
-and numbers. Four of five are replies as the server reads them, the others messages as a client reads them.
+``PYTHONPATH=tests python -m trust.fuzz --messages 1000000`` prints one line; the exit code is 1 if one message ended in
+another way. With ``--add FILE`` what it found is added to what the file says of earlier sittings. What is spoiled: bytes,
+lengths, the header (names, types, shapes, places), what the message says of itself, and numbers. Four of five are replies
+as the server reads them, the others messages as a client reads them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import numpy as np
 import torch

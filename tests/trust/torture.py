@@ -1,8 +1,8 @@
 """Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody disturbed, to the bit.
 
 ``make torture`` (or ``python tests/trust/torture.py --kills 1000 --minutes 30``) prints one line with what it found;
-the exit code is 1 if a single number differs. With ``--add FILE`` what it found is added to what the file says of earlier
-sittings, until there are so many kills in all.
+the exit code is 1 if a single number differs. With ``--add FILE`` what it found is added to what the file says of
+earlier sittings, until there are so many kills in all.
 """
 
 from __future__ import annotations
