@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 from flwr.app import RecordDict
 
 from equipoise.flower import codec, wire
+from equipoise.flower.audit import Audit, digest
 from equipoise.flower.wire import GridWire, enclose
 
 
@@ -141,3 +145,41 @@ def test_a_node_may_only_be_the_client_of_its_key(clock: Clock, caplog: pytest.L
     assert over.present() == {0: 5}
     assert "node 8 is left out: it says that it is client 0, its key is registered for client 1" in caplog.text
     assert "node 9 is left out: it says that it is client 1, its key is registered for no client" in caplog.text
+
+
+def test_a_reply_that_comes_twice_counts_once(clock: Clock) -> None:
+    """The first is taken; the second, and one that nobody asked for, are not looked at."""
+
+    class Echo(Grid):
+        def pull_messages(self, ids: Any) -> list[Any]:
+            first, *others = super().pull_messages(ids)
+            if not self.doubled:
+                return [first, *others]
+            second = SimpleNamespace(**{**vars(first), "content": enclose(b"replayed")})
+            stray = SimpleNamespace(**{**vars(first), "metadata": SimpleNamespace(reply_to_message_id="99-7")})
+            return [first, second, stray, *others]
+
+        doubled = False
+
+    grid = Echo({7: hello(0)})
+    over = GridWire(grid, 1, 1, 30.0)  # type: ignore[arg-type]
+    over.present()
+    grid.doubled, grid.answers[7] = True, enclose(b"mine")
+    assert over.exchange({0: b"x"}, 5.0) == {0: b"mine"}
+
+
+def test_the_audit_says_who_joined_was_refused_and_sent_what(clock: Clock, tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "run-audit.jsonl")
+    grid = Grid({7: hello(0), 8: hello("\x1b[2J")})
+    over = GridWire(grid, 1, 1, 30.0, audit=audit)  # type: ignore[arg-type]
+    over.present()
+    grid.answers[7] = enclose(b"reply")
+    over.exchange({0: b"question"}, 5.0)
+    text = audit.file.read_text()  # type: ignore[union-attr]
+    assert "\x1b" not in text
+    lines = {line["event"]: line for line in map(json.loads, text.splitlines())}
+    assert (lines["joined"]["client"], lines["joined"]["node"]) == (0, 7)
+    assert lines["refused"]["node"] == 8
+    assert lines["exchange"]["sent"] == "sha256:" + hashlib.sha256(b"question").hexdigest()
+    assert (lines["exchange"]["came"], lines["exchange"]["bytes"]) == (digest(b"reply"), 5)
+    assert (tmp_path / "run-audit.jsonl").stat().st_mode & 0o777 == 0o600

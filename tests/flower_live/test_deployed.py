@@ -105,6 +105,13 @@ def test_the_models_are_those_of_loop(
     assert all(not log.absent for log in logs)
     assert_same(open_fleet, tmp_path / "app", loop)
     assert [log.bytes for log in logs] == [log.bytes for log in Folder(loop).records()]
+    audit = [json.loads(line) for line in (tmp_path / "app" / "run-audit.jsonl").read_text().splitlines()]
+    assert [line["client"] for line in audit if line["event"] == "joined"] == [0, 1, 2]
+    assert [line["contributed"] for line in audit if line["event"] == "round"] == ["all others"] * len(logs)
+    own = [json.loads(line) for line in (open_fleet.folder / "client-0" / "audit.jsonl").read_text().splitlines()]
+    there = {(line["sent"], line["came"]) for line in audit if line["event"] == "exchange" and line["client"] == 0}
+    assert there <= {(line["asked"], line["sent"]) for line in own}
+    assert (tmp_path / "app" / "run").stat().st_mode & 0o777 == 0o700
     billed = sum(log.bytes.both for log in logs)
     beside_billed[method] = open_fleet.traffic(run) - billed
     if method == "fedpolicy":  # what it saves on paper is really not sent: what is beside it stays what it is

@@ -1,9 +1,9 @@
 """Messages that somebody spoiled, a million of them: each is refused in words, or is sound in every number.
 
 ``PYTHONPATH=tests python -m trust.fuzz --messages 1000000`` prints one line; the exit code is 1 if one message ended in
-another way. With ``--add FILE`` what it found is added to what the file says of earlier sittings. What is spoiled: bytes,
-lengths, the header (names, types, shapes, places), what the message says of itself, and numbers. Four of five are replies
-as the server reads them, the others messages as a client reads them.
+another way. With ``--add FILE`` what it found is added to what the file says of earlier sittings. Spoiled are bytes,
+lengths, the header (names, types, shapes, places), what the message says of itself, and numbers. Four of five are
+replies as the server reads them, the others messages as a client reads them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.core.errors import UsageError
-from equipoise.flower import codec, proxy
+from equipoise.flower import certs, codec, proxy
 from equipoise.flower.logs import Printable
 from equipoise.flower.node import failure
 from equipoise.flower.options import NodeConfig
@@ -85,3 +85,11 @@ def test_what_a_client_keeps_is_its_own(tmp_path):
     ClientDisk(tmp_path / "state", "run1", 0).save(1, {"local": {"w": torch.ones(2)}}, 0)
     for folder in (tmp_path / "state", tmp_path / "state" / "run1", tmp_path / "state" / "run1" / "client-0"):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_keys_are_written_whole_and_for_their_owner_alone(tmp_path):
+    certs.write(tmp_path / "certs", ["localhost"], 1, 10)
+    assert (tmp_path / "certs").stat().st_mode & 0o777 == 0o700
+    for name in ("ca.key", "server.key", "node-0"):
+        assert (tmp_path / "certs" / name).stat().st_mode & 0o777 == 0o600
+    assert not list((tmp_path / "certs").glob(".tmp-*"))

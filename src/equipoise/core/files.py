@@ -50,8 +50,12 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
         raise
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, private: bool = False) -> None:
+    """``private``: for the file's owner alone."""
+
     def write(file: Path) -> None:
+        if private:
+            file.touch(0o600)
         file.write_bytes(data)
 
     write_with(path, write)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from pathlib import Path
 
 from cryptography import x509
@@ -27,7 +26,7 @@ def write(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
     wrong = [host for host in hosts if not is_host(host)]
     if wrong:
         raise UsageError(f"host is '{wrong[0]}': must be a name or an address")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.make_folder(folder, private=True)
     ca_key, ca = _authority(days)
     key, certificate = _server(ca_key, ca, hosts, days)
     _private(folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -103,5 +102,4 @@ def _named(host: str) -> x509.GeneralName:
 
 
 def _private(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
+    files.write_bytes(path, data, private=True)

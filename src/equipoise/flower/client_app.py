@@ -10,6 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from equipoise.flower import options
+from equipoise.flower.audit import Audit, digest
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.node import Node, failure
 from equipoise.flower.wire import disclose, enclose
@@ -28,7 +29,9 @@ def answer(message: Message, run: dict[str, Any], about: dict[str, Any]) -> Mess
     try:
         settings, _ = options.read(run)
         torch.set_num_threads(settings.run.threads)
-        data = Node(settings.flat, options.NodeConfig.of(about)).answer(disclose(message.content))
+        node, asked = options.NodeConfig.of(about), disclose(message.content)
+        data = Node(settings.flat, node).answer(asked)
+        Audit(node.state / "audit.jsonl").note("answered", asked=digest(asked), sent=digest(data), bytes=len(data))
     except Exception as error:  # Flower would send its text, which may quote this client's rows
         LOG.exception("this node cannot answer")
         data = failure(error)

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from equipoise.core import files as checkpoint
 from equipoise.flower import options, register
 from equipoise.flower.agreement import agree, kept, raw_tables
+from equipoise.flower.audit import Audit
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
@@ -41,9 +42,11 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
     settings, deployment = options.read(table)
     out, bound = Path(deployment.out), register.read(Path(deployment.nodes)) if deployment.nodes else None
 
+    audit = Audit(out.with_name(f"{out.name}-audit.jsonl"))  # beside the folder, with which it is never overwritten
+
     @cache
     def wire(clients: int) -> GridWire:
-        return GridWire(grid, clients, deployment.min_replies, deployment.wait, bound)
+        return GridWire(grid, clients, deployment.min_replies, deployment.wait, bound, audit)
 
     agreed = None
     if raw := raw_tables(settings):
@@ -63,14 +66,28 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         LOG.info("round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds)
         if record.privacy:
             LOG.info("round %d: %s", record.round, in_words(record.privacy))
+        audit.note("round", round=record.round, **outcome(record))
         if record.skipped:
             LOG.warning("round %d changed nothing: %s", record.round, record.skipped)
             if deployment.below == "stop":
                 raise TooFewReplies(record.skipped)
 
+    checkpoint.make_folder(out, private=True)
     resume = (out / "config.json").is_file()
     summary = runs.run(settings, out, resume=resume, watch=watch, make_executor=remote)
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
+
+
+def outcome(record: RoundRecord) -> dict[str, Any]:
+    """Who contributed to the new model, who was left out and why, who was absent; for an audit."""
+    if record.skipped:
+        contributed: list[int] | str = []
+    elif record.ids is None:
+        contributed = "all others"
+    else:
+        contributed = [client for client in record.ids if client not in record.dropped]
+    why = {client: record.left_out.get(client, "its numbers are not finite") for client in record.dropped}
+    return {"contributed": contributed, "left_out": why, "absent": record.absent, "skipped": record.skipped}
 
 
 def _run_id(out: Path, told: int) -> str:

@@ -14,11 +14,13 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from equipoise.flower import codec
+from equipoise.flower.audit import Audit
 from equipoise.flower.codec import Refused
 
 LOG = logging.getLogger("equipoise")
 PAUSES = (0.02, 0.5)  # seconds between looks for replies: the first, then twice as long each time up to the last
 HELLO = 4096  # bytes of an introduction, at most
+NO_AUDIT = Audit(None)
 AGAIN = 120.0  # seconds until a node that did not introduce itself is asked again
 
 
@@ -39,9 +41,16 @@ class GridWire:
     """A :class:`~equipoise.flower.remote.Wire` over a grid."""
 
     def __init__(
-        self, grid: Grid, clients: int, fewest: int, wait: float, bound: Mapping[int, int] | None = None
+        self,
+        grid: Grid,
+        clients: int,
+        fewest: int,
+        wait: float,
+        bound: Mapping[int, int] | None = None,
+        audit: Audit = NO_AUDIT,
     ) -> None:
         """``bound``: which client each registered node may be; without it nodes are believed what they say."""
+        self.audit = audit
         self.grid, self.clients, self.fewest, self.wait, self.bound = grid, clients, fewest, wait, bound
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
@@ -70,6 +79,7 @@ class GridWire:
                     answers[client] = self._content(reply)
             if not waiting:
                 break
+        self.audit.exchanged(messages, answers)
         return answers
 
     def _push(self, messages: list[Message]) -> list[str]:
@@ -106,9 +116,11 @@ class GridWire:
                 raise Refused(f"it says that it is client {client}, its key is registered for {registered}")
         except Refused as error:
             LOG.warning("node %d is left out: %s", node, error)
+            self.audit.note("refused", node=node, reason=str(error))
             return
         self._known[node] = (client, samples)
         LOG.info("client %d is connected as node %d, %d samples", client, node, samples)
+        self.audit.note("joined", node=node, client=client, samples=samples)
 
     def _seats(self, nodes: Iterable[int]) -> dict[int, int]:
         """Which node speaks for each client: of two that claim one, the one that had it, as long as it is there."""
