@@ -173,3 +173,11 @@ def test_both_executors_agree(model: str) -> None:
 def test_a_task_without_gradients_is_refused() -> None:
     with pytest.raises(UsageError, match="gradients"):
         Autopilot().check(Quadratic([1.0], [[1.0]], Training()), Training())
+
+
+def test_one_client_cannot_choose_everybody_s_rate():
+    """Of ten losses the second largest is what nearly all have at most: ten times that is believed, and no more."""
+    told = torch.tensor([1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1e6], dtype=torch.float64)
+    assert steering.believed(told).tolist() == [1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 20.0]
+    assert torch.equal(steering.believed(told[:9]), told[:9])
+    assert torch.equal(steering.believed(told[-4:]), told[-4:])  # too few to tell

@@ -47,6 +47,15 @@ ANY = Range(-1e6, 1e6)
 """What a method has not declared."""
 
 
+ASIDE, ENOUGH = 0.1, 5
+"""Nearly all of a cohort: all but this share of the largest, from so many clients on."""
+
+
+def nearly_most(values: Tensor) -> float:
+    """The largest of nearly all: what a few clients cannot move, whatever they say."""
+    return float(values.sort().values[len(values) - 1 - max(1, int(ASIDE * len(values)))])
+
+
 def reasons(reports: Mapping[str, Range], up: Up) -> dict[int, str]:
     """Rows of a stack of uploads with a number outside its range, each with one sentence about the first such number.
 

@@ -130,7 +130,8 @@ class Autopilot(Method):
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
         """What this round's measurements, pooled by data size, mean for the next."""
         n = s.task.sizes(ids).double()
-        pooled = {name: (n @ seen[name] / n.sum()).clamp(min=steering.TINY) for name in POOLED if name in seen}
+        told = {name: steering.believed(seen[name]) for name in POOLED if name in seen}
+        pooled = {name: (n @ value / n.sum()).clamp(min=steering.TINY) for name, value in told.items()}
         state = {**s.state, "reached": torch.minimum(s.state["reached"], pooled["reached"])}
         now = steering.polyak(pooled["loss"], state["reached"], pooled["square"])
         state["rate"] = (now * state["rate"]).sqrt() if float(state["rate"]) > 0 else now

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from equipoise.contract.ranges import ENOUGH, nearly_most
+
 BOLD = 0.25  # the part of Polyak's step that is taken
 LEAST_DROP = 0.3  # of a loss, that is thought possible still
 LEAST_ERROR = 0.02  # a client without errors still counts
@@ -14,6 +16,13 @@ MOST_MOMENTUM, HORIZON = 0.97, 4.0  # momentum looks back over a quarter of the 
 LAST_RATE = 0.1  # the least part of the rate that is left in the last round
 WORSE = 0.1  # how far validation loss may lie above its best (in logarithms) before momentum is dropped
 TINY = 1e-12
+FAR = 10.0  # times what nearly all clients tell: more is not believed
+
+
+def believed(told: Tensor) -> Tensor:
+    """What clients tell of their losses and gradients, each at most ten times what nearly all of them do: one that lies
+    within its ranges cannot choose everybody's rate."""
+    return told.clamp(max=FAR * nearly_most(told)) if len(told) >= ENOUGH else told
 
 
 def momentum(rounds: int) -> float:

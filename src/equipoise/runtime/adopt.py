@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Method, Reply, Server, Up
-from equipoise.contract.ranges import reasons
+from equipoise.contract.ranges import ENOUGH, nearly_most, reasons
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import State, Tree, row
 
-TIMES, ASIDE, ENOUGH = 5.0, 0.1, 5
-"""A change may be so many times as long as the longest without this share of the longest, from so many clients on."""
+TIMES = 5.0  # as long as nearly all others' may a change be
 LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
 Sums = Callable[[Tensor, Tensor | Tree], State]
 """From the replies that count (booleans) and their weights to the method's sums over them."""
@@ -99,8 +98,7 @@ def too_long(long: Tensor, paths: Tensor, rows: Tensor) -> dict[int, str]:
 
 def _times_usual(values: Tensor, rows: Tensor) -> Tensor:
     """How many times the longest of nearly all each is."""
-    count = int(rows.sum())
-    usual = float(values[rows].sort().values[count - 1 - max(1, int(ASIDE * count))])
+    usual = nearly_most(values[rows])
     return values / usual if usual > 0 else torch.zeros_like(values)
 
 
