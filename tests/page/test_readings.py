@@ -47,6 +47,16 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
     assert float(follower["reward"]) == pytest.approx(float(log_gain(*task.evaluate_server(both, "public")["loss"])))
 
 
+def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() -> None:
+    for reading, mean in (("around", 0.0), ("levels", None)):
+        sim = simulate(Page(reading=reading, **SHORT), small_task(), 1)
+        paid = sim.store.state["player"]["reward"]
+        sim.round()
+        learned_from = sim.server_state["leader"]["replay"]["reward"][:6]
+        assert largest_difference(learned_from, paid - paid.mean() if mean is not None else paid) < 1e-12
+        assert float(paid.std()) > 0.01
+
+
 def test_levels_are_paid_as_in_the_paper_and_looked_ahead_for() -> None:
     task = small_task()
     sim = simulate(Page(reading="levels", **SHORT), task, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.contract import Client, Down, Range, Server, State, Task, Training, Tree, Up, option
 from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
-from equipoise.methods.fedpolicy import policies, probes, record
+from equipoise.methods.fedpolicy import lookahead, policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
 from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts, choices_of, freshness
 from equipoise.methods.over import Over
@@ -24,6 +24,7 @@ POLICIES: dict[str, type[policies.Policy]] = {
     "bandit": policies.Bandit,
     "dqn": policies.Dqn,
     "learned": Learned,
+    "lookahead": lookahead.LookAhead,
 }
 USABLE = 0.5  # of the own model's accuracy: below it the global model tells of other clients only
 
@@ -40,7 +41,9 @@ class FedPolicy(Over):
         "what a policy may choose from, sets of the model's blocks such as shared+head; none may be added",
     )
     sync: str = option(
-        "auto", "weights that know who installed what; auto is on for the policy learned", choices=("on", "off", "auto")
+        "auto",
+        "weights that know who installed what; auto is on for learned and lookahead",
+        choices=("on", "off", "auto"),
     )
     rho: float = option(
         0.5, "what an upload still counts for each round since its client installed the block", above=0, high=1
@@ -49,10 +52,12 @@ class FedPolicy(Over):
         0, "rounds between those in which clients also train a copy of the global model; 0 for never", low=0
     )
     price: float = option(
-        0.01, "accuracy that a download of the whole model costs in a reward, and in the choices of learned", low=0
+        0.01,
+        "accuracy that a download of the whole model costs in a reward, and in the choices of learned and lookahead",
+        low=0,
     )
     probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares", low=0)
-    probe_every: int = option(16, "rounds between probes at most, for the policy learned", low=1)
+    probe_every: int = option(16, "rounds between probes at most, for the policies learned and lookahead", low=1)
     policy_gamma: float = option(0.5, "discount of the next round in the policy dqn", low=0, below=1)
 
     @property
@@ -68,6 +73,10 @@ class FedPolicy(Over):
     @property
     def keeps_model(self) -> bool:  # type: ignore[override]
         return True
+
+    @property
+    def decides(self) -> frozenset[str]:
+        return (self._own if self.agent.ahead else self._own - {"update"}) | self.below.decides
 
     @cached_property
     def agent(self) -> policies.Policy:
@@ -87,7 +96,7 @@ class FedPolicy(Over):
 
     @property
     def synced(self) -> bool:
-        return self.sync == "on" or (self.sync == "auto" and self.policy == "learned")
+        return self.sync == "on" or (self.sync == "auto" and isinstance(self.agent, Learned))
 
     def check(self, task: Task, training: Training) -> None:
         if len(self.choices) < 2 or "full" not in self.choices or len(set(self.choices)) < len(self.choices):
@@ -127,7 +136,10 @@ class FedPolicy(Over):
 
     def client_init(self, task: Task, params: Tree) -> State:
         state = super().client_init(task, params)
-        return state | {"probe": probes.client_init(self.sets)} if self.looks else state
+        if not self.looks:
+            return state
+        more = lookahead.client_init() if self.agent.ahead else {}
+        return state | {"probe": probes.client_init(self.sets) | more}
 
     def install(self, c: Client) -> tuple[Tree, State]:
         """Decision 4b: what was sent, or what the server says of it, or what scores best of it."""
@@ -137,12 +149,19 @@ class FedPolicy(Over):
             state["probe"], part = probes.look(c, self.sets, c.state["probe"], words["look"]), words["part"].long()
             if self.agent.probes:
                 value = probes.worth(state["probe"]["scores"], words["trust"], words["lean"])
-                best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
+                value = value.masked_fill(~self.agent.rules.mask, -torch.inf)
+                best = value.argmax(-1)
                 part = torch.where(words["choose"], best, part)
+                if self.agent.ahead:
+                    state["probe"] = state["probe"] | {"second": lookahead.runner_up(value, best)}
             state["probe"] = state["probe"] | {"part": part}
             inner.down = replace(c.down, sent=self.sets.sent(c.task, self.sets.taken(part)))
         start, state["base"] = self.below.install(inner)
         return start, state
+
+    def update(self, c: Client) -> tuple[Tree, State]:
+        trained, state = super().update(c)
+        return lookahead.both(c, self.below, self.sets, trained, state) if self.agent.ahead else (trained, state)
 
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)

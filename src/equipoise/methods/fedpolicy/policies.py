@@ -70,6 +70,8 @@ class Policy(ABC):
     """Whether clients score what they could hold when they are asked to, and may choose."""
     learns: ClassVar[bool] = False
     """Whether clients report how they fare."""
+    ahead: ClassVar[bool] = False
+    """Whether a choosing client trains from two parts and keeps the better."""
 
     def init(self, clients: int) -> State:
         return {}

@@ -30,15 +30,19 @@ def client_init(parts: Parts) -> State:
     }
 
 
+def score(acc: Tensor, loss: Tensor) -> Tensor:
+    """Lower is better."""
+    return 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
+
+
 def look(c: Client, parts: Parts, seen: State, asked: Tensor) -> State:
     """Accuracy, loss and smoothed score (lower is better) of every part, new where it was asked for."""
     if not c.anybody(asked):
         return seen
     acc, loss = (merit.to(DTYPE) for merit in _merits(c, parts))
-    score = 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
     kept = torch.where(seen["round"] > 0, KEPT ** (c.round - seen["round"]).to(DTYPE), 0.0)
     now = torch.full_like(seen["round"], c.round)
-    smooth = kept * seen["scores"] + (1 - kept) * score
+    smooth = kept * seen["scores"] + (1 - kept) * score(acc, loss)
     new = {"scores": smooth, "acc": acc, "loss": loss, "entropy": record.entropy(c), "round": now}
     return seen | {name: torch.where(asked, value, seen[name]) for name, value in new.items()}
 

@@ -292,6 +292,8 @@ class Page(Over):
         state["history"] = self.utilities(s, up)
         if self.one_leader:  # it acts next in the round to come
             rows, learning = shared.closed(up.metrics), s.round >= self.waits(s.rounds)
+            if self.read.difference:  # what all gained in a round tells of the round, not of what somebody chose in it
+                rows["reward"] = rows["reward"] - rows["reward"].mean()
             state["leader"] = shared.learn(s, self.leader(s.task), state["leader"], rows, learning=learning)
         if self.safe:
             weights, state["safe"] = safe.judge(s, state["safe"], up.metrics, weights)
