@@ -16,8 +16,8 @@ class Reading:
     """The server's action is one exponent, p_i ~ n_i e_i^kappa with e_i the received model's error at the client; else
     one weight for each client."""
     difference: bool = True
-    """A player is paid what the round improved, in log loss, and looks no further; an agent that clients share learns from
-    what one gained more than the others. Else the level 1/f, discounted."""
+    """A player is paid what the round improved, in log loss, and looks no further; an agent that clients share learns
+    from what one gained more than the others. Else the level 1/f, discounted."""
     published: bool = False
     """As in the authors' code: clipped actions, test data, nothing standardised."""
 
