@@ -50,8 +50,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedavgm": {"method": "fedavgm", "server_momentum": 0.5},
     **{name: {"method": name} for name in ("fedprox", "scaffold", "fedrep", "ditto", "fedala", "fedbabu")},
     "learned-always-probing": LEARNED | {"probe_every": 1},
+    "lookahead": LEARNED | {"policy": "lookahead"},
 }
-FEW = ("fedavg", "learned", "fedper", "lgfedavg", "local", "joint")  # with larger models and on fresh seeds
+FEW = ("fedavg", "learned", "lookahead", "fedper", "lgfedavg", "local", "joint")  # with larger models and on fresh seeds
 FIXED = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}  # what a fixed choice is known as
 BASELINES: tuple[str, ...] = (
     "fedavg",

@@ -33,6 +33,7 @@ METHODS: dict[str, Method] = {
     "fedpolicy probe": FedPolicy(policy="probe", copies=2),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
     "fedpolicy learned": FedPolicy(copies=3),
+    "fedpolicy lookahead": FedPolicy(policy="lookahead"),
     "joint": Joint(),
     "joint with page": Joint(base="page", base_options="warmup=1"),
 }
