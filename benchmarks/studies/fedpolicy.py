@@ -52,7 +52,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned-always-probing": LEARNED | {"probe_every": 1},
     "lookahead": LEARNED | {"policy": "lookahead"},
 }
-FEW = ("fedavg", "learned", "lookahead", "fedper", "lgfedavg", "local", "joint")  # with larger models and on fresh seeds
+FEW = (
+    "fedavg",
+    "learned",
+    "lookahead",
+    "fedper",
+    "lgfedavg",
+    "local",
+    "joint",
+)  # with larger models and on fresh seeds
 FIXED = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}  # what a fixed choice is known as
 BASELINES: tuple[str, ...] = (
     "fedavg",

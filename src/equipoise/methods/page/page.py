@@ -218,18 +218,11 @@ class Page(Over):
     def meaning(self, action: Tensor, train: Train) -> Train:
         """a_i(t) = (alpha_i, eta_i); what an agent does not decide stays as configured."""
         chosen = dict(zip(self.own, self.kept(action), strict=True))
-        epochs, lr, most, low, high = train.epochs, train.lr, self.epochs_most, self.lr_low, self.lr_high
-        if self.read.published:
-            if "alpha" in chosen:
-                epochs = (chosen["alpha"] / high * most).round().clamp(min=1).long()
-            return Train(epochs, chosen.get("eta", lr))
-        near = self.read.around
+        epochs, lr = train.epochs, train.lr
         if "alpha" in chosen:
-            alpha = chosen["alpha"]
-            epochs = actions.epochs_near(alpha, epochs, most) if near else actions.epochs_of(alpha, most)
+            epochs = self.read.epochs(chosen["alpha"], epochs, self.epochs_most, self.lr_high)
         if "eta" in chosen:
-            eta = chosen["eta"]
-            lr = actions.rate_near(eta, lr, low, high) if near else actions.rate_of(eta, low, high)
+            lr = self.read.rate(chosen["eta"], lr, self.lr_low, self.lr_high)
         return Train(epochs, lr)
 
     def upload(self, c: Client) -> tuple[Up, State]:
@@ -322,16 +315,11 @@ class Page(Over):
 
     def weights_of(self, action: Tensor, weights: Tensor, up: Up) -> Tensor:
         """p that an action stands for; ``weights``: those of the base, by data size."""
-        exponent: Tensor | float = self.lean if self.tilts else 0.0
-        if self.read.exponent:
-            p, exponent = weights, exponent + actions.exponent_of(action)
-        elif self.read.around:
-            p = weights * actions.simplex(action, actions.NEAR_WEIGHT)
-        else:
-            p = actions.simplex(action)
-        if self.weighs_errors:
-            p = p * (up.metrics["error"] + leaning.LEAST_ERROR) ** exponent
-        return p / p.sum() if self.weighs_errors or self.read.around else p
+        p, exponent = self.read.weights(action, weights)
+        if not self.weighs_errors:
+            return p
+        p = p * (up.metrics["error"] + leaning.LEAST_ERROR) ** (exponent + max(0.0, self.lean))
+        return p / p.sum()
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         """Paid on the server's own data: differences on public ones, in the authors' code the level on test data."""

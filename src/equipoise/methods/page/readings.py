@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from equipoise.methods.page import actions
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -24,6 +28,27 @@ class Reading:
     @property
     def gamma(self) -> float:
         return 0.0 if self.difference else 0.99
+
+    def epochs(self, action: Tensor, configured: Tensor, most: int, high: float) -> Tensor:
+        """alpha_i; in the authors' code an action lies within the rates, of which ``high`` is the largest."""
+        if self.published:
+            return (action / high * most).round().clamp(min=1).long()
+        return actions.epochs_near(action, configured, most) if self.around else actions.epochs_of(action, most)
+
+    def rate(self, action: Tensor, configured: Tensor, low: float, high: float) -> Tensor:
+        """eta_i."""
+        if self.published:
+            return action
+        return actions.rate_near(action, configured, low, high) if self.around else actions.rate_of(action, low, high)
+
+    def weights(self, action: Tensor, configured: Tensor) -> tuple[Tensor, Tensor | float]:
+        """The weights before errors count in them, and the exponent with which these do."""
+        if self.exponent:
+            return configured, actions.exponent_of(action)
+        if not self.around:
+            return actions.simplex(action), 0.0
+        p = configured * actions.simplex(action, actions.NEAR_WEIGHT)
+        return p / p.sum(), 0.0
 
 
 READINGS = {
