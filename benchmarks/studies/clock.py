@@ -24,7 +24,7 @@ from equipoise.selection.learned import CONTROLS, Learned
 WORLDS, SEEDS, SHARES = ("phones", "silos", "default"), (1, 2, 3, 4, 5), (0.9, 0.95)
 PERIOD = {"phones": "30s", "silos": "2s", "default": "8s"}  # about what a usual device needs
 SEEN = 0.9  # of the clients must have replied before a mean over clients counts
-COHORT, ROUNDS = 10, 120
+COHORT, ROUNDS = 10, 60
 BASELINE = "sync"
 WAYS: dict[str, dict[str, Any]] = {
     BASELINE: {},
@@ -131,7 +131,8 @@ def reached(record: Record, side: str, target: float, clients: int = 50) -> Poin
 
 
 def best_of(record: Record, side: str) -> float:
-    return max(point[SIDES[side]] for point in record["course"])
+    scores: list[float] = [point[SIDES[side]] for point in record["course"]]
+    return max(scores)
 
 
 def compared(results: Results, world: str, way: str, side: str, share: float, what: str) -> list[float | None]:
@@ -186,7 +187,7 @@ def absolute(results: Results) -> list[str]:
             if not done:
                 continue
             points = [(r, [reached(r, side, share * best_of(r, side)) for share in SHARES]) for r in done]
-            times = [spread((p[k][0] if p[k] else None for _, p in points), 0) for k in range(len(SHARES))]
+            times = [spread((at[0] if at else None for at in (p[k] for _, p in points)), 0) for k in range(len(SHARES))]
             rows.append([world, side, spread((100 * best_of(r, side) for r in done), 1), *times, len(done)])
     return table(["world", "score", "best %", "seconds to 90 %", "seconds to 95 %", "seeds"], rows)
 

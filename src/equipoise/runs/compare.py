@@ -12,7 +12,7 @@ from equipoise.core.errors import UsageError
 from equipoise.records import codec
 from equipoise.records.folder import Folder
 from equipoise.records.summary import Compared, Summary
-from equipoise.report import folders, paired, tables
+from equipoise.report import folders, paired, tables, targets
 from equipoise.report.page import pareto
 from equipoise.runs.running import Watch, build_task, run
 from equipoise.settings.config import Settings
@@ -86,6 +86,8 @@ def _write(
     both = [column for column in shown if column.title.startswith(("global ", "personal "))]
     least = min(map(len, finished.values()))  # seeds that all of these methods have
     pairs = paired.to_markdown({method: summaries[:least] for method, summaries in finished.items()}, both)
+    ended = {m: [Folder(f).records() for _, _, f in _of(plan, m)] for m in finished} if done == len(plan) else {}
+    pairs += targets.to_markdown(ended) if ended else ""
     checkpoint.write_text(out / "table.md", tables.to_markdown(title, table, shown, shlex.join(command)) + pairs)
     checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
     if done == len(plan):
@@ -93,6 +95,10 @@ def _write(
         points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
         pareto.draw(points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher)
     return shown
+
+
+def _of(plan: Sequence[tuple[str, Settings, Path]], method: str) -> list[tuple[str, Settings, Path]]:
+    return [cell for cell in plan if cell[0] == method]
 
 
 def cell_folder(label: str, seed: int) -> Path:

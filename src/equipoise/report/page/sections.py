@@ -37,7 +37,11 @@ def draw(groups: Sequence[Group], command: str) -> str:
     _decisions(page, groups, score)
     page.section(
         "cost",
-        "Bytes and time",
+        "Time, energy and bytes",
+        page.plot("Score against simulated time", spending.against_time(groups, score), "First seed of each."),
+        page.plot(
+            "Score against energy", spending.against_energy(groups, score), "Of all clients; first seed of each."
+        ),
         page.plot("Score against bytes", spending.against_bytes(groups, score), "First seed of each."),
         page.plot("Bytes so far", spending.megabytes(groups, score), "Everything that is sent, both ways; first seed."),
         page.plot("Time", spending.seconds(groups, score), "As measured on the machine that ran it; first seed."),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from equipoise.records.targets import Spending, spendings
 from equipoise.report.page.drawing import Figure, Score, colour, dash, figure, line, numbers, thin
 from equipoise.report.reading import Group, Run
 
@@ -39,23 +40,40 @@ def megabytes(groups: Sequence[Group], score: Score) -> Figure | None:
 
 
 def against_bytes(groups: Sequence[Group], score: Score) -> Figure | None:
-    """What the bytes bought: personal score (solid) and global score (dotted) against the traffic so far."""
+    """What the bytes bought."""
+    return _against(groups, score, _sent, "MB up and down so far")
+
+
+def against_time(groups: Sequence[Group], score: Score) -> Figure | None:
+    """What the simulated time bought."""
+    return _against(groups, score, lambda run: _spent(run, lambda at: at.seconds), "simulated seconds")
+
+
+def against_energy(groups: Sequence[Group], score: Score) -> Figure | None:
+    """What the energy of the clients bought."""
+    return _against(groups, score, lambda run: _spent(run, lambda at: at.joules / 1000), "kJ of all clients so far")
+
+
+def _against(
+    groups: Sequence[Group], score: Score, cost: Callable[[Run], dict[int, float]], words: str
+) -> Figure | None:
+    """Personal score (solid) and global score (dotted) against what rounds have cost so far."""
     traces: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
-        sent = _sent(group.first)
+        spent = cost(group.first)
         for name, style in (("personal", dash(index)), ("global", "dot")):
             points = group.first.series(name)
             rounds = thin(sorted(points))
-            if rounds and sent[rounds[-1]]:
+            if rounds and spent.get(rounds[-1]):
                 traces.append(
                     {
                         **{"type": "scatter", "mode": "lines", "name": f"{group.label}, {name}"},
-                        "x": numbers(sent[t] for t in rounds),
+                        "x": numbers(spent[t] for t in rounds),
                         "y": numbers(score.scale * points[t] for t in rounds),
                         "line": {"color": colour(index), "dash": style, "width": 2},
                     }
                 )
-    return figure(traces, "MB up and down so far", score.words, yaxis=score.axis) if traces else None
+    return figure(traces, words, score.words, yaxis=score.axis) if traces else None
 
 
 def seconds(groups: Sequence[Group], score: Score) -> Figure | None:
@@ -81,6 +99,10 @@ def privacy(groups: Sequence[Group], score: Score) -> Figure | None:
 def _sent(run: Run) -> dict[int, float]:
     total = accumulate(record.bytes.both / 1e6 for record in run.records)
     return {record.round: megabytes for record, megabytes in zip(run.records, total, strict=True)}
+
+
+def _spent(run: Run, of: Callable[[Spending], float]) -> dict[int, float]:
+    return {spent.round: of(spent) for spent in spendings(run.records)}
 
 
 def _epsilon(run: Run) -> dict[int, float]:
