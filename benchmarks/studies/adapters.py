@@ -1,0 +1,141 @@
+"""What to personalise of a pretrained model: all of it, a shared adapter, a private one, both, or what FedPolicy says.
+
+Two populations: roles of Shakespeare's plays over a transformer that read the small roles, and clients who see
+Fashion-MNIST turned and as negatives over a perceptron that saw it upright.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import Cell, Results, Study, grid
+from benchmarks.lab.cell import percent, run
+from benchmarks.lab.tables import spread, table
+from benchmarks.pretraining import base, digest, file_of
+
+SEEDS, TUNED = (1, 2, 3), 1
+ONE, TWO = "rank=8", "rank=8 names=shared,private"
+WAYS: dict[str, dict[str, Any]] = {
+    "whole model, FedAvg": {"method": "fedavg"},
+    "whole model, FedAvg, then fine-tuned": {"method": "finetune"},
+    "whole model, local": {"method": "local"},
+    "shared adapter": {"method": "fedavg", "adapter": ONE},
+    "shared adapter, then fine-tuned": {"method": "finetune", "adapter": ONE},
+    "private adapter": {"method": "local", "adapter": ONE},
+    "both, the private one local": {"method": "fedper", "adapter": TWO, "keep": "private"},
+    "both, FedPolicy over blocks": {"method": "fedpolicy", "adapter": TWO, "parts": "full,shared,private"},
+    "without the base, FedAvg": {"method": "fedavg"},
+}
+PLAYS: dict[str, Any] = {"task": "shakespeare", "model": "transformer", "clients": 8, "role_samples": 400}
+PLAYS |= {"spare_samples": 7600, "server_rows": 100, "rounds": 3, "epochs": 1, "batch_size": 32, "executor": "loop"}
+PIXELS: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 12_000, "scenario": "F"}
+PIXELS |= {"clients": 20, "rounds": 30, "epochs": 2, "executor": "stacked"}
+POPULATIONS = {"plays": PLAYS, "pixels": PIXELS}
+LSTM: dict[str, Any] = {"model": "lstm"}
+
+
+def rates(population: str, way: str) -> tuple[float, ...]:
+    """Learning rates that are tried; for plays one, that a first look at another seed found to do no harm."""
+    if population == "pixels":
+        return (0.01, 0.05, 0.2)
+    return (1.0,) if way.startswith("without") else (0.05,) if "adapter" in WAYS[way] else (0.005,)
+
+
+def options(population: str, way: str, rate: float, seed: int) -> dict[str, Any] | None:
+    """Who has no base trains the model of today: for characters the LSTM, at the rate of its paper."""
+    if rate not in rates(population, way):
+        return None
+    start = {"start": str(file_of(population))}
+    if way.startswith("without"):
+        start = LSTM if population == "plays" else {}
+    gently = {"tune_lr": rate} if "fine-tuned" in way else {}
+    return {
+        **POPULATIONS[population],
+        "lr": rate,
+        "checkpoint_every": 10**6,
+        **WAYS[way],
+        **gently,
+        **start,
+        "seed": seed,
+    }
+
+
+def cells(results: Results) -> list[Cell]:
+    """Each way's rate is chosen by validation on the first seed; the other seeds have only that one."""
+    every_rate = sorted({rate for p in POPULATIONS for way in WAYS for rate in rates(p, way)})
+    every = grid(options, population=POPULATIONS, way=WAYS, rate=every_rate, seed=SEEDS)
+    asked = [c for c in every if c.axes["seed"] == TUNED or c.axes["rate"] == _best(results, c.axes)]
+    return sorted(asked, key=lambda cell: cell.axes["seed"])
+
+
+def _best(results: Results, axes: Mapping[str, Any]) -> float | None:
+    """The rate with the best validation score of the first seed, once all are known."""
+    tried = results.where(population=axes["population"], way=axes["way"], seed=TUNED)
+    if len(tried) < len(rates(axes["population"], axes["way"])):
+        return None
+    best: float = max(tried, key=lambda record: record["val"])["rate"]
+    return best
+
+
+def measure(cell: Cell, folder: Path) -> dict[str, Any]:
+    base(cell.axes["population"])
+    before, started = _peak_from_here(), time.process_time()
+    done = run(cell.options, folder)
+    spent, peak = time.process_time() - started, _status("VmHWM")
+    first, last = done.evaluated[0], done.evaluated[-1]
+    return {
+        "personal": percent(last["personal"], 4),
+        "p10": percent(last["personal"], 4, "p10"),
+        "val": percent(last["val"]["personal"], 4),
+        "received_first": percent(first["received"], 4),
+        "megabytes": sum(done.summary["bytes"].values()) / 1e6,
+        "peak_mib": peak - before,
+        "cpu_seconds": spent,
+        "executor": done.summary["executor"],
+        "base": digest(cell.axes["population"]),
+    }
+
+
+def _peak_from_here() -> float:
+    """Forget the process's highest memory so far; what it has now, in MiB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(key: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{key}:")) / 1024
+
+
+def ways(population: str) -> Any:
+    def made(results: Results) -> list[str]:
+        rows = []
+        for way in WAYS:
+            rate = _best(results, {"population": population, "way": way})
+            found = results.where(population=population, way=way, rate=rate)
+            if found:
+                figures = [spread(r[key] for r in found) for key in ("personal", "p10")]
+                costs = [spread((r[key] for r in found), d) for key, d in (("megabytes", 2), ("peak_mib", 0))]
+                used = found[0].config["lr"]
+                rows.append([way, *figures, *costs, spread((r["cpu_seconds"] for r in found), 0), used, len(found)])
+        heads = ["what is trained", "personal %", "worst decile %", "MB in all", "peak MiB", "CPU s", "lr", "seeds"]
+        return table(heads, rows)
+
+    return made
+
+
+def untouched(results: Results) -> list[str]:
+    """The bases before any training, on the clients' test rows."""
+    found = {p: results.where(population=p, way="shared adapter", rate=0.05) for p in POPULATIONS}
+    return table(["base", "%"], [[p, spread(r["received_first"] for r in own)] for p, own in found.items()])
+
+
+STUDY = Study(
+    name="adapters",
+    cells=cells,
+    measure=measure,
+    tables={"plays": ways("plays"), "pixels": ways("pixels"), "untouched": untouched},
+)
