@@ -127,6 +127,22 @@ def test_blocks_that_are_not_sent_are_not_in_the_message(tmp_path: Path) -> None
     assert sorted(tree["params"]) == sorted(task.blocks["backbone"])
 
 
+def test_adapters_travel_over_a_base_that_every_node_has(tmp_path: Path) -> None:
+    """The base never travels; a node whose base is another is left out, with the reason."""
+    method, task = SUPERVISED["fedavg"](), small_task("mlp").shaped("", "rank=2", "", 0)
+    loop = simulate(method, task, ROUNDS, "loop")
+    wire = Here(method, task, tmp_path)
+    remote = federate(method, task, wire)
+    assert not any(remote.round().absent for _ in range(ROUNDS))
+    assert largest_difference(server_side(loop), server_side(remote)) == 0
+    assert not set(codec.decode(wire.sent[0][0])[0]["params"]) & set(task.frozen)
+    wire.nodes[2].task = small_task("mlp").shaped("", "rank=2", "", 1)
+    del wire.nodes[2]._frozen
+    told = federate(method, task, wire).round().absent
+    assert list(told) == [2]
+    assert "its frozen parameters are not the server's" in told[2]
+
+
 def spoiled(change: Any) -> Any:
     """Client 2 replies something else."""
 

@@ -14,7 +14,7 @@ import torch
 from equipoise import __version__
 from equipoise.contract import Blocks, Down, Held, State, Task, Tree, Up
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import plain, revive, row
+from equipoise.core.trees import digest, plain, revive, row
 from equipoise.data.tables.preparation import Preparation
 from equipoise.flower import codec, secure
 from equipoise.flower.agreement import Agreement, raw_tables, tell
@@ -59,6 +59,10 @@ class Node:
     def task(self) -> Task:
         """Where there are raw tables: only once it is known how they are prepared."""
         return build_task(self.settings)
+
+    @cached_property
+    def _frozen(self) -> str:
+        return digest(self.task.frozen)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; what goes wrong is told in it, by one sentence."""
@@ -112,6 +116,10 @@ class Node:
         disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
         if self.raw:
             self._prepare(about, disk)
+        if about.get("frozen", "") != self._frozen:
+            raise Refused(
+                "its frozen parameters are not the server's: give both the same file (--start) or folder (--pretrained)"
+            )
         s = self.settings
         initial = self.task.init_params(s.run.seed)
         held = revive(Held, kept) if taken and (kept := disk.load(taken)) is not None else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, Up
-from equipoise.core.trees import Ints, revive, row, stack, tree_bytes
+from equipoise.core.trees import Ints, digest, revive, row, stack, tree_bytes
 from equipoise.flower import codec, node
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.secure import SecureSum, Summed
@@ -60,7 +60,7 @@ class Remote(Executor):
         super().__init__(method, task, training, seed, rounds)
         self.wire, self.run_id, self.time_limit, self.fewest = wire, run, time_limit, fewest
         self._preparation, self._unprepared = preparation, set[int]()
-        self._initial = task.init_params(seed)
+        self._initial, self._frozen = task.init_params(seed), digest(task.frozen)
         self._expected: dict[tuple[str, ...], State] = {}
         self._words: State = {}
         """What a client's part of a secure sum looks like."""
@@ -74,7 +74,7 @@ class Remote(Executor):
         clients: list[int] = ids.tolist()
         unsent = frozenset(client for client in clients if client not in present)
         absent = dict.fromkeys(sorted(unsent), "not connected")
-        about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits)}
+        about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits), "frozen": self._frozen}
         messages = {
             client: node.pack(
                 down.row(k), self.task.blocks, {**about, **self._for_one(client, int(held.state["taken"][k]))}
