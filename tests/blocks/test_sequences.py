@@ -47,9 +47,9 @@ def test_what_a_row_keeps_is_what_its_gradient_needs() -> None:
     """In float64: 4 numbers of the input and 8 of tanh, which the last layer shares; frozen layers need no input."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     x = torch.randn(1, 4).double()
-    assert activation_bytes(net, lambda: net(x)) == 8 * (4 + 8)
+    assert activation_bytes(net.parameters(), lambda: net(x)) == 8 * (4 + 8)
     net[0].requires_grad_(False)
-    assert activation_bytes(net, lambda: net(x)) == 8 * 8
+    assert activation_bytes(net.parameters(), lambda: net(x)) == 8 * 8
 
 
 @pytest.mark.parametrize("rows", [1, 20])
@@ -61,5 +61,6 @@ def test_portions_change_memory_and_nothing_else(rows: int, monkeypatch: pytest.
     when = When(0, 1, task.training)
     whole = task.fit_stack(ids, fit, {}, when)[0]
     assert largest_difference(whole, stack) > 1e-3
+    assert task.row_bytes() == 8 * (5 + 64), "the inputs and the hidden units"
     monkeypatch.setattr("equipoise.tasks.from_examples.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
-def activation_bytes(module: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """Bytes that ``forward`` keeps for its backward pass, beside the module's own tensors."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+def activation_bytes(model: Iterable[Tensor], forward: Callable[[], Tensor]) -> int:
+    """Bytes that ``forward`` keeps for its backward pass, beside the model's own tensors."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in model}
     kept: dict[int, tuple[Tensor, int]] = {}  # tensors stay referenced, so that no address is used twice
 
     def keep(tensor: Tensor) -> Tensor:

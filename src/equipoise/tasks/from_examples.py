@@ -254,10 +254,9 @@ class FromExamples(Falsified):
         if not self._row_bytes:
             x = self.prepare(self.data.server("test")[0][:1])
             params = trees.moved(weights.values(self.module), self.device)
-            learned = {
-                n: v.requires_grad_(v.is_floating_point() and n not in self.statistics) for n, v in params.items()
-            }
-            self._row_bytes = max(1, activation_bytes(self._placed, lambda: self.forward(learned, x)))
+            learned = {name: value.requires_grad_(name not in self.statistics) for name, value in params.items()}
+            own = (*self._placed.parameters(), *self._placed.buffers(), *learned.values())
+            self._row_bytes = max(1, activation_bytes(own, lambda: self.forward(learned, x)))
         return self._row_bytes
 
     def forward(self, params: Tree, x: Tensor) -> Tensor:
