@@ -23,14 +23,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "whole model, FedAvg, then fine-tuned": {"method": "finetune"},
     "whole model, local": {"method": "local"},
     "shared adapter": {"method": "fedavg", "adapter": ONE},
-    "shared adapter, then fine-tuned": {"method": "finetune", "adapter": ONE},
     "private adapter": {"method": "local", "adapter": ONE},
     "both, the private one local": {"method": "fedper", "adapter": TWO, "keep": "private"},
     "both, FedPolicy over blocks": {"method": "fedpolicy", "adapter": TWO, "parts": "full,shared,private"},
     "without the base, FedAvg": {"method": "fedavg"},
 }
-PLAYS: dict[str, Any] = {"task": "shakespeare", "model": "transformer", "clients": 8, "role_samples": 400}
-PLAYS |= {"spare_samples": 7600, "server_rows": 100, "rounds": 3, "epochs": 1, "batch_size": 32, "executor": "loop"}
+PLAYS: dict[str, Any] = {"task": "shakespeare", "model": "transformer", "clients": 6, "role_samples": 200}
+PLAYS |= {"spare_samples": 7800, "server_rows": 100, "rounds": 3, "epochs": 1, "batch_size": 32, "executor": "loop"}
 PIXELS: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 12_000, "scenario": "F"}
 PIXELS |= {"clients": 20, "rounds": 30, "epochs": 2, "executor": "stacked"}
 POPULATIONS = {"plays": PLAYS, "pixels": PIXELS}
@@ -40,7 +39,7 @@ LSTM: dict[str, Any] = {"model": "lstm"}
 def rates(population: str, way: str) -> tuple[float, ...]:
     """Learning rates that are tried; for plays one, that a first look at another seed found to do no harm."""
     if population == "pixels":
-        return (0.01, 0.05, 0.2)
+        return (0.05, 0.2)
     return (1.0,) if way.startswith("without") else (0.05,) if "adapter" in WAYS[way] else (0.005,)
 
 
@@ -85,12 +84,12 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     before, started = _peak_from_here(), time.process_time()
     done = run(cell.options, folder)
     spent, peak = time.process_time() - started, _status("VmHWM")
-    first, last = done.evaluated[0], done.evaluated[-1]
+    last = done.evaluated[-1]
     return {
         "personal": percent(last["personal"], 4),
         "p10": percent(last["personal"], 4, "p10"),
         "val": percent(last["val"]["personal"], 4),
-        "received_first": percent(first["received"], 4),
+        "untrained": percent(done.evaluated[0]["received"], 4),
         "megabytes": sum(done.summary["bytes"].values()) / 1e6,
         "peak_mib": peak - before,
         "cpu_seconds": spent,
@@ -130,7 +129,7 @@ def ways(population: str) -> Any:
 def untouched(results: Results) -> list[str]:
     """The bases before any training, on the clients' test rows."""
     found = {p: results.where(population=p, way="shared adapter", rate=0.05) for p in POPULATIONS}
-    return table(["base", "%"], [[p, spread(r["received_first"] for r in own)] for p, own in found.items()])
+    return table(["base", "%"], [[p, spread(r["untrained"] for r in own)] for p, own in found.items()])
 
 
 STUDY = Study(
