@@ -111,6 +111,12 @@ def test_on_the_command_line_only_adapters_travel(pretrained: Path, reviews: Pat
     told = json.loads((out / "summary.json").read_text())["bytes"]
     assert told["down"] == 2 * 4 * travelled
     assert main(["export", str(out), "--client", "1", "--format", "safetensors"]) == 0
+    assert main(["predict", str(out), str(reviews), "--client", "user1", "--out", str(tmp_path / "said.csv")]) == 0
+    assert (tmp_path / "said.csv").read_text().splitlines()[0] == "row,predicted,p(down),p(up)"
+    again = eq.open(out).predict(["good film", "awful plot"], "user1", probabilities=True)
+    assert again.shape == (2, 2)
+    with pytest.raises(UsageError, match="3 is no text: give a list of texts"):
+        eq.open(out).predict([3], "user1")
 
 
 def test_a_data_set_a_saved_one_and_a_table_are_the_same(pretrained: Path, reviews: Path, tmp_path: Path) -> None:

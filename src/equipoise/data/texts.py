@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,26 @@ class Tokenizer:
         for row, tokens in zip(rows, found, strict=True):
             row[: len(tokens)] = tokens
         return rows
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """New texts as the rows that a run's model takes."""
+
+    column: str
+    pretrained: str
+    length: int
+
+    def rows(self, texts: Any) -> NDArray[np.int32]:
+        """Of a sequence of texts, or of a table with the run's column of texts."""
+        if isinstance(texts, str):
+            raise UsageError("one text was given: give a list of texts, or a table")
+        if isinstance(texts, Table | Mapping) or hasattr(texts, "columns") or hasattr(texts, "column_names"):
+            texts = _cells(table_of(texts, "the table of rows"), self.column, "the run's --text", "the table of rows")
+        texts = list(texts)
+        if odd := [text for text in texts if not isinstance(text, str)]:
+            raise UsageError(f"{odd[0]!r} is no text: give a list of texts, or a table with a column '{self.column}'")
+        found = Tokenizer(self.pretrained).rows(texts, self.length)
+        wide = np.full((len(found), self.length), END, np.int32)
+        wide[:, : found.shape[1]] = found
+        return wide

@@ -24,6 +24,7 @@ from equipoise.data.tables.choices import listed
 from equipoise.data.tables.preparation import Preparation, quoted
 from equipoise.data.tables.reading import read_file
 from equipoise.data.tables.table import table_of
+from equipoise.data.texts import TextReader
 from equipoise.learners.targets import objective_of
 from equipoise.records.folder import Folder
 from equipoise.runs.card import Card, read_card
@@ -47,6 +48,8 @@ class Predictor:
     client: int | None
     known: frozenset[str]
     """Columns that the tables of training had, whether or not the model sees them."""
+    texts: TextReader | None = None
+    """Where rows are texts."""
 
     @staticmethod
     def of(folder: Folder, client: int | None = None, settings: Settings | None = None) -> Predictor:
@@ -57,16 +60,19 @@ class Predictor:
         module.load_state_dict(params, strict=False)
         preparation = _preparation(folder.preparation) if folder.preparation.is_file() else None
         known: frozenset[str] = frozenset()
+        config = read_config(folder.config)
+        texts = TextReader(config["text"], config["pretrained"], *card.shape) if config.get("pretrained") else None
         if isinstance(preparation, Preparation):
-            config = read_config(folder.config)
             ignored = config.get("ignore_columns", "")
             names = {column.name for column in (*preparation.columns, *preparation.left_out)}
             said = (*(config.get(name, "") for name in ("client_column", "split_column")), *listed(ignored))
             known = frozenset({*names, *preparation.rule.columns, *said})
-        return Predictor(module, card, preparation, client, known)
+        return Predictor(module, card, preparation, client, known, texts)
 
     def inputs(self, rows: Any) -> Tensor:
         """Raw rows as the network takes them; what does not fit is refused."""
+        if self.texts is not None:
+            return torch.from_numpy(self.texts.rows(rows)).long()
         preparation = self.preparation
         if preparation is None:
             x, form = torch.as_tensor(np.asarray(rows)), self.card.form
@@ -129,7 +135,7 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     predictor = Predictor.of(folder, client)
     if isinstance(predictor.preparation, Windows):
         found = _of_recordings(predictor, predictor.preparation, read_steps(rows))
-    elif predictor.preparation is None:
+    elif predictor.preparation is None and predictor.texts is None:
         raise UsageError(f"'{folder.path}' is no run on tables: predict from Python, by equipoise.open(...).predict")
     else:
         table = read_file(rows)
