@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import field, fields
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
@@ -63,6 +64,8 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """
     if isinstance(tree, dict):
         return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))
     if type(tree) in _MESSAGES:
         names, static_names = _MESSAGES[type(tree)]
         mapped = {
@@ -90,16 +93,18 @@ def revive(kind: type[T], tree: State) -> T:
     unknown = sorted(tree.keys() - set(names))
     if unknown:
         raise ValueError(f"{kind.__name__} has no '{unknown[0]}'")
-    hints = get_type_hints(kind)
-
-    def inner(name: str, value: Any) -> Any:
-        wanted = next((part for part in (hints[name], *get_args(hints[name])) if part in _MESSAGES), None)
-        return value if wanted is None else revive(wanted, value)
-
+    inner: dict[str, type[Any]] = _inner(kind)  # type: ignore[arg-type]
     try:
-        return kind(**{name: inner(name, value) for name, value in tree.items()})
+        return kind(**{name: revive(inner[name], value) if name in inner else value for name, value in tree.items()})
     except TypeError as error:
         raise ValueError(f"{kind.__name__} lacks a part: {error}") from error
+
+
+@cache
+def _inner(kind: Any) -> dict[str, type]:
+    """Fields of a message that are messages themselves."""
+    hints = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
+    return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
 
 
 def row(tree: T, which: int | slice | Tensor) -> T:

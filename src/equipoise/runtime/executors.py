@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
 from equipoise.core import trees
 from equipoise.core.trees import Ints
 from equipoise.records.scores import OwnScores
-from equipoise.runtime import chunks
+from equipoise.runtime import chunks, primitives
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
 from equipoise.runtime.store import HELD
 
-WORTH_STACKING = 64  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+WORTH_STACKING = 50  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
 @dataclass
@@ -145,8 +144,7 @@ class Stacked(Local):
         def mapped(id: Tensor, down: Down, held: Held) -> Reply:
             return self.one(round, splits, id, down, held)
 
-        replies: Reply = vmap(mapped, in_dims=(0, down.axes(), 0))(ids, down, held)
-        return replies
+        return primitives.over_clients(mapped, (0, down.axes(), 0), (ids, down, held), len(ids))
 
 
 def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:

@@ -7,12 +7,18 @@ local training as often as they like, and still run as a few batched kernels.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch import vmap as _vmap
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.utils import _pytree as pytree
+
+from equipoise.core import trees
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -48,11 +54,64 @@ class _Call:
         return tuple(value.view_as(value) for value in out)
 
 
+class _Map(threading.local):
+    """The map over clients that is under way in this thread: its level among torch's maps, and how many clients."""
+
+    level: int | None = None
+    clients = 0
+
+
+_MAP = _Map()
+
+
+def over_clients(body: Callable[..., R], axes: tuple[Any, ...], arguments: tuple[Any, ...], clients: int) -> R:
+    """``torch.func.vmap`` of a client's code, for arguments that are our own trees.
+
+    ``axes``: for each argument 0, ``None`` or a tree of these. Checking and flattening trees of any kind takes vmap
+    longer than a round of small models takes to compute.
+    """
+    _vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
+    level = functorch._vmap_increment_nesting(clients, "error")
+    before, (_MAP.level, _MAP.clients) = (_MAP.level, _MAP.clients), (level, clients)
+    try:
+        batched = [_batched(argument, axis, level) for argument, axis in zip(arguments, axes, strict=True)]
+        stacks: R = _stacks(body(*batched), level, clients)
+        return stacks
+    finally:
+        _MAP.level, _MAP.clients = before
+        functorch._vmap_decrement_nesting()
+
+
+def _batched(tree: Any, axis: Any, level: int) -> Any:
+    if axis is None:
+        return tree
+    if isinstance(axis, int):
+        return trees.map_leaves(lambda value: functorch._add_batch_dim(value, 0, level), tree)
+    return trees.map_leaves(
+        lambda value, one: value if one is None else functorch._add_batch_dim(value, 0, level), tree, axis
+    )
+
+
+def _stacks(tree: Any, level: int, clients: int) -> Any:
+    return trees.map_leaves(lambda value: functorch._remove_batch_dim(value, level, clients, 0), tree)
+
+
 def call(one: Callable[[A], R], stack: Callable[[A], R], arguments: A) -> R:
     """``one(arguments)``, or ``stack`` of all clients' arguments when the caller is being mapped over clients.
 
     Arguments and results are trees of tensors: dictionaries, tuples, messages.
     """
+    level, clients = _MAP.level, _MAP.clients
+    if level is not None and functorch.maybe_current_level() == level:  # else the method maps or derives by itself
+        stacked = _stacks(arguments, level, clients)
+        with temporarily_pop_interpreter_stack():
+            _MAP.level = None
+            try:
+                found = stack(stacked)
+            finally:
+                _MAP.level = level
+        batched: R = _batched(found, 0, level)
+        return batched
     tensors, spec = pytree.tree_flatten(arguments)
     record = _Call(one, stack, spec)
     out = _Mapped.apply(record, *tensors)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from equipoise.core.errors import UsageError
 from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.executors import Local
-from equipoise.runtime.group import Group
+from equipoise.runtime.group import Group, Lost
 from equipoise.runtime.rows import Room
 from equipoise.runtime.store import HELD, ClientStore, keeps_local
 
@@ -34,15 +34,12 @@ class Share:
         self._sent: Tree = {}
         self._method = inner.method
 
-    def answer(self, call: State) -> State | None:
-        """Do what one message asks; gives the message to send back, if there is one."""
-        calls: dict[str, Callable[[State], State | None]] = {
-            "run": self.run,
-            "settle": self.settle,
-            "sums": self.sums,
-            "rows": self.rows,
-        }
+    def answer(self, call: State) -> State:
+        """Do what one message asks; gives the message to send back."""
+        calls: dict[str, Callable[[State], State]] = {"run": self.run, "sums": self.sums, "rows": self.rows}
         with torch.no_grad():
+            if "settle" in call:
+                self._settle(call["settle"])
             return calls[call["do"]](call)
 
     def run(self, call: State) -> State:
@@ -72,12 +69,12 @@ class Share:
         known = {"finite": torch.cat([one.finite for one in facts]), "long": torch.cat([one.long for one in facts])}
         return {"replies": trees.plain(trees.concatenate(told)), "facts": {**known, "reasons": why}, "bytes": size}
 
-    def settle(self, call: State) -> None:
+    def _settle(self, taken: Tensor) -> None:
         """Keep what came of those whose reply counted."""
         if len(self._ids):
             held = trees.concatenate([part.held for part in self._parts])
             held = held if self.keeps_local else replace(held, local={})
-            self.store.keep(self._ids, held, {}, call["taken"])
+            self.store.keep(self._ids, held, {}, taken)
 
     def sums(self, call: State) -> State:
         """The method's sums over each chunk."""
@@ -122,7 +119,8 @@ def serve(share: Share, group: Group) -> None:
             answer = share.answer(call)
         except UsageError as error:
             answer = {"refused": str(error)}
+        except Lost as error:  # the leader ends the run, and says who it was
+            answer = {"lost": str(error)}
         except Exception:
             answer = {"failed": traceback.format_exc()}
-        if answer is not None:
-            group.sent(group.send(0, answer), 0)
+        group.sent(group.send(0, answer), 0)

@@ -18,7 +18,7 @@ from equipoise.core.trees import Ints
 from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
 from equipoise.runtime.executors import Executor, Replies
-from equipoise.runtime.group import Group
+from equipoise.runtime.group import Group, Lost
 from equipoise.runtime.rows import unknown
 from equipoise.runtime.share import Share
 from equipoise.runtime.store import HELD
@@ -44,6 +44,8 @@ class Spread(Executor):
         self.share, self.group, self.processes = share, group, group.size
         self._owner = np.full(inner.task.clients, -1, np.int32)
         self._next = torch.empty(0, dtype=torch.int64)
+        self.settled: list[State] = [{} for _ in range(self.processes)]
+        """Whose reply counted, for each process; it goes with the next call."""
 
     def cuts(self, clients: int) -> list[slice]:
         return self.share.inner.cuts(clients)
@@ -75,15 +77,14 @@ class Spread(Executor):
         answers = self.ask(calls)
         return _Elsewhere.of(self, rows, place, answers)
 
-    def ask(self, calls: list[State], answered: bool = True) -> list[State]:
+    def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
+        calls = [{**call, **more} for call, more in zip(calls, self.settled, strict=True)]
+        self.settled = [{} for _ in calls]
         under_way = {process: self.group.send(process, calls[process]) for process in range(1, self.group.size)}
         own = self.share.answer(calls[0])
         for process, work in under_way.items():
             self.group.sent(work, process)
-        if not answered:
-            return []
-        assert own is not None
         return [own, *(self._checked(self.group.receive(process), process) for process in under_way)]
 
     def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
@@ -129,6 +130,8 @@ class Spread(Executor):
     def _checked(self, answer: State, process: int) -> State:
         if "refused" in answer:
             raise UsageError(answer["refused"])
+        if "lost" in answer:
+            raise Lost(answer["lost"])
         if "failed" in answer:
             raise RuntimeError(f"process {process + 1} of {self.group.size} failed:\n{answer['failed']}")
         return answer
@@ -169,7 +172,7 @@ class _Elsewhere(Replies):
 
     def settle(self, taken: Tensor) -> None:
         assert self.spread is not None
-        self.spread.ask([{"do": "settle", "taken": taken[rows]} for rows in self.parts], answered=False)
+        self.spread.settled = [{"settle": taken[rows]} for rows in self.parts]
 
     def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
         assert self.spread is not None
