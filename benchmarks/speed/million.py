@@ -1,16 +1,14 @@
 """SCAFFOLD on a million clients, 1,000 per round, 200 rounds: time, memory, disk; and its rounds beside 10^4 clients.
 
-``--run`` is the whole run as a user has it, checkpoints and all, in a process of its own. Without it, rounds of both
-populations take turns in one process, so that what else the machine does meets both alike.
+``--run`` is the whole run as a user has it, checkpoints and all. Without it, rounds of both populations take turns in one
+process, so that what else the machine does meets both alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +28,12 @@ from equipoise.settings.means import Means
 COHORT, ROUNDS, FEW, MANY, GIB = 1_000, 200, 10_000, 1_000_000, 0.25
 
 
-def settings_of(clients: int) -> Settings:
+def settings_of(clients: int, **training: float) -> Settings:
     options = {"method": "scaffold", "clients": clients, "participation": COHORT / clients, "rounds": ROUNDS}
-    return Settings.of(options)
+    return Settings.of({**options, **training})
 
 
-def whole(folder: Path) -> dict[str, object]:
+def whole(folder: Path, training: dict[str, float]) -> dict[str, object]:
     """The run of a million; the last rounds are those with most clients seen."""
     cpu = [time.process_time()]
 
@@ -45,11 +43,12 @@ def whole(folder: Path) -> dict[str, object]:
             print(record.round, record.seen, peak_mib(), file=sys.stderr, flush=True)
 
     started = time.perf_counter()
-    run(settings_of(MANY), folder / "run", watch=watch, means=Means(state_memory=GIB))
+    run(settings_of(MANY, **training), folder / "run", watch=watch, means=Means(state_memory=GIB))
     spent = [after - before for before, after in pairwise(cpu)]
     saved = sum(file.stat().st_size for file in (folder / "run" / "checkpoint").iterdir())
     return {
         "rounds": ROUNDS,
+        "training": training or "the task's own",
         "state memory GiB": GIB,
         "MiB peak": peak_mib(),
         "seconds in all": round(time.perf_counter() - started, 1),
@@ -92,18 +91,19 @@ def peak_mib() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", action="store_true", help="the run of a million alone, printed as JSON")
+    parser.add_argument("--run", action="store_true", help="the run of a million")
+    parser.add_argument("--epochs", type=int, help="of the run; memory and disk do not depend on it")
+    parser.add_argument("--batch-size", type=int, help="of the run")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each population that take turns")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.run:
+        training = {"epochs": chosen.epochs, "batch_size": chosen.batch_size}
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(whole(Path(folder))))
-        return
-    found = beside(chosen.rounds)
-    command = [sys.executable, "-m", "benchmarks.speed.million", "--run"]
-    alone = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    measured("million", {"a round of 1,000 among few and many": found, "a million clients": alone})
+            given = {name: value for name, value in training.items() if value is not None}
+            measured("million", whole(Path(folder), given))
+    else:
+        measured("million_beside", beside(chosen.rounds))
 
 
 if __name__ == "__main__":
