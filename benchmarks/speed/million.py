@@ -1,7 +1,7 @@
 """SCAFFOLD on a million clients, 1,000 per round, 200 rounds: time, memory, disk; and its rounds beside 10^4 clients.
 
-``--run`` is the whole run as a user has it, checkpoints and all. Without it, rounds of both populations take turns in one
-process, so that what else the machine does meets both alike.
+``--run`` is the whole run as a user has it, checkpoints and all. Without it, rounds of both populations take turns in
+one process, so that what else the machine does meets both alike.
 """
 
 from __future__ import annotations
