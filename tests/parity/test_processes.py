@@ -14,7 +14,7 @@ import torch
 
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.runs import spreading
+from equipoise.runs import choosing, spreading
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.device import place
 from equipoise.runtime.executors import Loop, Stacked
@@ -22,10 +22,11 @@ from equipoise.runtime.group import Lost
 from equipoise.runtime.pack import pack, unpack
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.share import Share, serve
-from equipoise.runtime.spread import Spread, placed
+from equipoise.runtime.spread import Pace, Spread, placed
 from equipoise.settings.config import Settings
 from equipoise.settings.means import Means
 from helpers import largest_difference, small_task, timeless
+from helpers_device import FAR, FarTensor, Pretended
 
 SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
 SCAFFOLD = Settings.of({**SMALL, "method": "scaffold"})
@@ -47,9 +48,22 @@ def test_trees_survive_the_wire():
 
 
 def test_the_longest_first_by_hand():
-    assert placed([3.0, 1.0, 2.0, 2.0], 2) == [0, 0, 1, 1]
-    assert placed([1.0, 5.0], 3) == [1, 0]
-    assert placed([2.0, 2.0, 2.0], 1) == [0, 0, 0]
+    assert placed([3.0, 1.0, 2.0, 2.0], [1.0, 1.0]) == [0, 0, 1, 1]
+    assert placed([1.0, 5.0], [1.0] * 3) == [1, 0]
+    assert placed([2.0, 2.0, 2.0], [1.0]) == [0, 0, 0]
+    assert placed([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 0, 1]  # 4 and 8 on the fast one, 8 on the other
+
+
+def test_a_process_that_takes_twice_as_long_gets_less():
+    pace = Pace(3)
+    assert pace.paces == [1.0, 1.0, 1.0]
+    pace.saw(0, 100.0, 1.0)
+    pace.saw(1, 100.0, 2.0)
+    assert pace.paces == [1.0, 2.0, 1.0]  # the third has not been seen
+    pace.saw(1, 100.0, 1.1)  # (2 + 1.1) / 2
+    assert pace.paces == [1.0, 1.5, 1.0]
+    pace.saw(0, 100.0, 1.2)  # a little slower is chance
+    assert pace.paces == [1.0, 1.5, 1.0]
 
 
 def _simulate(kind, method, task, processes, rounds=3):
@@ -95,6 +109,17 @@ def test_one_by_one_too():
     task.measured = True  # as a model that does not stack: every client is a chunk
     state, records, _ = _simulate(Loop, method, task, 1)
     others = _simulate(Loop, method, task, 3)
+    assert largest_difference(state, others[0]) == 0.0
+    assert records == others[1]
+
+
+def test_a_process_for_each_of_two_devices():
+    """Both pretended, since the mode goes with the fork; uploads and states are at home in either."""
+    method, task = find_method("scaffold")(), small_task("mlp", clients=130, samples=20)
+    with Pretended():
+        state, records, _ = _simulate(Stacked, method, task.on(FAR), 1, rounds=2)
+        others = _simulate(Stacked, method, task.on(FAR), 2, rounds=2)
+    assert not any(isinstance(leaf, FarTensor) for leaf in _leaves(others[0]))
     assert largest_difference(state, others[0]) == 0.0
     assert records == others[1]
 
@@ -171,19 +196,43 @@ def test_processes_end_with_a_leader_that_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"executor": "workers"}, "processes take the place of workers"),
-        ({"attack": "flip:0.1"}, "attack is for runs of one process"),
-        ({"task": "two-state", "method": "fedsynq"}, "computed in one process"),
+        ({"attack": "flip:0.1"}, "see those of all others"),
+        ({"task": "two-state", "method": "fedsynq"}, "are stepped together, in one process"),
     ],
 )
 def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
     with pytest.raises(UsageError, match=words):
-        run(Settings.of(options), tmp_path / "run", means=Means(processes=2))
+        run(Settings.of({**options, "rounds": 1}), tmp_path / "run", means=Means(processes=2))
 
 
-def test_no_processes_at_all_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="processes is 0: must be a whole number of at least 1"):
-        run(Settings.of({}), tmp_path / "run", means=Means(processes=0))
+@pytest.mark.parametrize("more", [{"attack": "labels:0.2"}, {"executor": "workers", "workers": 2, "clients": 12}])
+def test_hostile_rows_and_workers_are_shared_too(more, tmp_path):
+    settings = Settings.of({**SMALL, **more, "rounds": 2})
+    run(settings, tmp_path / "one", means=Means(processes=1))
+    run(settings, tmp_path / "two", means=Means(processes=2))
+    _same(tmp_path / "one", tmp_path / "two")
+
+
+def test_fewer_than_no_processes_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="processes is -1: must be a whole number of at least 0"):
+        run(Settings.of({}), tmp_path / "run", means=Means(processes=-1))
+
+
+def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(choosing, "available_cores", lambda: 2)
+    told = []
+    run(SCAFFOLD, tmp_path / "short", tell=told.append)
+    assert told == []  # too short to look at
+    monkeypatch.setattr(choosing, "FASTEST", 1.0)
+    monkeypatch.setattr(choosing, "seconds_of_a_step", lambda *_: 0.0)
+    run(SCAFFOLD, tmp_path / "looked", tell=told.append)
+    assert told.pop().startswith("one process: local training takes one about 0 ms")
+    monkeypatch.setattr(choosing, "seconds_of_a_step", lambda *_: 1.0)
+    run(SCAFFOLD, tmp_path / "long", tell=told.append)
+    assert told.pop().startswith("2 processes share the clients: local training takes one about")
+    assert json.loads((tmp_path / "long" / "summary.json").read_text())["executor"].endswith("2 processes")
+    _same(alone, tmp_path / "short")
+    _same(alone, tmp_path / "long")
 
 
 def test_processes_of_torchrun_take_one_device_each(monkeypatch):

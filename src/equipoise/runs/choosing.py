@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import asdict, replace
+
+import torch
 
 from equipoise.contract import Task
 from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
+from equipoise.core.trees import Ints
 from equipoise.records.folder import Folder
-from equipoise.runtime.choose import Choice, choose
+from equipoise.runs.spreading import alone
+from equipoise.runtime.choose import EXECUTORS, Choice, choose, seconds_of_a_step
 from equipoise.runtime.workers import available_cores
 from equipoise.settings.config import Settings
+
+STARTING = 3.0  # seconds that processes must save in all, to be started unasked
+MESSAGES = 0.01  # seconds per round that they lose to each other
+FASTEST = 1e-6  # seconds: no step of one client takes less
 
 
 def chosen(settings: Settings, task: Task, folder: Folder) -> Choice:
@@ -25,9 +34,35 @@ def chosen(settings: Settings, task: Task, folder: Folder) -> Choice:
             return Choice(**json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
             raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
-    first = run.at(1, run.rounds)
-    cohort = len(random.cohort(run.seed, 1, task.clients, first.participation))
-    choice = choose(task, settings.training.at(1, run.rounds), cohort)
+    choice = choose(task, settings.training.at(1, run.rounds), len(_first_cohort(settings, task)))
     choice = replace(choice, threads=max(choice.threads, run.threads) if choice.executor != "workers" else 1)
     checkpoint.write_text(file, json.dumps(asdict(choice)))
     return choice
+
+
+def worth_sharing(settings: Settings, task: Task, choice: Choice) -> tuple[int, str]:
+    """How many processes the run is to have where nobody says, and a remark on it; none where one is obvious."""
+    run = settings.run
+    shares = run.executor == "auto" and choice.executor == "stacked" and task.device.type == "cpu"
+    if not shares or alone(settings, task) or "fork" not in multiprocessing.get_all_start_methods():
+        return 1, ""
+    ids = _first_cohort(settings, task)
+    training = settings.training.at(1, run.rounds)
+    chunks = EXECUTORS["stacked"](settings.policy, task, training, run.seed, run.rounds).cuts(len(ids))
+    processes = min(available_cores(), len(chunks))
+    cohort = torch.from_numpy(ids)
+    steps = int(task.steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
+    if processes == 1 or steps * run.rounds * FASTEST < STARTING:
+        return 1, ""
+    each = steps * seconds_of_a_step(task, training, chunks[0].stop)
+    saved = run.rounds * (each * (1 - 1 / processes) - MESSAGES)
+    measured = f"local training takes one about {1000 * each:.0f} ms per round"
+    if saved < STARTING:
+        return 1, f"one process: {measured}, and others would not save the time to start them"
+    return processes, f"{processes} processes share the clients: {measured}; the result is that of one"
+
+
+def _first_cohort(settings: Settings, task: Task) -> Ints:
+    run = settings.run
+    first = run.at(1, run.rounds)
+    return random.cohort(run.seed, 1, task.clients, first.participation)

@@ -24,7 +24,7 @@ from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
 from equipoise.runs.card import Card
-from equipoise.runs.choosing import chosen
+from equipoise.runs.choosing import chosen, worth_sharing
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
@@ -94,7 +94,7 @@ def run(
                 checkpoint.write_text(file, text)
         checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
         _remark(task, tell)
-        with _start(settings, task, folder, make_executor, means or Means()) as running:
+        with _start(settings, task, folder, make_executor, means or Means(), tell) as running:
             return running.to_the_end(watch)
 
 
@@ -124,7 +124,7 @@ def resume_run(
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
         _remark(task, tell)
-        with _start(settings, task, folder, make_executor, means or Means()) as running:
+        with _start(settings, task, folder, make_executor, means or Means(), tell) as running:
             if folder.checkpoint.exists():
                 running.restore()
             return running.to_the_end(watch)
@@ -132,22 +132,26 @@ def resume_run(
 
 @contextlib.contextmanager
 def _start(
-    settings: Settings, task: Task, folder: Folder, make_executor: MakeExecutor | None, means: Means
+    settings: Settings,
+    task: Task,
+    folder: Folder,
+    make_executor: MakeExecutor | None,
+    means: Means,
+    tell: Tell | None,
 ) -> Iterator[_Running]:
     """The run with its processes; under ``torchrun``, with those that it started."""
     if make_executor is not None:
         yield _Running(settings, task, folder, Choice("stacked", settings.run.threads), make_executor)
         return
     choice = chosen(settings, task, folder)
-    room = room_of(means, folder.checkpoint.parent)
+    if not means.processes and Group.launched()[1] == 1:
+        count, remark = worth_sharing(settings, task, choice)
+        means = replace(means, processes=count)
+        if tell is not None and remark:
+            tell(remark)
     if max(means.processes, Group.launched()[1]) == 1:
-        yield _Running(settings, task, folder, choice, room=room)
+        yield _Running(settings, task, folder, choice, room=room_of(means, folder.checkpoint.parent))
         return
-    if settings.timing.carries:
-        raise UsageError(
-            f"mode {settings.timing.mode} keeps replies that are under way in one process: leave processes at 1, or "
-            "use --executor workers"
-        )
     choice = alike(choice)
     with together(means, settings, task, choice, folder.checkpoint.parent) as spread:
         yield _Running(settings, task, folder, choice, spread=spread)

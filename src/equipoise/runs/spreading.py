@@ -18,6 +18,7 @@ import torch
 from equipoise.contract import Task
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
+from equipoise.runtime.attacks import ATTACKS, parse
 from equipoise.runtime.choose import EXECUTORS, Choice
 from equipoise.runtime.executors import Local
 from equipoise.runtime.group import Group, Lost
@@ -35,13 +36,19 @@ def follows() -> bool:
 
 def check(settings: Settings, task: Task) -> None:
     """Refuse what one process must do alone."""
-    run = settings.run
-    if run.executor == "workers":
-        raise UsageError("processes take the place of workers: leave executor at auto, or choose stacked or loop")
-    if run.attack:
-        raise UsageError("attack is for runs of one process: leave out processes, or attack")
+    if reason := alone(settings, task):
+        raise UsageError(f"{reason}: leave processes at 0 or 1")
+
+
+def alone(settings: Settings, task: Task) -> str:
+    """Why one process must do it alone; empty if several may."""
+    if settings.run.attack and parse(settings.run.attack)[0] in ATTACKS:
+        return "hostile clients of an attack on uploads see those of all others, which must be in one process"
     if not task.forks:
-        raise UsageError(f"task '{task.name}' is computed in one process: leave out processes")
+        return f"the agents of task '{task.name}' are stepped together, in one process"
+    if settings.timing.carries:
+        return f"mode {settings.timing.mode} keeps replies that are under way in one process"
+    return ""
 
 
 def room_of(means: Means, folder: Path) -> Room:

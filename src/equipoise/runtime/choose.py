@@ -73,19 +73,19 @@ EXECUTORS: dict[str, MakeExecutor] = {"auto": automatic, "stacked": Stacked, "lo
 def _measure(task: Task, training: Training, cohort: int, cores: int) -> dict[Choice, float]:
     """Seconds a step of one client, each way."""
     torch.set_num_threads(1)
-    ways = {Choice("loop"): _seconds(task, training, 1)}
+    ways = {Choice("loop"): seconds_of_a_step(task, training, 1)}
     if task.stackable and cohort > 1:
-        ways[Choice("stacked")] = _seconds(task, training, min(cohort, STACKED_CLIENTS))
+        ways[Choice("stacked")] = seconds_of_a_step(task, training, min(cohort, STACKED_CLIENTS))
     if cores > 1 and cohort > 1 and "fork" in multiprocessing.get_all_start_methods():
         processes = min(cores, cohort)
         ways[Choice("workers", workers=processes)] = _seconds_together(task, training, processes) / processes
     if cores > 1:
         torch.set_num_threads(cores)
-        ways[Choice("loop", threads=cores)] = _seconds(task, training, 1)
+        ways[Choice("loop", threads=cores)] = seconds_of_a_step(task, training, 1)
     return ways
 
 
-def _seconds(task: Task, training: Training, clients: int) -> float:
+def seconds_of_a_step(task: Task, training: Training, clients: int) -> float:
     """Seconds that a step of one client takes, with so many clients computed at once."""
     ids = torch.arange(clients)
     one: Tree = task.init_params(0)
@@ -108,13 +108,13 @@ def _seconds(task: Task, training: Training, clients: int) -> float:
 
 
 def _seconds_together(task: Task, training: Training, processes: int) -> float:
-    """As :func:`_seconds` of one client, while so many processes do it at the same time."""
+    """As :func:`seconds_of_a_step` of one client, while so many processes do it at the same time."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
     def measure() -> None:
         torch.set_num_threads(1)
-        results.put(_seconds(task, training, 1))
+        results.put(seconds_of_a_step(task, training, 1))
 
     crew = [context.Process(target=measure, daemon=True) for _ in range(processes)]
     for process in crew:

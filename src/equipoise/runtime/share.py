@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,11 +54,13 @@ class Share:
         held = self.store.held(self._ids)
         self.store.expect(call["next"].numpy())
         facts: list[Facts] = []
+        started = time.perf_counter()
         for first, last in call["cuts"]:
             here = chunks.rows(slice(first, last))
             part = self.inner.chunk(round, ids[here], down.row(here), trees.row(held, here), tuple(call["splits"]))
             facts.append(Facts.of(self._method, down.params, part))
             self._parts.append(part)
+        seconds = time.perf_counter() - started
         size = trees.tree_bytes(self._parts[0].up, stacked=True)
         told = [replace(part, held=Held(), up=self._told(part.up)) for part in self._parts]
         firsts = [first for first, _ in call["cuts"]]
@@ -67,7 +70,8 @@ class Share:
             for place, text in one.reasons.items()
         }
         known = {"finite": torch.cat([one.finite for one in facts]), "long": torch.cat([one.long for one in facts])}
-        return {"replies": trees.plain(trees.concatenate(told)), "facts": {**known, "reasons": why}, "bytes": size}
+        stacks = trees.plain(trees.concatenate(told))
+        return {"replies": stacks, "facts": {**known, "reasons": why}, "bytes": size, "seconds": seconds}
 
     def _settle(self, taken: Tensor) -> None:
         """Keep what came of those whose reply counted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -23,16 +22,38 @@ from equipoise.runtime.rows import unknown
 from equipoise.runtime.share import Share
 from equipoise.runtime.store import HELD
 
+STEPS = 2  # per doubling of the time that a process takes beside the fastest
 
-def placed(loads: list[float], processes: int) -> list[int]:
-    """The process of each chunk: the longest first, each to whoever has least to do."""
-    free = [(0.0, process) for process in range(processes)]
-    place = [0] * len(loads)
+
+def placed(loads: list[float], paces: list[float]) -> list[int]:
+    """The process of each chunk: the longest first, each to whoever would end first with it.
+
+    ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
+    """
+    ends, place = [0.0] * len(paces), [0] * len(loads)
     for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
-        load, process = heapq.heappop(free)
-        place[chunk] = process
-        heapq.heappush(free, (load + loads[chunk], process))
+        then = [end + loads[chunk] * pace for end, pace in zip(ends, paces, strict=True)]
+        place[chunk] = then.index(min(then))
+        ends[place[chunk]] = min(then)
     return place
+
+
+class Pace:
+    """How fast processes are, from the times that they took; only the placement depends on it, never a number."""
+
+    def __init__(self, processes: int) -> None:
+        self._seconds = [0.0] * processes
+
+    def saw(self, process: int, load: float, seconds: float) -> None:
+        """A process took so long for so many planned steps; what was before fades."""
+        before, now = self._seconds[process], seconds / max(load, 1.0)
+        self._seconds[process] = (before + now) / 2 if before else now
+
+    @property
+    def paces(self) -> list[float]:
+        """Relative to the fastest, in steps that are larger than chance: moving clients about costs time, too."""
+        fastest = min((seconds for seconds in self._seconds if seconds), default=0.0)
+        return [max(1.0, round(STEPS * seconds / fastest) / STEPS) if seconds else 1.0 for seconds in self._seconds]
 
 
 class Spread(Executor):
@@ -43,6 +64,7 @@ class Spread(Executor):
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.share, self.group, self.processes = share, group, group.size
         self._owner = np.full(inner.task.clients, -1, np.int32)
+        self.pace = Pace(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
         self.settled: list[State] = [{} for _ in range(self.processes)]
         """Whose reply counted, for each process; it goes with the next call."""
@@ -60,7 +82,8 @@ class Spread(Executor):
         training, cuts = self.training.at(round, self.rounds), self.cuts(len(ids))
         epochs = torch.full_like(ids, training.epochs) if down.train is None else down.train.epochs
         steps = self.task.steps(ids, epochs, training)
-        place = placed([float(steps[cut].sum()) for cut in cuts], self.group.size)
+        loads = [float(steps[cut].sum()) for cut in cuts]
+        place = placed(loads, self.pace.paces)
         mine = [[cut for cut, where in zip(cuts, place, strict=True) if where == p] for p in range(self.group.size)]
         rows = [torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)]) for part in mine]
         moves = self._moves(ids.numpy(), rows)
@@ -75,6 +98,10 @@ class Spread(Executor):
                 }
             )
         answers = self.ask(calls)
+        for process, answer in enumerate(answers):
+            if mine[process]:
+                load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
+                self.pace.saw(process, load, answer["seconds"])
         return _Elsewhere.of(self, rows, place, answers)
 
     def ask(self, calls: list[State]) -> list[State]:
