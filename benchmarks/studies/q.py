@@ -163,14 +163,14 @@ def slope(method: str, K: int, T: int) -> Kept:
 def refined_options(experiment: str, K: int, samples: int) -> dict[str, Any]:
     """Fed-DVR-Q on the MDP of the slopes: four epochs of 25 rounds, a batch a quarter of the first reference's."""
     place = {"task": "garnet", "states": 5, "actions": 3, "branching": 5, "seed": 0, "sims": 100, "agents": K}
-    how = {"rounds": 100, "iterations": 25, "samples": samples, "batch": samples // 4, "eval_every": 100}
+    how = {"rounds": 100, "iterations": 25, "reference_batch": samples, "batch": samples // 4, "eval_every": 100}
     return {**place, **how, "method": "feddvrq"}
 
 
 def refined(cell: Cell, folder: Path) -> Kept:
     """Its error, and that of FedSynQ at its best rate from as many samples."""
     summary, config = run(cell.options, folder).summary, cell.options
-    seen = sum(config["samples"] * 4**epoch + 24 * config["batch"] for epoch in range(4))
+    seen = sum(config["reference_batch"] * 4**epoch + 24 * config["batch"] for epoch in range(4))
     problem = tabular.Problem([garnet(0, 5, 3, 5)], config["agents"])
     plain = tuned(problem, "equal", 8, seen, random_start=False, sims=30)
     own = {"error": round(summary["error"], 6), "standard_error": round(summary["error_std"] / 10, 6)}

@@ -18,7 +18,7 @@ SMALL = {"task": "garnet", "states": 4, "actions": 2, "branching": 3, "agents": 
 
 
 def built(**options):
-    settings = Settings.of({**SMALL, "method": "feddvrq", "iterations": 3, "batch": 2, "samples": 5, **options})
+    settings = Settings.of({**SMALL, "method": "feddvrq", "iterations": 3, "batch": 2, "reference_batch": 5, **options})
     return settings, build_task(settings)
 
 
@@ -90,7 +90,7 @@ def test_the_reference_travels_after_the_first_round_of_an_epoch():
 def test_fewer_errors_from_as_many_samples_than_fedsynq(tmp_path):
     """Both see every pair 872 times (4 agents); the plain learner at the rate that is best for it of five."""
     common = {**SMALL, "agents": 4, "sims": 20}
-    refined = {"method": "feddvrq", "rounds": 100, "samples": 8, "batch": 2, "eval_every": 100}
+    refined = {"method": "feddvrq", "rounds": 100, "reference_batch": 8, "batch": 2, "eval_every": 100}
     error = run(Settings.of({**common, **refined}), tmp_path / "refined").extra["error"]
     plain = []
     for eta in (0.02, 0.05, 0.1, 0.2, 0.4):
@@ -122,7 +122,7 @@ def test_the_command(tmp_path, capsys):
     assert "feddvrq learns tables of an MDP" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["iterations", "batch", "samples"])
+@pytest.mark.parametrize("name", ["iterations", "batch", "reference_batch"])
 def test_numbers_below_one_are_refused(name):
     with pytest.raises(UsageError, match=f"{name} is 0: must be a whole number of at least 1"):
         built(**{name: 0})

@@ -19,7 +19,7 @@ GROWTH = 4  # of the samples for the reference, from epoch to epoch: each epoch 
 class FedDVRQ(TabularQ):
     """Epoch k is `iterations` rounds from a reference table R, the server's table when it begins.
 
-    First round:  T_R = mean_m T^m(R), T^m from 4^(k-1) `samples` samples of each pair;  Q <- Q + eta (T_R - Q).
+    First round:  T_R = mean_m T^m(R), T^m from 4^(k-1) `reference_batch` samples of each pair;  Q <- Q + eta (T_R - Q).
     The others:  Q <- mean_m (1 - eta) Q + eta (T^m(Q) - T^m(R) + T_R), T^m from `batch` samples, the same for Q and R.
     """
 
@@ -29,7 +29,7 @@ class FedDVRQ(TabularQ):
     eta: float = with_default(TabularQ, "eta", 0.8)
     iterations: int = option(25, "rounds of an epoch; 2 / (eta (1 - gamma)) of them serve", low=1)
     batch: int = option(8, "samples of each state-action pair by each agent in a round", low=1)
-    samples: int = option(32, "such samples for the first reference; 4 times as many in each epoch after it", low=1)
+    reference_batch: int = option(32, "such samples for the first reference; 4 times as many in each epoch after it", low=1)
 
     def server_init(self, task: Task, params: Tree) -> State:
         return {"reference": params["q"], "target": params["q"]}
@@ -39,7 +39,7 @@ class FedDVRQ(TabularQ):
         return replace(down, extra={} if self._begins(s.round) else dict(state)), state
 
     def decide(self, c: Client) -> tuple[Train, State]:
-        samples = self.samples * GROWTH ** ((c.round - 1) // self.iterations) if self._begins(c.round) else self.batch
+        samples = self.reference_batch * GROWTH ** ((c.round - 1) // self.iterations) if self._begins(c.round) else self.batch
         return Train(torch.full_like(c.id, samples), torch.full_like(c.id, self.eta, dtype=torch.float64)), c.state
 
     def update(self, c: Client) -> tuple[Tree, State]:
