@@ -29,7 +29,7 @@ class FedDVRQ(TabularQ):
     eta: float = with_default(TabularQ, "eta", 0.8)
     iterations: int = option(25, "rounds of an epoch; 2 / (eta (1 - gamma)) of them serve", low=1)
     batch: int = option(8, "samples of each state-action pair by each agent in a round", low=1)
-    reference_batch: int = option(32, "such samples for the first reference; 4 times as many in each epoch after it", low=1)
+    reference_batch: int = option(32, "such samples for the first reference; 4 times as many in each next epoch", low=1)
 
     def server_init(self, task: Task, params: Tree) -> State:
         return {"reference": params["q"], "target": params["q"]}
@@ -39,7 +39,8 @@ class FedDVRQ(TabularQ):
         return replace(down, extra={} if self._begins(s.round) else dict(state)), state
 
     def decide(self, c: Client) -> tuple[Train, State]:
-        samples = self.reference_batch * GROWTH ** ((c.round - 1) // self.iterations) if self._begins(c.round) else self.batch
+        epoch = (c.round - 1) // self.iterations
+        samples = self.reference_batch * GROWTH**epoch if self._begins(c.round) else self.batch
         return Train(torch.full_like(c.id, samples), torch.full_like(c.id, self.eta, dtype=torch.float64)), c.state
 
     def update(self, c: Client) -> tuple[Tree, State]:
