@@ -234,12 +234,12 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     pytest.importorskip("dp_accounting", reason="extra 'privacy'")
     noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "tell"})
     with pytest.raises(UsageError, match="before them clients would tell sums and counts of their columns"):
-        agreed(wire_of(sites, **noisy))
+        agreed(wire_of(sites, **noisy, prepare_by="clients"))
     answer = codec.decode(wire_of(sites, **noisy).node(0).answer(tell))[1]
     assert "tells nothing of its columns" in answer["error"]
     refused = codec.decode(wire_of(sites).node(0, most_epsilon=1.0).answer(tell))[1]
     assert "max-epsilon=1 only" in refused["error"]
-    wire = wire_of(sites, **noisy, prepare_by="server")
+    wire = wire_of(sites, **noisy)
     found, settings = agreed(wire)
     assert (found.up, found.preparation.clients, wire.sent) == (0, ("0", "1", "2"), [])
     public = [float(row.split(",")[0]) for row in rows(7, 40) if not row.startswith(",")]

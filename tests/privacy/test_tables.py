@@ -28,8 +28,8 @@ def task_of(folder: Path, **given: Any) -> Any:
 def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:
     folder = sites(tmp_path, "a", "b", "server")
     with pytest.raises(UsageError, match="before them clients would tell sums and counts of their columns"):
-        task_of(folder, dp_noise=1.0)
-    private = task_of(folder, dp_noise=1.0, prepare_by="server")
+        task_of(folder, dp_noise=1.0, prepare_by="clients")
+    private = task_of(folder, dp_noise=1.0)
     assert private.bytes_before[0] == 0
     assert private.preparation.columns[0].mean == pytest.approx(49.5)  # the server's 30 to 69, and nobody else's
     assert task_of(folder).bytes_before[0] > 0  # clipping alone promises nothing
@@ -38,4 +38,4 @@ def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> No
 def test_counts_of_classes_are_not_told_either(tmp_path: Path) -> None:
     folder = sites(tmp_path, "a", "b", "server")
     with pytest.raises(UsageError, match="class_weights counts every client's classes"):
-        task_of(folder, dp_noise=1.0, prepare_by="server", class_weights="balanced")
+        task_of(folder, dp_noise=1.0, class_weights="balanced")

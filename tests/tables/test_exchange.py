@@ -141,8 +141,10 @@ def test_the_server_s_rows_alone_can_decide_and_then_clients_tell_nothing() -> N
     assert made.preparation == replace(alone, clients=("a", "b", "c"))
     assert made.up == 0
     assert made.down == 3 * len(made.preparation.write().encode())
-    with pytest.raises(UsageError, match="has no rows of the server"):
-        federate(Tables(CLINICS), choices, np.random.default_rng(0))
+    lending = federate(Tables(CLINICS), choices, np.random.default_rng(0))
+    lent = sum(len(lending.data.server(name)[1]) for name in ("public", "test"))
+    assert (lending.up, lent) == (0, sum(round(0.1 * len(table)) for table in CLINICS.values()))
+    assert lending.preparation.columns[0] != federate(Tables(CLINICS), CHOICES, np.random.default_rng(0)).preparation
     healthy = CLINICS["c"].take(np.flatnonzero(CLINICS["c"].columns["age"].number < 40))
     with pytest.raises(UsageError, match="the target has one value"):
         federate(Tables(CLINICS, healthy), choices, np.random.default_rng(0))

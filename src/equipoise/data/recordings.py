@@ -160,7 +160,7 @@ def federate_recordings(
     recordings: Recordings, window: int, config: TableChoices, rng: np.random.Generator
 ) -> FederatedRecordings:
     """Whole recordings are dealt to splits; channels are standardised by the training windows of all clients."""
-    if config.standardise == "client" or config.prepare_by == "server":
+    if config.standardise == "client":
         raise UsageError("recordings are standardised by the federation, or not at all (standardise none)")
     recordings.demand(window)
     chosen: dict[str, list[list[int]]] = {name: [] for name in (*SPLITS, "server")}
@@ -177,7 +177,8 @@ def federate_recordings(
             chosen[split].append(mine[start : start + int(sizes[0])].tolist())
             start += int(sizes[0])
     cut = {split: [_cut(recordings, part, window) for part in parts] for split, parts in chosen.items() if parts}
-    preparation, up = _standardised(cut["train"], window, config.standardise != "none")
+    by_server = config.prepare_by == "server"
+    preparation, up = _standardised(cut["server" if by_server else "train"], window, config.standardise != "none")
 
     def joined(parts: list[tuple[NDArray[np.float32], Ints]]) -> tuple[Tensor, Tensor]:
         x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -193,7 +194,8 @@ def federate_recordings(
     target = Target("classification", recordings.target, recordings.classes)
     data = Federation(splits, server, len(recordings.classes), None, target)
     data.names = recordings.names
-    return FederatedRecordings(data, preparation, up, len(preparation.write().encode()) * len(recordings.names))
+    down = len(preparation.write().encode()) * len(recordings.names)
+    return FederatedRecordings(data, preparation, 0 if by_server else up, down)
 
 
 def _standardised(train: list[tuple[NDArray[np.float32], Ints]], window: int, standardise: bool) -> tuple[Windows, int]:

@@ -64,5 +64,5 @@ class Privacy(Options):
         if self.noisy:
             raise UsageError(
                 "dp_noise covers the rounds, but before them clients would tell sums and counts of their columns, "
-                "which have no bound that noise could hide: prepare_by server takes the server's rows (docs/privacy.md)"
+                "which have no bound that noise could hide: leave prepare_by out for the server's rows"
             )

@@ -13,6 +13,7 @@ from equipoise.contract import Method, Selection, Training
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.schedules import Schedule
 from equipoise.core.text import from_file, to_file
+from equipoise.data.tables.choices import ColumnChoices
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.options import Privacy
 from equipoise.runtime.attacks import parse as parse_attack
@@ -91,6 +92,8 @@ class Settings:
             )
         if run.secure and selection.told:
             raise UsageError(f"select {chosen} is not offered with secure: the server reads the loss of each client")
+        if privacy.noisy and isinstance(task_config, ColumnChoices) and not task_config.prepare_by:
+            task_config = dataclasses.replace(task_config, prepare_by="server")  # what clients would tell has no bound
         return cls(run, timing, training, privacy, task, task_config, policy, selection())
 
     @property

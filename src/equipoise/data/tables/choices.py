@@ -31,9 +31,10 @@ class ColumnChoices(Options):
         choices=("federation", "client", "none"),
     )
     prepare_by: str = option(
-        "clients",
-        "whose rows decide how columns are prepared: sums and counts that clients tell, or the server's rows alone",
-        choices=("clients", "server"),
+        "",
+        "what decides how columns are prepared: sums and counts that clients tell, or the server's rows alone; "
+        "empty for clients, but under dp_noise the server",
+        choices=("", "clients", "server"),
     )
 
     def __post_init__(self) -> None:

@@ -14,14 +14,12 @@ from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, deal
 from equipoise.data.split import FEWEST
 from equipoise.data.tables.choices import TableChoices
-from equipoise.data.tables.clients import with_small, with_targets
+from equipoise.data.tables.clients import together, with_small, with_targets
 from equipoise.data.tables.description import describe
 from equipoise.data.tables.exchange import merge, rule_of, statistics_of, with_own_scales
 from equipoise.data.tables.findings import Finding, refuse
 from equipoise.data.tables.preparation import Preparation, own_scale
 from equipoise.data.tables.reading import SERVER
-from equipoise.data.tables.rule import Rule
-from equipoise.data.tables.statistics import Statistics
 from equipoise.data.tables.table import Table, Tables
 from equipoise.data.tables.typed import to_json
 
@@ -55,7 +53,7 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) ->
     rows = [train.of(k) - first[k] for k in range(len(sizes))]
     each = list(zip(tables.clients.items(), rows, strict=True))
     if choices.prepare_by == "server":
-        messages = [_of_server(tables, rule)]
+        messages = [statistics_of(SERVER, _of_server(tables, dealt.lent), rule)]
     else:
         messages = [statistics_of(name, table, rule, mine) for (name, table), mine in each]
     preparation, findings = merge(messages, rule, choices)
@@ -81,17 +79,16 @@ def _chosen(tables: Tables) -> Ints | None:
     return np.concatenate(splits) if splits else None
 
 
-def _of_server(tables: Tables, rule: Rule) -> Statistics:
-    if tables.server is None:
-        raise UsageError(f"prepare_by is 'server', but {tables.source} has no rows of the server: add {SERVER}.csv")
-    return statistics_of(SERVER, tables.server, rule)
+def _of_server(tables: Tables, lent: Ints) -> Table:
+    """The server's own rows; where it has none, those that clients lend it."""
+    return together(list(tables.clients.values())).take(np.sort(lent)) if tables.server is None else tables.server
 
 
 def _targets(preparation: Preparation, name: str, table: Table) -> NDArray[Any]:
     y = preparation.targets(table)
     if preparation.target.kind == "classification" and (y < 0).any():
         row = int(table.row[np.argmax(y < 0)])
-        raise UsageError(f"row {row} of client '{name}' has a class that the server's rows lack: add one of it there")
+        raise UsageError(f"row {row} of client '{name}' has a class that the server's rows lack: give it more rows")
     return y
 
 
