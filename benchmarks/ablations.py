@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Server, State, Train, Tree, Up
+from equipoise.contract import Client, Down, Method, Server, State, Train, Tree, Up
 from equipoise.methods import steering
 from equipoise.methods.autopilot import Autopilot
 
@@ -25,8 +25,9 @@ class ConfiguredRate(Autopilot):
     def first_rate(self, c: Client, state: State) -> Tensor:
         return c.train.lr
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
-        return {**super().steer(s, ids, seen), "rate": torch.tensor(float(s.training.lr), dtype=torch.float64)}
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
+        state, back = super().steer(s, ids, seen)
+        return {**state, "rate": torch.tensor(float(s.training.lr), dtype=torch.float64)}, back
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,40 @@ class NoCorrection(Autopilot):
 
     name: ClassVar[str] = "no-correction"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
-        return {**super().steer(s, ids, seen), "z": torch.zeros((), dtype=torch.float64)}
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
+        state, back = super().steer(s, ids, seen)
+        return {**state, "z": torch.zeros((), dtype=torch.float64)}, back
 
 
 @dataclass(frozen=True)
 class NoRestraint(Autopilot):
-    """Momentum is never dropped."""
+    """Momentum is never dropped, and no model is taken back."""
 
     name: ClassVar[str] = "no-restraint"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
-        unseen = {name: s.state[name] + NEVER for name in ("val", "own")}
-        return super().steer(replace(s, state={**s.state, **unseen}), ids, seen)
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
+        return super().steer(replace(s, state={**s.state, "val": s.state["val"] + NEVER}), ids, seen)
+
+
+@dataclass(frozen=True)
+class NoReturn(Autopilot):
+    """Momentum is dropped and the rate halved, but the model stays where it is."""
+
+    name: ClassVar[str] = "no-return"
+
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
+        return super().steer(s, ids, seen)[0], False
+
+
+@dataclass(frozen=True)
+class NoNeed(Autopilot):
+    """All clients take the whole rate."""
+
+    name: ClassVar[str] = "no-need"
+
+    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+        down, state = super().give(s, ids)
+        return replace(down, extra={**down.extra, "loss": torch.zeros_like(down.extra["loss"])}), state
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,8 @@ class NoMomentum(Autopilot):
     name: ClassVar[str] = "no-momentum"
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        return Method.aggregate(self, s, ids, up, weights)[0], self.steer(s, ids, up.metrics)
+        state, back = self.steer(s, ids, up.metrics)
+        return state["best"] if back else Method.aggregate(self, s, ids, up, weights)[0], state
 
 
 @dataclass(frozen=True)
@@ -114,4 +137,7 @@ class AllOfTraining(Autopilot):
         return c.trained
 
 
-ALL = (ConfiguredRate, NoTrial, NoCorrection, NoRestraint, NoMomentum, NoErrors, NoSizes, NoDecay, AllOfTraining)
+ALL = (
+    *(ConfiguredRate, NoTrial, NoCorrection, NoRestraint, NoReturn, NoNeed, NoMomentum),
+    *(NoErrors, NoSizes, NoDecay, AllOfTraining),
+)

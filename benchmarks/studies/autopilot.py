@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks import ablations
+from benchmarks import ablations, rivals
 from benchmarks.families import FAMILIES, build
 from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import percent
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import paired, spread, table
+from equipoise.report.paired import difference
 from equipoise.runtime.round import Schedule, Simulation
 
 SIDES = ("global", "personal")
@@ -30,17 +32,18 @@ ABLATION_SEEDS = (100, 101, 102)
 
 
 def cells(results: Results) -> list[Cell]:
-    found = [
-        Cell({"family": family, "variant": variant, "seed": seed}, options)
-        for family, kind in FAMILIES.items()
-        for variant, options in MAIN.items()
-        for seed in kind.seeds
-    ]
-    return found + [
-        Cell({"family": family, "variant": variant, "seed": seed}, options)
-        for family in ABLATED
-        for variant, options in PARTS.items()
-        for seed in ABLATION_SEEDS
+    def grid(families: Iterable[str], variants: dict[str, dict[str, Any]], seeds: Iterable[int] = ()) -> list[Cell]:
+        return [
+            Cell({"family": family, "variant": variant, "seed": seed}, options)
+            for family in families
+            for variant, options in variants.items()
+            for seed in seeds or FAMILIES[family].seeds
+        ]
+
+    return [
+        *grid(FAMILIES, MAIN),
+        *grid(ABLATED, PARTS, ABLATION_SEEDS),
+        *rivals.cells(results),
     ]
 
 
@@ -85,6 +88,39 @@ def against_fedavg(results: Results) -> list[str]:
     return table(["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"], rows)
 
 
+def pairs(results: Results, ours: str, theirs: str, families: Iterable[str]) -> dict[str, list[tuple[Record, Record]]]:
+    """Cells of two variants with the same seed, by family."""
+    found = {}
+    for family in families:
+        mine, other = ({r["seed"]: r for r in results.where(family=family, variant=v)} for v in (ours, theirs))
+        found[family] = [(mine[seed], other[seed]) for seed in sorted(mine.keys() & other.keys())]
+    return {family: both for family, both in found.items() if both}
+
+
+def ahead(results: Results, ours: str, theirs: str, families: Iterable[str]) -> list[str]:
+    """Mean difference over families, each a mean over common seeds, with the interval over families; by side."""
+    common = pairs(results, ours, theirs, families)
+    cells = []
+    for side in SIDES:
+        mine, other = ([fmean(pair[k][side] for pair in both) for both in common.values()] for k in (0, 1))
+        found = difference(mine, other)
+        cells.append("-" if found is None else f"{found.mean:+.2f} ± {found.high - found.mean:.2f}")
+    return [str(len(common)), *cells]
+
+
+def against_rivals(results: Results) -> list[str]:
+    """Autopilot minus each adaptive baseline at its best setting."""
+    rows = []
+    for method, settings in rivals.SETTINGS.items():
+        if not results.where(variant=method):
+            continue
+        chosen = settings[rivals.best(results, method)]
+        text = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        rows.append([method, text, *ahead(results, "autopilot", method, rivals.COMPARED)])
+    head = ["baseline", "its best setting", "families", "autopilot ahead, global", "personal"]
+    return table(head, rows) if rows else ["Not measured yet."]
+
+
 def losses(results: Results) -> list[str]:
     """Test loss of the global model."""
     rows = []
@@ -102,14 +138,11 @@ def parts(results: Results) -> list[str]:
         row: list[Any] = [variant]
         sums: dict[str, list[float]] = {side: [] for side in SIDES}
         for family in ABLATED:
-            whole, without = (
-                {r["seed"]: r for r in results.where(family=family, variant=v)} for v in ("autopilot", variant)
-            )
-            seeds = sorted(whole.keys() & without.keys())
-            change = {side: fmean(without[s][side] - whole[s][side] for s in seeds) for side in SIDES} if seeds else {}
+            both = pairs(results, variant, "autopilot", [family]).get(family)
+            change = {side: fmean(a[side] - b[side] for a, b in both) for side in SIDES} if both else {}
             for side in change:
                 sums[side].append(change[side])
-            row.append(" / ".join(f"{change[side]:+.1f}" for side in SIDES) if seeds else None)
+            row.append(" / ".join(f"{change[side]:+.1f}" for side in SIDES) if both else None)
         if sums["global"]:
             row.append(" / ".join(f"{fmean(values):+.1f}" for values in sums.values()))
             rows.append(row)
@@ -120,5 +153,8 @@ STUDY = Study(
     name="autopilot",
     cells=cells,
     measure=measure,
-    tables={"against_fedavg": against_fedavg, "losses": losses, "parts": parts},
+    tables={
+        **{"against_fedavg": against_fedavg, "against_rivals": against_rivals},
+        **{"losses": losses, "parts": parts},
+    },
 )

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.lab import Cell, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.lab.study import find
-from benchmarks.studies import metatrain, synthetic
+from benchmarks.studies import synthetic
 
 DATA = ROOT.parent / "shared" / "data"
 SHORT: dict[str, Any] = {"rounds": 4, "eval_every": 2}
@@ -79,13 +79,3 @@ def test_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not short("synthetic", "default-fedavg-seed0", tmp_path / "run", **SHORT)
     monkeypatch.setattr(synthetic, "TRIALS", 1)
     assert not short("synthetic", "search-fedavg", tmp_path / "search", rounds=2, eval_every=1, clients=5)
-
-
-@pytest.mark.slow
-def test_metatrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metatrain, "SMALL", (5, 3))
-    [cell] = find("metatrain").cells(Results(tmp_path / "none"))
-    found = find("metatrain").measure(cell, tmp_path / "run")
-    assert set(found) == {"rule", "trained", "coefficients"}
-    assert found["rule"] == found["trained"]  # no coefficients yet: the rule itself
-    assert len(found["coefficients"]) == metatrain.SIZE

@@ -22,21 +22,25 @@ from equipoise.contract import (
     Training,
     Tree,
     Up,
+    option,
     weighted_mean,
 )
 from equipoise.contract.ranges import COUNT, LOSS, SHARE
 from equipoise.core.errors import UsageError
-from equipoise.methods import steering
+from equipoise.methods import policies, steering
 
 EPOCHS = 8  # the least that clients train; the rate does the rest
 MEASURED = ("error", "loss", "square", "val", "half")
 POOLED = ("loss", "square", "val", "reached", "own")
-PARTS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)  # of local training that a personal model may keep
+PARTS = torch.tensor(
+    [1.0, 0.5, 0.0, 2.0], dtype=torch.float64
+)  # of local training, for personal models; 1 before others
 
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """eta = decay(t/T) (f - f*) / (4 |g|^2) exp(z);  p_i ~ n_i (error_i + .02)^k;  v <- m(T) v + sum p_i (w_i - w).
+    """eta_i = decay(t/T) need(f_i/f) (f - f*) / (4 |g|^2) exp(z);  p_i ~ n_i (error_i + .02)^k;
+    v <- m(T) v + sum p_i (w_i - w).
 
     The rate follows what clients measure; z follows validation loss; m, k and the decay know the length of the run.
     """
@@ -44,14 +48,16 @@ class Autopilot(Method):
     name: ClassVar[str] = "autopilot"
     family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = {
-        **{"error": SHARE, "loss": LOSS, "val": LOSS, "reached": LOSS, "own": LOSS, "square": COUNT},
-        **{"longer": Range(-1.0, 1.0), "parts": Range(-30.0, 30.0)},  # a sign; logarithms of losses
+        **dict.fromkeys(("loss", "val", "reached", "own", "parts"), LOSS),
+        **{"error": SHARE, "square": COUNT, "later": Range(-1.0, 1.0)},
     }
+    policy: str = option("rule", "what corrects the rate: rule, or a file of train-policy")
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
         if type(task).steepness is Task.steepness:
             raise UsageError(f"{self.name} measures gradients, and task '{task.name}' has none: choose another method")
+        policies.row(self.policy)
 
     # --- client -----------------------------------------------------------------------------------------------------
 
@@ -64,7 +70,8 @@ class Autopilot(Method):
         seen = (1 - c.task.merit(train)[0].double(), train["loss"].double(), c.steepness(c.start), val, val)
         state = dict(zip(MEASURED, seen, strict=True))
         rate = self.first_rate(c, state) if c.down.train is None else c.train.lr
-        return Train(c.train.epochs.clamp(min=EPOCHS), rate * steering.decay(c.round, c.rounds)), state
+        rate = rate * steering.need(state["loss"], c.down.extra["loss"]) * steering.decay(c.round, c.rounds)
+        return Train(c.train.epochs.clamp(min=EPOCHS), rate), state
 
     def first_rate(self, c: Client, state: State) -> Tensor:
         """The client's own: Polyak's step as if all loss could go, tried for an epoch to see how much of it does."""
@@ -84,10 +91,8 @@ class Autopilot(Method):
         up.metrics |= {name: state[name] for name in ("error", "loss", "square", "val")}
         up.metrics["reached"] = c.evaluate(c.trained, "train")["loss"].double()
         if c.task.has("val"):
-            trained, middle = (c.evaluate(self.moved(c, part))["loss"].double() for part in (PARTS[2], PARTS[1]))
-            up.metrics["own"] = trained
-            up.metrics["longer"] = (trained - state["half"]).sign()
-            up.metrics["parts"] = torch.stack([state["val"], middle, trained]).clamp(min=steering.TINY).log()
+            losses = torch.stack([c.evaluate(self.moved(c, part))["loss"].double() for part in PARTS])
+            up.metrics |= {"own": losses[0], "later": (losses[0] - state["half"]).sign(), "parts": losses}
         return up, state
 
     def moved(self, c: Client, part: Tensor) -> Tree:
@@ -102,15 +107,14 @@ class Autopilot(Method):
     def server_init(self, task: Task, params: Tree) -> State:
         zero = torch.zeros((), dtype=torch.float64)
         v = {name: torch.zeros_like(w) for name, w in params.items()}
-        last_and_least = {name: torch.full((2,), math.inf, dtype=torch.float64) for name in ("val", "own")}
-        parts = torch.zeros(len(PARTS), dtype=torch.float64)
-        return {"v": v, "rate": zero, "z": zero, "reached": zero + math.inf, "parts": parts, **last_and_least}
+        state: State = {"v": v, "best": params, "rate": zero, "z": zero, "loss": zero, "reached": zero + math.inf}
+        last_and_least = torch.full((2,), math.inf, dtype=torch.float64)
+        return state | {"val": last_and_least, "parts": torch.zeros_like(PARTS), "row": policies.row(self.policy)}
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        """One rate for all, once it is measured; and the part of training that personal models keep."""
+        """The rate, once it is measured; the last cohort's loss; the part of training that personal models keep."""
         down, state = super().give(s, ids)
-        chosen = PARTS[-1 - state["parts"].flip(0).argmin()]  # all of it, where nothing speaks for less
-        down = replace(down, extra={"part": chosen})
+        down = replace(down, extra={"loss": state["loss"], "part": PARTS[state["parts"].argmin()]})
         if float(state["rate"]) > 0:
             rate = (state["rate"] * state["z"].exp()).expand(len(ids))
             down = replace(down, train=Train(torch.full_like(ids, s.training.epochs), rate))
@@ -122,31 +126,37 @@ class Autopilot(Method):
         return p / p.sum(), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        state, w, mean = self.steer(s, ids, up.metrics), s.params, weighted_mean(up.params, weights)
-        m = steering.momentum(s.rounds)
+        state, back = self.steer(s, ids, up.metrics)
+        if back:
+            return state["best"], state
+        m, w, mean = steering.momentum(s.rounds), s.params, weighted_mean(up.params, weights)
         v = {name: m * state["v"][name] + (mean[name] - w[name]) for name in w}
         return {name: w[name] + v[name] for name in w}, {**state, "v": v}
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> State:
-        """What this round's measurements, pooled by data size, mean for the next."""
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
+        """What this round's measurements, pooled by data size, mean for the next; whether to go back to the best."""
         n = s.task.sizes(ids).double()
         told = {name: steering.believed(seen[name]) for name in POOLED if name in seen}
         pooled = {name: (n @ value / n.sum()).clamp(min=steering.TINY) for name, value in told.items()}
-        state = {**s.state, "reached": torch.minimum(s.state["reached"], pooled["reached"])}
+        reached = torch.minimum(s.state["reached"], pooled["reached"])
+        state = {**s.state, "loss": pooled["loss"], "reached": reached}
         now = steering.polyak(pooled["loss"], state["reached"], pooled["square"])
         state["rate"] = (now * state["rate"]).sqrt() if float(state["rate"]) > 0 else now
         s.notes |= {"polyak": now, "validation_loss": pooled["val"]}
         if "own" not in pooled:
-            return state
-        rise = (pooled["val"] / state["val"][0]).log().nan_to_num(neginf=0.0)
-        state["z"] = steering.correction(state["z"], n @ seen["longer"] / n.sum(), rise)
-        state["parts"] = 0.8 * state["parts"] + seen["parts"].mean(0)
-        too_far = {name: steering.overshot(pooled[name], *state[name]) for name in ("val", "own")}
-        if too_far["val"] or too_far["own"]:
+            return state, False
+        pooled["later"] = n @ seen["later"] / n.sum()
+        last, least = state["val"]
+        view = steering.view(pooled, last, least, state["rate"] * state["z"].exp(), s.round / s.rounds)
+        state["z"] = steering.correction(state["z"], state["row"], view)
+        parts = torch.stack([n @ steering.believed(losses) / n.sum() for losses in seen["parts"].T])
+        state["parts"] = 0.8 * state["parts"] + parts.clamp(min=steering.TINY).log()
+        if pooled["val"] <= least:
+            state["best"] = s.params
+        state["val"] = torch.stack([pooled["val"], torch.minimum(least, pooled["val"])])
+        too_far = bool(steering.overshot(pooled["val"], last, least, steering.noise(told["val"], s.task.clients)))
+        if too_far:
             state["v"] = {name: torch.zeros_like(x) for name, x in state["v"].items()}
-        if too_far["val"]:
             state["z"] = state["z"] - math.log(2)
         s.notes["z"] = state["z"]
-        for name in too_far:
-            state[name] = torch.stack([pooled[name], torch.minimum(state[name][1], pooled[name])])
-        return state
+        return state, too_far and float(pooled["later"]) > 0

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from equipoise.contract import Tree
 from equipoise.contract.ranges import ENOUGH, nearly_most
 
 BOLD = 0.25  # the part of Polyak's step that is taken
-LEAST_DROP = 0.3  # of a loss, that is thought possible still
+LEAST_DROP = 0.1  # of a loss, that is thought possible still
 LEAST_ERROR = 0.02  # a client without errors still counts
 MOST_MOMENTUM, HORIZON = 0.97, 4.0  # momentum looks back over a quarter of the run, and never over more than 33 rounds
-LAST_RATE = 0.1  # the least part of the rate that is left in the last round
-WORSE = 0.1  # how far validation loss may lie above its best (in logarithms) before momentum is dropped
+LEAST_RATE = 0.1  # the least part of the rate that is left in the last round, or for clients with little loss
+WORSE = 0.1  # how far validation loss may lie above its best (in logarithms) before it is too far
 TINY = 1e-12
 FAR = 10.0  # times what nearly all clients tell: more is not believed
 
@@ -37,7 +38,7 @@ def late(round: int, rounds: int) -> float:
 
 def decay(round: int, rounds: int) -> float:
     """What is left of the rate: in the last round one over the rounds that momentum sees, but at least a tenth."""
-    return float(max(LAST_RATE, 1 - momentum(rounds)) ** late(round, rounds))
+    return float(max(LEAST_RATE, 1 - momentum(rounds)) ** late(round, rounds))
 
 
 def polyak(loss: Tensor, reached: Tensor, square: Tensor) -> Tensor:
@@ -45,12 +46,49 @@ def polyak(loss: Tensor, reached: Tensor, square: Tensor) -> Tensor:
     return BOLD * torch.maximum(loss - reached, LEAST_DROP * loss).clamp(min=TINY) / square.clamp(min=TINY)
 
 
-def correction(z: Tensor, longer: Tensor, rise: Tensor) -> Tensor:
-    """z <- .9 z - tanh(.4 (h + r)): h is the mean sign of what the later half of training did to validation loss,
-    r the change of the received model's since the round before, in logarithms."""
-    return 0.9 * z - torch.tanh(0.4 * (longer + rise.clamp(-1, 1)))
+def need(loss: Tensor, mean: Tensor) -> Tensor:
+    """The part of the rate that a client takes: the root of its loss by the mean of all, from a tenth to one."""
+    return (loss / mean.clamp(min=TINY)).sqrt().clamp(LEAST_RATE, 1.0)
 
 
-def overshot(val: Tensor, last: Tensor, best: Tensor) -> Tensor:
-    """Whether validation loss rises and lies above its best by more than noise: momentum has carried too far."""
-    return (val > last) & (val > best * math.exp(WORSE))
+SEEN = ("one", "later", "rise", "above", "rate", "time", "gained", "gap", "dropped")
+"""What the correction of the rate is a function of; see :func:`view`."""
+RULE = (0.0, -0.4, -0.4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""The weights of these that were set by hand."""
+
+
+def view(pooled: Tree, last: Tensor, least: Tensor, rate: Tensor, time: float) -> Tensor:
+    """What the cohort's measurements say, free of scales, by the names of :data:`SEEN`.
+
+    ``later``: mean sign of what the later half of training did to validation loss. ``rise`` and ``above``: validation
+    loss of the received model against that of the round before and the least so far. ``rate``: the step against
+    Polyak's. ``gained``: what training does to validation loss. ``gap``: validation against training loss.
+    ``dropped``: what training does to training loss. All but the first two and ``time`` are logarithms of ratios.
+    """
+    val, loss = pooled["val"], pooled["loss"]
+    one = torch.ones_like(val)
+    rise, above = (_log(val / earlier) if bool(earlier.isfinite()) else 0 * one for earlier in (last, least))
+    step = (rate * pooled["square"] / loss).clamp(min=TINY).log() / 3
+    ratios = (pooled["own"] / val, val / loss, pooled["reached"] / loss)
+    seen = (one, pooled["later"], rise, above.clamp(min=0), step.clamp(-2, 2), time * one, *map(_log, ratios))
+    return torch.stack(seen)
+
+
+def _log(ratio: Tensor) -> Tensor:
+    return ratio.log().clamp(-1, 1)
+
+
+def correction(z: Tensor, row: Tensor, seen: Tensor) -> Tensor:
+    """z <- .9 z + tanh(row . seen): a sum that leaks, since one that does not was found to drift."""
+    return 0.9 * z + torch.tanh(row @ seen)
+
+
+def noise(losses: Tensor, clients: int) -> Tensor:
+    """Two standard errors of the mean of a cohort's losses, relative to it; none where the cohort is everybody."""
+    spread = losses.std(correction=0) / losses.mean().clamp(min=TINY)
+    return 2 * spread * math.sqrt((1 - len(losses) / clients) / len(losses))
+
+
+def overshot(val: Tensor, last: Tensor, least: Tensor, noise: Tensor) -> Tensor:
+    """Whether validation loss rises and lies above its least by more than a tenth and chance: training went too far."""
+    return (val > last) & (val > least * torch.exp(WORSE + noise))

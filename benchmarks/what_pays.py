@@ -1,0 +1,250 @@
+"""``python -m benchmarks.what_pays`` writes docs/what-pays.md from the committed results; a test compares it.
+
+Every row is a difference over cells that share all but one thing: first the mean over the seeds of each federation,
+then mean and 95 % interval over federations; over seeds where there is one federation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from benchmarks.lab.cells import Record, Results
+from benchmarks.lab.provenance import RESULTS, ROOT
+from benchmarks.lab.tables import table
+from equipoise.report.paired import Difference, difference
+
+PAGE = ROOT / "docs" / "what-pays.md"
+Value = Callable[[Record], float | None]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Cells of one study, and the figure that is read of each, in points."""
+
+    value: Value
+    axes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Does this setting of a decision pay against that one?"""
+
+    decision: str
+    setting: str
+    instead: str
+    study: str
+    ours: Side
+    theirs: Side
+    column: str
+    federation: str = ""
+    """The axis that tells federations apart; none where the study has one."""
+
+
+def accuracy(name: str) -> Value:
+    """A figure in percent under this name."""
+    return lambda record: record.result.get(name)
+
+
+def of_summary(name: str) -> Value:
+    """An accuracy of a summary."""
+    return lambda record: 100 * record["summary"][name]["acc"] if record["summary"].get(name) else None
+
+
+def both(
+    decision: str,
+    setting: str,
+    instead: str,
+    study: str,
+    ours: dict[str, Any],
+    theirs: dict[str, Any],
+    federation: str = "",
+) -> Iterable[Question]:
+    """The same question for the global and the personal model."""
+    for column in ("global", "personal"):
+        mine, other = (Side(accuracy(column), axes) for axes in (ours, theirs))
+        yield Question(decision, setting, instead, study, mine, other, column, federation)
+
+
+def variant(name: str) -> dict[str, Any]:
+    return {"variant": name}
+
+
+def method(name: str) -> dict[str, Any]:
+    return {"method": name}
+
+
+def synthetic(name: str, other: str) -> Iterable[Question]:
+    """A method against another on PAGE's Synthetic, both at their defaults."""
+    for column in ("global", "personal"):
+        ours, theirs = (Side(of_summary(column), {"settings": "default", "method": one}) for one in (name, other))
+        yield Question("3 aggregate", f"`{name}`", f"`{other}`", "synthetic", ours, theirs, column)
+
+
+QUESTIONS: tuple[Question, ...] = (
+    *both("1 training", "`autopilot`", "`fedavg`", "autopilot", variant("autopilot"), variant("fedavg"), "family"),
+    *both(
+        "1 training",
+        "`autopilot`",
+        "`fedavg`, 8 epochs",
+        "autopilot",
+        variant("autopilot"),
+        variant("fedavg-8"),
+        "family",
+    ),
+    *both("1 training", "8 epochs", "the task's own", "autopilot", variant("fedavg-8"), variant("fedavg"), "family"),
+    *both(
+        "1 training",
+        "a measured rate",
+        "the task's own",
+        "autopilot",
+        variant("autopilot"),
+        variant("configured-rate"),
+        "family",
+    ),
+    *both(
+        "1 training",
+        "going back where validation loss rises",
+        "dropping momentum only",
+        "autopilot",
+        variant("autopilot"),
+        variant("no-return"),
+        "family",
+    ),
+    *both("1 training", "PAGE's agents", "`fedavg`", "page", variant("page"), variant("fedavg")),
+    *both(
+        "1 training",
+        "a learned residual",
+        "the rule of `equilibrium`",
+        "page",
+        variant("equilibrium-learned"),
+        variant("equilibrium-zero"),
+    ),
+    *both(
+        "3 aggregate",
+        "momentum by the length of the run",
+        "none",
+        "autopilot",
+        variant("autopilot"),
+        variant("no-momentum"),
+        "family",
+    ),
+    *both(
+        "3 aggregate",
+        "weights by size and error",
+        "by size",
+        "autopilot",
+        variant("autopilot"),
+        variant("no-errors"),
+        "family",
+    ),
+    *both("3 aggregate", "momentum 0.97, 300 rounds", "none", "page", variant("fedavgm-97"), variant("fedavg")),
+    *synthetic("scaffold", "fedavg"),
+    *synthetic("feddyn", "fedavg"),
+    *both(
+        "4 install", "`fedpolicy`, learned", "`fedavg`", "fedpolicy", variant("learned"), variant("fedavg"), "scenario"
+    ),
+    *both(
+        "4 install",
+        "`fedpolicy`, learned",
+        "parts at random",
+        "fedpolicy",
+        variant("learned"),
+        variant("random-sync"),
+        "scenario",
+    ),
+    *both(
+        "4 install",
+        "an aggregate that knows who took what",
+        "plain averages",
+        "fedpolicy",
+        variant("learned"),
+        variant("learned-plain"),
+        "scenario",
+    ),
+    *both("4 install", "`fedper`", "`fedavg`", "fedpolicy", variant("fedper"), variant("fedavg"), "scenario"),
+    Question(
+        *("5 personal", "fine-tuning, stopped by validation", "the model as received", "fedpolicy"),
+        *(Side(accuracy("tuned"), variant("fedavg")), Side(accuracy("personal"), variant("fedavg"))),
+        *("personal", "scenario"),
+    ),
+    Question(
+        *("5 personal", "`fedpolicy`, learned, then fine-tuned", "`fedavg`, fine-tuned", "fedpolicy"),
+        *(Side(accuracy("tuned"), variant("learned")), Side(accuracy("tuned"), variant("fedavg"))),
+        *("personal", "scenario"),
+    ),
+    Question(
+        *("5 personal", "`ditto`", "`fedavg`", "realdata"),
+        *(Side(accuracy("personal"), method("ditto")), Side(accuracy("personal"), method("fedavg"))),
+        *("personal", "column"),
+    ),
+    *both(
+        "5 personal",
+        "`local`: no federation at all",
+        "`fedavg`",
+        "realdata",
+        method("local"),
+        method("fedavg"),
+        "column",
+    ),
+)
+
+
+def compared(question: Question) -> tuple[Difference, int, int] | None:
+    """The difference, and over how many federations and pairs of cells; None where too little was run."""
+    results = Results(RESULTS / question.study)
+    groups: dict[Any, list[tuple[float, float]]] = {}
+    theirs = {
+        _place(record, question): question.theirs.value(record) for record in results.where(**question.theirs.axes)
+    }
+    for record in results.where(**question.ours.axes):
+        place, value = _place(record, question), question.ours.value(record)
+        other = theirs.get(place)
+        if value is not None and other is not None:
+            groups.setdefault(place[0], []).append((value, other))
+    means = [tuple(fmean(pair[k] for pair in pairs) for k in (0, 1)) for pairs in groups.values()]
+    pairs = means if len(means) > 1 else [pair for group in groups.values() for pair in group]
+    found = difference([a for a, _ in pairs], [b for _, b in pairs])
+    return None if found is None else (found, len(groups), sum(map(len, groups.values())))
+
+
+def _place(record: Record, question: Question) -> tuple[Any, Any]:
+    return record.axes.get(question.federation), record.axes["seed"]
+
+
+def rows() -> list[tuple[Question, Difference, int, int]]:
+    return [(question, *found) for question in QUESTIONS if (found := compared(question)) is not None]
+
+
+def page() -> str:
+    """The text, its rows sorted into what pays, what costs and what is not decided, the largest first."""
+    known = sorted(rows(), key=lambda row: -abs(row[1].mean))
+    parts = {"ahead": "What pays", "behind": "What costs accuracy", "tie": "What made no certain difference"}
+    lines = [
+        "# What pays",
+        "",
+        "For a reader in a hurry: which decision of a round, set how, was worth how many points of accuracy in our own",
+        "measurements. Written by `python -m benchmarks.what_pays` from the committed results. Positive means that the",
+        "setting is better than what stands beside it; intervals are 95 %, over federations, or over seeds where there",
+        "is one federation. An interval over few federations says little about yours: try `equipoise compare`.",
+        "",
+    ]
+    head = ("decision", "setting", "instead of", "model", "points", "federations", "pairs of runs", "results")
+    for verdict, title in parts.items():
+        chosen = [row for row in known if row[1].verdict == verdict]
+        lines += [f"## {title}", ""]
+        lines += table(head, [_row(*row) for row in chosen]) if chosen else ["Nothing that was measured.", ""]
+    return "\n".join(lines)
+
+
+def _row(question: Question, found: Difference, federations: int, pairs: int) -> list[Any]:
+    points = f"{found.mean:+.1f} ± {found.high - found.mean:.1f}"
+    where = f"[{question.study}](../benchmarks/results/{question.study}/README.md)"
+    words = [question.decision, question.setting, question.instead, question.column]
+    return [*words, points, federations, pairs, where]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
