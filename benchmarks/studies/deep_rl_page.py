@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.lab import Record, Results
 from benchmarks.lab.plots import Series, drawing, lines
 from benchmarks.lab.tables import table
+from equipoise.report.paired import difference
 
 COLOURS = {"dqn": "#7F7F7F", "dqnavg": "#0072B2", "perdqnavg": "#009E73", "pfeddqn-rep": "#D55E00"}
 COLOURS["fedpolicy"] = "#CC79A7"
@@ -58,6 +59,33 @@ def returns(task: str, kind: str, methods: Sequence[str]) -> Callable[[Results],
         return table(head, rows) if rows else ["No cell is finished yet.", ""]
 
     return made
+
+
+def gain(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Paired: the mean difference, and Student's 95 % interval of it, from two seeds on."""
+    found = difference(ours, theirs)
+    return f"{ours[0] - theirs[0]:+.0f}" if found is None else f"{found.mean:+.0f} [{found.low:.0f}, {found.high:.0f}]"
+
+
+def aim(results: Results) -> list[str]:
+    """pfeddqn-rep less the others over common seeds, for what is received and for what is trained."""
+    rows: list[list[Any]] = []
+    for task, kind in PLACES:
+        last = {
+            method: {r["seed"]: r["curve"][-1] for r in results.where(task=task, kind=kind, method=method)}
+            for method in ("pfeddqn-rep", "dqn", "dqnavg")
+        }
+        seeds = sorted(set.intersection(*(set(found) for found in last.values())))
+        if seeds:
+            ours = last.pop("pfeddqn-rep")
+            gains = [
+                gain([ours[seed][name] for seed in seeds], [theirs[seed][name] for seed in seeds])
+                for theirs in last.values()
+                for name in ("received", "trained")
+            ]
+            rows.append([task, kind, *gains, len(seeds)])
+    head = [f"over {other}, {name}" for other in ("dqn", "dqnavg") for name in ("received", "trained")]
+    return table(["", "agents differ by", *head, "seeds"], rows)
 
 
 def newcomers(task: str) -> Callable[[Results], list[str]]:
@@ -111,6 +139,7 @@ TABLES = {
     **{f"{task}_size": size(task) for task in KINDS},
     **{f"{task}_{kind}": returns(task, kind, (*MAIN, IMPORTANCE)) for task, kind in PLACES},
     **{f"{task}_newcomers": newcomers(task) for task in KINDS},
+    "aim": aim,
     "side": returns("cartpole", "reversed", SIDE),
 }
 FIGURES = {"cartpole-reversed.svg": curves("cartpole", "reversed")}
