@@ -29,6 +29,9 @@ class Timing(Options):
         choices=MODES,
     )
     deadline: str = option("", "simulated time that a round waits for replies, such as 30s or 2m; empty for no limit")
+    fit_deadline: bool = option(
+        False, "clients train no more epochs than their device can before the deadline, and at least one"
+    )
     over_select: float = option(
         1.0, "sync: ask so many times as many clients as are wanted; the round ends with the wanted replies", low=1
     )
@@ -48,6 +51,8 @@ class Timing(Options):
             wrong.append("mode semi ends its rounds by the clock: set deadline")
         if self.mode == "async" and self.deadline:
             wrong.append("mode async ends its rounds when the buffer is full: leave deadline empty")
+        if self.fit_deadline and not self.deadline:
+            wrong.append("fit_deadline fits epochs to a deadline: set deadline")
         if self.mode != "async" and self.buffer:
             wrong.append(f"buffer is for mode async, not {self.mode}: leave it at 0")
         if self.mode != "sync" and self.over_select != 1:

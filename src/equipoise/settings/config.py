@@ -28,6 +28,7 @@ from equipoise.wrappers.private import private
 from equipoise.wrappers.robust.wrapper import robust
 from equipoise.wrappers.secure import secured
 from equipoise.wrappers.telling import telling
+from equipoise.wrappers.timely import timely
 
 Config = TypeVar("Config")
 OWNERS = ("run", "timing", "training", "privacy", "task", "method")
@@ -99,7 +100,8 @@ class Settings:
     @property
     def policy(self) -> Method:
         """The method as it is run: private, in secure sums, with late clients, under a robust rule, if asked for."""
-        inner = secured(private(self.method, self.privacy), self.run.secure)
+        fitting = timely(self.method, self.timing, self.run.seed)
+        inner = secured(private(fitting, self.privacy), self.run.secure)
         late = delayed(inner, self.run.delay, self.run.late)
         return telling(robust(late, self.run.robust), self.selection)
 

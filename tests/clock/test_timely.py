@@ -1,0 +1,67 @@
+"""Epochs that fit the deadline: by hand, under methods that decide epochs themselves, on both executors."""
+
+import math
+
+import pytest
+import torch
+
+from equipoise.clock.options import Timing
+from equipoise.contract import Training
+from equipoise.core.errors import UsageError
+from equipoise.methods import find_method
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.settings.config import Settings
+from equipoise.wrappers.timely import timely
+from helpers import largest_difference, small_task
+
+
+def played(method, task, timing, executor="stacked", rounds=2):
+    schedule = Schedule(rounds, 0, 1.0, executor, 1, True)
+    wrapped = timely(method, timing, 0)
+    run = Simulation(wrapped, task, task.training, schedule, timing=timing)
+    run.logs = [run.round() for _ in range(rounds)]
+    return run
+
+
+def table(tmp_path, speed):
+    """One class, with links so fast that they take no time."""
+    file = tmp_path / "one.csv"
+    file.write_text(f"name,share,speed,up,down\none,1,{speed},1e12,1e12\n")
+    return str(file)
+
+
+def test_epochs_by_hand(tmp_path):
+    """Equal clients whose epoch is so many samples: at ten samples per second the deadline leaves two of five."""
+    task = small_task(training=Training(epochs=5, lr=0.05, batch_size=8), size_sigma=0.0)
+    ids = torch.arange(task.clients)
+    epoch = task.steps(ids, torch.ones_like(ids), task.training) * 8
+    assert len(epoch.unique()) == 1
+    deadline = 2.5 * int(epoch[0]) / 10
+    timing = Timing(devices=table(tmp_path, 10), deadline=f"{deadline}s", fit_deadline=True)
+    run = played(find_method("fedavg")(), task, timing)
+    assert (run.logs[0].train["epochs"].min, run.logs[0].train["epochs"].max) == (2, 2)
+    assert run.logs[0].notes["affordable"] == [2.0] * task.clients
+    assert run.logs[0].absent == {}
+    assert run.logs[0].clock == pytest.approx(2 * int(epoch[0]) / 10, rel=1e-6)
+    late = Timing(devices=table(tmp_path, 10), deadline=f"{deadline}s")
+    assert len(played(find_method("fedavg")(), task, late).logs[0].absent) == task.clients
+
+
+@pytest.mark.parametrize("method", ["equilibrium", "page"])
+def test_methods_that_decide_epochs_see_the_deadline(method):
+    task, timing = small_task(), Timing(devices="phones", deadline="2s", fit_deadline=True)
+    stacked, loop = (played(find_method(method)(), task, timing, executor) for executor in ("stacked", "loop"))
+    assert largest_difference(stacked.params, loop.params) < 1e-9
+    for log in stacked.logs:
+        most, epochs = log.notes["affordable"], log.decisions["epochs"]
+        asked = 8 if method == "equilibrium" else math.inf  # of the rule; agents ask for what they like
+        assert all(taken <= max(1, able) for taken, able in zip(epochs, most, strict=True))
+        assert asked == math.inf or epochs == [min(asked, max(1, able)) for able in most]
+        assert min(most) < 8
+
+
+def test_without_it_the_method_is_the_method():
+    method = find_method("fedavg")()
+    assert timely(method, Timing(deadline="2s"), 0) is method
+    with pytest.raises(UsageError, match="fit_deadline fits epochs to a deadline: set deadline"):
+        Settings.of({"fit_deadline": True})
