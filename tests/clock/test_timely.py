@@ -48,8 +48,8 @@ def test_epochs_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["equilibrium", "page"])
-def test_methods_that_decide_epochs_see_the_deadline(method):
-    task, timing = small_task(), Timing(devices="phones", deadline="2s", fit_deadline=True)
+def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
+    task, timing = small_task(), Timing(devices=table(tmp_path, 100), deadline="2s", fit_deadline=True)
     stacked, loop = (played(find_method(method)(), task, timing, executor) for executor in ("stacked", "loop"))
     assert largest_difference(stacked.params, loop.params) < 1e-9
     for log in stacked.logs:
