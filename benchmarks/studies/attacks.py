@@ -22,7 +22,7 @@ from equipoise.settings.config import Settings
 SEEDS = (1, 2, 3)
 RULES = ("none", "adaptive:1", "median", "trimmed:0.3", "geometric", "multikrum:0.3", "centred:1", "trust")
 CHEAP = ("none", "multikrum:0.3", "trust")  # where a run takes long
-ATTACKS = ("flip", "scaled", "noise", "constant", "little", "metrics")
+ATTACKS = ("flip", "scaled", "noise", "constant", "little", "metrics", "labels", "backdoor")
 SHARES = (0.1, 0.3)
 EVERY = ("none", *(f"{attack}:{share}" for share in SHARES for attack in ATTACKS))
 KNOWN = tuple(f"known:{share}" for share in SHARES)  # the server is told who lies, and leaves them out
@@ -105,6 +105,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "global": percent(found["global"]),
         "honest": round(100 * sum(honest) / len(honest), 2),
         "left_out": found["dropped_updates"],
+        **({"backdoor": round(100 * found["backdoor"], 2)} if found.get("backdoor") is not None else {}),
     }
 
 
@@ -123,6 +124,15 @@ def _table(task: str, methods: Iterable[str]) -> Any:
                     if any(found.values()):
                         rows.append([rule, *(spread(found[a]) for a in attacks)])
                 lines += [f"**{method}, {title}, accuracy %**", "", *table(["rule", *attacks], rows)]
+            marked = [attack for attack in attacks if attack.startswith("backdoor")]
+            rows = []
+            for rule in RULES if marked else ():
+                found = {a: [r["backdoor"] for r in here if r["rule"] == rule and r["attack"] == a] for a in marked}
+                if any(found.values()):
+                    rows.append([rule, *(spread(found[a]) for a in marked)])
+            if rows:
+                lines += [f"**{method}, marked rows that the global model takes for class 0, %**", ""]
+                lines += table(["rule", *marked], rows)
         return lines
 
     return made
