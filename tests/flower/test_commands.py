@@ -149,6 +149,13 @@ def test_a_limit_that_is_none_is_refused(most: object) -> None:
         NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": most})
 
 
+@pytest.mark.parametrize("name", [7, "v" * 101])
+def test_a_node_s_name_is_a_short_text(name: object) -> None:
+    assert NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "name": "va"}).name == "va"
+    with pytest.raises(UsageError, match="must be a text of at most 100 letters"):
+        NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "name": name})
+
+
 def rows(folder: Path, name: str, n: int) -> None:
     folder.mkdir(exist_ok=True)
     x = np.random.default_rng(n).normal(size=(n, 2))
