@@ -15,6 +15,7 @@ import equipoise as eq
 from equipoise.cli import main
 from equipoise.contract import Fit, When
 from equipoise.core.errors import UsageError
+from equipoise.data.texts import given_texts
 from equipoise.models.adapters import AdaptedProduct, Adapter, adapted
 from equipoise.models.pretrained import NextToken, TextClassifier, classifier, next_token
 from equipoise.tasks import find_task
@@ -133,6 +134,21 @@ def test_a_data_set_a_saved_one_and_a_table_are_the_same(pretrained: Path, revie
     assert type(result.model("user2").model).__name__ == "BertForSequenceClassification"
     with pytest.raises(UsageError, match="the data set has no split 'dev': it has train, test; see --split"):
         built(tmp_path / "saved", pretrained / "bert", split="dev")
+
+
+def test_tables_in_python_by_client_or_with_a_column_of_clients() -> None:
+    """A pandas table, columns by name, and a table for each client, of which one is the server's."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(rows())
+    config = find_task("text").config(**COLUMNS)
+    whole = given_texts(frame, config)
+    assert (whole.clients, whole.classes) == (("user0", "user1", "user2", "user3"), ("down", "up"))
+    assert given_texts({name: frame[name].tolist() for name in frame}, config).texts == whole.texts
+    apart = {name: own.drop(columns="who") for name, own in frame.groupby("who")}
+    assert given_texts(apart, config).texts == whole.texts
+    served = given_texts({("server" if name == "user3" else name): own for name, own in apart.items()}, config)
+    assert served.server is not None
+    assert (len(served.clients), served.server[0]) == (3, apart["user3"]["review"].tolist())
 
 
 BAD: dict[str, tuple[list[str], str]] = {

@@ -17,7 +17,7 @@ from equipoise.data.federation import Ints
 from equipoise.data.own import OwnShares
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.findings import refuse
-from equipoise.data.tables.reading import by_client, in_memory, read_tables, rows_in_words
+from equipoise.data.tables.reading import SERVER, by_client, in_memory, read_tables, rows_in_words
 from equipoise.data.tables.table import Table, Tables, table_of
 
 END = -1  # what fills a row behind the end of its text
@@ -63,11 +63,20 @@ def read_texts(choices: TextChoices) -> Texts:
 
 def given_texts(data: Any, choices: TextChoices) -> Texts:
     """From a data set, a pandas or Arrow table, or a table for each client's name."""
-    if isinstance(data, dict) and all(hasattr(table, "columns") or isinstance(table, dict) for table in data.values()):
+    if isinstance(data, Mapping) and not _has_splits(data) and all(map(_is_table, data.values())):
         named = {str(name): table_of(_plain(table, choices.target), f"client '{name}'") for name, table in data.items()}
-        server = named.pop("server", None)
+        server = named.pop(SERVER, None)
         return texts_of(in_memory(Tables(named, server), TableChoices(target=choices.target)), choices)
     return texts_of(_by_client(_split(data, choices), "the data", choices), choices)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
+
+
+def _has_splits(data: Any) -> bool:
+    """Whether it is what the library calls a dictionary of data sets."""
+    return isinstance(data, Mapping) and hasattr(data, "save_to_disk")
 
 
 def _by_client(data: Any, source: str, choices: TextChoices) -> Tables:
@@ -90,7 +99,7 @@ def _data_set(choices: TextChoices) -> Any:
 
 def _split(data: Any, choices: TextChoices) -> Any:
     """One split of a data set that has several."""
-    if not isinstance(data, dict):
+    if not _has_splits(data):
         return data
     if choices.split not in data:
         raise UsageError(f"the data set has no split '{choices.split}': it has {', '.join(data)}; see --split")
@@ -114,7 +123,7 @@ def texts_of(tables: Tables, choices: TextChoices) -> Texts:
     """The columns that are learned from; texts or classes that are missing are refused."""
     named = choices.kind == "classification"
     texts, labels = [], []
-    everybody = [*tables.clients.items(), *([] if tables.server is None else [("server", tables.server)])]
+    everybody = [*tables.clients.items(), *([] if tables.server is None else [(SERVER, tables.server)])]
     for owner, table in everybody:
         where = f"{tables.source}, '{owner}'" if len(tables.clients) > 1 else tables.source
         texts.append(_cells(table, choices.text, "--text", where))
@@ -187,7 +196,7 @@ class TextReader:
         """Of a sequence of texts, or of a table with the run's column of texts."""
         if isinstance(texts, str):
             raise UsageError("one text was given: give a list of texts, or a table")
-        if isinstance(texts, Table | Mapping) or hasattr(texts, "columns") or hasattr(texts, "column_names"):
+        if isinstance(texts, Table) or _is_table(texts):
             texts = _cells(table_of(texts, "the table of rows"), self.column, "the run's --text", "the table of rows")
         texts = list(texts)
         if odd := [text for text in texts if not isinstance(text, str)]:
