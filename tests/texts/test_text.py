@@ -184,7 +184,9 @@ def test_a_mistake_is_told_in_one_sentence_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_text_a_lone_class_and_a_strange_tokenizer(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
+def test_an_empty_text_a_lone_class_a_long_text_and_a_strange_tokenizer(
+    pretrained: Path, reviews: Path, tmp_path: Path
+) -> None:
     whole = reviews.read_text().splitlines()
     empty = tmp_path / "empty.csv"
     empty.write_text("\n".join([*whole[:5], "user1,,up", *whole[5:]]))
@@ -194,6 +196,11 @@ def test_an_empty_text_a_lone_class_and_a_strange_tokenizer(pretrained: Path, re
     alone.write_text("\n".join(line.replace("down", "up") for line in whole))
     with pytest.raises(UsageError, match="column 'mood' has one class only, 'up'"):
         built(alone, pretrained / "bert")
+    wordy = tmp_path / "wordy.csv"
+    wordy.write_text("\n".join([*whole, f"user1,{'very ' * 40},up"]))
+    with pytest.raises(UsageError, match="texts have up to 40 tokens, and the model reads 32: give --length 32"):
+        built(wordy, pretrained / "bert")
+    assert built(wordy, pretrained / "bert", length=32).data.shape == (32,)
     short = tmp_path / "short"
     transformers = importlib.import_module("transformers")
     transformers.BertModel(

@@ -118,10 +118,14 @@ def vocabulary(module: nn.Module) -> int:
     return size
 
 
-def demand_known(module: nn.Module, highest: int, name: str) -> None:
-    """Refuse a tokenizer that does not belong to the model."""
+def demand_known(module: nn.Module, highest: int, longest: int, name: str) -> None:
+    """Refuse a tokenizer that does not belong to the model, and texts that are longer than it reads."""
+    assert isinstance(module, _Text)
     if highest >= vocabulary(module):
         raise UsageError(
             f"the tokenizer in '{name}' gives token {highest}, and the model knows {vocabulary(module)}: "
             "give a folder in which both belong together"
         )
+    most = getattr(module.model.config, "max_position_embeddings", None)
+    if most is not None and longest > most:
+        raise UsageError(f"texts have up to {longest} tokens, and the model reads {most}: give --length {most}")

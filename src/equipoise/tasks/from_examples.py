@@ -145,7 +145,7 @@ class FromExamples(Falsified):
         x, _ = self.data.server("test")
         try:
             logits = self.forward({}, self.prepare(x[:2]))
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
         wanted = f"{self.data.classes} classes" if self.kind == "classification" else f"one number for {self.kind}"
         if not isinstance(logits, Tensor):

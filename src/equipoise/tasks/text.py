@@ -42,7 +42,7 @@ def of_texts(name: str, found: Texts, config: TextConfig, training: Training, se
         module, target = pretrained.next_token(config.pretrained, seed), Target("next-token", config.text)
     served = found.server[0] if found.server else []
     tokens = Tokenizer(config.pretrained).rows([*found.texts, *served], config.length)
-    pretrained.demand_known(module, int(tokens.max()), config.pretrained)
+    pretrained.demand_known(module, int(tokens.max()), tokens.shape[1], config.pretrained)
     labels = np.concatenate([found.labels, *([found.server[1]] if found.server else [])])
     y = labels if found.classes else np.full(len(tokens), math.log(pretrained.vocabulary(module)), np.float32)
     rows = len(found.texts)
