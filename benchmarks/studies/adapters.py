@@ -67,7 +67,7 @@ def cells(results: Results) -> list[Cell]:
     every_rate = sorted({rate for p in POPULATIONS for way in WAYS for rate in rates(p, way)})
     every = grid(options, population=POPULATIONS, way=WAYS, rate=every_rate, seed=SEEDS)
     asked = [c for c in every if c.axes["seed"] == TUNED or c.axes["rate"] == _best(results, c.axes)]
-    return sorted(asked, key=lambda cell: cell.axes["seed"])
+    return sorted(asked, key=lambda cell: (cell.axes["population"], cell.axes["seed"]))
 
 
 def _best(results: Results, axes: Mapping[str, Any]) -> float | None:
