@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from equipoise.core.errors import UsageError
 from equipoise.data.texts import given_texts
 from equipoise.models.adapters import AdaptedProduct, Adapter, adapted
 from equipoise.models.pretrained import NextToken, TextClassifier, classifier, next_token
+from equipoise.runs.running import run
+from equipoise.settings.config import Settings
 from equipoise.tasks import find_task
 from equipoise.tasks.from_examples import FromExamples
-from helpers import largest_difference
+from helpers import cut_and_resumed, largest_difference, timeless
 
 from .conftest import VOCABULARY, rows
 
@@ -118,6 +121,17 @@ def test_on_the_command_line_only_adapters_travel(pretrained: Path, reviews: Pat
     assert again.shape == (2, 2)
     with pytest.raises(UsageError, match="3 is no text: give a list of texts"):
         eq.open(out).predict([3], "user1")
+
+
+def test_a_cut_run_goes_on_and_processes_agree(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
+    """To the bit, dropout and all."""
+    given = {"task": "text", "data": str(reviews), "pretrained": str(pretrained / "bert"), **COLUMNS, "rounds": 4}
+    given |= {"adapter": "rank=2", "save_personal": False, "threads": 1}
+    loop = Settings.of({**given, "executor": "loop"})
+    whole = timeless(run(loop, tmp_path / "whole"))
+    assert timeless(cut_and_resumed(loop, tmp_path / "cut", at=2)) == whole
+    spread = timeless(run(Settings.of({**given, "executor": "workers", "workers": 2}), tmp_path / "workers"))
+    assert replace(spread, about=whole.about) == whole
 
 
 def test_a_data_set_a_saved_one_and_a_table_are_the_same(pretrained: Path, reviews: Path, tmp_path: Path) -> None:
