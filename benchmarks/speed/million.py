@@ -43,7 +43,7 @@ def whole(folder: Path, training: dict[str, float]) -> dict[str, object]:
             print(record.round, record.seen, peak_mib(), file=sys.stderr, flush=True)
 
     started = time.perf_counter()
-    run(settings_of(MANY, **training), folder / "run", watch=watch, means=Means(state_memory=GIB))
+    run(settings_of(MANY, **training), folder / "run", watch=watch, means=Means(processes=1, state_memory=GIB))
     spent = [after - before for before, after in pairwise(cpu)]
     saved = sum(file.stat().st_size for file in (folder / "run" / "checkpoint").iterdir())
     return {

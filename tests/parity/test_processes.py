@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import equipoise as eq
+from equipoise.cli import main
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.runs import choosing, spreading
@@ -233,6 +235,31 @@ def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, mon
     assert json.loads((tmp_path / "long" / "summary.json").read_text())["executor"].endswith("2 processes")
     _same(alone, tmp_path / "short")
     _same(alone, tmp_path / "long")
+
+
+def test_processes_and_memory_in_python(alone, tmp_path):
+    given = {**SMALL, "method": "scaffold"}
+    with pytest.raises(eq.UsageError, match="state_memory is -1"):
+        eq.run(tmp_path / "other", **given, state_memory=-1)
+    both = eq.compare(["scaffold"], seeds=1, out=tmp_path / "both", processes=2, state_memory=0, **SMALL)
+    _same(alone, both.runs["scaffold"][0].folder)
+
+
+def test_processes_of_compare_and_tune_as_typed(tmp_path):
+    small = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    how = ["--processes", "2", "--state-memory", "0.5", "--quiet", *small, "--rounds", "1"]
+    assert main(["compare", "--methods", "fedavg", "--seeds", "1", *how, "--out", str(tmp_path / "compare")]) == 0
+    summary = json.loads((tmp_path / "compare" / "fedavg" / "seed-0" / "summary.json").read_text())
+    assert summary["executor"].endswith("2 processes")
+    assert main(["resume", str(tmp_path / "compare"), "--processes", "1", "--quiet"]) == 0
+
+
+def test_torchrun_is_for_one_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    small = "--clients 4 --samples 40 --rounds 1 --quiet".split()
+    assert main(["compare", "--methods", "fedavg", *small, "--out", str(tmp_path / "compare")]) == 2
+    assert "use it with 'equipoise run'" in capsys.readouterr().err
 
 
 def test_processes_of_torchrun_take_one_device_each(monkeypatch):

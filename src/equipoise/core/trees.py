@@ -109,19 +109,19 @@ def _inner(kind: Any) -> dict[str, type]:
 
 def row(tree: T, which: int | slice | Tensor) -> T:
     """One client's tree out of a stack, or the stack of some of its clients."""
-    result: T = pytree.tree_map(lambda value: value[which], tree)
+    result: T = map_leaves(lambda value: value[which], tree)
     return result
 
 
 def stack(trees: list[T]) -> T:
     """One tree of stacks from a list of trees."""
-    result: T = pytree.tree_map(lambda *values: torch.stack(values), *trees)
+    result: T = map_leaves(lambda *values: torch.stack(values), *trees)
     return result
 
 
 def concatenate(stacks: list[T]) -> T:
     """One stack from several, in their order."""
-    result: T = pytree.tree_map(lambda *parts: torch.cat(parts), *stacks) if len(stacks) > 1 else stacks[0]
+    result: T = map_leaves(lambda *parts: torch.cat(parts), *stacks) if len(stacks) > 1 else stacks[0]
     return result
 
 

@@ -30,7 +30,7 @@ from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
 from equipoise.runs.saving import Checkpoint
 from equipoise.runs.scoring import Final, final_scores
-from equipoise.runs.spreading import alike, room_of, together
+from equipoise.runs.spreading import alike, follows, room_of, together
 from equipoise.runtime.attacks import attacked, hostile_clients
 from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.runtime.choose import Choice, MakeExecutor
@@ -143,6 +143,8 @@ def _start(
     if make_executor is not None:
         yield _Running(settings, task, folder, Choice("stacked", settings.run.threads), make_executor)
         return
+    if follows():
+        raise UsageError("torchrun starts one run: use it with 'equipoise run', which goes on with --resume")
     choice = chosen(settings, task, folder)
     if not means.processes and Group.launched()[1] == 1:
         count, remark = worth_sharing(settings, task, choice)

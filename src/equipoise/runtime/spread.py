@@ -178,7 +178,8 @@ class _Elsewhere(Replies):
 
     @classmethod
     def of(cls, spread: Spread, parts: list[Tensor], place: list[int], answers: list[State]) -> _Elsewhere:
-        order = torch.cat(parts).argsort()
+        places = torch.cat(parts)
+        order = slice(None) if bool((places[1:] > places[:-1]).all()) else places.argsort()
         some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
         stack: Reply = trees.row(
             trees.concatenate([trees.revive(Reply, answer["replies"]) for _, answer in some]), order
@@ -188,7 +189,7 @@ class _Elsewhere(Replies):
         finite, long = (torch.cat([fact[name] for fact in facts])[order] for name in ("finite", "long"))
         known = Facts(finite, long, dict(sorted(why.items())))
         size = some[0][1]["bytes"]
-        return cls(torch.arange(len(order)), stack, {}, frozenset(), spread, parts, place, known, size)
+        return cls(torch.arange(len(places)), stack, {}, frozenset(), spread, parts, place, known, size)
 
     def facts(self, method: Method, sent: Tree) -> Facts:
         assert self.known is not None
