@@ -117,7 +117,7 @@ def test_one_by_one_too():
 
 def test_a_process_for_each_of_two_devices():
     """Both pretended, since the mode goes with the fork; uploads and states are at home in either."""
-    method, task = find_method("scaffold")(), small_task("mlp", clients=130, samples=20)
+    method, task = find_method("scaffold")(), small_task("mlp", clients=230, samples=20)
     with Pretended():
         state, records, _ = _simulate(Stacked, method, task.on(FAR), 1, rounds=2)
         others = _simulate(Stacked, method, task.on(FAR), 2, rounds=2)

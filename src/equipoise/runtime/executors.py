@@ -19,7 +19,7 @@ from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
 from equipoise.runtime.store import HELD
 
-WORTH_STACKING = 50  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+WORTH_STACKING = 64  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
 @dataclass
