@@ -105,7 +105,7 @@ def course(done: Run) -> list[Point]:
 
 
 def classes(done: Run, world: str, seed: int) -> dict[str, dict[str, float]]:
-    """Per class of devices: the share of its clients that ever replied, and the personal scores of those."""
+    """Per class of devices: the share of its clients that ever replied, and the personal scores of those (FedAvg's trained ones)."""
     with open(done.folder / "clients.csv") as file:
         rows = [row for row in csv.DictReader(file) if int(row["rounds"])]
     devices = read(world)
@@ -113,7 +113,7 @@ def classes(done: Run, world: str, seed: int) -> dict[str, dict[str, float]]:
     kinds = Fleet(devices, seed).kinds(np.arange(clients))
     found = {}
     for place, device in enumerate(devices):
-        scores = [float(row["personal_acc"]) for row in rows if kinds[int(row["client"])] == place]
+        scores = [float(row["trained_acc"]) for row in rows if kinds[int(row["client"])] == place]
         size = int((kinds == place).sum())
         if size:
             found[device.name] = {"seen": len(scores) / size, "clients": size}
