@@ -105,7 +105,7 @@ def course(done: Run) -> list[Point]:
 
 
 def classes(done: Run, world: str, seed: int) -> dict[str, dict[str, float]]:
-    """Per class of devices: the share of its clients that ever replied, and the personal scores of those (FedAvg's trained ones)."""
+    """Per class of devices: the share of its clients that ever replied, and the scores of their trained models."""
     with open(done.folder / "clients.csv") as file:
         rows = [row for row in csv.DictReader(file) if int(row["rounds"])]
     devices = read(world)
