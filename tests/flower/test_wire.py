@@ -96,6 +96,22 @@ def test_a_quick_reply_is_not_waited_for_in_vain(clock: Clock) -> None:
     assert clock.now < 0.1
 
 
+def test_what_is_posted_may_be_answered_later(clock: Clock) -> None:
+    """The first reply ends the waiting; the other is heard by whoever gathers next, and nobody twice."""
+    grid = Grid({7: hello(0), 8: hello(1)})
+    over = GridWire(grid, 2, 1, 300.0)  # type: ignore[arg-type]
+    over.present()
+    grid.answers[8] = None
+    over.post({0: b"x", 1: b"y"}, 40.0)
+    assert set(over.gather(1, 40.0)) == {0}
+    assert clock.now < 0.1
+    assert over.gather(1, 5.0) == {}
+    assert clock.now == pytest.approx(5.0, abs=0.1)
+    grid.answers[8] = hello(1)
+    assert set(over.gather(1, 40.0)) == {1}
+    assert over.gather(1, 5.0) == {}
+
+
 def test_waiting_for_clients_ends_too(clock: Clock) -> None:
     over = GridWire(Grid({7: hello(0), 8: None}), 2, 2, 30.0)  # type: ignore[arg-type]
     assert over.present() == {0: 5}

@@ -79,6 +79,12 @@ class Timing(Options):
         return seconds("until", self.until)
 
     @property
+    def simulated(self) -> bool:
+        """Whether anything is asked for that only a simulated clock gives: all but the buffer."""
+        real = Timing(mode=self.mode, buffer=self.buffer, staleness=self.staleness) if self.mode != "semi" else None
+        return self != real
+
+    @property
     def carries(self) -> bool:
         """Whether late replies count later."""
         return self.mode != "sync"

@@ -69,19 +69,8 @@ class Remote(Executor):
         return _taken(torch.zeros(len(ids), dtype=torch.int64))
 
     def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
-        present = self.wire.present()
-        self.task.told_sizes(believed(present))
-        clients: list[int] = ids.tolist()
-        unsent = frozenset(client for client in clients if client not in present)
-        absent = dict.fromkeys(sorted(unsent), "not connected")
-        about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits), "frozen": self._frozen}
-        messages = {
-            client: node.pack(
-                down.row(k), self.task.blocks, {**about, **self._for_one(client, int(held.state["taken"][k]))}
-            )
-            for k, client in enumerate(clients)
-            if client in present
-        }
+        messages, absent = self._messages(round, ids, down, held, splits)
+        clients, unsent = ids.tolist(), frozenset(absent)
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
         expected = self._expect(round, splits, ids[:1], down.row(0))
         outs: dict[int, Reply] = {}
@@ -104,6 +93,24 @@ class Remote(Executor):
         if total is not None:
             return Summed(rows, stacked, absent, unsent, total)
         return Replies(rows, stacked, absent, unsent)
+
+    def _messages(
+        self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
+        """A message for each of these clients that is connected, and the reasons of the others."""
+        present = self.wire.present()
+        self.task.told_sizes(believed(present))
+        clients: list[int] = ids.tolist()
+        absent = dict.fromkeys(sorted(client for client in clients if client not in present), "not connected")
+        about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits), "frozen": self._frozen}
+        messages = {
+            client: node.pack(
+                down.row(k), self.task.blocks, {**about, **self._for_one(client, int(held.state["taken"][k]))}
+            )
+            for k, client in enumerate(clients)
+            if client in present
+        }
+        return messages, absent
 
     def closing(self, ids: Ints) -> dict[int, OwnScores]:
         """Each client's scores of its own model, by one message more; under noise nobody is asked."""

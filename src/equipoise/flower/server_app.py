@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from equipoise.core import files as checkpoint
 from equipoise.flower import options, register
 from equipoise.flower.agreement import agree, kept, raw_tables
 from equipoise.flower.audit import Audit
+from equipoise.flower.buffered import Buffered
 from equipoise.flower.logs import log_to_screen
 from equipoise.flower.remote import Remote
 from equipoise.flower.wire import GridWire
@@ -58,7 +59,8 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         limit, fewest, task = deployment.time_limit, deployment.min_replies, about[1]
         told = task.prepared() if agreed else ""
         run = _run_id(out, agreed.up if agreed else 0)
-        return Remote(*about, wire=wire(task.clients), run=run, time_limit=limit, fewest=fewest, preparation=told)
+        make = partial(Buffered, timing=settings.timing) if settings.timing.carries else Remote
+        return make(*about, wire=wire(task.clients), run=run, time_limit=limit, fewest=fewest, preparation=told)
 
     def watch(record: RoundRecord) -> None:
         headline = record.trained.headline or ""

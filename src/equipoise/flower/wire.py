@@ -55,6 +55,8 @@ class GridWire:
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
+        self._posted: dict[str, int] = {}  # message: client, of replies that may come later
+        self._letters: dict[int, bytes] = {}  # client: what it was sent, for the audit
         self._wanted = clients  # everybody at the start, then as many as a round needs
 
     def present(self) -> dict[int, int]:
@@ -68,18 +70,37 @@ class GridWire:
         return {client: self._known[node][1] for client, node in self._node.items()}
 
     def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        waiting = self._ask(messages, limit)
+        answers = self._hear_from(waiting, len(waiting), limit)
+        self.audit.exchanged(messages, answers)
+        return answers
+
+    def post(self, messages: dict[int, bytes], limit: float) -> None:
+        """Send; replies are gathered later."""
+        self._posted |= self._ask(messages, limit)
+        self._letters |= messages
+
+    def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
+        """Replies to what was posted, as soon as there are so many, else after so many seconds."""
+        answers = self._hear_from(self._posted, wanted, limit)
+        self.audit.exchanged({client: self._letters.pop(client) for client in answers}, answers)
+        return answers
+
+    def _ask(self, messages: dict[int, bytes], limit: float) -> dict[str, int]:
         clients = list(messages)
         sent = self._push([Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit) for c in clients])
-        waiting = {id: client for id, client in zip(sent, clients, strict=True) if id}
+        return {id: client for id, client in zip(sent, clients, strict=True) if id}
+
+    def _hear_from(self, waiting: dict[str, int], wanted: int, limit: float) -> dict[int, bytes | str]:
+        """What comes of those that are waited for; whoever has answered is waited for no more."""
         answers: dict[int, bytes | str] = {}
         for _ in _looks(limit):
             for reply in self.grid.pull_messages(list(waiting)):
                 client = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if client is not None:  # else it came twice, or nobody asked for it
                     answers[client] = self._content(reply)
-            if not waiting:
+            if not waiting or len(answers) >= wanted:
                 break
-        self.audit.exchanged(messages, answers)
         return answers
 
     def _push(self, messages: list[Message]) -> list[str]:

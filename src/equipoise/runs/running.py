@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from equipoise.clock.options import Timing
 from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
@@ -234,9 +233,10 @@ class _Running:
         self.here = make_executor is None
         if run.holdout_clients and not self.here:
             raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
-        if (settings.timing != Timing() or run.select != "uniform") and not self.here:
+        if not self.here and (settings.timing.simulated or run.select != "uniform"):
             raise UsageError(
-                "devices, mode, deadline, until and select are for simulations: clients that are elsewhere have a clock"
+                "devices, semi, deadline, over_select, until and select are for simulations: clients that are "
+                "elsewhere have a clock of their own"
             )
         if run.delay and not self.here:
             raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")

@@ -156,20 +156,22 @@ class Clock:
             for kept, which in ((arrived, here & ~parcel.lost), (left, ~here)):
                 if bool(which.any()):
                     kept.append(parcel if bool(which.all()) else trees.row(parcel, which))
-        self._flight = [_travelling(parcel, params) if int(parcel.began[0]) == t else parcel for parcel in left]
-        intake = _intake(t, arrived, params, self.timing.staleness)
+        self._flight = [
+            replace(parcel, reply=travelling(parcel.reply, params)) if int(parcel.began[0]) == t else parcel
+            for parcel in left
+        ]
+        intake = gathered(t, arrived, params, self.timing.staleness)
         intake.absent, intake.joules = dict(sorted(absent.items())), joules
         return intake
 
 
-def _travelling(parcel: Parcel, sent: Tree) -> Parcel:
-    """A parcel that stays under way: of its models only what changed is kept."""
-    up = parcel.reply.up
-    changes = {name: after - sent[name] for name, after in up.params.items()}
-    return replace(parcel, reply=replace(parcel.reply, up=replace(up, params=changes)))
+def travelling(reply: Reply, sent: Tree) -> Reply:
+    """Replies that count in a later round: of their models only what changed is kept."""
+    changes = {name: after - sent[name] for name, after in reply.up.params.items()}
+    return replace(reply, up=replace(reply.up, params=changes))
 
 
-def _intake(t: int, parcels: list[Parcel], params: Tree, power: float) -> Intake:
+def gathered(t: int, parcels: list[Parcel], params: Tree, power: float) -> Intake:
     """Replies from several rounds as one stack: late changes shrink with their age, and are put onto this model.
 
     With FedAvg's mean this is FedBuff (Nguyen et al. 2022): w + sum of p_i (1 + s_i)^-a change_i.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from equipoise.contract import Held, Scores
-from equipoise.core.trees import Ints
+from equipoise.core.trees import Ints, Tree
 from equipoise.runtime.executors import Replies
 
 
@@ -53,3 +54,15 @@ def _one_part(ids: Ints, replies: Replies) -> list[Part]:
     if replies.stack is None:
         return []
     return [Part(ids, replies.stack.held, replies.stack.scores, torch.arange(len(ids)))]
+
+
+@runtime_checkable
+class Later(Protocol):
+    """An executor whose clients may reply in a later round than the one that asked them, by a clock of their own."""
+
+    @property
+    def away(self) -> Ints:
+        """Clients that were asked in earlier rounds and may still reply: they cannot be asked now."""
+
+    def land(self, round: int, params: Tree) -> Intake:
+        """Wait for what ends the round; gives what the server, whose model is ``params``, then has in hand."""

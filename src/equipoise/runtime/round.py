@@ -24,7 +24,7 @@ from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.clock import Clock, Started
 from equipoise.runtime.executors import Replies
-from equipoise.runtime.intake import Intake
+from equipoise.runtime.intake import Intake, Later
 from equipoise.runtime.rows import Room
 from equipoise.runtime.selecting import Selector
 from equipoise.runtime.store import ClientStore, keeps_local
@@ -90,6 +90,7 @@ class Simulation:
             self.server_state = method.server_init(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
         self.store = ClientStore(task.clients, self._fresh, room)
+        self.later = self.executor if isinstance(self.executor, Later) else None
         self.clock = Clock(timing, schedule.seed, task.clients) if timing else None
         self.selector = Selector(selection, task, schedule.seed, self.params) if selection else None
 
@@ -246,20 +247,25 @@ class Simulation:
 
     def _select(self, method: Method, server: Server) -> tuple[Tensor, State]:
         """Decision 0, among those who can be asked: by the method, or by the policy that takes its place."""
-        everybody, count = self.task.clients, 0
-        pool: Ints | None = None
-        if self.clock:
-            pool, count = self.clock.pool(server.participation)
+        everybody, (pool, count) = self.task.clients, self._pool(server.participation)
         plain = not (self.selector or (self.clock and self.clock.timing.over_select > 1))
         if "select" in method.decides or (pool is None and plain):
             ids, state = method.select(server)
             _cohort(ids, everybody, method)
             return (ids if pool is None else ids[torch.isin(ids, torch.from_numpy(pool))]), state
-        if not self.clock:
-            count = random.cohort_size(everybody, server.participation)
         there = torch.arange(everybody) if pool is None else torch.from_numpy(pool)
         selector = self.selector or Selector(Uniform(), self.task, server.seed, server.params)
         return selector.choose(there, max(0, count), server.round), server.state
+
+    def _pool(self, participation: float) -> tuple[Ints | None, int]:
+        """Who can be asked, ``None`` for everybody, and how many are to be."""
+        if self.clock:
+            return self.clock.pool(participation)
+        count = random.cohort_size(self.task.clients, participation)
+        if self.later is None or not len(away := self.later.away):
+            return None, count
+        idle = np.setdiff1d(np.arange(self.task.clients), away)
+        return idle, min(count - len(away), len(idle))
 
     def _exchange(
         self, t: int, ids: Tensor, down: Down, splits: tuple[str, ...], participation: float
@@ -267,8 +273,11 @@ class Simulation:
         """Ask these clients; gives what is in hand when the round ends, and the bytes that went down to each."""
         array: Ints = ids.numpy()
         if not len(array):
+            nothing = torch.zeros(0, dtype=torch.int64)
+            if self.later is not None:
+                return self.later.land(t, self.params), nothing
             assert self.clock is not None
-            return self.clock.end(t, participation, None, self.params), torch.zeros(0, dtype=torch.int64)
+            return self.clock.end(t, participation, None, self.params), nothing
         held = self.store.held(array)
         self._expect(t + 1)
         replies = self.executor.run(t, ids, down, held, splits)
@@ -276,6 +285,8 @@ class Simulation:
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in array])
         self.store.count(array, {"down": sent})
+        if self.later is not None:
+            return self.later.land(t, self.params), sent
         if self.clock is None or replies.stack is None:
             return Intake.of(array, replies), sent
         training = self.training.at(t, self.schedule.rounds)

@@ -1,0 +1,108 @@
+"""Asynchronous rounds of clients that are elsewhere: a buffer of replies ends a round, and late ones count later."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.clock.options import Timing
+from equipoise.contract import Down, Held, Reply, State, Tree
+from equipoise.core.trees import Ints, stack
+from equipoise.flower.codec import Refused
+from equipoise.flower.remote import Remote
+from equipoise.flower.remote import Wire as PromptWire
+from equipoise.runtime.clock import Parcel, gathered, travelling
+from equipoise.runtime.executors import Replies
+from equipoise.runtime.intake import Intake
+
+LOG = logging.getLogger("equipoise")
+
+
+class Wire(PromptWire, Protocol):
+    """A wire on which replies may come later than the next message."""
+
+    def post(self, messages: dict[int, bytes], limit: float) -> None:
+        """Send; replies are to be gathered, for so many seconds at most."""
+
+    def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
+        """Replies by client, as soon as there are so many of them, else after so many seconds."""
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A client that was asked and has not replied."""
+
+    round: int
+    until: float
+    """When it is given up."""
+    sent: Tree
+    expected: State
+
+
+class Buffered(Remote):
+    """Whoever is under way is not asked again until it has replied, or ``time_limit`` is over.
+
+    What is under way when a run stops is lost: when it goes on, those clients are asked anew.
+    """
+
+    wire: Wire
+
+    def __init__(self, *about: Any, timing: Timing, **how: Any) -> None:
+        super().__init__(*about, **how)
+        self.timing = timing
+        self._under_way: dict[int, UnderWay] = {}
+        self._unsent: dict[int, str] = {}
+
+    @property
+    def away(self) -> Ints:
+        return np.array(sorted(self._under_way), np.int64)
+
+    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+        messages, self._unsent = self._messages(round, ids, down, held, splits)
+        self.wire.post(messages, self.time_limit)
+        until, expected = time.monotonic() + self.time_limit, self._expect(round, splits, ids[:1], down.row(0))
+        self._under_way |= {client: UnderWay(round, until, down.params, expected) for client in messages}
+        return Replies(torch.arange(0), None, {}, frozenset(self._unsent))
+
+    def land(self, round: int, params: Tree) -> Intake:
+        """Wait until the buffer is full, or until nobody is under way any more."""
+        wanted = min(self.timing.buffer or max(1, len(self._under_way) // 10), len(self._under_way))
+        came: dict[int, tuple[int, Reply]] = {}
+        absent = dict(self._unsent)
+        while self._under_way and len(came) < wanted:
+            rest = min(one.until for one in self._under_way.values()) - time.monotonic()
+            answers = self.wire.gather(wanted - len(came), max(0.0, rest))
+            for client, answer in answers.items():
+                asked = self._under_way.pop(client, None)
+                if asked is None:  # it had been given up
+                    continue
+                try:
+                    reply, _ = self._read(answer, client, asked.round, asked.expected)
+                    came[client] = asked.round, self._changed(reply, asked, round)
+                except Refused as error:
+                    absent[client] = str(error)
+            late = [client for client, one in self._under_way.items() if one.until <= time.monotonic()]
+            absent |= {client: "no reply in time" for client in late if self._under_way.pop(client)}
+        for client, reason in absent.items():
+            LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
+        began = sorted({start for start, _ in came.values()})
+        parcels = [_parcel(start, {k: reply for k, (at, reply) in came.items() if at == start}) for start in began]
+        intake = gathered(round, parcels, params, self.timing.staleness)
+        intake.absent = absent
+        return intake
+
+    def _changed(self, reply: Reply, asked: UnderWay, round: int) -> Reply:
+        return reply if asked.round == round else travelling(reply, asked.sent)
+
+
+def _parcel(round: int, replies: dict[int, Reply]) -> Parcel:
+    ids = torch.tensor(sorted(replies))
+    none = torch.zeros(len(ids), dtype=torch.float64)
+    reply = stack([replies[client] for client in ids.tolist()])
+    return Parcel(ids, none, none.bool(), none, none, torch.full_like(ids, round), reply)
