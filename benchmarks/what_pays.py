@@ -113,6 +113,11 @@ QUESTIONS: tuple[Question, ...] = (
         variant("no-return"),
         "family",
     ),
+    *both(
+        *("1 training", "a policy trained on other federations", "autopilot's rule", "autopilot"),
+        *(variant("autopilot-learned"), variant("autopilot")),
+        federation="family",
+    ),
     *both("1 training", "PAGE's agents", "`fedavg`", "page", variant("page"), variant("fedavg")),
     *both(
         "1 training",

@@ -175,7 +175,7 @@ def test_help_has_a_line_for_every_command():
     assert done.returncode == 0
     assert done.stdout == equipoise_cli("--help").stdout
     lines = done.stdout.splitlines()
-    files = {info.name for info in pkgutil.iter_modules(commands.__path__)}
+    files = {info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__)}
     assert {line.split()[0] for line in lines if line.startswith("  ")} == set(COMMANDS) == files
     assert all(len(line) <= 100 for line in lines)
 

@@ -1,4 +1,4 @@
-"""Policies of autopilot: weights by hand or from a file, and how they are trained."""
+"""Policies of autopilot: weights by hand, from the shipped file or a user's own, and how they are trained."""
 
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ def test_the_weights_stay_with_the_run_when_the_file_changes(tmp_path: Path) -> 
     assert sim.server_state["row"].tolist() == list(RULE)
 
 
+def test_the_shipped_policy_is_one_and_no_rule() -> None:
+    row = policies.row("learned")
+    assert row.shape == (len(SEEN),)
+    assert row.tolist() != list(RULE)
+
+
 @pytest.mark.parametrize(
     ("tensors", "about", "wrong"),
     [
@@ -59,7 +65,7 @@ def test_another_file_is_refused(tmp_path: Path, tensors: Any, about: dict[str, 
 def test_a_policy_that_is_nowhere_is_refused_before_any_work(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     assert main(["run", "--method", "autopilot", "--policy", "lerned", "--out", str(out)]) == 2
-    assert "policy is 'lerned': must be rule or a file" in capsys.readouterr().err
+    assert "policy is 'lerned': must be rule, learned or a file" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -51,7 +51,9 @@ class Autopilot(Method):
         **dict.fromkeys(("loss", "val", "reached", "own", "parts"), LOSS),
         **{"error": SHARE, "square": COUNT, "later": Range(-1.0, 1.0)},
     }
-    policy: str = option("rule", "what corrects the rate: rule, or a file of train-policy")
+    policy: str = option(
+        "rule", "what corrects the rate: rule, learned (trained on many federations), or a file of train-policy"
+    )
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)

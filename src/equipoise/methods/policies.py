@@ -1,4 +1,4 @@
-"""Where the weights of autopilot's correction come from: set by hand, or a file that was trained beforehand."""
+"""Where the weights of autopilot's correction come from: set by hand, trained beforehand, or a user's own file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from equipoise.core import files
 from equipoise.core.errors import UsageError
 from equipoise.methods.steering import RULE, SEEN
 
+LEARNED = Path(__file__).with_name("learned.safetensors")
+
 
 def row(policy: str) -> Tensor:
     """The weights that an option names, one for each entry of :data:`~equipoise.methods.steering.SEEN`."""
     if policy == "rule":
         return torch.tensor(RULE, dtype=torch.float64)
-    return read(Path(policy))[0]
+    return read(LEARNED if policy == "learned" else Path(policy))[0]
 
 
 def read(file: Path) -> tuple[Tensor, dict[str, str]]:
     """Weights of a file of ``train-policy``, and how they were trained; another file is refused."""
     if not file.is_file():
-        raise UsageError(f"policy is '{file}': must be rule or a file that equipoise train-policy wrote")
+        raise UsageError(f"policy is '{file}': must be rule, learned or a file that equipoise train-policy wrote")
     tensors, about = files.read_tensors(file)
     weights = tensors.get("rate")
     if about.get("seen") != " ".join(SEEN) or weights is None or weights.shape != (len(SEEN),):
