@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks.lab.provenance import measured
-from equipoise.flower.masks import Member, threshold, unmask
+from equipoise.flower.masks import Keys, Member, Words, threshold, unmask
 
 T = TypeVar("T")
 ABOUT = "benchmark 1"
@@ -23,8 +25,8 @@ ABOUT = "benchmark 1"
 class Stopwatch:
     """CPU seconds by what they were spent on."""
 
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
+    def __init__(self, before: Mapping[str, float] = MappingProxyType({})) -> None:
+        self.spent = dict(before)
 
     def __call__(self, what: str, work: Callable[[], T]) -> T:
         began = time.process_time()
@@ -33,34 +35,47 @@ class Stopwatch:
         return result
 
 
-def once(clients: int, words: int, lost: int) -> dict[str, Any]:
+def runs(clients: int, words: int) -> list[dict[str, Any]]:
+    """Keys and letters once; from there on with everybody, and without a tenth."""
     draw, timed = np.random.default_rng(0), Stopwatch()
     parts = [draw.integers(0, 2**64, words, np.uint64) for _ in range(clients)]
     members = [Member(client, ABOUT) for client in range(clients)]
     published = {member.client: timed("keys", member.keys) for member in members}
-    letters = [timed("share", lambda member=member: member.share(published)) for member in members]  # type: ignore[misc]
-    masked = []
-    for client in range(clients - lost):
-        post = {by: letters[by][client] for by in range(clients) if by != client}
-        masked.append(timed("mask", lambda client=client, post=post: members[client].mask(post, parts[client])))  # type: ignore[misc]
+    letters = [timed("share", partial(member.share, published)) for member in members]
+    kept = [member.saved() for member in members]
+    return [
+        once([Member.load(text) for text in kept], parts, published, letters, lost, Stopwatch(timed.spent))
+        for lost in (0, clients // 10)
+    ]
+
+
+def once(
+    members: list[Member],
+    parts: list[Words],
+    published: dict[int, Keys],
+    letters: list[dict[int, bytes]],
+    lost: int,
+    timed: Stopwatch,
+) -> dict[str, Any]:
+    clients, words = len(members), len(parts[0])
     replied = list(range(clients - lost))
-    shares = {id: timed("reveal", lambda id=id: members[id].reveal(replied)) for id in replied}  # type: ignore[misc]
-
-    def unmasked() -> Any:
-        return unmask(np.add.reduce(masked), published, range(clients), replied, shares, ABOUT)
-
-    assert (timed("unmask", unmasked) == np.add.reduce(parts[: clients - lost])).all()
-    own = {phase: timed.spent[phase] / clients for phase in ("keys", "share", "mask", "reveal")}
-    letter = len(letters[0][1])
+    masked = []
+    for client in replied:
+        post = {by: letters[by][client] for by in range(clients) if by != client}
+        masked.append(timed("mask", partial(members[client].mask, post, parts[client])))
+    shares = {client: timed("reveal", partial(members[client].reveal, replied)) for client in replied}
+    added = np.add.reduce(masked)
+    total = timed("unmask", partial(unmask, added, published, range(clients), replied, shares, ABOUT))
+    assert (total == np.add.reduce(parts[: clients - lost])).all()
+    letter, float32 = len(letters[0][1]), 4 * words
+    up = {"keys": 64, "share": letter * (clients - 1), "mask": 8 * words, "reveal": 16 * clients}
+    each = {"keys": clients, "share": clients, "mask": len(replied), "reveal": len(replied)}
     return {
         "lost": lost,
-        "bytes_up_per_client": {
-            **{"keys": 64, "share": letter * (clients - 1), "mask": 8 * words, "reveal": 16 * clients},
-            **{"plain_float32": 4 * words},
-        },
-        "bytes_down_per_client": {"keys": 64 * clients, "letters": letter * (clients - 1), "plain_float32": 4 * words},
-        "seconds_per_client": {phase: round(seconds, 4) for phase, seconds in own.items()},
-        "seconds_server": round(timed.spent["unmask"], 2),
+        "bytes_up_per_client": {**up, "plain_float32": float32},
+        "bytes_down_per_client": {"keys": 64 * clients, "letters": letter * (clients - 1), "plain_float32": float32},
+        "cpu_seconds_per_client": {phase: round(timed.spent[phase] / count, 4) for phase, count in each.items()},
+        "cpu_seconds_server": round(timed.spent["unmask"], 2),
     }
 
 
@@ -69,9 +84,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--words", type=int, default=10_000, help="numbers of a client's part")
     given = parser.parse_args()
-    runs = [once(given.clients, given.words, lost) for lost in (0, given.clients // 10)]
     about = {"clients": given.clients, "words": given.words, "threshold": threshold(given.clients)}
-    measured("secure", {**about, "runs": runs})
+    measured("secure", {**about, "runs": runs(given.clients, given.words)})
 
 
 if __name__ == "__main__":
