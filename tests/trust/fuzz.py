@@ -95,7 +95,9 @@ class Fuzz:
         codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
         if about.get("client") != CLIENT:
             raise Refused("for another client")
-        down = node.unpack(tree, about, self.model)
+        node._splits(about)
+        down = node.unpack(tree, about, self.model, self.task.blocks)
+        assert down.sent.keys() == self.task.blocks.keys()
         codec.check({name: down.params[name] for name in self.model}, self.model, "message")
 
     def spoiled(self, data: bytes) -> bytes:

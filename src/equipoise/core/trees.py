@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import field, fields
 from functools import cache
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
@@ -105,6 +106,12 @@ def _inner(kind: Any) -> dict[str, type]:
     """Fields of a message that are messages themselves."""
     hints = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
     return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a message's fields: read once, for they are told by text."""
+    return get_type_hints(kind)
 
 
 def row(tree: T, which: int | slice | Tensor) -> T:

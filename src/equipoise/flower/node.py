@@ -130,8 +130,8 @@ class Node:
         with torch.no_grad():
             if held is None:
                 held = row(fresh_clients(self.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
-            down = unpack(tree, about, initial)
-            splits = () if s.privacy.noisy else tuple(about["splits"])
+            down = unpack(tree, about, initial, self.task.blocks)
+            splits = () if s.privacy.noisy else _splits(about)
             reply = withheld(self.method, client.one(round, splits, self.id, down, held))
         after = reply.held
         codec.check_finite(plain(after), "after training, client")
@@ -175,7 +175,15 @@ def pack(down: Down, blocks: Blocks, about: About) -> bytes:
     return codec.encode(plain(replace(down, params=params, sent={})), {**about, "sent": sent})
 
 
-def unpack(tree: State, about: About, model: Tree) -> Down:
+def _splits(about: About) -> tuple[str, ...]:
+    """On which rows the server asks for scores."""
+    splits = about.get("splits")
+    if not isinstance(splits, list) or not set(map(str, splits)) <= {"test", "val"}:
+        raise Refused("the message does not say on which rows to score models")
+    return tuple(splits)
+
+
+def unpack(tree: State, about: About, model: Tree, blocks: Blocks) -> Down:
     """The inverse of :func:`pack`. What was not sent is NaN, so that no method can use it unnoticed."""
     try:
         down = revive(Down, tree)
@@ -186,4 +194,11 @@ def unpack(tree: State, about: About, model: Tree) -> Down:
         raise Refused(f"the message has an unknown parameter '{unknown[0]}'")
     codec.check(down.params, {name: model[name] for name in down.params}, "message")
     nothing = {name: torch.full_like(value, torch.nan) for name, value in model.items() if value.is_floating_point()}
-    return replace(down, params={**nothing, **down.params}, sent=about["sent"])
+    sent = about.get("sent")
+    if (
+        not isinstance(sent, dict)
+        or sent.keys() != blocks.keys()
+        or not all(type(one) is bool for one in sent.values())
+    ):
+        raise Refused("the message does not say which blocks it sends")
+    return replace(down, params={**nothing, **down.params}, sent=sent)

@@ -82,7 +82,10 @@ def answer(disk: ClientDisk, budget: Budget, round: int, about: About) -> tuple[
         disk.keep_member(round, member.saved())
         budget.spend(among)
         return {WORDS: torch.from_numpy(masked.view(np.int64))}, {}
-    shares = member.reveal(about["replied"])
+    replied = about.get("replied")
+    if not isinstance(replied, list) or not all(type(client) is int for client in replied):
+        raise Refused("the message does not say who replied")
+    shares = member.reveal(replied)
     disk.forget_part(round)
     return {}, {"shares": {str(other): share.hex() for other, share in shares.items()}}
 
