@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import field, fields
 from functools import cache
-from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
