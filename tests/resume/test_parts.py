@@ -42,9 +42,12 @@ def _stack(rows, start=0.0):
 
 
 @pytest.mark.parametrize("memory", [0, 200, 10**6])  # none, some and all of the rows are in memory
-def test_rows_are_what_was_written_wherever_they_lie(memory, tmp_path, monkeypatch):
+@pytest.mark.parametrize("promised", [0, 2**32])
+def test_rows_are_what_was_written_wherever_they_lie(memory, promised, tmp_path, monkeypatch):
     monkeypatch.setattr(rows_of, "SHARD", 3 * 256)  # three records a file
+    monkeypatch.setattr(rows_of, "PROMISED", promised)
     rows = Rows(_stack(1), 9, Room(memory, tmp_path))
+    rows.put(torch.arange(2), _stack(2))
     rows.put(torch.arange(9), _stack(9))
     rows.put(torch.tensor([7, 1, 4]), _stack(3, 100.0))
     found = rows.take(torch.tensor([4, 0, 8, 1, 7, 4]))

@@ -17,6 +17,7 @@ from equipoise.core.errors import UsageError
 from equipoise.core.trees import row, tree_bytes
 
 SHARD = 2**26  # bytes of a file: as many clients as fit
+PROMISED = 2**32  # bytes that are reserved at once
 ALIGNED = 64
 BLANK = 1024  # rows that are blanked at once
 
@@ -45,14 +46,15 @@ class Rows:
         size = tree_bytes(like, stacked=True)
         self.here = clients if not size else min(clients, room.memory // size)
         room.memory -= self.here * size
-        # Memory that nobody has written to yet costs nothing.
-        self._front: State = pytree.tree_map(lambda value: value.new_empty((self.here, *value.shape[1:])), like)
+        # Memory that nobody has written to yet costs nothing, but a system may refuse to promise very much of it.
+        self._ready = min(self.here, max(1, PROMISED // max(1, size)))
+        self._front: State = pytree.tree_map(lambda value: value.new_empty((self._ready, *value.shape[1:])), like)
         self._lent = False  # whether others may hold the very tensors
         self._files = _Files(like, room.folder) if self.here < clients else None
 
     def first(self, count: int) -> State:
         """The first rows; the very tensors where they are all that there can be in memory, else a copy."""
-        if count == self.here:
+        if count == self.here == self._ready:
             self._lent = True
             return self._front
         return self.take(torch.arange(count))
@@ -80,6 +82,7 @@ class Rows:
         if self._lent:
             self._front, self._lent = pytree.tree_map(lambda value: value.clone(), self._front), False
         here = slots < self.here
+        self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
         if bool(here.all()):
             pytree.tree_map(lambda old, new: old.index_copy_(0, slots, new), self._front, rows)
             return
@@ -91,7 +94,7 @@ class Rows:
         """Take these tensors themselves for all rows, if they can be held in memory."""
         if self._files is not None or any(len(value) != self.here for value in pytree.tree_leaves(rows)):
             return False
-        self._front, self._lent = rows, True
+        self._front, self._lent, self._ready = rows, True, self.here
         return True
 
     def blank(self, first: int, last: int) -> None:
@@ -99,6 +102,14 @@ class Rows:
         like = row(self._front, slice(1)) if self.here else self._like
         for slots in torch.arange(first, last).split(BLANK):
             self.put(slots, pytree.tree_map(lambda value, here=slots: unknown(value, len(here)), like))
+
+    def _reserve(self, count: int) -> None:
+        if count > self._ready:
+            more = min(self.here, max(count, 2 * self._ready)) - self._ready
+            self._front = pytree.tree_map(
+                lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front
+            )
+            self._ready += more
 
     def expect(self, slots: Tensor) -> None:
         """These rows are needed soon."""
