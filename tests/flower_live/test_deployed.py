@@ -22,6 +22,7 @@ from equipoise.data.tables.sites import merge_messages, summarise
 from equipoise.flower import options, project
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
+from equipoise.records.tables import read_table
 from equipoise.runs import running as runs
 from equipoise.runs.predict import predict_file
 from equipoise.settings.config import Settings
@@ -165,6 +166,9 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     summary = Folder(app / "run").read_summary()
     assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))
     assert not any(log.absent for log in logs_of(app))
+    columns = read_table(app / "run" / "clients.csv")  # each client's own words, after the last round
+    bounds = zip(columns["personal_auc_low"], columns["personal_auc"], columns["personal_auc_high"], strict=True)
+    assert [low <= own <= high for low, own, high in bounds] == [True] * 3
     (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
     out = tmp_path / "predicted.csv"
     assert predict_file(Folder(app / "run"), tmp_path / "new.csv", None, out, overwrite=False) == 2
