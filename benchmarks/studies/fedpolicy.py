@@ -221,6 +221,21 @@ def relative_gains(results: Results) -> list[str]:
     return table(["scenario", "strongest", *CLAIMANTS, "strongest fine-tuned", *tuned], rows)
 
 
+def looking_ahead(results: Results) -> list[str]:
+    """``lookahead`` beside ``learned``, on the seeds that both have."""
+    rows = []
+    for scenario in ALL:
+        pair = [found(results, scenario, variant) for variant in ("learned", "lookahead")]
+        seeds = set.intersection(*({r["seed"] for r in own} for own in pair))
+        own = [[r for r in group if r["seed"] in seeds] for group in pair]
+        if seeds:
+            figures = [[mean(r[key] for r in group) for group in own] for key in ("last", "tuned", "global")]
+            texts = [" / ".join(f"{value:.1f}" for value in values if value is not None) for values in figures]
+            rows.append([scenario, ", ".join(map(str, sorted(seeds))), *texts])
+    head = ["scenario", "seeds", "personal: learned / lookahead", "fine-tuned", "global"]
+    return table(head, rows)
+
+
 def bytes_to_targets(results: Results) -> list[str]:
     rows: list[list[Any]] = []
     for scenario in ALL:
@@ -263,6 +278,7 @@ STUDY = Study(
     tables={
         "against_fixed": against_fixed(SEEDS),
         "against_fixed_fresh": against_fixed(FRESH),
+        "looking_ahead": looking_ahead,
         **{"relative_gains": relative_gains, "bytes_to_targets": bytes_to_targets, "scenarios": scenarios},
     },
     figures={"parts.svg": parts},

@@ -9,6 +9,7 @@ from torch import Tensor
 from equipoise.contract import Server
 from equipoise.core.errors import UsageError
 from equipoise.methods import safe
+from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.page import shared
 from equipoise.methods.page.page import Page
 from helpers import largest_difference, simulate, small_task
@@ -145,3 +146,9 @@ def test_what_has_no_rule_or_no_free_weights_is_refused(options: dict[str, Any],
     task = small_task()
     with pytest.raises(UsageError, match=words):
         Page(safe=True, **options).check(task, task.training)
+
+
+def test_a_joint_game_can_be_safe_too() -> None:
+    sim = simulate(Joint(base="page", base_options="safe=true window=0 warmup=1"), small_task(), 8)
+    assert sum(sim.logs[0].notes["tried"]) == 1  # a quarter of six clients, rounded down
+    assert all(0 <= log.notes["account"] <= safe.MOST for log in sim.logs)
