@@ -46,6 +46,8 @@ METHODS = (
     "page",
     "fedpolicy",
 )
+JUDGED = 5
+"""Splits below which nobody's gain is judged: the interval of two is as wide as one likes."""
 OWN = ("equilibrium", "autopilot", "page", "fedpolicy")
 """Ours (two are completions of papers), whose best has an aim (see :func:`judged`)."""
 OUTSIDE = (NETWORK, *SCIKIT)
@@ -207,7 +209,7 @@ Gains = dict[str, Difference]
 
 
 def gains(data: str, results: Results) -> dict[str, Gains]:
-    """Of every method that has two splits or more."""
+    """Of every method that has splits enough."""
     sign = 1 if higher_is_better(HEADLINES[data]) else -1
     kept: dict[str, Clients] = {
         m: {r["seed"]: r["clients"] for r in results.where(data=data, method=m) if "seed" in r.axes} for m in METHODS
@@ -230,7 +232,11 @@ def aim(data: str, results: Results) -> list[str]:
         shown = (each.get(name) for name in names)
         row = [None if gain is None else f"{gain.mean:+.3f} ± {gain.high - gain.mean:.3f}" for gain in shown]
         rows.append([_called(method), _at_the_aim(each), *row])
-    return table(["method", "clients at the aim", *names], rows) if rows else ["Fewer than two splits yet."]
+    return (
+        table(["method", "clients at the aim", *names], rows)
+        if rows
+        else [f"Fewer than {JUDGED} splits: no interval is worth a verdict."]
+    )
 
 
 def judged(results: Results) -> list[str]:
@@ -289,7 +295,7 @@ def _against_better(name: str, sign: int, ours: Clients, *others: Clients) -> Di
 
     mine, candidates = scores(ours), [scores(other) for other in others]
     common = sorted(set(mine).intersection(*candidates))
-    if len(common) < 2:
+    if len(common) < JUDGED:
         return None
     best = max(candidates, key=lambda found: fmean(found[seed] for seed in common))
     return difference([mine[seed] for seed in common], [best[seed] for seed in common])
