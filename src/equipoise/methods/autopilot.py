@@ -32,9 +32,8 @@ from equipoise.methods import policies, steering
 EPOCHS = 8  # the least that clients train; the rate does the rest
 MEASURED = ("error", "loss", "square", "val", "half")
 POOLED = ("loss", "square", "val", "reached", "own")
-PARTS = torch.tensor(
-    [1.0, 0.5, 0.0, 2.0], dtype=torch.float64
-)  # of local training, for personal models; 1 before others
+PARTS = torch.tensor([1.0, 0.5, 0.0, 2.0], dtype=torch.float64)
+"""What personal models may keep of local training; where nothing speaks for another part, the first."""
 
 
 @dataclass(frozen=True)
