@@ -155,7 +155,8 @@ def _read(folder: Path, name: str, classes: int) -> Rows:
 def build(config: ApartConfig, model: str, training: Training, seed: int) -> Task:
     if config.target:
         raise UsageError(
-            "raw tables that stay apart are prepared together, when clients are connected: 'equipoise flower run'"
+            "raw tables that stay apart are prepared once their clients are connected: 'equipoise flower run' on real "
+            "nodes"
         )
     return Apart(OwnFolder(config, seed), model, training)
 
