@@ -107,12 +107,6 @@ def _inner(kind: Any) -> dict[str, type]:
     return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of a message's fields: read once, for they are told by text."""
-    return get_type_hints(kind)
-
-
 def row(tree: T, which: int | slice | Tensor) -> T:
     """One client's tree out of a stack, or the stack of some of its clients."""
     result: T = map_leaves(lambda value: value[which], tree)
