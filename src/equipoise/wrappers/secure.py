@@ -33,10 +33,6 @@ def secured(method: Method, secure: bool) -> Method:
     return Secure(method) if secure else method
 
 
-def is_secure(method: Method) -> bool:
-    return isinstance(method, Secure)
-
-
 @dataclass(frozen=True)
 class Secure(Around):
     """``sums`` of the method below, added up as whole numbers that clients make; then its ``step``."""
