@@ -154,25 +154,32 @@ def alone(results: Results) -> list[str]:
     return table(["method", *ONE[1:], "left out of the honest run"], rows)
 
 
+def _lost(results: Results, at: dict[str, Any], rule: str, attack: str) -> float | None:
+    """Points below the run of the same seed without attack and rule, on average over the seeds that have both."""
+    clean = {r["seed"]: r["global"] for r in results.where(rule="none", attack="none", **at)}
+    found = {r["seed"]: r["global"] for r in results.where(rule=rule, attack=attack, **at)}
+    return mean(clean[seed] - value for seed, value in found.items() if seed in clean)
+
+
 def summary(results: Results) -> list[str]:
     """What the best rule keeps, in points below the run without attack and rule; and what no rule can keep."""
     rows = []
     for task in ("synthetic", "fashion-mnist"):
         for method in METHODS:
-            clean = mean(r["global"] for r in results.where(task=task, method=method, rule="none", attack="none"))
             for share in SHARES:
-                for attack in ATTACKS:
-                    at = {"task": task, "method": method, "attack": f"{attack}:{share}"}
-                    found = {rule: mean(r["global"] for r in results.where(rule=rule, **at)) for rule in RULES}
-                    kept = {rule: value for rule, value in found.items() if value is not None}
-                    if clean is None or "none" not in kept or len(kept) < 2:
+                for attack in (f"{name}:{share}" for name in ATTACKS):
+                    at = {"task": task, "method": method}
+                    lost = {rule: _lost(results, at, rule, attack) for rule in RULES}
+                    known = {rule: value for rule, value in lost.items() if value is not None}
+                    if "none" not in known or len(known) < 2:
                         continue
-                    best = max(kept, key=lambda rule, kept=kept: kept[rule])  # type: ignore[misc]
-                    told = mean(r["global"] for r in results.where(rule="none", **at | {"attack": f"known:{share}"}))
-                    lost = [f"{clean - value:.1f}" if value is not None else None for value in (kept[best], told)]
-                    rows.append([*at.values(), f"{clean - kept['none']:.1f}", best, *lost])
+                    best = min(known, key=lambda rule, known=known: known[rule])  # type: ignore[misc]
+                    told = _lost(results, at, "none", f"known:{share}")
+                    seeds = len(results.where(rule=best, attack=attack, **at))
+                    figures = [f"{value:.1f}" if value is not None else None for value in (known[best], told)]
+                    rows.append([task, method, attack, f"{known['none']:.1f}", best, *figures, seeds])
     head = ["task", "method", "attack", "lost without a rule", "best rule", "lost with it", "lost if liars are known"]
-    return table(head, rows)
+    return table([*head, "seeds"], rows)
 
 
 STUDY = Study(
