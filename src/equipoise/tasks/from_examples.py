@@ -249,6 +249,12 @@ class FromExamples(Falsified):
             return max(1, ACTIVATIONS_AT_ONCE // self.row_bytes())
         return max(1, NUMBERS_AT_ONCE // math.prod(self.data.shape))
 
+    def _clients_at_once(self, ids: Tensor, batch: int) -> int:
+        if len(ids) * batch * self.row_bytes() <= ACTIVATIONS_AT_ONCE:
+            return len(ids)
+        rows = min(batch, int(self.sizes(ids).max()))
+        return max(1, ACTIVATIONS_AT_ONCE // (rows * self.row_bytes()))
+
     def row_bytes(self) -> int:
         """What one row keeps in memory for its gradient; at least one byte."""
         if not self._row_bytes:
@@ -337,8 +343,7 @@ class FromExamples(Falsified):
 
     def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
         train = sgd_stack.fit if self.stackable else sgd_one.fit_each
-        rows = min(when.training.batch_size, int(self.sizes(ids).max())) if len(ids) else 1
-        at_once = max(1, ACTIVATIONS_AT_ONCE // (self.row_bytes() * rows))
+        at_once = self._clients_at_once(ids, when.training.batch_size)
         params, anchor = fit_in_portions(train, self, ids, self._there(fit), when, at_once)
         return _home(params), _home(anchor), source
 
