@@ -46,10 +46,15 @@ def test_a_transformer_takes_characters_only() -> None:
 def test_what_a_row_keeps_is_what_its_gradient_needs() -> None:
     """In float64: 4 numbers of the input and 8 of tanh, which the last layer shares; frozen layers need no input."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-    x = torch.randn(1, 4).double()
-    assert activation_bytes(net.parameters(), lambda: net(x)) == 8 * (4 + 8)
-    net[0].requires_grad_(False)
-    assert activation_bytes(net.parameters(), lambda: net(x)) == 8 * 8
+    x, every = torch.randn(1, 4).double(), dict(net.named_parameters())
+    net.requires_grad_(False)
+
+    def kept(*layers: str) -> int:
+        learned = {name: value.clone() for name, value in every.items() if name[0] in layers}
+        return activation_bytes(net, learned, lambda params: torch.func.functional_call(net, params, (x,)))
+
+    assert kept("0", "2") == 8 * (4 + 8)
+    assert kept("2") == 8 * 8
 
 
 @pytest.mark.parametrize("rows", [1, 20])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from equipoise.contract import Tree
 
 
-def activation_bytes(model: Iterable[Tensor], forward: Callable[[], Tensor]) -> int:
-    """Bytes that ``forward`` keeps for its backward pass, beside the model's own tensors."""
+def activation_bytes(module: nn.Module, learned: Tree, forward: Callable[[Tree], Tensor]) -> int:
+    """Bytes that ``forward`` keeps for the gradient of what is ``learned``, beside the model's own tensors."""
+    model = (*module.parameters(), *module.buffers(), *learned.values())
     own = {tensor.untyped_storage().data_ptr() for tensor in model}
     kept: dict[int, tuple[Tensor, int]] = {}  # tensors stay referenced, so that no address is used twice
 
@@ -20,5 +23,5 @@ def activation_bytes(model: Iterable[Tensor], forward: Callable[[], Tensor]) -> 
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        forward()
+        forward({name: value.detach().requires_grad_() for name, value in learned.items()})
     return sum(size for _, size in kept.values())

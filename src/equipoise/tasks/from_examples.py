@@ -245,9 +245,8 @@ class FromExamples(Falsified):
         return torch.cat([self.forward(params, self.prepare(part)) for part in torch.split(x, at_once)])
 
     def _rows_at_once(self) -> int:
-        if self._attends:
-            return max(1, ACTIVATIONS_AT_ONCE // self.row_bytes())
-        return max(1, NUMBERS_AT_ONCE // math.prod(self.data.shape))
+        numbers = NUMBERS_AT_ONCE // math.prod(self.data.shape)
+        return max(1, ACTIVATIONS_AT_ONCE // self.row_bytes() if self._attends else numbers)
 
     def _clients_at_once(self, ids: Tensor, batch: int) -> int:
         if len(ids) * batch * self.row_bytes() <= ACTIVATIONS_AT_ONCE:
@@ -259,10 +258,9 @@ class FromExamples(Falsified):
         """What one row keeps in memory for its gradient; at least one byte."""
         if not self._row_bytes:
             x = self.prepare(self.data.server("test")[0][:1])
-            params = trees.moved(weights.values(self.module), self.device)
-            learned = {name: value.requires_grad_(name not in self.statistics) for name, value in params.items()}
-            own = (*self._placed.parameters(), *self._placed.buffers(), *learned.values())
-            self._row_bytes = max(1, activation_bytes(own, lambda: self.forward(learned, x)))
+            learned = {name: v for name, v in weights.values(self.module).items() if name not in self.statistics}
+            size = activation_bytes(self._placed, trees.moved(learned, self.device), lambda p: self.forward(p, x))
+            self._row_bytes = max(1, size)
         return self._row_bytes
 
     def forward(self, params: Tree, x: Tensor) -> Tensor:
