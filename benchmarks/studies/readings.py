@@ -19,6 +19,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "around": AROUND,
     "around-zero": AROUND | {"control": "zero"},
     "around-random": AROUND | {"control": "random"},
+    "around-safe": AROUND | {"safe": True},
     "around-each": EACH,
     "levels": AROUND | {"reading": "levels"},
     "free-weights": AROUND | {"reading": "free-weights"},
@@ -32,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper-random": EACH | {"reading": "paper", "control": "random"},
     "published": EACH | {"reading": "published"},
 }
-FIRST = ("fedavg", "around", "around-zero", "around-random")
+FIRST = ("fedavg", "around", "around-safe", "around-zero", "around-random")
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
 COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "synthetic-small": (SYNTHETIC | {"clients": 30, "rounds": 150}, FIRST, SEEDS),
@@ -80,7 +81,8 @@ def accuracies(column: str) -> Any:
                 published = PAPER.get(name, ()) if column == "synthetic-900" else ()
                 paper = " / ".join(f"{value:.2f}" for value in published) or None
                 rows.append([name, ", ".join(str(r["seed"]) for r in cells), *figures, paper])
-        return table(["variant", "seeds", "global %", "local %", "personal %", "paper"], rows)
+        head = ["variant", "seeds", "global %", "local %", "personal %", "paper"]
+        return table(head, rows) if rows else ["Not run yet."]
 
     return made
 
@@ -91,6 +93,7 @@ def pairs(results: Results) -> list[str]:
         for one, other in (
             *((name, "fedavg") for name in variants if name != "fedavg"),
             ("around", "around-zero"),
+            ("around-safe", "around-zero"),
             ("around", "around-random"),
         ):
             ours, theirs = (found(results, column, name) for name in (one, other))
