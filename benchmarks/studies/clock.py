@@ -105,9 +105,9 @@ def course(done: Run) -> list[Point]:
 
 
 def classes(done: Run, world: str, seed: int) -> dict[str, dict[str, float]]:
-    """Per class of devices: the share of its clients that ever replied, and the scores of their trained models."""
+    """Per class of devices: the share of its clients that were ever scored, and the scores of their trained models."""
     with open(done.folder / "clients.csv") as file:
-        rows = [row for row in csv.DictReader(file) if int(row["rounds"])]
+        rows = [row for row in csv.DictReader(file) if row["trained_acc"] != "nan"]
     devices = read(world)
     clients = int(done.config["clients"])
     kinds = Fleet(devices, seed).kinds(np.arange(clients))
@@ -226,7 +226,7 @@ def left_behind(results: Results) -> list[str]:
                 seen = spread((100 * one["seen"] for one in of), 0)
                 scores = [spread((100 * one[key] for one in of if key in one), 1) for key in ("mean", "p10")]
                 rows.append([world, way, name, seen, *scores, len(of)])
-    return table(["world", "way", "devices", "ever replied %", "personal %", "worst decile %", "seeds"], rows)
+    return table(["world", "way", "devices", "ever scored %", "personal %", "worst decile %", "seeds"], rows)
 
 
 STUDY = Study(
