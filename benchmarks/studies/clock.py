@@ -23,14 +23,15 @@ from equipoise.selection.learned import CONTROLS, Learned
 
 WORLDS, SEEDS, SHARES = ("phones", "silos", "default"), (1, 2, 3, 4, 5), (0.9, 0.95)
 PERIOD = {"phones": "30s", "silos": "2s", "default": "8s"}  # about what a usual device needs
-SEEN = 0.9  # of the clients must have replied before a mean over clients counts
-COHORT, ROUNDS = 10, 60
+SEEN = 0.8  # of the clients must have replied before a mean over clients counts; one phone in ten is away for an hour
+COHORT, ROUNDS, MORE = 10, 60, 150
+"""Clients per round; rounds of the baseline, and of the others, which are shorter."""
 BASELINE = "sync"
 WAYS: dict[str, dict[str, Any]] = {
     BASELINE: {},
     "over-selection": {"over_select": 1.5},
     "semi": {"mode": "semi", "deadline": "period"},
-    "async": {"mode": "async", "buffer": 3, "rounds": ROUNDS * COHORT // 3, "eval_every": 6},
+    "async": {"mode": "async", "buffer": 3, "rounds": MORE * COHORT // 4, "eval_every": 8},
     "size": {"select": "size"},
     "loss": {"select": "loss"},
     "oort": {"select": "oort"},
@@ -39,7 +40,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "learned: times only": {"select": "benchmarks.studies.clock:TimesOnly"},
     "learned: at random": {"select": "benchmarks.studies.clock:AtRandom"},
 }
-"""Each with as many replies as the first, at most."""
 MEASURES = {"seconds": 0, "joules": 1, "MB": 2}
 SIDES = {"global": 3, "personal": 4}
 Point = Sequence[float]
@@ -69,8 +69,9 @@ def cells(results: Results) -> list[Cell]:
             for way, how in WAYS.items():
                 more = {name: PERIOD[world] if value == "period" else value for name, value in how.items()}
                 options = {
-                    **{"task": "synthetic", "clients": 50, "participation": COHORT / 50, "rounds": ROUNDS},
-                    **{"eval_every": 2, "executor": "stacked", "save_personal": False, "seed": seed, "devices": world},
+                    **{"task": "synthetic", "clients": 50, "participation": COHORT / 50},
+                    **{"rounds": ROUNDS if way == BASELINE else MORE, "eval_every": 3},
+                    **{"executor": "stacked", "save_personal": False, "seed": seed, "devices": world},
                 }
                 found.append(Cell({"world": world, "way": way, "seed": seed}, {**options, **more}))
     return found

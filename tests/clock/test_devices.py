@@ -20,6 +20,12 @@ def test_a_file_of_classes(tmp_path):
     assert barn == Device("barn", 1.0, 4000.0)
 
 
+def test_semicolons_as_some_spreadsheets_write_them(tmp_path):
+    file = tmp_path / "farm.csv"
+    file.write_text(OWN.replace(",", ";"))
+    assert [device.name for device in read(str(file))] == ["tractor", "barn"]
+
+
 def test_presence_by_hour(tmp_path):
     file = tmp_path / "night.csv"
     hours = " ".join(["1"] * 6 + ["0"] * 18)

@@ -66,11 +66,13 @@ def read(where: str) -> World:
     if not where.endswith(".csv"):
         raise UsageError(f"devices is '{where}': must be {', '.join(WORLDS)} or a .csv file{nearest(where, WORLDS)}")
     try:
-        lines = list(csv.reader(Path(where).read_text(encoding="utf-8-sig").splitlines()))
+        text = Path(where).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise UsageError(f"devices file '{where}' cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"devices file '{where}' is not UTF-8: save it as CSV UTF-8") from error
+    separated = ";" if text and ";" in text[0] else ","
+    lines = list(csv.reader(text, delimiter=separated))
     header = [name.strip() for name in lines[0]] if lines else []
     wrong = [f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS]
     wrong += [f"column '{name}' is missing" for name in ("name", "share", "speed") if name not in header]
