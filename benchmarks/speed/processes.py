@@ -96,7 +96,8 @@ def _ticks(pid: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each workload")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--only", default="", help="workloads whose name contains this text")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
     workloads: dict[str, Callable[[], tuple[Task, type[Local]]]] = {
         "W1, 1 epoch": partial(logistic, 100, 1),
@@ -104,7 +105,8 @@ def main() -> None:
         "W2": convolutional,
         "a cohort of 10,000, 1 epoch": partial(logistic, 10_000, 1),
     }
-    measured("processes", {name: scaling(*make(), seconds) for name, make in workloads.items()})
+    found = {name: scaling(*make(), chosen.seconds) for name, make in workloads.items() if chosen.only in name}
+    measured("processes", found)
 
 
 if __name__ == "__main__":
