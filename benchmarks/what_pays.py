@@ -118,7 +118,7 @@ QUESTIONS: tuple[Question, ...] = (
         *(variant("autopilot-learned"), variant("autopilot")),
         federation="family",
     ),
-    *both("1 training", "PAGE's agents", "`fedavg`", "page", variant("page"), variant("fedavg")),
+    *both("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "page", variant("page"), variant("fedavg")),
     *both(
         "1 training",
         "a learned residual",
