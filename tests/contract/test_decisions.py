@@ -36,7 +36,7 @@ def test_hooks_of_its_own(name, decides):
 def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
     wrapped = private(find_method("fedavgm")(), Privacy(dp_clip=1.0))
     assert isinstance(wrapped, Private)
-    assert wrapped.decides == {"upload", "weigh", "step", "aggregate"}
+    assert wrapped.decides == {"give", "upload", "weigh", "step", "aggregate"}
     assert find_method("page")(base="scaffold").decides >= {"decide", "weigh", "give", "update"}
     assert "install" not in find_method("page")().decides
 
