@@ -96,7 +96,7 @@ def course(done: Run) -> list[Point]:
     best = (0.0, 0.0, 0)
     for log in done.logs:
         spent = [spent[0] + log["energy"], spent[1] + (log["bytes"]["up"] + log["bytes"]["down"]) / 1e6]
-        if "global" not in log:
+        if "global" not in log or "personal" not in log:  # late replies may bring no scores yet
             continue
         now = (log["global"]["acc"], log["personal"]["acc"], log["seen"])
         if any(new > old for new, old in zip(now, best, strict=True)):
