@@ -21,7 +21,7 @@ def page_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Agents that decide epochs, rates and weights; held-out clients; a certificate."""
     out = tmp_path_factory.mktemp("page") / "run"
     options = ["--rounds", "8", "--holdout-clients", "0.2", "--out", str(out), "--quiet"]
-    command("run", "--method", "page", *SMALL, *options)
+    command("run", "--method", "page", "--reading", "paper", *SMALL, *options)
     command("certify", str(out), "--samples", "2")
     command("report", str(out))
     return out
