@@ -159,6 +159,4 @@ def digest(tree: Tree) -> str:
 
 def tree_bytes(tree: Any, stacked: bool = False) -> int:
     """Bytes of one client's tree; of a stack, those of one row."""
-    return sum(
-        value.element_size() * (value[0].numel() if stacked else value.numel()) for value in leaves(tree)
-    )
+    return sum(value.element_size() * (value[0].numel() if stacked else value.numel()) for value in leaves(tree))

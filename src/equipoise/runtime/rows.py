@@ -105,9 +105,7 @@ class Rows:
     def _reserve(self, count: int) -> None:
         if count > self._ready:
             more = min(self.here, max(count, 2 * self._ready)) - self._ready
-            self._front = map_leaves(
-                lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front
-            )
+            self._front = map_leaves(lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front)
             self._ready += more
 
     def expect(self, slots: Tensor) -> None:
