@@ -192,13 +192,67 @@ def test_legs_are_edited_and_nothing_else():
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
 def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    thin, own, thick = (mujoco.make(body, u).unwrapped.model for u in (0.1, 0.5, 0.9))
+    thin, own, thick = (mujoco.model(body, u) for u in (0.1, 0.5, 0.9))
     plain = importlib.import_module("gymnasium").make(body.env_id).unwrapped.model
     np.testing.assert_allclose(own.geom_size, plain.geom_size)
     for leg in body.legs:
         sizes = [float(model.geom(leg).size[0]) for model in (thin, own, thick)]
         assert sizes == pytest.approx([sizes[1] - 0.008, sizes[1], sizes[1] + 0.008])
     assert thin.body_mass[1:].tolist() != thick.body_mass[1:].tolist()
+
+
+@needs_mujoco
+@pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
+def test_a_body_moves_as_in_gymnasium_to_the_bit(body):
+    """From the same first state, with the same actions: what is seen, rewards and falls, until the episode is over."""
+    env = importlib.import_module("gymnasium").make(body.env_id).unwrapped
+    world = mujoco.MujocoWorld(body, [mujoco.model(body, 0.5)])
+    draws = np.random.default_rng(1).random((1, 1, world.resets))
+    play, rng = world.begin(torch.arange(1), draws), np.random.default_rng(2)
+    env.reset(seed=0)
+    env.set_state(*np.split(play.state[0, 0], [world.places]))
+    for _ in range(300):
+        action = rng.uniform(-1, 1, (1, 1, world.actions))
+        seen, reward, terminated, _, _ = env.step(action[0, 0])
+        moved = play.step(action, draws)
+        np.testing.assert_array_equal(moved.following[0, 0], seen.astype(np.float32))
+        assert moved.reward[0, 0] == pytest.approx(reward, abs=1e-12)
+        assert moved.terminated[0, 0] == terminated
+        if terminated:
+            break
+    assert terminated == body.falls
+
+
+@needs_mujoco
+@pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
+def test_bodies_start_as_in_gymnasium(body):
+    """Near the same pose, as far off and no further: 300 first states of each."""
+    env = importlib.import_module("gymnasium").make(body.env_id).unwrapped
+    world = mujoco.MujocoWorld(body, [mujoco.model(body, 0.5)])
+    ours = world.begin(torch.arange(1), np.random.default_rng(3).random((1, 300, world.resets))).state[0]
+    theirs = []
+    for seed in range(300):
+        env.reset(seed=seed)
+        theirs.append(env.state_vector())
+    np.testing.assert_allclose(ours.mean(0), np.mean(theirs, 0), atol=0.25 * body.noise)
+    np.testing.assert_allclose(ours.std(0), np.std(theirs, 0), rtol=0.15)
+
+
+@needs_mujoco
+def test_an_episode_that_falls_or_lasts_too_long_starts_anew():
+    world = mujoco.MujocoWorld(HOPPER, [mujoco.model(HOPPER, u) for u in (0.2, 0.8)])
+    world.limit = 20
+    draws = np.random.default_rng(0).random((2, 3, world.resets))
+    play = world.begin(torch.arange(2), draws)
+    first, fell = play.seen.copy(), np.zeros((2, 3), bool)
+    for step in range(1, 61):
+        moved = play.step(np.full((2, 3, 3), -1.0 if step > 20 else 0.0), draws)
+        if step == 20:
+            assert moved.truncated.all()
+        over = moved.terminated | moved.truncated
+        np.testing.assert_array_equal(play.seen[over], first[over])
+        fell |= moved.terminated
+    assert fell.all()
 
 
 @needs_mujoco

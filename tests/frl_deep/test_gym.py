@@ -94,7 +94,7 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path):
     """15 steps per round, and episodes of 50 to 1,000: the states of simulators are in the checkpoint."""
     if name == "mujoco":
         pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")
-    own = SAVED.get(name, {"task": "half-cheetah"})
+    own = SAVED.get(name, {"task": "hopper"})
     options = {key: value for key, value in {**SMALL, **own}.items() if name != "mujoco" or key in TINY}
     settings = Settings.of({**options, "method": "dqnavg", "rounds": 5, "episodes": 1})
     assert build_task(settings).world.forgets is False

@@ -2,6 +2,7 @@
 
 import shutil
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ TASKS = {
     "cartpole": {"task": "cartpole", "differ": "length,goal"},
     "acrobot": {"task": "acrobot", "differ": "goal"},
     "pendulum": {"task": "pendulum", "differ": "goal,reversed,sensors"},
-    "gym": {"task": "gym", "env_id": "CartPole-v1"},
+    "gym": {"task": "gym", "env_id": "CartPole-v1", "frames": 2, "normalise": True, "differ": "sensors"},
 }
 
 
@@ -47,6 +48,52 @@ def test_a_film_has_a_picture_of_each_step_and_moves(name, tmp_path, capsys):
         first = np.asarray(found.convert("RGB")).copy()
         found.seek(found.n_frames - 1)
         assert (np.asarray(found.convert("RGB")) != first).any()
+
+
+class Walk(gymnasium.Env):
+    """Pays its place on a line; drawn as one bright pixel. ``mute`` cannot be drawn."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-20, 20, (2,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, mute=False, render_mode=None):
+        if mute and render_mode:
+            raise ValueError("no pencil")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.left = float(self.np_random.integers(-3, 4)), 9
+        return self._seen(), {}
+
+    def step(self, action):
+        self.place, self.left = self.place + 2 * action - 1, self.left - 1
+        return self._seen(), self.place, self.left == 0, False, {}
+
+    def _seen(self):
+        return np.array([self.place, self.left], np.float32)
+
+    def render(self):
+        shown = np.zeros((8, 41, 3), np.uint8)
+        shown[4, 20 + int(self.place)] = 255
+        return shown
+
+
+OWN = {"task": "gym", "env_id": f"{__file__}:Walk", "frames": 2, "normalise": True, "differ": "sensors"}
+
+
+def test_a_film_shows_the_scored_episode_of_a_wrapped_environment(tmp_path):
+    """Frames, usual sizes and senses are the agent's own when it is drawn, too."""
+    run(Settings.of({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}), tmp_path / "run")
+    assert play(tmp_path / "run", 1, 1, tmp_path / "out.gif") == play(tmp_path / "run", 1, 1, None)
+    with Image.open(tmp_path / "out.gif") as found:
+        assert found.size == (41, 8)
+
+
+def test_an_environment_that_cannot_be_drawn_is_told_in_one_line(tmp_path, capsys):
+    options = {**TINY, **OWN, "env_kwargs": '{"mute": true}', "method": "dqn", "rounds": 1, "episodes": 1}
+    run(Settings.of(options), tmp_path / "run")
+    capsys.readouterr()
+    assert main(["play", str(tmp_path / "run"), "--video", str(tmp_path / "out.gif")]) == 2
+    assert capsys.readouterr().err.strip() == "equipoise: this environment cannot be drawn here: no pencil"
 
 
 @pytest.mark.parametrize("physics", [CartPole(), Acrobot(), Pendulum()], ids=lambda p: p.gym_id)

@@ -9,7 +9,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -54,13 +53,11 @@ def test_the_longest_first_by_hand():
     assert placed([3.0, 1.0, 2.0, 2.0], [1.0, 1.0]) == [0, 0, 1, 1]
     assert placed([1.0, 5.0], [1.0] * 3) == [1, 0]
     assert placed([2.0, 2.0, 2.0], [1.0]) == [0, 0, 0]
-    assert placed([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 1, 0]  # 8 on either: of equals the idle one
+    assert placed([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 0, 1]  # 4 and 8 on the fast one, 8 on the other
 
 
 def test_a_process_that_takes_twice_as_long_gets_less():
     pace = Pace(3)
-    for process in range(3):
-        pace.saw(process, 100.0, 9.0 * process)  # the first time, when everything is loaded, says nothing
     assert pace.paces == [1.0, 1.0, 1.0]
     pace.saw(0, 100.0, 1.0)
     pace.saw(1, 100.0, 2.0)
@@ -69,8 +66,6 @@ def test_a_process_that_takes_twice_as_long_gets_less():
     assert pace.paces == [1.0, 1.5, 1.0]
     pace.saw(0, 100.0, 1.2)  # a little slower is chance
     assert pace.paces == [1.0, 1.5, 1.0]
-    pace.saw(1, 0.0, 0.0)  # had nothing to do: (1.55 + 1.1) / 2, so that it gets its turn again
-    assert pace.paces == [1.0, 1.0, 1.0]
 
 
 def _simulate(kind, method, task, processes, rounds=3):
@@ -105,21 +100,6 @@ def test_any_number_of_processes_is_one_to_the_bit(name):
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
         assert records == others[1]
         assert largest_difference(models, others[2]) == 0.0
-
-
-def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
-    """A client whose upload is not finite is left out: its process is asked for the sums without it."""
-    method, task = find_method("fedavg")(), small_task("linear", clients=120, samples=20)
-    task.data.split(np.array([5]), "train").x[int(task.data.split(np.array([5]), "train").start[0])] = torch.nan
-    asked = []
-    ask = Spread.ask
-    monkeypatch.setattr(Spread, "ask", lambda self, calls: asked.append(calls[0]["do"]) or ask(self, calls))
-    state, records, _ = _simulate(Stacked, method, task, 1)
-    others = _simulate(Stacked, method, task, 2)
-    assert largest_difference(state["params"], others[0]["params"]) == 0.0
-    assert records == others[1]
-    assert any(5 in record.dropped for record in records)
-    assert asked[:2] == ["run", "sums"]
 
 
 def _leaves(tree):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
 from equipoise.core import trees
@@ -18,7 +19,7 @@ from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
 from equipoise.runtime.store import HELD
 
-WORTH_STACKING = 48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+WORTH_STACKING = 64  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
 @dataclass
@@ -150,7 +151,7 @@ def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_
     """Stacks of what clients hold before their first round."""
 
     def spread(tree: State) -> State:
-        copies: State = trees.map_leaves(lambda value: value.expand(len(ids), *value.shape).clone(), tree)
+        copies: State = pytree.tree_map(lambda value: value.expand(len(ids), *value.shape).clone(), tree)
         return copies
 
     local = spread(initial) if keeps_local else {}

@@ -17,10 +17,10 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from equipoise.core.trees import State
-from equipoise.runtime.pack import length_of, pack, unpack
+from equipoise.runtime.pack import ALIGNED, pack, unpack
 
 MEETING = timedelta(minutes=5)  # until all processes have come
-FIRST = 2**14  # bytes of a message that travel at once: most have no more
+FIRST = 2**16  # bytes of a message that travel at once, behind their number: most have no more
 WAITING = timedelta(hours=2)  # longest time between two messages; who dies is noticed at once
 
 
@@ -54,8 +54,11 @@ class Group:
 
     def send(self, to: int, tree: State) -> list[Any]:
         """Give a message to another process; the result must be kept until :meth:`sent`."""
-        body = pack(tree, FIRST)
-        parts = [body[:FIRST], body[FIRST:]] if len(body) > FIRST else [body]
+        body = pack(tree)
+        first = torch.zeros(FIRST, dtype=torch.uint8)
+        first[:8].view(torch.int64)[0] = len(body)
+        first[ALIGNED : ALIGNED + len(body)] = body[: FIRST - ALIGNED]
+        parts = (first, body[FIRST - ALIGNED :].clone()) if len(body) > FIRST - ALIGNED else (first,)
         try:
             return [(dist.isend(part, to), part) for part in parts]
         except RuntimeError as error:
@@ -73,12 +76,13 @@ class Group:
         first = torch.empty(FIRST, dtype=torch.uint8)
         try:
             dist.recv(first, sender)
-            length = length_of(first)
-            if length <= FIRST:
-                return unpack(first)
+            length = int(first[:8].view(torch.int64)[0])
             body = torch.empty(length, dtype=torch.uint8)
-            body[:FIRST] = first
-            dist.recv(body[FIRST:], sender)
+            body[: FIRST - ALIGNED] = first[ALIGNED : ALIGNED + length]
+            if length > FIRST - ALIGNED:
+                rest = torch.empty(length - FIRST + ALIGNED, dtype=torch.uint8)
+                dist.recv(rest, sender)
+                body[FIRST - ALIGNED :] = rest
         except RuntimeError as error:
             raise Lost(f"process {sender + 1} of {self.size} has ended") from error
         return unpack(body)

@@ -1,22 +1,20 @@
-"""Trees as bytes between the processes of one run: lengths, a head in JSON, the tensors, aligned as torch does it."""
+"""Trees as bytes between the processes of one run: a head in JSON, then the tensors, aligned as torch does it."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.trees import State, map_leaves, plain
 
 ALIGNED = 64
-LENGTHS = 16  # bytes of two numbers: the length of the message, and of its head
 
 
-def pack(tree: State, least: int = 0) -> Tensor:
-    """Nested dictionaries of tensors, messages, and what JSON knows; filled up to at least so many bytes."""
+def pack(tree: State) -> Tensor:
+    """Nested dictionaries of tensors, messages, and what JSON knows."""
     tensors: list[Tensor] = []
     size = 0
 
@@ -30,11 +28,11 @@ def pack(tree: State, least: int = 0) -> Tensor:
         return found
 
     head = json.dumps(map_leaves(describe, {"tree": plain(tree)})).encode()
-    place = _aligned(LENGTHS + len(head))
-    buffer = torch.empty(max(least, place + size), dtype=torch.uint8)
-    numbers = buffer.numpy()
-    numbers[:LENGTHS].view(np.int64)[:] = place + size, len(head)
-    numbers[LENGTHS : LENGTHS + len(head)] = np.frombuffer(head, np.uint8)
+    start = _aligned(8 + len(head))
+    buffer = torch.zeros(start + size, dtype=torch.uint8)
+    buffer[:8].view(torch.int64)[0] = len(head)
+    buffer[8 : 8 + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    place = start
     for tensor in tensors:
         if tensor.nbytes:
             raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -45,8 +43,8 @@ def pack(tree: State, least: int = 0) -> Tensor:
 
 def unpack(buffer: Tensor) -> State:
     """The inverse of :func:`pack`; tensors are views of the buffer."""
-    length = int(buffer[:LENGTHS].view(torch.int64)[1])
-    start = _aligned(LENGTHS + length)
+    length = int(buffer[:8].view(torch.int64)[0])
+    start = _aligned(8 + length)
 
     def restore(item: Any) -> Any:
         if isinstance(item, dict):
@@ -58,13 +56,8 @@ def unpack(buffer: Tensor) -> State:
         place, size = start + offset, dtype.itemsize * int(torch.Size(shape).numel())
         return buffer[place : place + size].view(dtype).view(shape)
 
-    tree: State = restore(json.loads(bytes(buffer[LENGTHS : LENGTHS + length].numpy().data)))["tree"]
+    tree: State = restore(json.loads(bytes(buffer[8 : 8 + length].numpy().data)))["tree"]
     return tree
-
-
-def length_of(beginning: Tensor) -> int:
-    """Bytes of the message that begins so."""
-    return int(beginning[:LENGTHS].view(torch.int64)[0])
 
 
 def _aligned(size: int) -> int:

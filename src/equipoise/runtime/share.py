@@ -44,16 +44,13 @@ class Share:
             return calls[call["do"]](call)
 
     def run(self, call: State) -> State:
-        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed.
-
-        Where ``weights`` are known before, the sums over all of them go with the answer.
-        """
+        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed."""
         self._exchange(call["moves"])
         ids, down, round = call["ids"], trees.revive(Down, call["down"]), call["round"]
         self._method = self.inner.method.at(round, self.inner.rounds)
         self._ids, self._sent, self._parts = ids.numpy(), down.params, []
         if not len(ids):
-            return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
+            return {"replies": {}, "facts": {}, "bytes": 0}
         held = self.store.held(self._ids)
         self.store.expect(call["next"].numpy())
         facts: list[Facts] = []
@@ -74,10 +71,7 @@ class Share:
         }
         known = {"finite": torch.cat([one.finite for one in facts]), "long": torch.cat([one.long for one in facts])}
         stacks = trees.plain(trees.concatenate(told))
-        answer = {"replies": stacks, "facts": {**known, "reasons": why}, "bytes": size, "seconds": seconds}
-        if len(call["weights"]):
-            answer |= self.sums({"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]})
-        return answer
+        return {"replies": stacks, "facts": {**known, "reasons": why}, "bytes": size, "seconds": seconds}
 
     def _settle(self, taken: Tensor) -> None:
         """Keep what came of those whose reply counted."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import torch
 from equipoise.contract import Tree
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep import rollout
-from equipoise.frl.deep.gym_world import GymWorld
+from equipoise.frl.deep.gym_world import GymPlay, GymWorld
+from equipoise.frl.deep.mujoco import MujocoPlay, MujocoWorld
 from equipoise.frl.deep.physics import Acrobot, CartPole, Pendulum, Physics
 from equipoise.frl.deep.task import AgentTask
 from equipoise.frl.deep.traits import Bodies, Floats
@@ -47,23 +50,30 @@ def episode(
 
 
 def _shown(task: AgentTask, agent: int) -> Any:
-    world = task.world
-    if not isinstance(world, GymWorld):
-        return world.subset(np.array([agent]))
+    """The agent's world, able to draw."""
+    world = task.world.subset(np.array([agent]))
+    if isinstance(world, GymWorld):
+        world.make = [partial(world.make[0], render_mode="rgb_array")]
+        with _able_to_draw():
+            world.make[0]().close()
+    return world
 
-    def make() -> Any:
-        return world.make[agent](render_mode="rgb_array")
 
+@contextlib.contextmanager
+def _able_to_draw() -> Iterator[None]:
     try:
-        make().close()
-        return GymWorld([make], world.lowest, world.highest, world.senses.rows(np.array([agent])))
+        yield
     except Exception as error:  # whatever a renderer misses: a display, a library, the mode
-        raise UsageError(f"this environment cannot be drawn here: {str(error).splitlines()[0]}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        advice = "; without a display set MUJOCO_GL=egl" if "OpenGL" in reason else ""
+        raise UsageError(f"this environment cannot be drawn here: {reason}{advice}") from error
 
 
 def _rate(world: Any) -> float:
     if isinstance(world, PhysicsWorld):
         return RATES[type(world.physics)]
+    if isinstance(world, MujocoWorld):
+        return world.rate
     return float(world.envs(torch.zeros(1, dtype=torch.int64), 1, "scored")[0].metadata.get("render_fps") or 30)
 
 
@@ -71,9 +81,9 @@ def picture(play: Play) -> Picture:
     """Of the first copy of the first agent."""
     from PIL import Image, ImageDraw
 
-    envs = getattr(play, "envs", None)
-    if envs is not None:
-        return Image.fromarray(np.asarray(envs[0].render()[0], np.uint8))
+    if isinstance(play, MujocoPlay | GymPlay):
+        with _able_to_draw():
+            return Image.fromarray(play.picture())
     shown = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
     physics: Physics = play.physics  # type: ignore[attr-defined]
     DRAWN[type(physics)](ImageDraw.Draw(shown), play.state[0, 0], play.own)  # type: ignore[attr-defined]

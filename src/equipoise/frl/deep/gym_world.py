@@ -136,10 +136,10 @@ class GymWorld(World):
         }
 
     def open(self, ids: Tensor, kept: State, draws: Floats) -> Play:
-        return _GymPlay(self, ids, GOING_ON, draws, kept)
+        return GymPlay(self, ids, GOING_ON, draws, kept)
 
     def begin(self, ids: Tensor, draws: Floats) -> Play:
-        return _GymPlay(self, ids, SCORED, draws, None)
+        return GymPlay(self, ids, SCORED, draws, None)
 
     def command(self, action: npt.NDArray[np.generic], motor: Floats) -> npt.NDArray[np.generic]:
         """What environments get of actions ``[K, E, ...]``: agents act in [-1, 1], or number their actions."""
@@ -150,7 +150,7 @@ class GymWorld(World):
         return np.where(motor < 0, self.actions - 1 - action.astype(np.int64), action.astype(np.int64))
 
 
-class _GymPlay(Play):
+class GymPlay(Play):
     def __init__(self, world: GymWorld, ids: Tensor, purpose: str, draws: Floats, kept: State | None) -> None:
         self.world, self.agents, self.senses = world, ids.tolist(), world.senses.rows(ids.numpy())
         self.envs = world.envs(ids, draws.shape[1], purpose)
@@ -190,6 +190,10 @@ class _GymPlay(Play):
             again, _ = self.envs[k].reset(seed=_seeds(draws[k]), options={"reset_mask": over[k]})
             seen[k, over[k]] = self.world.sight.begin(self.world.numbers(self.agents[k], again))[over[k]]
         return seen
+
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """Of the first copy of the first agent, by its own renderer."""
+        return np.asarray(self.envs[0].render()[0], np.uint8)
 
     def kept(self) -> State:
         calls, state = self.calls + 1, np.zeros((*self.clock.shape, self.world.state_size))

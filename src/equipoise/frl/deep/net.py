@@ -136,10 +136,10 @@ class Net:
         torch.sum(d3, 1, out=out["b3"])
         if not body and not self.embedding:
             return
-        d2 = _through_relu(torch.bmm(d3, net["w3"]), two)
+        d2 = through_relu(torch.bmm(d3, net["w3"]), two)
         torch.bmm(one.mT, d2, out=out["w2"])
         torch.sum(d2, 1, out=out["b2"])
-        d1 = _through_relu(torch.bmm(d2, net["w2"].mT), one)
+        d1 = through_relu(torch.bmm(d2, net["w2"].mT), one)
         self.first_slope(x, d1, out)
         if self.embedding:
             out["w0"].copy_(net["e"].unsqueeze(2) * out["b1"].unsqueeze(1))
@@ -151,7 +151,7 @@ class Net:
         torch.sum(d1, 1, out=out["b1"])
 
 
-def _through_relu(slope: Tensor, activation: Tensor) -> Tensor:
+def through_relu(slope: Tensor, activation: Tensor) -> Tensor:
     """The slope where the unit is active, else 0, in its place: PyTorch's own kernel, much faster than comparing."""
     back: Tensor = torch.ops.aten.threshold_backward.grad_input(slope, activation, 0, grad_input=slope)
     return back
