@@ -22,6 +22,7 @@ from torch import nn
 
 from benchmarks.lab.provenance import measured
 from equipoise.contract import Fit, When
+from equipoise.frl.deep.mujoco import HOPPER, MujocoWorld, model
 from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.task import ClassicConfig, classic
 from equipoise.tasks.cartpole import SPEC
@@ -142,6 +143,35 @@ def measure(ways: dict[str, Way], copies: int, steps: int, repeats: int) -> dict
     }
 
 
+def bodies(steps: int) -> dict[str, float]:
+    """Environment steps of ten Hoppers per CPU second, by Gymnasium's environment and driven directly."""
+    actions = np.random.default_rng(0).uniform(-1, 1, (steps, AGENTS, 1, 3))
+    world = MujocoWorld(HOPPER, [model(HOPPER, 0.5)] * AGENTS)
+    draws = np.random.default_rng(1).random((AGENTS, 1, world.resets))
+    play = world.begin(torch.arange(AGENTS), draws)
+    envs = [gymnasium.make(HOPPER.env_id) for _ in range(AGENTS)]
+    for env in envs:
+        env.reset(seed=0)
+
+    def theirs() -> None:
+        for action in actions:
+            for env, own in zip(envs, action[:, 0], strict=True):
+                _, _, ended, cut, _ = env.step(own)
+                if ended or cut:
+                    env.reset()
+
+    def ours() -> None:
+        for action in actions:
+            play.step(action, draws)
+
+    found = {}
+    for name, run in (("gymnasium", theirs), ("directly", ours)):
+        started = time.process_time()
+        run()
+        found[name] = AGENTS * steps / (time.process_time() - started)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=300, help="gradient steps of each agent")
@@ -162,6 +192,7 @@ def main() -> None:
         own = found["stacked"]["cpu_seconds"]
         found["times_as_fast"] = {name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"}
         result[f"{copies} environment steps a gradient step"] = found
+    result["Hopper's environment steps a second"] = bodies(given.steps)
     measured("dqn_speed", result)
 
 

@@ -24,8 +24,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"rounds": 40, "epochs": 50, "agents": 10},
     "acrobot": {"rounds": 50, "epochs": 50, "agents": 10},
     "pendulum": {"rounds": 20, "epochs": 200, "agents": 6},
+    "hopper": {"rounds": 200, "epochs": 250, "agents": 4, "parallel": 4},
 }
-WANTED = {"cartpole": len(SEEDS), "acrobot": len(SEEDS), "pendulum": 5}  # seeds of each
+WANTED = {"cartpole": len(SEEDS), "acrobot": len(SEEDS), "pendulum": 5, "hopper": 5}  # seeds of each
+DEAR = {("acrobot", "fedpolicy"): 5}  # seeds of methods that take several times as long there
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in page.MAIN if name != "fedpolicy"},
     "fedpolicy": {"method": "fedpolicy", "base": "dqnavg", "policy": "learned", "val_episodes": 2},
@@ -43,20 +45,23 @@ SIDE_SEEDS = 5  # of what is shared and of absences on CartPole with reversed mo
 def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | None:
     """Every method at the task's default settings; nothing was tuned on these seeds."""
     number, side = seed - SEEDS[0], method not in page.MAIN
-    if kind not in page.KINDS[task] or number >= WANTED[task] or (task, method) == ("pendulum", "perdqnavg"):
+    if kind not in page.KINDS[task] or number >= DEAR.get((task, method), WANTED[task]):
+        return None
+    if method in page.MISSING.get(task, ()):
         return None
     kinds = page.KINDS[task] if method == page.IMPORTANCE else ("reversed",)
     if side and (task != "cartpole" or kind not in kinds or number >= SIDE_SEEDS):
         return None
-    own = {**COMMON, **TASKS[task], **VARIANTS[method], "task": task, "differ": kind, "seed": seed}
-    return {**own, "eval_every": own["rounds"] // EVALUATIONS}
+    own = {**COMMON, **TASKS[task], **VARIANTS[method], "task": task, "seed": seed}
+    differ = {"differ": kind} if task != "hopper" else {}  # bodies there have legs of their own thickness, always
+    return {**own, **differ, "eval_every": own["rounds"] // EVALUATIONS}
 
 
 def cells(results: Results) -> list[Cell]:
     """A few seeds of everything before more of anything: tasks and kinds one after the other, a seed at a time."""
-    found = grid(options, seed=SEEDS, task=TASKS, kind=page.WHAT, method=VARIANTS)
-    first = {"cartpole": 5, "acrobot": 3, "pendulum": 2}
-    tasks, kinds = list(TASKS), ("reversed", "length", "goal", "sensors")
+    first = {"cartpole": 5, "acrobot": 3, "pendulum": 2, "hopper": 1}
+    tasks, kinds = list(TASKS), ("reversed", "length", "goal", "sensors", "legs")
+    found = grid(options, seed=SEEDS, task=TASKS, kind=kinds, method=VARIANTS)
 
     def turn(cell: Cell) -> tuple[bool, int, bool, int, int]:
         task, number = cell.axes["task"], cell.axes["seed"] - SEEDS[0]
@@ -73,7 +78,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "agents": [round(value, 1) for value in done.clients("trained_return")],
         "bytes": done.summary["bytes"],
     }
-    return result | ({"newcomers": newcomers(cell.options, done)} if cell.axes["method"] in page.MAIN else {})
+    main = cell.axes["method"] in page.MAIN and cell.axes["task"] in page.NEWCOMERS
+    return result | ({"newcomers": newcomers(cell.options, done)} if main else {})
 
 
 def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
