@@ -25,6 +25,12 @@ needs_mujoco = pytest.mark.skipif(
 )
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """MuJoCo writes what it thinks of Gymnasium's models into the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 def agent(net: ActorCritic, count: int = 1) -> SoftActorCritic:
     settings = Agent(2, 0.9, 20, 4, 0, 0.0, 0.1, 5)
     torch.manual_seed(0)
@@ -189,6 +195,7 @@ def test_legs_are_edited_and_nothing_else():
 
 
 @needs_mujoco
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
 def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -202,6 +209,7 @@ def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
 
 
 @needs_mujoco
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
 def test_a_body_moves_as_in_gymnasium_to_the_bit(body):
     """From the same first state, with the same actions: what is seen, rewards and falls, until the episode is over."""
@@ -224,6 +232,7 @@ def test_a_body_moves_as_in_gymnasium_to_the_bit(body):
 
 
 @needs_mujoco
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
 def test_bodies_start_as_in_gymnasium(body):
     """Near the same pose, as far off and no further: 300 first states of each."""
