@@ -1,5 +1,7 @@
 """Figures over seeds: means, paired differences, the front, convergence, best by validation."""
 
+from dataclasses import replace
+
 import pytest
 
 from equipoise.records.rounds import Bytes, RoundRecord
@@ -76,6 +78,13 @@ def test_best_is_by_validation_not_by_test():
     assert summary.best.personal.acc == 0.2
     assert summary.personal.acc == 0.5  # the last
     assert summary.bytes == Bytes(3, 6)
+
+
+def test_without_validation_no_round_is_the_best():
+    logs = [replace(log, val=None) for log in _logs([0.2, 0.9, 0.5])]
+    summary = summarise(About(method="m", task="t", model="", seed=0), logs, "acc", True)
+    assert summary.best_round is None
+    assert summary.best.personal.acc == 0.5
 
 
 def test_cells_write_themselves_for_people():

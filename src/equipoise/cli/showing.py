@@ -77,5 +77,6 @@ def _show(title: str, summary: Summary, out: Path, report: str) -> None:
         console.print(in_words(summary.privacy), highlight=False)
     if summary.about.executor:
         console.print(f"executor: {summary.about.executor}", highlight=False)
-    console.print(f"best by validation: round {summary.best_round}; everything is in {out}", highlight=False)
+    best = f"best by validation: round {summary.best_round}; " if summary.best_round else ""
+    console.print(f"{best}everything is in {out}", highlight=False)
     console.print(report, highlight=False, markup=False, soft_wrap=True)

@@ -45,9 +45,10 @@ class Summary(Evaluated):
     stopped: str | None
     """Why it ended before its last round, if it did."""
     test: Flat[Evaluations]
-    best_round: int
-    """The round with the best validation score; the last one where there are none."""
+    best_round: int | None
+    """The round with the best validation score; ``None`` where nothing was validated."""
     best: Evaluations
+    """Test scores of that round, else of the last one."""
     converged_round: Converged
     clients_seen: int
     dropped_updates: int
@@ -121,7 +122,7 @@ def summarise(about: About, records: Sequence[RoundRecord], headline: str, highe
         rounds=last.round,
         stopped=last.stop,
         test=last.test or nothing,
-        best_round=best.round,
+        best_round=best.round if known else None,
         best=best.test or nothing,
         converged_round=Converged(*converged),
         clients_seen=last.seen,

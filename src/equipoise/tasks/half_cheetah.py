@@ -1,4 +1,4 @@
-"""MuJoCo's HalfCheetah, each agent with legs of its own thickness, for federated DDPG."""
+"""MuJoCo's HalfCheetah, each agent with legs of its own thickness, for federated actor-critic agents."""
 
 from __future__ import annotations
 

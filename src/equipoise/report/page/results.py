@@ -73,7 +73,8 @@ def cards(groups: Sequence[Group], score: Score) -> str:
     summary = groups[0].summaries[0]
     facts = [(cell.column.title, str(cell)) for cell in row if cell.mean is not None]
     facts.append(("rounds", str(summary.rounds) + (f" ({summary.stopped})" if summary.stopped else "")))
-    facts.append(("best round by validation", str(summary.best_round)))
+    if summary.best_round:
+        facts.append(("best round by validation", str(summary.best_round)))
     facts.append(("dropped updates", str(summary.dropped_updates)))
     if summary.about.executor:
         facts.append(("executor", summary.about.executor))
