@@ -35,9 +35,14 @@ def interval(values: Sequence[float]) -> str:
     """Mean, and the 95 % interval of the mean by resampling seeds; alone for fewer than three."""
     if len(values) < 3:
         return f"{fmean(values):.0f}"
+    low, high = bounds(values)
+    return f"{fmean(values):.0f} [{low:.0f}, {high:.0f}]"
+
+
+def bounds(values: Sequence[float]) -> tuple[float, float]:
     draws = np.random.default_rng(0).choice(np.array(values), (RESAMPLES, len(values))).mean(1)
     low, high = np.quantile(draws, (0.025, 0.975))
-    return f"{fmean(values):.0f} [{low:.0f}, {high:.0f}]"
+    return float(low), float(high)
 
 
 def returns(task: str, kind: str, methods: Sequence[str]) -> Callable[[Results], list[str]]:
@@ -80,9 +85,12 @@ def aim(results: Results) -> list[str]:
                 for theirs in last.values()
                 for name in ("received", "trained")
             ]
-            rows.append([task, kind, *gains, len(seeds)])
+            received = [[found[seed]["received"] for seed in seeds] for found in (ours, *last.values())]
+            own, *others = (bounds(values) for values in received)
+            above = " and ".join(name for name, (_, high) in zip(last, others, strict=True) if own[0] > high)
+            rows.append([task, kind, *gains, above if len(seeds) > 2 else "", len(seeds)])
     head = [f"over {other}, {name}" for other in ("dqn", "dqnavg") for name in ("received", "trained")]
-    return table(["", "agents differ by", *head, "seeds"], rows)
+    return table(["", "agents differ by", *head, "received: interval wholly above that of", "seeds"], rows)
 
 
 def newcomers(task: str) -> Callable[[Results], list[str]]:
