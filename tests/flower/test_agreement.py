@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from equipoise.flower.node import Node
 from equipoise.flower.options import NodeConfig
 from equipoise.flower.remote import Remote
 from equipoise.records.folder import Folder
+from equipoise.records.rounds import RoundRecord
 from equipoise.records.tables import read_table
 from equipoise.runs import running as runs
 from equipoise.runs.running import build_task
@@ -144,13 +147,38 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
     assert largest_difference(live.store.scores, files.store.scores) == 0
 
 
-def finished(wire: Here, settings: Settings, out: Path) -> dict[str, list[float]]:
+def remote(wire: Here) -> Callable[..., Remote]:
     def make(*about: Any) -> Remote:
         told = about[1].prepared()
         return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, preparation=told)
 
-    runs.run(settings, out, make_executor=make)
+    return make
+
+
+def finished(wire: Here, settings: Settings, out: Path) -> dict[str, list[float]]:
+    runs.run(settings, out, make_executor=remote(wire))
     return read_table(out / "clients.csv")
+
+
+def test_rounds_tell_the_real_seconds_since_the_start(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a watch that shows three seconds more at each look; the time for which a run was stopped does not count."""
+    looks = itertools.count(0.0, 3.0)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    wire = wire_of(sites, checkpoint_every=1)
+    settings, out = agreed(wire)[1], tmp_path / "run"
+
+    def stop(record: RoundRecord) -> None:
+        if record.round == 2:
+            raise runs.Interrupted
+
+    with pytest.raises(runs.Interrupted):
+        runs.run(settings, out, make_executor=remote(wire), watch=stop)
+    next(looks)
+    summary = runs.run(settings, out, make_executor=remote(wire), resume=True)
+    assert [record.clock for record in Folder(out).records()] == [3.0, 6.0, 9.0]
+    assert (summary.clock, summary.energy) == (9.0, None)
 
 
 def test_clients_say_their_scores_with_intervals_when_the_run_is_over(sites: Path, tmp_path: Path) -> None:

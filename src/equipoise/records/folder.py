@@ -16,7 +16,7 @@ from equipoise.records.tables import read_names
 
 ENTRIES = (
     *("summary.json", "rounds.jsonl", "clients.csv", "labels.csv", "report.html", "executor.json"),
-    *("preparation.json", "data.sha256"),
+    *("preparation.json", "data.sha256", "devices.csv"),
     *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
 )
 """All that a run writes but its config."""
@@ -61,6 +61,11 @@ class Folder:
         return self.path / "data.sha256"
 
     @property
+    def devices(self) -> Path:
+        """The table of devices that the run began with, where it is the user's own."""
+        return self.path / "devices.csv"
+
+    @property
     def models(self) -> Path:
         return self.path / "models"
 
@@ -94,7 +99,7 @@ class Folder:
         """Whether there is anything in it; not if a run was cut short before it wrote its config."""
         if not self.path.is_dir():
             return self.path.exists()
-        before = (self.preparation, self.fingerprint)  # written before the config
+        before = (self.preparation, self.fingerprint, self.devices)  # written before the config
         empty = {files.LOCK, *(files.temporary_of(file).name for file in (*before, self.config))}
         if not self.config.exists():
             empty |= {file.name for file in before}

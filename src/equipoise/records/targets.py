@@ -1,7 +1,8 @@
-"""What a run spends until a score is reached: simulated time, energy, bytes."""
+"""What a run spends until a score is reached: time, energy, bytes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,18 +15,20 @@ class Spending:
 
     round: int
     seconds: float
-    """Simulated."""
+    """By the run's clock."""
     joules: float
+    """Not a number where clients are elsewhere."""
     megabytes: float
 
 
 def spendings(records: Sequence[RoundRecord]) -> Iterator[Spending]:
-    """After each round of a run; nothing where clients had no simulated time."""
+    """After each round of a run; nothing of runs from before there was a clock."""
     joules = megabytes = 0.0
     for record in records:
-        if record.clock is None or record.energy is None:
+        if record.clock is None:
             return
-        joules, megabytes = joules + record.energy, megabytes + record.bytes.both / 1e6
+        joules += math.nan if record.energy is None else record.energy
+        megabytes += record.bytes.both / 1e6
         yield Spending(record.round, record.clock, joules, megabytes)
 
 

@@ -53,7 +53,7 @@ def columns(summary: Summary) -> list[Column]:
         Column("steps, thousands", lambda s: s.steps, 1e-3, 1, higher=False),
         Column("MB up", lambda s: s.bytes.up, 1e-6, higher=False),
         Column("MB down", lambda s: s.bytes.down, 1e-6, higher=False),
-        Column("simulated s", lambda s: s.clock, 1, 1, on_screen=False, higher=False),
+        Column("clock s", lambda s: s.clock, 1, 1, on_screen=False, higher=False),
         Column("kJ", lambda s: s.energy, 1e-3, 2, on_screen=False, higher=False),
         Column("seconds", lambda s: s.seconds, 1, 1, on_screen=False, higher=False),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
@@ -20,13 +21,13 @@ Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]
 
 
 def to_markdown(runs: Runs) -> str:
-    """One table per score; nothing where clients had no simulated time or there is nothing to compare with."""
+    """One table per score; nothing where a run has no clock, or there is nothing to compare with."""
     first = next(iter(runs))
     reference = "fedavg" if "fedavg" in runs else first
     if len(runs) < 2 or any(record.clock is None for record in runs[reference][0]):
         return ""
     headline = next((head for record in runs[reference][0] if (head := record.trained.headline)), "acc")
-    lines = ["", f"## Simulated time, energy and bytes to {reference}'s scores", ""]
+    lines = ["", f"## Time, energy and bytes to {reference}'s scores", ""]
     lines += [
         "Until the first evaluation that is as good as the share of its best score, seed by seed; in brackets how"
     ]
@@ -58,7 +59,7 @@ def _table(runs: Runs, reference: str, name: str, headline: str) -> list[str]:
 
 
 def _cell(found: Sequence[Spending | None], unit: Callable[[Spending], float]) -> str:
-    values = [unit(spent) for spent in found if spent is not None]
+    values = [value for spent in found if spent is not None and math.isfinite(value := unit(spent))]
     if not values:
         return "-"
     spread = f" ± {stdev(values):.3g}" if len(values) > 1 else ""

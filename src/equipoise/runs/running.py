@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from equipoise.records.folder import Folder
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.records.tables import write_table
+from equipoise.runs import unchanged
 from equipoise.runs.card import Card
 from equipoise.runs.choosing import chosen, worth_sharing
+from equipoise.runs.elsewhere import refuse_simulated
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
@@ -88,9 +91,7 @@ def run(
         folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
         checkpoint.make_folder(folder.checkpoint.parent)
-        for file, text in ((folder.preparation, task.prepared()), (folder.fingerprint, task.fingerprint())):
-            if text:
-                checkpoint.write_text(file, text)
+        unchanged.keep(folder, settings, task)
         checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
         _remark(task, tell)
         with _start(settings, task, folder, make_executor, means or Means(), tell) as running:
@@ -118,8 +119,7 @@ def resume_run(
     if folder.summary.exists():
         return folder.read_summary()
     task = build_task(settings)
-    if folder.fingerprint.exists() and folder.fingerprint.read_text() != task.fingerprint():
-        raise UsageError(f"the data have changed since the run in '{path}' began: restore them, or begin a new run")
+    unchanged.demand_unchanged(folder, settings, task)
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
         _remark(task, tell)
@@ -231,19 +231,8 @@ class _Running:
         run = settings.run
         self.settings, self.task, self.folder = settings, task, folder
         self.here = make_executor is None
-        if run.holdout_clients and not self.here:
-            raise UsageError("holdout_clients is for simulations: clients that are elsewhere cannot be held out")
-        if not self.here and (settings.timing.simulated or run.select != "uniform"):
-            raise UsageError(
-                "devices, semi, deadline, over_select, until and select are for simulations: clients that are "
-                "elsewhere have a clock of their own"
-            )
-        if run.delay and not self.here:
-            raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
-        if run.beside_local and not self.here:
-            raise UsageError("beside_local is for simulations: clients that are elsewhere train with --method local")
-        if run.attack and not self.here:
-            raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
+        if not self.here:
+            refuse_simulated(settings)
         self.choice = choice
         schedule = Schedule(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
@@ -255,6 +244,7 @@ class _Running:
             settings.policy, task, settings.training, schedule, make, self._ledger(), timing, room, settings.deciding
         )
         self.checkpoint = Checkpoint(folder, self.simulation)
+        self.began = time.monotonic()
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
         self.best_params: Tree = {}
@@ -272,6 +262,7 @@ class _Running:
         self.best_params, meta = self.checkpoint.load()
         self.folder.check()
         self.records = self.folder.records()[: meta["round"]]
+        self.began -= self.records[-1].clock or 0.0  # where it counts real time, that goes on
         self.best = tuple(meta["best"]) if meta["best"] else None
 
     def to_the_end(self, watch: Watch | None) -> Summary:
@@ -293,6 +284,8 @@ class _Running:
 
     def _round(self) -> RoundRecord:
         record = self.simulation.round()
+        if not self.here:
+            record = replace(record, clock=time.monotonic() - self.began)
         score = validation_score(record, self.task.headline, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
             self.best, self.best_params = (score, record.round), self.simulation.params

@@ -38,7 +38,7 @@ def draw(groups: Sequence[Group], command: str) -> str:
     page.section(
         "cost",
         "Time, energy and bytes",
-        page.plot("Score against simulated time", spending.against_time(groups, score), "First seed of each."),
+        page.plot("Score against time", spending.against_time(groups, score), "First seed of each."),
         page.plot(
             "Score against energy", spending.against_energy(groups, score), "Of all clients; first seed of each."
         ),

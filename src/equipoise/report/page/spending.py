@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -45,8 +46,8 @@ def against_bytes(groups: Sequence[Group], score: Score) -> Figure | None:
 
 
 def against_time(groups: Sequence[Group], score: Score) -> Figure | None:
-    """What the simulated time bought."""
-    return _against(groups, score, lambda run: _spent(run, lambda at: at.seconds), "simulated seconds")
+    """What the time bought."""
+    return _against(groups, score, lambda run: _spent(run, lambda at: at.seconds), "seconds by the run's clock")
 
 
 def against_energy(groups: Sequence[Group], score: Score) -> Figure | None:
@@ -102,7 +103,8 @@ def _sent(run: Run) -> dict[int, float]:
 
 
 def _spent(run: Run, of: Callable[[Spending], float]) -> dict[int, float]:
-    return {spent.round: of(spent) for spent in spendings(run.records)}
+    costs = {spent.round: of(spent) for spent in spendings(run.records)}
+    return {round: cost for round, cost in costs.items() if math.isfinite(cost)}
 
 
 def _epsilon(run: Run) -> dict[int, float]:
