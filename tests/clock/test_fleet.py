@@ -50,6 +50,16 @@ def test_a_client_is_the_same_whoever_is_asked_with_it():
     assert (other.seconds != few.seconds).all()
 
 
+def test_downloads_beside_the_mean():
+    """Shares 1 and 3, 8 and 2 Mbit/s: 1 and 4 microseconds per byte, 3.25 on average."""
+    world = (Device("a", 1.0, 1.0, down=8.0), Device("b", 3.0, 1.0, down=2.0))
+    fleet = Fleet(world, 0)
+    waits = fleet.waits_for_downloads(IDS)
+    assert set(waits.round(12)) == {round(1 / 3.25, 12), round(4 / 3.25, 12)}
+    assert waits.mean() == pytest.approx(1.0, abs=0.01)
+    assert (Fleet(WORLDS["default"], 0).waits_for_downloads(IDS) == 1.0).all()
+
+
 def test_presence_follows_the_hour():
     by_hour = tuple(hour / HOURS for hour in range(HOURS))
     fleet = Fleet((Device("a", 1.0, 1.0, present=by_hour),), 0)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from equipoise.clock.fleet import Fleet
 from equipoise.clock.options import Timing
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError
@@ -17,7 +18,8 @@ from helpers import largest_difference, small_task
 
 def played(method, task, timing, executor="stacked", rounds=2):
     schedule = Schedule(rounds, 0, 1.0, executor, 1, True)
-    wrapped = timely(method, timing, 0)
+    task.devices = Fleet(timing.world, 0)
+    wrapped = timely(method, timing)
     run = Simulation(wrapped, task, task.training, schedule, timing=timing)
     run.logs = [run.round() for _ in range(rounds)]
     return run
@@ -62,6 +64,6 @@ def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
 
 def test_without_it_the_method_is_the_method():
     method = find_method("fedavg")()
-    assert timely(method, Timing(deadline="2s"), 0) is method
+    assert timely(method, Timing(deadline="2s")) is method
     with pytest.raises(UsageError, match="fit_deadline fits epochs to a deadline: set deadline"):
         Settings.of({"fit_deadline": True})

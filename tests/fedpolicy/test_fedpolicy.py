@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from equipoise.clock.devices import Device
+from equipoise.clock.fleet import Fleet
 from equipoise.contract import Server
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
@@ -208,6 +210,24 @@ def test_worth_by_hand() -> None:
     scores, trust = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.5, 0.5, 0.5, 1.0])
     value = probes.worth(scores, trust, torch.tensor([0.02, 0.01, 0.01, 0.0]))
     assert value.tolist() == pytest.approx([0.02 - 0.15, 0.01 - 0.1, 0.01 - 0.05, 0.0])
+
+
+def test_a_slow_link_makes_a_download_dear() -> None:
+    """Downloads at 8 and 2 Mbit/s, as many of each: 0.4 and 1.6 times the mean, so the whole costs 0.004 and 0.016."""
+    task = small_task()
+    task.devices = Fleet((Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3)
+    ids, start = torch.arange(task.clients), task.init_params(0)
+    slow = torch.from_numpy(task.devices.kinds(ids.numpy()) == 1)
+    assert 0 < int(slow.sum()) < len(ids)
+    method = FedPolicy(price=0.01, probe_bonus=0.0)
+    policy = method.agent
+    assert isinstance(policy, foresight.Learned)
+    s = Server(task, task.training, start, method.server_init(task, start), 0, 1, 10)
+    value = policy.plain(s, ids)
+    share = torch.tensor([*sizes(task)]).double() / sum(sizes(task))
+    for part, cost in ((0, 1.0), (1, float(share[0])), (2, float(share[1])), (3, 0.0)):
+        wanted = [-cost * (0.016 if waits else 0.004) for waits in slow.tolist()]
+        assert value[:, part].tolist() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_the_probe_scores_what_would_be_held_before_training() -> None:

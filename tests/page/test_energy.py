@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from equipoise.clock.fleet import Fleet
+from equipoise.clock.options import Timing
+from equipoise.contract import Profile
 from equipoise.core.errors import UsageError
 from equipoise.methods.page import energy
 from equipoise.methods.page.page import Page
+from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
 
 ONE = {
@@ -98,3 +102,34 @@ def test_missing_file_and_fixed_epochs_are_refused() -> None:
         Page(resources="nowhere.toml").check(task, task.training)
     with pytest.raises(UsageError, match="limits epochs"):
         Page(resources="default", adapt="eta,p").check(task, task.training)
+
+
+def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
+    """What an agent is billed for is what the clock says that the round cost: the same watts, speeds and links."""
+    file = tmp_path / "two.csv"
+    file.write_text("name,share,speed,up,down,watts,radio\nslow,1,20,1e12,1e12,2,1\nfast,1,500,1e12,1e12,8,1\n")
+    task, timing = small_task(), Timing(devices=str(file))
+    task.devices = Fleet(timing.world, 0)
+    method = Page(resources="devices")
+    method.check(task, task.training)
+    run = Simulation(method, task, task.training, Schedule(3, 0, 1.0, "stacked", 1, True), timing=timing)
+    for _ in range(3):
+        log = run.round()
+        assert sum(log.notes["joules"]) == pytest.approx(log.energy, rel=1e-6)
+    ids = torch.arange(task.clients)
+    samples = task.steps(ids, torch.ones_like(ids), task.training) * task.training.batch_size
+    usual = task.devices.usual(ids.numpy())
+    assert len(set(usual.watts)) == 2
+    cost = run.store.state["energy"]["cost"]
+    assert cost["epoch"].tolist() == pytest.approx((samples.numpy() / usual.speed * usual.watts).tolist())
+    epochs = energy.affordable({"cost": cost})
+    assert bool(((epochs >= 3) & (epochs <= 15)).all())  # the budget's own range
+
+
+def test_a_radio_by_hand() -> None:
+    """100 samples at 50 per second and 3 W; 1,000 bytes at 1 and 3 ms per byte and 0.5 W; a budget of four epochs."""
+    numbers = (torch.tensor(value, dtype=torch.float64) for value in (50.0, 1e-3, 3e-3, 3.0, 0.5))
+    cost = energy.device_price(Profile(*numbers), torch.tensor(4.0), torch.tensor(100), 1000.0)
+    assert {name: float(value) for name, value in cost.items()} == pytest.approx(
+        {"epoch": 6.0, "fixed": 2.0, "budget": 26.0}
+    )

@@ -20,18 +20,25 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Usual:
-    """Devices of some clients: class, training samples per second, seconds per byte up and down."""
+    """Devices of some clients on a usual day, one number each."""
 
     ids: Ints
     kinds: Ints
+    """Places of their classes in the table."""
     speed: Floats
+    """Training samples per second."""
     up: Floats
+    """Seconds per byte to the server."""
     down: Floats
+    watts: Floats
+    """While it trains."""
+    radio: Floats
+    """Watts while it sends or receives."""
 
     @classmethod
     def nobody(cls) -> Usual:
         none = np.empty(0)
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none)
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none, none, none)
 
 
 @dataclass(frozen=True)
@@ -66,15 +73,24 @@ class Fleet:
 
     def usual(self, ids: Ints) -> Usual:
         """What these clients' devices do on a usual day; those of the last cohort are at hand."""
-        if not np.array_equal(self._last.ids, ids):
-            kinds = self.kinds(ids)
-            speed, spread, up, down = (self._table[name][kinds] for name in ("speed", "spread", "up", "down"))
-            if spread.any():
-                # The class has the first number of this stream; beside it stands an independent one.
-                key = random.bits(random.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
-                speed = speed * np.exp(spread * random.normal_of(*random.uniform(key, 2).T))
-            self._last = Usual(ids, kinds, speed, BITS / up, BITS / down)
-        return self._last
+        last = self._last
+        if np.array_equal(last.ids, ids):
+            return last
+        kinds = self.kinds(ids)
+        speed, spread, up, down = (self._table[name][kinds] for name in ("speed", "spread", "up", "down"))
+        if spread.any():
+            # The class has the first number of this stream; beside it stands an independent one.
+            key = random.bits(random.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
+            speed = speed * np.exp(spread * random.normal_of(*random.uniform(key, 2).T))
+        watts, radio = self._table["watts"][kinds], self._table["radio"][kinds]
+        self._last = found = Usual(ids, kinds, speed, BITS / up, BITS / down, watts, radio)
+        return found
+
+    def waits_for_downloads(self, ids: Ints) -> Floats:
+        """How long a download takes each of these clients, in units of the mean over everybody."""
+        down = BITS / self._table["down"]
+        waits: Floats = down[self.kinds(ids)] / np.average(down, weights=self._table["share"])
+        return waits
 
     def present(self, ids: Ints, clock: float) -> Bools:
         """Who of these can be asked at this time: drawn anew each hour."""
@@ -93,7 +109,7 @@ class Fleet:
             training = training * np.exp(table["jitter"][kinds] * random.normal_of(luck[:, 0], luck[:, 1]))
         radio = up * usual.up + down * usual.down
         seconds = training + radio
-        joules = training * table["watts"][kinds] + radio * table["radio"][kinds]
+        joules = training * usual.watts + radio * usual.radio
         if luck is None:
             return Trips(seconds, joules, np.zeros(len(ids), bool))
         lost = luck[:, 2] < table["dropout"][kinds]

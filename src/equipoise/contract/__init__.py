@@ -8,7 +8,7 @@ Client code is written for ONE client: executors map it over many. Server code s
 that really replied. State goes in and comes out of every hook; nothing is kept anywhere else.
 """
 
-from equipoise.contract.client import Client
+from equipoise.contract.client import Client, Profile
 from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
 from equipoise.contract.ranges import Range
 from equipoise.contract.selection import Heard, Pool, Selection
@@ -47,6 +47,7 @@ __all__ = [
     "Options",
     "OverRounds",
     "Pool",
+    "Profile",
     "Pull",
     "Range",
     "Reply",

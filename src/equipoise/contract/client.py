@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
@@ -13,6 +14,21 @@ from equipoise.core.trees import State, Tree
 
 if TYPE_CHECKING:
     from equipoise.contract.task import Task
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a client's device does on a usual day."""
+
+    speed: Tensor
+    """Training samples per second."""
+    up: Tensor
+    """Seconds per byte to the server."""
+    down: Tensor
+    watts: Tensor
+    """While it trains."""
+    radio: Tensor
+    """Watts while it sends or receives."""
 
 
 class Client(ABC):
@@ -109,6 +125,10 @@ class Client(ABC):
     @abstractmethod
     def rows(self, split: str) -> Tensor:
         """Samples that it holds in this split: how far a score on them can be trusted."""
+
+    @abstractmethod
+    def device(self) -> Profile:
+        """What its device can do; where it is real, what the default device can."""
 
     @abstractmethod
     def anybody(self, condition: Tensor) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.clock.devices import WORLDS
+from equipoise.clock.fleet import Fleet
 from equipoise.contract.blocks import chosen
 from equipoise.contract.words import Blocks, Fit, Training, When
 from equipoise.core.errors import UsageError
@@ -49,6 +51,8 @@ class Task(ABC):
     """What clients are called, in the order of their numbers; empty where they have numbers only."""
     class_names: tuple[str, ...] = ()
     """What classes are called, in the order of a model's outputs."""
+    devices: Fleet = Fleet(WORLDS["default"], 0)
+    """What its clients compute on, where they are simulated."""
     bytes_before: tuple[int, int] = (0, 0)
     """Up and down, of all clients together: what they exchanged before the first round to prepare their data."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from equipoise.clock.fleet import Fleet
 from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
@@ -174,6 +175,7 @@ def build_task(settings: Settings) -> Task:
             liars = hostile_clients(settings.run.seed, task.clients, share)
             task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)
+    task.devices = Fleet(settings.timing.world, run.seed)
     if task.bytes_before[0]:
         settings.privacy.refuse_telling()
     task.check()

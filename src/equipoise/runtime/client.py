@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from equipoise.contract import (
     Held,
     Loss,
     Method,
+    Profile,
     Pull,
     Reply,
     State,
@@ -150,6 +151,15 @@ class RunningClient(Client):
             return self.task.rows(ids.reshape(-1), split).reshape(ids.shape)
 
         return primitives.call(count, count, self.id)
+
+    def device(self) -> Profile:
+        names = [item.name for item in fields(Profile)]
+
+        def look(ids: Tensor) -> Tree:
+            usual = self.task.devices.usual(ids.reshape(-1).numpy())
+            return {name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names}
+
+        return Profile(**primitives.call(look, look, self.id))
 
     def anybody(self, condition: Tensor) -> bool:
         seen: list[bool] = []

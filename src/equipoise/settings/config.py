@@ -100,7 +100,7 @@ class Settings:
     @property
     def policy(self) -> Method:
         """The method as it is run: private, in secure sums, with late clients, under a robust rule, if asked for."""
-        fitting = timely(self.method, self.timing, self.run.seed)
+        fitting = timely(self.method, self.timing)
         inner = secured(private(fitting, self.privacy), self.run.secure)
         late = delayed(inner, self.run.delay, self.run.late)
         return telling(robust(late, self.run.robust), self.selection)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from equipoise.clock.fleet import Fleet
 from equipoise.clock.options import Timing
 from equipoise.contract import Around, Client, Method, State, Train
 from equipoise.core.trees import tree_bytes
-from equipoise.runtime import primitives
 
 MOST = 10**6  # epochs: more than anybody asks for
 
 
-def timely(method: Method, timing: Timing, seed: int) -> Method:
+def timely(method: Method, timing: Timing) -> Method:
     """The method with epochs that fit the deadline; itself if that is not asked for."""
-    return Timely(method, timing, seed) if timing.fit_deadline else method
+    return Timely(method, timing) if timing.fit_deadline else method
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,6 @@ class Timely(Around):
     """
 
     timing: Timing
-    seed: int
-
-    @cached_property
-    def fleet(self) -> Fleet:
-        return Fleet(self.timing.world, self.seed)
 
     def decide(self, c: Client) -> tuple[Train, State]:
         train, state = super().decide(c)
@@ -44,15 +36,8 @@ class Timely(Around):
 
     def affordable(self, c: Client, train: Train) -> Tensor:
         """Whole epochs in the time that download and upload leave."""
-        names = self.shared_names(c.task)
-        size = tree_bytes({name: c.start[name] for name in names})
+        size = tree_bytes({name: c.start[name] for name in self.shared_names(c.task)})
         samples = c.steps(Train(torch.ones_like(train.epochs), train.lr)) * c.training.batch_size
-
-        def epochs(call: tuple[Tensor, Tensor]) -> Tensor:
-            ids, samples = (value.reshape(-1) for value in call)
-            usual = self.fleet.usual(ids.numpy())
-            left = torch.from_numpy(self.timing.within - size * (usual.up + usual.down))
-            found = (left * torch.from_numpy(usual.speed) / samples).floor().clamp(min=0, max=MOST).long()
-            return found.reshape(call[0].shape)
-
-        return primitives.call(epochs, epochs, (c.id, samples))
+        device = c.device()
+        left = self.timing.within - size * (device.up + device.down)
+        return (left * device.speed / samples).floor().clamp(min=0, max=MOST).long()

@@ -53,7 +53,8 @@ class FedPolicy(Over):
     )
     price: float = option(
         0.01,
-        "accuracy that a download of the whole model costs in a reward, and in the choices of learned and lookahead",
+        "accuracy that a download of the whole model costs in a reward, and in the choices of learned and lookahead, "
+        "on average: with devices as much more or less as its time",
         low=0,
     )
     probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares", low=0)
@@ -235,7 +236,7 @@ class FedPolicy(Over):
         known = state["known"]
         if self.agent.learns:
             told, part = self.agent.told(known, state["policy"], ids)
-            price = self.price * self.sets.cost(s.task, s.params)[part]
+            price = self.price * self.sets.costs(s.task, s.params, ids)[torch.arange(len(ids)), part]
             known = record.note_reports(known, ids[told], up.metrics["report"][told], price[told], s.round)
             known = record.note_models(known, ids, self.sets, s.task, s.params, up.params, params)
         memory = self.agent.learn(s, known, state["policy"], ids, up.metrics)

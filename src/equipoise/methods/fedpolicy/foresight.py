@@ -77,7 +77,8 @@ class Learned(Dqn):
         starting = (known["round"][ids] == 0) | (s.round <= FULL_ROUNDS)
         left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
         best = torch.where(starting, FULL, ranked.indices[:, 0] if left else known["part"][ids])
-        own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s)).masked_fill(~self.rules.mask, -math.inf)
+        own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s, ids))
+        own = own.masked_fill(~self.rules.mask, -math.inf)
         sharing = self.sharers(own, best) & bool(left)
         best = torch.where(sharing, own.argmax(1), best)
         late = s.round - memory["probed"][ids] >= memory["pause"][ids]
@@ -100,9 +101,9 @@ class Learned(Dqn):
 
         A difference of scores is a draw from N(mu, tau^2) over clients, seen with the noise of the client's own rows.
         """
-        plain, probed = self.plain(s), (memory["probed"] > 0).nonzero()[:, 0]
+        plain, probed = self.plain(s, ids), (memory["probed"] > 0).nonzero()[:, 0]
         if not len(probed):
-            return torch.ones(len(ids), len(self.rules.parts), dtype=DTYPE), plain.expand(len(ids), -1)
+            return torch.ones(len(ids), len(self.rules.parts), dtype=DTYPE), plain
         better = memory["scores"][probed] - memory["scores"][probed][:, -1:]
         mean, noise = better.mean(0), self.noise(s, ids)
         spread = ((better - mean).square().mean(0) - self.noise(s, probed).mean()).clamp(min=0)
@@ -119,9 +120,9 @@ class Learned(Dqn):
         chosen[for_it.masked_fill(~alone, -math.inf).argsort(descending=True, stable=True)[:lack]] = True
         return chosen & (for_it > 0)
 
-    def plain(self, s: Server) -> Tensor:
-        """``[parts]``: the value of parts that score alike."""
-        return self.rules.lean - self.rules.price * self.rules.parts.cost(s.task, s.params)
+    def plain(self, s: Server, ids: Tensor) -> Tensor:
+        """``[K, parts]``: the value of parts that score alike."""
+        return self.rules.lean - self.rules.price * self.rules.parts.costs(s.task, s.params, ids)
 
     def noise(self, s: Server, ids: Tensor) -> Tensor:
         """``[K, 1]``: variance of a difference of two scores on a client's validation rows."""

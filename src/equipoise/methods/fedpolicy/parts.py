@@ -90,6 +90,11 @@ class Parts:
         sizes = torch.tensor([tree_bytes({name: params[name] for name in own}) for own in self.params(task)])
         return self.takes.double() @ sizes.double() / sizes.sum()
 
+    def costs(self, task: Task, params: Tree, ids: Tensor) -> Tensor:
+        """``[K, parts]``: the same for each of these clients, times how long it waits for a download beside others."""
+        waits = torch.from_numpy(task.devices.waits_for_downloads(ids.numpy()))
+        return waits[:, None] * self.cost(task, params)
+
     def block_weights(self, task: Task, stack: Tree, weights: Tensor | Tree, fresh: Tensor) -> Tree:
         """Weights times freshness ``[K, columns]``, summing to one over K again; by name, for the weighted mean."""
         fresh = fresh / fresh.max(0).values  # all may be old: then the youngest count

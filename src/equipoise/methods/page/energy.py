@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, State, Train, Tree
+from equipoise.contract import Client, Profile, State, Train, Tree
 from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
+from equipoise.core.trees import tree_bytes
 
+DEVICES = "devices"  # by the profiles of the run's devices
 SWING = 0.3  # the part of a range in which a round's own draw moves a parameter
 
 
@@ -47,8 +49,11 @@ NAMES = tuple(item.name for item in fields(Resources))
 
 
 def read(where: str) -> Resources:
-    """``default``, or a TOML file with ranges such as ``budget = [2, 8]``; what it leaves out has its default."""
-    if where == "default":
+    """``default``, or a TOML file with ranges such as ``budget = [2, 8]``; what it leaves out has its default.
+
+    Of ``devices`` only the budget is read here.
+    """
+    if where in ("default", DEVICES):
         return Resources()
     try:
         given = tomllib.loads(Path(where).read_text())
@@ -101,6 +106,12 @@ def price(resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, b
     return {"epoch": costs[0][0], "fixed": costs[0][1], "budget": now["budget"] * costs[1][0] + costs[1][1]}
 
 
+def device_price(device: Profile, budget: Tensor, samples: Tensor, bytes: float) -> Tree:
+    """The same by the profile of a device, whose speed, links and power are what the simulated clock bills."""
+    epoch, fixed = samples / device.speed * device.watts, bytes * (device.up + device.down) * device.radio
+    return {"epoch": epoch, "fixed": fixed, "budget": budget * epoch + fixed}
+
+
 def excess(cost: Tree, epochs: Tensor) -> Tensor:
     """b_i(t) of equation (16), as a part of the budget: above zero the constraint is broken."""
     return (epochs * cost["epoch"] + cost["fixed"] - cost["budget"]) / cost["budget"]
@@ -123,18 +134,21 @@ def client_init() -> State:
     }
 
 
-def forecast(c: Client, resources: Resources, held: State) -> State:
-    """This round's prices, which a client knows before it decides; in its first round it draws who it is."""
+def forecast(c: Client, resources: Resources, held: State, by_device: bool = False) -> State:
+    """This round's prices, which a client knows before it decides; in its first round it draws who it is.
+
+    ``by_device``: by the profile of its device, and the budget of ``resources`` alone.
+    """
     count = len(NAMES)
     first = (held["usual"] == 0).all()
     usual = torch.where(first, c.uniform(count, stream=streams.ENERGY[0]), held["usual"])
     samples = c.steps(Train(torch.ones_like(c.train.epochs), c.train.lr)) * c.training.batch_size  # to whole batches
-    bits = 8.0 * sum(value.numel() * value.element_size() for value in c.start.values())
-    return {
-        **held,
-        "usual": usual,
-        "cost": price(resources, usual, c.uniform(count, stream=streams.ENERGY[1]), samples, bits),
-    }
+    today, size = c.uniform(count, stream=streams.ENERGY[1]), float(tree_bytes(c.start))
+    if by_device:
+        cost = device_price(c.device(), parameters(resources, usual, today)["budget"], samples, size)
+    else:
+        cost = price(resources, usual, today, samples, 8 * size)
+    return {**held, "usual": usual, "cost": cost}
 
 
 def affordable(held: State) -> Tensor:

@@ -62,7 +62,11 @@ class Page(Over):
     )
     tolerance: float = option(0.01, "relative change of the utilities between the windows that counts as none", low=0)
     bias: str = option("1:1", "weight of the global against the local model, as 10:1 or 1:10")
-    resources: str = option("", "energy budget of the clients: 'default' or a TOML file of ranges; empty for none")
+    resources: str = option(
+        "",
+        "energy budget of the clients: 'default', 'devices' (by the profiles of the run's devices) or a TOML file of "
+        "ranges; empty for none",
+    )
     multiplier_rate: float = option(0.5, "rate of the Lagrangian multipliers under an energy budget", above=0)
 
     @property
@@ -195,7 +199,7 @@ class Page(Over):
         if self.read.around:
             seen += [loss.clamp(min=LEAST).log(), torch.full_like(loss, 1 - c.round / c.rounds)]
         if self.resources:  # the agent also sees how many epochs it can pay for
-            state["energy"] = energy.forecast(c, self.limits, state["energy"])
+            state["energy"] = energy.forecast(c, self.limits, state["energy"], self.resources == energy.DEVICES)
             seen.append(energy.affordable(state["energy"]) / self.epochs_most)
         if not self.learns:
             action = shared.anything(c, len(self.own)) * (self.control == "random")
