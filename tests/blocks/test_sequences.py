@@ -10,6 +10,7 @@ from equipoise.models import MODELS
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.models.footprint import activation_bytes
 from equipoise.models.transformer import CharacterTransformer
+from equipoise.tasks.from_examples import FromExamples
 from helpers import largest_difference, small_task
 
 
@@ -67,5 +68,7 @@ def test_portions_change_memory_and_nothing_else(rows: int, monkeypatch: pytest.
     whole = task.fit_stack(ids, fit, {}, when)[0]
     assert largest_difference(whole, stack) > 1e-3
     assert task.row_bytes() == 8 * (5 + 64), "the inputs and the hidden units"
+    single = FromExamples("single", task.module, task.data, task.training)
+    assert single.row_bytes() == 4 * (5 + 64), "of one row, not of the set that it lies in"
     monkeypatch.setattr("equipoise.tasks.from_examples.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12

@@ -9,8 +9,10 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import equipoise as eq
 from equipoise.cli import main
@@ -20,7 +22,7 @@ from equipoise.runs import choosing, spreading
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.device import place
 from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.group import Lost
+from equipoise.runtime.group import FIRST, Group, Lost, backend_of
 from equipoise.runtime.pack import pack, unpack
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.share import Share, serve
@@ -53,11 +55,15 @@ def test_the_longest_first_by_hand():
     assert placed([3.0, 1.0, 2.0, 2.0], [1.0, 1.0]) == [0, 0, 1, 1]
     assert placed([1.0, 5.0], [1.0] * 3) == [1, 0]
     assert placed([2.0, 2.0, 2.0], [1.0]) == [0, 0, 0]
-    assert placed([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 0, 1]  # 4 and 8 on the fast one, 8 on the other
+    assert placed([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 1, 0]  # 8 on either: of equals the idle one
+    assert placed([4.0] * 6, [1.0, 2.0]) == [0, 1, 0, 0, 1, 0]  # ends at 16, in equal parts at 24
+    assert placed([4.0, 4.0], [1.5, 1.0]) == [0, 1]  # changing places would gain nothing
 
 
 def test_a_process_that_takes_twice_as_long_gets_less():
     pace = Pace(3)
+    for process in range(3):
+        pace.saw(process, 100.0, 9.0 * process)  # the first time, when everything is loaded, says nothing
     assert pace.paces == [1.0, 1.0, 1.0]
     pace.saw(0, 100.0, 1.0)
     pace.saw(1, 100.0, 2.0)
@@ -66,6 +72,8 @@ def test_a_process_that_takes_twice_as_long_gets_less():
     assert pace.paces == [1.0, 1.5, 1.0]
     pace.saw(0, 100.0, 1.2)  # a little slower is chance
     assert pace.paces == [1.0, 1.5, 1.0]
+    pace.saw(1, 0.0, 0.0)  # had nothing to do: (1.55 + 1.1) / 2, so that it gets its turn again
+    assert pace.paces == [1.0, 1.0, 1.0]
 
 
 def _simulate(kind, method, task, processes, rounds=3):
@@ -102,6 +110,21 @@ def test_any_number_of_processes_is_one_to_the_bit(name):
         assert largest_difference(models, others[2]) == 0.0
 
 
+def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
+    """A client whose upload is not finite is left out: its process is asked for the sums without it."""
+    method, task = find_method("fedavg")(), small_task("linear", clients=120, samples=20)
+    task.data.split(np.array([5]), "train").x[int(task.data.split(np.array([5]), "train").start[0])] = torch.nan
+    asked = []
+    ask = Spread.ask
+    monkeypatch.setattr(Spread, "ask", lambda self, calls: asked.append(calls[0]["do"]) or ask(self, calls))
+    state, records, _ = _simulate(Stacked, method, task, 1)
+    others = _simulate(Stacked, method, task, 2)
+    assert largest_difference(state["params"], others[0]["params"]) == 0.0
+    assert records == others[1]
+    assert any(5 in record.dropped for record in records)
+    assert asked[:2] == ["run", "sums"]
+
+
 def _leaves(tree):
     return [leaf for value in tree.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
 
@@ -124,6 +147,28 @@ def test_a_process_for_each_of_two_devices():
     assert not any(isinstance(leaf, FarTensor) for leaf in _leaves(others[0]))
     assert largest_difference(state, others[0]) == 0.0
     assert records == others[1]
+
+
+def test_long_messages_of_devices_travel_between_devices(monkeypatch):
+    """A wire is pretended: short parts and what may cross lie in main memory, the rest on the device."""
+    wire, group = [], Group.__new__(Group)
+    group.rank, group.size, group._wire = 0, 2, FAR
+    monkeypatch.setattr(dist, "isend", lambda part, to: wire.append(part))
+    monkeypatch.setattr(dist, "recv", lambda into, sender: into.copy_(wire.pop(0)))
+    long = {"rows": torch.randn(FIRST)}
+    with Pretended():
+        for message, crossing, there in ((long, False, [False, True]), (long, True, [False] * 2), ({}, False, [False])):
+            group.send(1, message, crossing)
+            assert [isinstance(part, FarTensor) for part in wire] == there
+            assert largest_difference(group.receive(1, crossing), message) == 0.0
+
+
+def test_devices_of_cuda_meet_by_nccl_where_torch_has_it(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert backend_of(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
+    assert backend_of(torch.device("cpu")) == "gloo"
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    assert backend_of(torch.device("cuda", 1)) == "gloo"
 
 
 def _models(folder):

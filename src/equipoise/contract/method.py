@@ -134,8 +134,7 @@ class Method(Options):
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         """Decision 3: weights ``[K]``, or per name with the parameter's own shape behind; summing to one over K."""
-        n = s.task.sizes(ids).double()
-        return n / n.sum(), s.state
+        return by_size(s.task, ids), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         """Decision 3b: the next global model; need not be a weighted mean, nor made of sums."""
@@ -188,6 +187,12 @@ def take_sent(c: Client) -> Tree:
 def equal_weights(ids: Tensor) -> Tensor:
     """One over K for each, for methods whose mean is not by data size."""
     return torch.full((len(ids),), 1.0 / len(ids), dtype=torch.float64)
+
+
+def by_size(task: Task, ids: Tensor) -> Tensor:
+    """The weights of these clients by the numbers of their samples."""
+    n = task.sizes(ids).double()
+    return n / n.sum()
 
 
 def weighted_mean(stack: Tree, weights: Tensor | Tree) -> Tree:

@@ -77,6 +77,18 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return function(tree, *others)
 
 
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in the order of :func:`map_leaves`; torch's own way takes several times as long."""
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    if isinstance(tree, tuple):
+        return [leaf for value in tree for leaf in leaves(value)]
+    if type(tree) in _MESSAGES:
+        values = (getattr(tree, name) for name in _MESSAGES[type(tree)][0])
+        return [leaf for value in values if value is not None for leaf in leaves(value)]
+    return [tree]
+
+
 def plain(tree: Any) -> Any:
     """The tree with every message as a dictionary of its fields: what is written to disk or sent elsewhere."""
     if isinstance(tree, dict):
@@ -147,6 +159,4 @@ def digest(tree: Tree) -> str:
 
 def tree_bytes(tree: Any, stacked: bool = False) -> int:
     """Bytes of one client's tree; of a stack, those of one row."""
-    return sum(
-        value.element_size() * (value[0].numel() if stacked else value.numel()) for value in pytree.tree_leaves(tree)
-    )
+    return sum(value.element_size() * (value[0].numel() if stacked else value.numel()) for value in leaves(tree))

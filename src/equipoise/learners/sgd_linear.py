@@ -25,7 +25,8 @@ def names_of(module: nn.Module) -> Names | None:
 
 def errors(logits: Tensor, y: Tensor) -> Tensor:
     """softmax - onehot, of every sample."""
-    return torch.softmax(logits, -1).scatter_(-1, y.unsqueeze(-1), -1.0, reduce="add")
+    y = y.unsqueeze(-1)
+    return torch.softmax(logits, -1).scatter_add_(-1, y, logits.new_full((), -1.0).expand(y.shape))
 
 
 def gradients(names: Names, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:

@@ -69,7 +69,7 @@ def together(means: Means, settings: Settings, task: Task, choice: Choice, folde
     room = room_of(means, folder)
     with contextlib.ExitStack() as end:
         if size > 1:
-            group = Group(rank, size)
+            group = Group(rank, size, device=task.device)
         else:
             if task.device.type != "cpu":
                 raise UsageError("processes of one command compute on the processor: use torchrun, one per device")
@@ -86,7 +86,7 @@ def follow(settings: Settings, task: Task, means: Means, out: Path) -> None:
     """The life of a process that ``torchrun`` started beside the one that leads the run in ``out``."""
     check(settings, task)
     with contextlib.suppress(Lost):  # the leader says so, or torchrun
-        group = Group(*Group.launched())
+        group = Group(*Group.launched(), device=task.device)
         _follow(settings, task, group, room_of(means, Folder(out).checkpoint.parent))
         group.leave()
 

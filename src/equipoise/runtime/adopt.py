@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from equipoise.contract import Method, Reply, Server, Up
 from equipoise.contract.ranges import ENOUGH, nearly_most, reasons
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import State, Tree, row
+from equipoise.core.trees import State, Tree, leaves, row
 
 TIMES = 5.0  # as long as nearly all others' may a change be
 LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
@@ -34,7 +34,7 @@ class Facts:
 
     @classmethod
     def of(cls, method: Method, sent: Tree, reply: Reply) -> Facts:
-        up, clients = reply.up, len(pytree.tree_leaves(reply)[0])
+        up, clients = reply.up, len(leaves(reply)[0])
         return cls(finite((up, reply.held), clients), lengths(sent, up.params, clients), reasons(method.reports, up))
 
 
@@ -106,7 +106,7 @@ def finite(tree: object, clients: int) -> Tensor:
     """Per client: whether every number is finite. A sum is finite only if all of its terms are: one pass decides."""
     fine = torch.ones(clients, dtype=torch.bool)
     seen: set[int] = set()  # what is uploaded is often also what is held
-    for value in pytree.tree_leaves(tree):
+    for value in leaves(tree):
         if value.is_floating_point() and value.data_ptr() not in seen:
             seen.add(value.data_ptr())
             rows = value.reshape(clients, -1)

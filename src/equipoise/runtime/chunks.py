@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.contract import Method, State, Tree, Up
 from equipoise.core import trees
@@ -41,7 +40,7 @@ def summed(method: Method, sent: Tree, up: Up, taken: Tensor, weights: Tensor | 
         return None
     if not bool(taken.all()):
         up = trees.row(up, taken)
-    contiguous: Up = pytree.tree_map(lambda value: value.contiguous(), up)
+    contiguous: Up = trees.map_leaves(lambda value: value.contiguous(), up)
     return method.sums(sent, contiguous, weights)
 
 
@@ -49,5 +48,5 @@ def added(parts: list[State | None]) -> State:
     """The sums of chunks, added in their order."""
     total, *others = [part for part in parts if part is not None]
     for part in others:
-        total = pytree.tree_map(lambda a, b: a + b, total, part)
+        total = trees.map_leaves(lambda a, b: a + b, total, part)
     return total

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
 from equipoise.core import trees
@@ -19,7 +18,11 @@ from equipoise.runtime.adopt import Facts
 from equipoise.runtime.client import RunningClient, client_round
 from equipoise.runtime.store import HELD
 
-WORTH_STACKING = 64  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+WORTH_STACKING = 48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+
+
+Judged = Callable[[], dict[str, Tree]]
+"""Scores of the server's model, by split."""
 
 
 @dataclass
@@ -91,6 +94,10 @@ class Executor(ABC):
     def expect(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """These clients are likely to be asked in the round after the next :meth:`run`."""
 
+    def judge(self, params: Tree, splits: tuple[str, ...]) -> Judged:
+        """Begin to evaluate the server's model on its own sets; to be called for the result before anything else."""
+        return lambda: judged(self.task, params, splits)
+
     def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, where the simulation's own store does not have it."""
         return {}
@@ -147,11 +154,19 @@ class Stacked(Local):
         return primitives.over_clients(mapped, (0, down.axes(), 0), (ids, down, held), len(ids))
 
 
+def judged(task: Task, params: Tree, splits: tuple[str, ...]) -> dict[str, Tree]:
+    """Scores of one model on the server's own sets; that of clients' validation is public."""
+    one = {name: value.unsqueeze(0) for name, value in params.items()}
+    sets = {"test": "test", "val": "public"}
+    with torch.no_grad():
+        return {split: trees.row(task.evaluate_server(one, sets[split]), 0) for split in splits}
+
+
 def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
     """Stacks of what clients hold before their first round."""
 
     def spread(tree: State) -> State:
-        copies: State = pytree.tree_map(lambda value: value.expand(len(ids), *value.shape).clone(), tree)
+        copies: State = trees.map_leaves(lambda value: value.expand(len(ids), *value.shape).clone(), tree)
         return copies
 
     local = spread(initial) if keeps_local else {}

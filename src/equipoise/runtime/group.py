@@ -1,4 +1,6 @@
-"""The processes of one run, over ``torch.distributed`` with gloo: messages between any two of them.
+"""The processes of one run, over ``torch.distributed``: messages between any two of them.
+
+They go by gloo. Between processes that compute on CUDA devices, what is long of calls and answers goes by NCCL.
 
 Nothing is authenticated or encrypted: several machines need a network of their own. On one machine everything stays on
 the loopback interface.
@@ -17,11 +19,19 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from equipoise.core.trees import State
-from equipoise.runtime.pack import ALIGNED, pack, unpack
+from equipoise.runtime.pack import length_of, pack, unpack
 
 MEETING = timedelta(minutes=5)  # until all processes have come
-FIRST = 2**16  # bytes of a message that travel at once, behind their number: most have no more
+FIRST = 2**14  # bytes of a message that travel at once: most have no more
 WAITING = timedelta(hours=2)  # longest time between two messages; who dies is noticed at once
+
+
+HERE, GLOO = torch.device("cpu"), "gloo"
+
+
+def backend_of(device: torch.device) -> str:
+    """Of torch's backends those that carry tensors of main memory, and of this device."""
+    return f"cpu:{GLOO},cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else GLOO
 
 
 class Lost(RuntimeError):
@@ -31,9 +41,11 @@ class Lost(RuntimeError):
 class Group:
     """This process among all; number 0 leads."""
 
-    def __init__(self, rank: int, size: int, file: str | None = None) -> None:
-        """``file``: where processes of this machine meet; without it as ``torchrun`` says."""
+    def __init__(self, rank: int, size: int, file: str | None = None, device: torch.device = HERE) -> None:
+        """``file``: where processes of this machine meet; without it as ``torchrun`` says. ``device``: this one's."""
         self.rank, self.size = rank, size
+        backend = backend_of(device)
+        self._wire = HERE if backend == GLOO else device
         if file is None:
             meeting, _, _ = next(rendezvous("env://", rank, size))
             # Addresses of processes that died before a restart must not be found again.
@@ -43,7 +55,7 @@ class Group:
             store = FileStore(file, size)
         store.set_timeout(MEETING)
         try:
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=WAITING)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAITING)
         except RuntimeError as error:
             raise Lost(f"the processes of the run did not meet: {error}") from error
 
@@ -52,13 +64,14 @@ class Group:
         """This process's number and how many there are, as ``torchrun`` or the like has started them."""
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
-    def send(self, to: int, tree: State) -> list[Any]:
-        """Give a message to another process; the result must be kept until :meth:`sent`."""
-        body = pack(tree)
-        first = torch.zeros(FIRST, dtype=torch.uint8)
-        first[:8].view(torch.int64)[0] = len(body)
-        first[ALIGNED : ALIGNED + len(body)] = body[: FIRST - ALIGNED]
-        parts = (first, body[FIRST - ALIGNED :].clone()) if len(body) > FIRST - ALIGNED else (first,)
+    def send(self, to: int, tree: State, crossing: bool = False) -> list[Any]:
+        """Give a message to another process; the result must be kept until :meth:`sent`.
+
+        ``crossing``: the other may send one here at the same time. NCCL would have either wait for the other.
+        """
+        body = pack(tree, FIRST)
+        wire = HERE if crossing else self._wire
+        parts = [body[:FIRST], body[FIRST:].to(wire)] if len(body) > FIRST else [body]
         try:
             return [(dist.isend(part, to), part) for part in parts]
         except RuntimeError as error:
@@ -71,18 +84,21 @@ class Group:
         except RuntimeError as error:
             raise Lost(f"process {to + 1} of {self.size} has ended") from error
 
-    def receive(self, sender: int) -> State:
-        """The next message of another process."""
+    def receive(self, sender: int, crossing: bool = False) -> State:
+        """The next message of another process, which was sent with the same ``crossing``."""
         first = torch.empty(FIRST, dtype=torch.uint8)
         try:
             dist.recv(first, sender)
-            length = int(first[:8].view(torch.int64)[0])
+            length = length_of(first)
+            if length <= FIRST:
+                return unpack(first)
             body = torch.empty(length, dtype=torch.uint8)
-            body[: FIRST - ALIGNED] = first[ALIGNED : ALIGNED + length]
-            if length > FIRST - ALIGNED:
-                rest = torch.empty(length - FIRST + ALIGNED, dtype=torch.uint8)
-                dist.recv(rest, sender)
-                body[FIRST - ALIGNED :] = rest
+            body[:FIRST] = first
+            rest = body[FIRST:]
+            if not crossing and self._wire != HERE:
+                rest = torch.empty(length - FIRST, dtype=torch.uint8, device=self._wire)
+            dist.recv(rest, sender)
+            body[FIRST:] = rest.to(HERE)
         except RuntimeError as error:
             raise Lost(f"process {sender + 1} of {self.size} has ended") from error
         return unpack(body)

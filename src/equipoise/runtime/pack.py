@@ -1,20 +1,23 @@
-"""Trees as bytes between the processes of one run: a head in JSON, then the tensors, aligned as torch does it."""
+"""Trees as bytes between the processes of one run: lengths, a head in JSON, the tensors, aligned as torch does it."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.trees import State, map_leaves, plain
 
 ALIGNED = 64
+LENGTHS = 16  # bytes of two numbers: the length of the message, and of its head
 
 
-def pack(tree: State) -> Tensor:
-    """Nested dictionaries of tensors, messages, and what JSON knows."""
+def pack(tree: State, least: int = 0) -> Tensor:
+    """Nested dictionaries of tensors, messages, and what JSON knows; filled up to at least so many bytes."""
     tensors: list[Tensor] = []
     size = 0
 
@@ -28,23 +31,24 @@ def pack(tree: State) -> Tensor:
         return found
 
     head = json.dumps(map_leaves(describe, {"tree": plain(tree)})).encode()
-    start = _aligned(8 + len(head))
-    buffer = torch.zeros(start + size, dtype=torch.uint8)
-    buffer[:8].view(torch.int64)[0] = len(head)
-    buffer[8 : 8 + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    place = start
+    place = _aligned(LENGTHS + len(head))
+    buffer = torch.empty(max(least, place + size), dtype=torch.uint8)
+    numbers = buffer.numpy()
+    numbers[:LENGTHS].view(np.int64)[:] = place + size, len(head)
+    numbers[LENGTHS : LENGTHS + len(head)] = np.frombuffer(head, np.uint8)
     for tensor in tensors:
         if tensor.nbytes:
-            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            buffer[place : place + tensor.nbytes] = raw
-        place += _aligned(tensor.nbytes)
+            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            numbers[place : place + len(raw)] = raw
+            place += _aligned(len(raw))
     return buffer
 
 
 def unpack(buffer: Tensor) -> State:
     """The inverse of :func:`pack`; tensors are views of the buffer."""
-    length = int(buffer[:8].view(torch.int64)[0])
-    start = _aligned(8 + length)
+    length = int(buffer[:LENGTHS].view(torch.int64)[1])
+    start = _aligned(LENGTHS + length)
+    whole: dict[str, Tensor] = {}  # the buffer as numbers of each kind
 
     def restore(item: Any) -> Any:
         if isinstance(item, dict):
@@ -52,12 +56,19 @@ def unpack(buffer: Tensor) -> State:
         if len(item) == 1:
             return item[0]
         name, shape, offset = item
-        dtype: torch.dtype = getattr(torch, name)
-        place, size = start + offset, dtype.itemsize * int(torch.Size(shape).numel())
-        return buffer[place : place + size].view(dtype).view(shape)
+        if name not in whole:
+            whole[name] = buffer.view(getattr(torch, name))
+        numbers = whole[name]
+        first = (start + offset) // numbers.itemsize
+        return numbers[first : first + math.prod(shape)].view(shape)
 
-    tree: State = restore(json.loads(bytes(buffer[8 : 8 + length].numpy().data)))["tree"]
+    tree: State = restore(json.loads(bytes(buffer[LENGTHS : LENGTHS + length].numpy().data)))["tree"]
     return tree
+
+
+def length_of(beginning: Tensor) -> int:
+    """Bytes of the message that begins so."""
+    return int(beginning[:LENGTHS].view(torch.int64)[0])
 
 
 def _aligned(size: int) -> int:

@@ -23,7 +23,7 @@ from equipoise.runtime import cost
 from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.clock import Clock, Started
-from equipoise.runtime.executors import Replies
+from equipoise.runtime.executors import Judged, Replies
 from equipoise.runtime.intake import Intake, Later
 from equipoise.runtime.rows import Room
 from equipoise.runtime.selecting import Selector
@@ -135,6 +135,7 @@ class Simulation:
             sound[list(left_out)] = False
             received = self._bill(intake)
             replies.settle(outcome.rows)
+            judged = self.executor.judge(server.params, splits if method.has_global(task) else ())
             for part in intake.parts:  # a client whose update was of no use keeps what it held
                 held = part.held if self.keeps_local else replace(part.held, local={})
                 self.store.keep(part.ids, held, part.scores, outcome.rows[part.places])
@@ -155,8 +156,8 @@ class Simulation:
             round=t,
             clients=len(ids),
             seen=int((self.store.counts["rounds"] > 0).sum()),
-            test=self._scores("test") if "test" in splits else None,
-            val=self._scores("val") if "val" in splits else None,
+            test=self._scores("test", judged) if "test" in splits else None,
+            val=self._scores("val", judged) if "val" in splits else None,
             train=train,
             steps=None if reply is None or reply.steps is None else int(reply.steps.sum()),
             # Lists of a cohort say nothing without its ids.
@@ -320,19 +321,17 @@ class Simulation:
         sent = np.array([client not in replies.unsent for client in ids.tolist()], bool)
         return self.ledger.after(ids[sent], taken)
 
-    def _scores(self, split: str) -> Evaluations:
+    def _scores(self, split: str, judged: Judged) -> Evaluations:
         """The named evaluations on a split; clients' are of all clients seen so far."""
-        whole = NOTHING
-        if self.method.has_global(self.task):
-            one = {name: value.unsqueeze(0) for name, value in self.params.items()}
-            with torch.no_grad():
-                values = self.task.evaluate_server(one, "test" if split == "test" else "public")
-            whole = Scores({name: float(value[0]) for name, value in values.items()})
         known = self.store.scores
         clients = {name: self._over_clients(values) for name, values in known[split].items()} if known else {}
         if known and "personal" not in clients:
             clients["personal"] = clients["trained"]  # the personal model is the trained one
-        return Evaluations(global_=whole, **clients)
+        whole = judged().get(split)
+        return Evaluations(
+            global_=NOTHING if whole is None else Scores({name: float(value) for name, value in whole.items()}),
+            **clients,
+        )
 
     def _over_clients(self, values: Tree) -> Scores:
         means = {metric: float(value.double().nanmean()) for metric, value in values.items()}

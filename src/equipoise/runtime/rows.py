@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.contract import State
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import row, tree_bytes
+from equipoise.core.trees import leaves, map_leaves, row, tree_bytes
 
 SHARD = 2**26  # bytes of a file: as many clients as fit
 PROMISED = 2**32  # bytes that are reserved at once
@@ -42,13 +41,13 @@ class Rows:
 
     def __init__(self, like: State, clients: int, room: Room) -> None:
         """``like``: a stack of any length."""
-        self._like: State = pytree.tree_map(lambda value: value[:1].clone(), like)
+        self._like: State = map_leaves(lambda value: value[:1].clone(), like)
         size = tree_bytes(like, stacked=True)
         self.here = clients if not size else min(clients, room.memory // size)
         room.memory -= self.here * size
         # Memory that nobody has written to yet costs nothing, but a system may refuse to promise very much of it.
         self._ready = min(self.here, max(1, PROMISED // max(1, size)))
-        self._front: State = pytree.tree_map(lambda value: value.new_empty((self._ready, *value.shape[1:])), like)
+        self._front: State = map_leaves(lambda value: value.new_empty((self._ready, *value.shape[1:])), like)
         self._lent = False  # whether others may hold the very tensors
         self._files = _Files(like, room.folder) if self.here < clients else None
 
@@ -68,7 +67,7 @@ class Rows:
         if self._files is None:
             return row(self._front, slots)
         here = slots < self.here
-        found: State = pytree.tree_map(
+        found: State = map_leaves(
             lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
                 0, here.nonzero().flatten(), value[slots[here]]
             ),
@@ -80,19 +79,19 @@ class Rows:
     def put(self, slots: Tensor, rows: State) -> None:
         """Write rows, which must be others' tensors no longer than until now."""
         if self._lent:
-            self._front, self._lent = pytree.tree_map(lambda value: value.clone(), self._front), False
+            self._front, self._lent = map_leaves(lambda value: value.clone(), self._front), False
         here = slots < self.here
         self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
         if bool(here.all()):
-            pytree.tree_map(lambda old, new: old.index_copy_(0, slots, new), self._front, rows)
+            map_leaves(lambda old, new: old.index_copy_(0, slots, new), self._front, rows)
             return
         assert self._files is not None
-        pytree.tree_map(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._front, rows)
+        map_leaves(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._front, rows)
         self._files.write(slots[~here] - self.here, row(rows, ~here))
 
     def replace(self, rows: State) -> bool:
         """Take these tensors themselves for all rows, if they can be held in memory."""
-        if self._files is not None or any(len(value) != self.here for value in pytree.tree_leaves(rows)):
+        if self._files is not None or any(len(value) != self.here for value in leaves(rows)):
             return False
         self._front, self._lent, self._ready = rows, True, self.here
         return True
@@ -101,14 +100,12 @@ class Rows:
         """Nothing is known of these rows."""
         like = row(self._front, slice(1)) if self.here else self._like
         for slots in torch.arange(first, last).split(BLANK):
-            self.put(slots, pytree.tree_map(lambda value, here=slots: unknown(value, len(here)), like))
+            self.put(slots, map_leaves(lambda value, here=slots: unknown(value, len(here)), like))
 
     def _reserve(self, count: int) -> None:
         if count > self._ready:
             more = min(self.here, max(count, 2 * self._ready)) - self._ready
-            self._front = pytree.tree_map(
-                lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front
-            )
+            self._front = map_leaves(lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front)
             self._ready += more
 
     def expect(self, slots: Tensor) -> None:
@@ -122,7 +119,7 @@ class _Files:
 
     def __init__(self, like: State, folder: Path | None) -> None:
         self._folder = folder
-        self._sizes = [value[0].nbytes for value in pytree.tree_leaves(like)]
+        self._sizes = [value[0].nbytes for value in leaves(like)]
         self._record = sum(_aligned(size) for size in self._sizes)
         self._each = max(1, SHARD // self._record)
         self._shards: dict[int, tuple[mmap.mmap, Tensor]] = {}
@@ -131,7 +128,7 @@ class _Files:
         """Records to the ``places`` of stacks."""
         for shard, which, rows in self._by_shard(slots):
             records = shard[1][rows]
-            for out, part in zip(pytree.tree_leaves(into), self._parts(records), strict=True):
+            for out, part in zip(leaves(into), self._parts(records), strict=True):
                 if part.numel():
                     out[places[which]] = part.view(out.dtype).view(len(rows), *out.shape[1:])
             _forget(shard[0])
@@ -139,7 +136,7 @@ class _Files:
     def write(self, slots: Tensor, values: State) -> None:
         for shard, which, rows in self._by_shard(slots):
             records = torch.zeros(len(rows), self._record, dtype=torch.uint8)
-            for value, part in zip(pytree.tree_leaves(values), self._parts(records), strict=True):
+            for value, part in zip(leaves(values), self._parts(records), strict=True):
                 if part.numel():
                     part.copy_(value[which].contiguous().view(len(rows), -1).view(torch.uint8))
             shard[1].index_copy_(0, rows, records)

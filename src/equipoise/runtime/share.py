@@ -16,7 +16,7 @@ from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
-from equipoise.runtime.executors import Local
+from equipoise.runtime.executors import Local, judged
 from equipoise.runtime.group import Group, Lost
 from equipoise.runtime.rows import Room
 from equipoise.runtime.store import HELD, ClientStore, keeps_local
@@ -37,20 +37,25 @@ class Share:
 
     def answer(self, call: State) -> State:
         """Do what one message asks; gives the message to send back."""
-        calls: dict[str, Callable[[State], State]] = {"run": self.run, "sums": self.sums, "rows": self.rows}
+        calls: dict[str, Callable[[State], State]] = {
+            **{"run": self.run, "sums": self.sums, "rows": self.rows, "judge": self.judge}
+        }
         with torch.no_grad():
             if "settle" in call:
                 self._settle(call["settle"])
             return calls[call["do"]](call)
 
     def run(self, call: State) -> State:
-        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed."""
+        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed.
+
+        Where ``weights`` are known before, the sums over all of them go with the answer.
+        """
         self._exchange(call["moves"])
         ids, down, round = call["ids"], trees.revive(Down, call["down"]), call["round"]
         self._method = self.inner.method.at(round, self.inner.rounds)
         self._ids, self._sent, self._parts = ids.numpy(), down.params, []
         if not len(ids):
-            return {"replies": {}, "facts": {}, "bytes": 0}
+            return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
         held = self.store.held(self._ids)
         self.store.expect(call["next"].numpy())
         facts: list[Facts] = []
@@ -71,7 +76,10 @@ class Share:
         }
         known = {"finite": torch.cat([one.finite for one in facts]), "long": torch.cat([one.long for one in facts])}
         stacks = trees.plain(trees.concatenate(told))
-        return {"replies": stacks, "facts": {**known, "reasons": why}, "bytes": size, "seconds": seconds}
+        answer = {"replies": stacks, "facts": {**known, "reasons": why}, "bytes": size, "seconds": seconds}
+        if len(call["weights"]):
+            answer |= self.sums({"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]})
+        return answer
 
     def _settle(self, taken: Tensor) -> None:
         """Keep what came of those whose reply counted."""
@@ -98,6 +106,10 @@ class Share:
         """What is held of these clients under the names that are asked for."""
         return self.store.rows(call["ids"].numpy(), call["names"])
 
+    def judge(self, call: State) -> State:
+        """The server's model on its own sets."""
+        return judged(self.inner.task, call["params"], tuple(call["splits"]))
+
     def put(self, ids: Tensor, held: State) -> None:
         if len(ids):
             self.store.put(ids.numpy(), held)
@@ -108,10 +120,11 @@ class Share:
     def _exchange(self, moves: State) -> None:
         """Clients whose state lies with another process than the one that is to compute them."""
         outgoing = {
-            int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD)) for to, ids in moves["out"].items()
+            int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD), crossing=True)
+            for to, ids in moves["out"].items()
         }
         for sender, ids in moves["in"].items():
-            self.put(ids, self.group.receive(int(sender)))
+            self.put(ids, self.group.receive(int(sender), crossing=True))
         for to, under_way in outgoing.items():
             self.group.sent(under_way, to)
 

@@ -8,33 +8,47 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.contract import Down, Held, Method, Reply, State, Tree
+from equipoise.contract.method import by_size
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
 from equipoise.runtime import chunks
 from equipoise.runtime.adopt import Facts
-from equipoise.runtime.executors import Executor, Replies
+from equipoise.runtime.executors import Executor, Judged, Replies
 from equipoise.runtime.group import Group, Lost
 from equipoise.runtime.rows import unknown
 from equipoise.runtime.share import Share
 from equipoise.runtime.store import HELD
 
+CLEARLY = 0.9  # clients that change their process take what they hold with them
 STEPS = 2  # per doubling of the time that a process takes beside the fastest
 
 
 def placed(loads: list[float], paces: list[float]) -> list[int]:
-    """The process of each chunk: the longest first, each to whoever would end first with it.
+    """The process of each chunk, as if all were equally fast unless the round ends clearly sooner otherwise.
 
     ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
     """
+    even, paced = _longest_first(loads, [1.0] * len(paces)), _longest_first(loads, paces)
+    return paced if _end(paced, loads, paces) < CLEARLY * _end(even, loads, paces) else even
+
+
+def _end(place: list[int], loads: list[float], paces: list[float]) -> float:
+    return max(
+        pace * sum(load for load, where in zip(loads, place, strict=True) if where == process)
+        for process, pace in enumerate(paces)
+    )
+
+
+def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
+    """Each chunk to whoever would end first with it."""
     ends, place = [0.0] * len(paces), [0] * len(loads)
     for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
-        then = [end + loads[chunk] * pace for end, pace in zip(ends, paces, strict=True)]
-        place[chunk] = then.index(min(then))
-        ends[place[chunk]] = min(then)
+        then = [(end + loads[chunk] * pace, end) for end, pace in zip(ends, paces, strict=True)]
+        place[chunk] = then.index(min(then))  # of equals the one that has less to do
+        ends[place[chunk]] = min(then)[0]
     return place
 
 
@@ -43,16 +57,25 @@ class Pace:
 
     def __init__(self, processes: int) -> None:
         self._seconds = [0.0] * processes
+        self._warm = [False] * processes
 
     def saw(self, process: int, load: float, seconds: float) -> None:
-        """A process took so long for so many planned steps; what was before fades."""
-        before, now = self._seconds[process], seconds / max(load, 1.0)
-        self._seconds[process] = (before + now) / 2 if before else now
+        """A process took so long for so many planned steps; what was before fades. Its first time says nothing."""
+        if not load:  # or a process that was slow once would never be asked again
+            self._seconds[process] = (self._seconds[process] + self._fastest) / 2
+        elif self._warm[process]:
+            before, now = self._seconds[process], seconds / load
+            self._seconds[process] = (before + now) / 2 if before else now
+        self._warm[process] |= load > 0
+
+    @property
+    def _fastest(self) -> float:
+        return min((seconds for seconds in self._seconds if seconds), default=0.0)
 
     @property
     def paces(self) -> list[float]:
         """Relative to the fastest, in steps that are larger than chance: moving clients about costs time, too."""
-        fastest = min((seconds for seconds in self._seconds if seconds), default=0.0)
+        fastest = self._fastest
         return [max(1.0, round(STEPS * seconds / fastest) / STEPS) if seconds else 1.0 for seconds in self._seconds]
 
 
@@ -86,7 +109,7 @@ class Spread(Executor):
         place = placed(loads, self.pace.paces)
         mine = [[cut for cut, where in zip(cuts, place, strict=True) if where == p] for p in range(self.group.size)]
         rows = [torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)]) for part in mine]
-        moves = self._moves(ids.numpy(), rows)
+        moves, weights = self._moves(ids.numpy(), rows), self._weights(round, ids)
         calls = []
         for process, part in enumerate(rows):
             ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
@@ -95,14 +118,20 @@ class Spread(Executor):
                     **{"do": "run", "round": round, "splits": list(splits), "ids": ids[part], "next": self._next},
                     **{"cuts": [list(pair) for pair in pairwise(ends)]},
                     **{"down": trees.plain(down.row(part)), "moves": moves[process]},
+                    "weights": weights[part] if len(weights) else weights,
                 }
             )
         answers = self.ask(calls)
         for process, answer in enumerate(answers):
-            if mine[process]:
-                load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
-                self.pace.saw(process, load, answer["seconds"])
-        return _Elsewhere.of(self, rows, place, answers)
+            load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
+            self.pace.saw(process, load, answer["seconds"])
+        return _Elsewhere.of(self, rows, place, answers, weights)
+
+    def _weights(self, round: int, ids: Tensor) -> Tensor:
+        """Of all these clients, if no reply is needed to know them; else empty."""
+        method = self.method.at(round, self.rounds)
+        known = method.summed and not {"weigh", "sums"} & method.decides
+        return by_size(self.task, ids) if known else torch.empty(0)
 
     def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
@@ -114,6 +143,24 @@ class Spread(Executor):
             self.group.sent(work, process)
         return [own, *(self._checked(self.group.receive(process), process) for process in under_way)]
 
+    def judge(self, params: Tree, splits: tuple[str, ...]) -> Judged:
+        """By the last process, while this one goes on."""
+        last = self.group.size - 1
+        if not splits or not last:
+            return super().judge(params, splits)
+        call = {"do": "judge", "params": params, "splits": list(splits), **self.settled[last]}
+        self.settled[last] = {}
+        under_way = self.group.send(last, call)
+        found: dict[str, Tree] = {}
+
+        def wait() -> dict[str, Tree]:
+            if not found:
+                self.group.sent(under_way, last)
+                found.update(self._checked(self.group.receive(last), last))
+            return found
+
+        return wait
+
     def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, brought here from all processes."""
         who = [torch.from_numpy(np.flatnonzero(self._owner[ids] == p)) for p in range(self.group.size)]
@@ -124,10 +171,10 @@ class Spread(Executor):
         for name in names:
             like = next((part[name] for _, part in some if name in part), None)
             if like is not None:
-                found[name] = pytree.tree_map(lambda value: unknown(value, len(ids)), like)
+                found[name] = trees.map_leaves(lambda value: unknown(value, len(ids)), like)
                 for rows, part in some:
                     if name in part:
-                        pytree.tree_map(
+                        trees.map_leaves(
                             lambda all, here, rows=rows: all.index_copy_(0, rows, here), found[name], part[name]
                         )
         return found
@@ -175,21 +222,26 @@ class _Elsewhere(Replies):
     """The process of each chunk."""
     known: Facts | None = None
     size: int = 0
+    early: list[State] = field(default_factory=list)
+    """The sums over all clients by these :attr:`weights`, if they came with the replies."""
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @classmethod
-    def of(cls, spread: Spread, parts: list[Tensor], place: list[int], answers: list[State]) -> _Elsewhere:
+    def of(
+        cls, spread: Spread, parts: list[Tensor], place: list[int], answers: list[State], weights: Tensor
+    ) -> _Elsewhere:
         places = torch.cat(parts)
-        order = slice(None) if bool((places[1:] > places[:-1]).all()) else places.argsort()
         some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
-        stack: Reply = trees.row(
-            trees.concatenate([trees.revive(Reply, answer["replies"]) for _, answer in some]), order
-        )
         facts = [answer["facts"] for _, answer in some]
+        finite, long = (torch.cat([fact[name] for fact in facts]) for name in ("finite", "long"))
+        stack = trees.concatenate([trees.revive(Reply, answer["replies"]) for _, answer in some])
+        if bool((places[1:] < places[:-1]).any()):
+            order = places.argsort()
+            finite, long, stack = finite[order], long[order], trees.row(stack, order)
         why = {int(rows[int(k)]): text for rows, answer in some for k, text in answer["facts"]["reasons"].items()}
-        finite, long = (torch.cat([fact[name] for fact in facts])[order] for name in ("finite", "long"))
         known = Facts(finite, long, dict(sorted(why.items())))
-        size = some[0][1]["bytes"]
-        return cls(torch.arange(len(places)), stack, {}, frozenset(), spread, parts, place, known, size)
+        size, early = some[0][1]["bytes"], [answer.get("sums", {}) for answer in answers]
+        return cls(torch.arange(len(places)), stack, {}, frozenset(), spread, parts, place, known, size, early, weights)
 
     def facts(self, method: Method, sent: Tree) -> Facts:
         assert self.known is not None
@@ -203,16 +255,20 @@ class _Elsewhere(Replies):
         self.spread.settled = [{"settle": taken[rows]} for rows in self.parts]
 
     def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
-        assert self.spread is not None
-        places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
-        calls = []
-        for rows in self.parts:
-            here = taken[rows]
-            calls.append({"do": "sums", "taken": here, "weights": trees.row(weights, places[rows][here])})
-        answers = [answer["sums"] for answer in self.spread.ask(calls)]
+        foreseen = bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
+        answers = self.early if foreseen else self._ask(taken, weights)
         turn = [0] * len(answers)
         parts: list[State | None] = []
         for process in self.place:
             parts.append(answers[process][str(turn[process])])
             turn[process] += 1
         return chunks.added(parts)
+
+    def _ask(self, taken: Tensor, weights: Tensor | Tree) -> list[State]:
+        assert self.spread is not None
+        places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
+        calls = []
+        for rows in self.parts:
+            here = taken[rows]
+            calls.append({"do": "sums", "taken": here, "weights": trees.row(weights, places[rows][here])})
+        return [answer["sums"] for answer in self.spread.ask(calls)]

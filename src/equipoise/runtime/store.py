@@ -7,10 +7,9 @@ from collections.abc import Callable, Container
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.contract import Held, Method, Scores, State, Task, Tree
-from equipoise.core.trees import plain
+from equipoise.core.trees import plain, row
 from equipoise.data.federation import Ints
 from equipoise.runtime.rows import Room, Rows
 
@@ -160,7 +159,7 @@ class ClientStore:
                 continue
             slots = torch.from_numpy(self.slots(ids))
             if not whole:
-                slots, tree = slots[keep], pytree.tree_map(lambda value: value[keep], tree)
+                slots, tree = slots[keep], row(tree, keep)
             self._rows[name].put(slots, tree)
 
     def _where(self, ids: Ints) -> Tensor | None:

@@ -257,7 +257,7 @@ class FromExamples(Falsified):
     def row_bytes(self) -> int:
         """What one row keeps in memory for its gradient; at least one byte."""
         if not self._row_bytes:
-            x = self.prepare(self.data.server("test")[0][:1])
+            x = self.prepare(self.data.server("test")[0][:1].clone())  # not a view: what it lies in would count, too
             learned = {name: v for name, v in weights.values(self.module).items() if name not in self.statistics}
             size = activation_bytes(self._placed, trees.moved(learned, self.device), lambda p: self.forward(p, x))
             self._row_bytes = max(1, size)
