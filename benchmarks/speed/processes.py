@@ -1,4 +1,4 @@
-"""Two processes against one: W1 (100 logistic clients), W2 (20 convolutional clients), a cohort of 10,000.
+"""Two processes against one and the plain loop: W1 (100 logistic clients), W2 (20 convolutional), a cohort of 10,000.
 
 Rounds take turns. Wall-clock ratios mean something on a machine that does nothing else; so the processors' seconds of
 each process stand beside them: what two processes can gain at most is one process's seconds over those of the busier.
@@ -33,18 +33,26 @@ ROUNDS = 10**6
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def logistic(clients: int, epochs: int) -> tuple[Task, type[Local]]:
+Workload = tuple[Task, type[Local], engine.Round | None]
+"""A task, how one process computes it, and the plain loop."""
+
+
+def logistic(clients: int, epochs: int, plain: bool = True) -> Workload:
     training = Training(epochs=epochs, lr=engine.LR, batch_size=engine.BATCH)
     data = engine.data_of(clients)
-    return FromExamples("synthetic", linear((engine.FEATURES,), engine.CLASSES), data, training), Stacked
+    task = FromExamples("synthetic", linear((engine.FEATURES,), engine.CLASSES), data, training)
+    return task, Stacked, engine.plain_round(data, epochs) if plain else None
 
 
-def convolutional() -> tuple[Task, type[Local]]:
+def convolutional() -> Workload:
     data = conv.federation()
-    return FromExamples("w2", MODELS["cnn"](data.shape, 10), data, conv.TRAINING), Loop
+    task = FromExamples("w2", MODELS["cnn"](data.shape, 10), data, conv.TRAINING)
+    return task, Loop, conv.plain_round(data)
 
 
-def scaling(task: Task, kind: type[Local], seconds: float, processes: int = 2) -> dict[str, float]:
+def scaling(
+    task: Task, kind: type[Local], plain: engine.Round | None, seconds: float, processes: int = 2
+) -> dict[str, float]:
     """Milliseconds per round: on the wall, and of each process on its processor."""
     training = task.training
     inner = partial(kind, FedAvg(), task, training, 0, ROUNDS)
@@ -58,6 +66,7 @@ def scaling(task: Task, kind: type[Local], seconds: float, processes: int = 2) -
         others = [int(pid) for pid in pids.read_text().split()]
         spread = Spread(Share(inner(), group, True), group)
         ways = {"one": round_of(inner), "several": round_of(lambda: spread)}
+        ways |= {"plain": plain} if plain else {}
         for run in ways.values():
             run()
         wall: dict[str, list[float]] = {name: [] for name in ways}
@@ -72,11 +81,18 @@ def scaling(task: Task, kind: type[Local], seconds: float, processes: int = 2) -
         follower = 1e3 * (sum(map(_ticks, others)) - theirs) / TICK / len(others) / len(cpu["several"])
         spread.close()
         group.leave()
+    beside = {}
+    if plain:
+        beside = {
+            "plain loop, ms per round: fastest": round(min(wall["plain"]), 2),
+            f"{processes} processes: times the plain loop": round(min(wall["plain"]) / min(wall["several"]), 1),
+        }
     alone, leader = statistics.median(cpu["one"]), statistics.median(cpu["several"])
     return {
         "rounds": len(wall["one"]),
         "1 process, ms per round: fastest": round(min(wall["one"]), 2),
         f"{processes} processes, ms per round: fastest": round(min(wall["several"]), 2),
+        **beside,
         "times one process: fastest rounds": round(min(wall["one"]) / min(wall["several"]), 2),
         "times one process: median rounds": round(
             statistics.median(wall["one"]) / statistics.median(wall["several"]), 2
@@ -99,11 +115,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="workloads whose name contains this text")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    workloads: dict[str, Callable[[], tuple[Task, type[Local]]]] = {
+    workloads: dict[str, Callable[[], Workload]] = {
         "W1, 1 epoch": partial(logistic, 100, 1),
         "W1, 5 epochs": partial(logistic, 100, 5),
         "W2": convolutional,
-        "a cohort of 10,000, 1 epoch": partial(logistic, 10_000, 1),
+        "a cohort of 10,000, 1 epoch": partial(logistic, 10_000, 1, plain=False),
     }
     found = {name: scaling(*make(), chosen.seconds) for name, make in workloads.items() if chosen.only in name}
     measured("processes", found)
