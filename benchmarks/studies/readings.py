@@ -12,7 +12,7 @@ from benchmarks.studies import page
 from benchmarks.studies.realdata import CIFAR, FMNIST
 
 SEEDS = (11, 12, 13, 14, 15)
-AROUND: dict[str, Any] = {"method": "page", "window": 0}
+AROUND: dict[str, Any] = {"method": "page", "control": "learned", "window": 0}
 EACH = AROUND | {"agents": "each"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
