@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,62 +12,60 @@ from equipoise.contract import Client, Down, Method, Server, State, Train, Tree,
 from equipoise.methods import steering
 from equipoise.methods.autopilot import Autopilot
 
-NEVER = torch.tensor([0.0, math.inf], dtype=torch.float64)  # the least loss so far, as if none had been seen
+ALWAYS_HIGH = torch.full((2,), torch.inf, dtype=torch.float64)  # validation losses, as if none had been seen
 
 
 @dataclass(frozen=True)
 class ConfiguredRate(Autopilot):
-    """The task's own rate in the place of the measured one."""
+    """The task's own rate, without a trial."""
 
     name: ClassVar[str] = "configured-rate"
 
-    def first_rate(self, c: Client, state: State) -> Tensor:
-        return c.train.lr
+    def decide(self, c: Client) -> tuple[Train, State]:
+        train, state = super().decide(c)
+        return (Train(train.epochs, c.train.lr) if c.down.train is None else train), state
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
-        state, back = super().steer(s, ids, seen)
-        return {**state, "rate": torch.tensor(float(s.training.lr), dtype=torch.float64)}, back
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        state, m = super().steer(s, ids, seen)
+        return {**state, "rate": torch.tensor(float(s.training.lr), dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
-class NoTrial(Autopilot):
-    """The first rate as if all loss could go, without a trial."""
+class MeasuredRate(Autopilot):
+    """The measured rate, whatever the trial says."""
 
-    name: ClassVar[str] = "no-trial"
+    name: ClassVar[str] = "measured-rate"
 
-    def first_rate(self, c: Client, state: State) -> Tensor:
-        return steering.polyak(state["loss"], torch.zeros_like(state["loss"]), state["square"])
+    def decide(self, c: Client) -> tuple[Train, State]:
+        train, state = super().decide(c)
+        if c.down.train is None:
+            train = Train(train.epochs, steering.polyak(state["loss"], state["square"]))
+        return train, state
+
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        state, m = super().steer(s, ids, seen)
+        return (state | {"rate": seen["step"].median()} if "step" in seen else state), m
 
 
 @dataclass(frozen=True)
 class NoCorrection(Autopilot):
-    """The measured rate as it is: z = 0."""
+    """The chosen rate as it is: z = 0."""
 
     name: ClassVar[str] = "no-correction"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
-        state, back = super().steer(s, ids, seen)
-        return {**state, "z": torch.zeros((), dtype=torch.float64)}, back
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        state, m = super().steer(s, ids, seen)
+        return {**state, "z": torch.zeros((), dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
 class NoRestraint(Autopilot):
-    """Momentum is never dropped, and no model is taken back."""
+    """Momentum is never dropped, and the rate never halved."""
 
     name: ClassVar[str] = "no-restraint"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
-        return super().steer(replace(s, state={**s.state, "val": s.state["val"] + NEVER}), ids, seen)
-
-
-@dataclass(frozen=True)
-class NoReturn(Autopilot):
-    """Momentum is dropped and the rate halved, but the model stays where it is."""
-
-    name: ClassVar[str] = "no-return"
-
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
-        return super().steer(s, ids, seen)[0], False
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        return super().steer(replace(s, state={**s.state, "val": ALWAYS_HIGH}), ids, seen)
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,8 @@ class NoMomentum(Autopilot):
 
     name: ClassVar[str] = "no-momentum"
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        state, back = self.steer(s, ids, up.metrics)
-        return state["best"] if back else Method.aggregate(self, s, ids, up, weights)[0], state
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        return super().steer(s, ids, seen)[0], 0.0
 
 
 @dataclass(frozen=True)
@@ -128,16 +124,16 @@ class NoDecay(Autopilot):
 
 
 @dataclass(frozen=True)
-class AllOfTraining(Autopilot):
-    """Personal models keep all of local training."""
+class AsTrained(Autopilot):
+    """Personal models are the trained ones."""
 
-    name: ClassVar[str] = "all-of-training"
+    name: ClassVar[str] = "as-trained"
 
-    def personal(self, c: Client) -> Tree:
-        return c.trained
+    def finishing(self, c: Client) -> bool:
+        return False
 
 
 ALL = (
-    *(ConfiguredRate, NoTrial, NoCorrection, NoRestraint, NoReturn, NoNeed, NoMomentum),
-    *(NoErrors, NoSizes, NoDecay, AllOfTraining),
+    *(ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoNeed, NoMomentum),
+    *(NoErrors, NoSizes, NoDecay, AsTrained),
 )

@@ -1,15 +1,17 @@
 """Autopilot's formulas by hand, what it measures, and what becomes of it in a round."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from equipoise.contract import Server, Training, Up, When
+from equipoise.contract import Server, Training, When
 from equipoise.core.errors import UsageError
 from equipoise.methods import steering
 from equipoise.methods.autopilot import EPOCHS, Autopilot
+from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic
 
@@ -22,19 +24,22 @@ def tensor(value: Any) -> torch.Tensor:
 
 
 def test_momentum_and_decay_know_the_horizon() -> None:
-    assert [steering.momentum(T) for T in (1, 4, 10, 100, 300)] == pytest.approx([0, 0, 0.6, 0.96, 0.97])
+    assert [steering.momentum(T) for T in (1, 8, 10, 100, 300)] == pytest.approx([0, 0, 0.2, 0.92, 0.97])
     assert [steering.late(t, 10) for t in (1, 5, 6, 10)] == pytest.approx([0, 0, 0.2, 1])
     assert steering.decay(5, 10) == 1.0
-    assert steering.decay(10, 10) == pytest.approx(0.4)  # one over the rounds that momentum sees
+    assert steering.decay(10, 10) == pytest.approx(0.8)  # one over the rounds that momentum sees
     assert steering.decay(300, 300) == pytest.approx(0.1)
     assert steering.decay(225, 300) == pytest.approx(0.1**0.5)
 
 
-def test_a_quarter_of_polyaks_step_to_what_was_reached() -> None:
-    assert float(steering.polyak(tensor(2.0), tensor(0.4), tensor(8.0))) == pytest.approx(0.25 * 1.6 / 8)
-    assert float(steering.polyak(tensor(2.0), tensor(1.99), tensor(8.0))) == pytest.approx(0.25 * 0.2 / 8)
-    assert float(steering.polyak(tensor(2.0), tensor(3.0), tensor(8.0))) == pytest.approx(0.25 * 0.2 / 8)
-    assert math.isfinite(float(steering.polyak(tensor(0.0), tensor(0.0), tensor(0.0))))
+def test_a_quarter_of_polyaks_step() -> None:
+    assert float(steering.polyak(tensor(2.0), tensor(8.0))) == pytest.approx(0.25 * 2 / 8)
+    assert math.isfinite(float(steering.polyak(tensor(0.0), tensor(0.0))))
+
+
+@pytest.mark.parametrize(("trials", "chosen"), [([1.0, 0.79], True), ([1.0, 0.81], False), ([1e6, 1e6], False)])
+def test_the_measured_rate_must_leave_a_fifth_less_loss(trials: list[float], chosen: bool) -> None:
+    assert bool(steering.much_better(tensor(trials))) is chosen
 
 
 def pooled(**change: float) -> dict[str, torch.Tensor]:
@@ -62,18 +67,17 @@ def test_what_the_correction_sees_does_not_depend_on_the_scale_of_loss_or_gradie
 def test_the_rule_corrects_against_what_validation_says() -> None:
     row = tensor(steering.RULE)
     seen = steering.view(pooled(later=-1.0), tensor(2.4), tensor(1.0), tensor(0.125), 0.3)
-    assert float(steering.correction(tensor(1.0), row, seen)) == pytest.approx(0.9 + math.tanh(0.4 + 0.4 * math.log(2)))
+    up = math.tanh(0.4 + 0.4 * math.log(2))
+    assert float(steering.correction(tensor(-2.0), row, seen)) == pytest.approx(-1.8 + up)
+    assert float(steering.correction(tensor(-0.1), row, seen)) == 0.0  # the chosen rate is the largest
     seen = steering.view(pooled(later=1.0), tensor(0.01), tensor(0.01), tensor(0.125), 0.3)
     assert float(steering.correction(tensor(0.0), row, seen)) == pytest.approx(-math.tanh(0.8))
 
 
-@pytest.mark.parametrize(("val", "last", "least", "too_far"), [(1.2, 1.1, 1.0, True), (1.2, 1.3, 1.0, False)])
-def test_overshot_means_rising_and_well_above_the_least(val: float, last: float, least: float, too_far: bool) -> None:
-    sure = tensor(0.0)
-    assert bool(steering.overshot(tensor(val), tensor(last), tensor(least), sure)) is too_far
-    assert not steering.overshot(tensor(val), tensor(last), tensor(least), tensor(0.1))  # chance may have done it
-    assert not steering.overshot(tensor(1.05), tensor(1.0), tensor(1.0), sure)  # less than a tenth
-    assert not steering.overshot(tensor(1.0), tensor(math.inf), tensor(math.inf), sure)  # the first round
+def test_risen_means_by_more_than_the_room() -> None:
+    assert steering.risen(tensor(1.2), tensor(1.1), tensor(0.0))
+    assert not steering.risen(tensor(1.2), tensor(1.1), tensor(0.1))  # chance may have done it
+    assert not steering.risen(tensor(1.2), tensor(math.inf), tensor(0.0))  # the first round
 
 
 def test_a_cohort_of_everybody_has_no_chance_in_it() -> None:
@@ -117,20 +121,34 @@ def test_steepness_of_a_small_batch_is_the_same_in_both_executors_and_moves_with
 
 
 def test_the_first_round_by_hand() -> None:
+    """Each client tries the configured rate and its own step, and trains at the second only if it is much better."""
     task = small_task()
     sim = simulate(Autopilot(), task, 1)
     ids, everybody = torch.arange(6), {n: w.expand(6, *w.shape) for n, w in sim.initial.items()}
     received = task.evaluate_stack(ids, everybody, "train")
-    square = task.steepness_stack(ids, everybody, When(0, 1, task.training))
-    bold, least = (0.25 * part * received["loss"] / square for part in (1.0, 0.1))
-    # T = 1: no momentum, hence no decay; the only round is late, so that weights are by data size alone.
-    rates = tensor(sim.logs[0].decisions["lr"])
-    assert bool((rates >= least * 0.999).all())
-    assert bool((rates <= bold * 1.001).all())
+    steps = 0.25 * received["loss"] / task.steepness_stack(ids, everybody, When(0, 1, task.training))
+    rates, trials = tensor(sim.logs[0].decisions["lr"]), sim.store.state["trials"]
+    chosen = torch.where(trials[:, 1] < 0.8 * trials[:, 0], steps.double(), float(task.training.lr))
+    assert rates.tolist() == pytest.approx(chosen.tolist(), rel=1e-6)  # logs are in single precision
     assert sim.logs[0].train["epochs"].mean == EPOCHS
+    # T = 1: no momentum, hence no decay; the only round is late, so that weights are by data size alone.
     n = task.sizes(ids).double()
     mean = {name: torch.tensordot(n / n.sum(), w, 1) for name, w in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12
+
+
+@pytest.mark.parametrize(("trials", "rate"), [([1.0, 0.7], 0.3), ([1.0, 0.9], 0.05), ([1.0, 1e6], 0.05)])
+def test_the_rate_is_chosen_once_by_the_trials_of_all(trials: list[float], rate: float) -> None:
+    steps = tensor([0.1, 0.2, 0.3, 0.4, 0.5, 1e9])  # the median is what one client cannot move
+    told = metrics() | {"trials": tensor(trials).expand(6, 2), "step": steps}
+    task, method = small_task(training=Training(lr=0.05)), Autopilot()
+    params = task.init_params(0)
+    server = Server(task, task.training, params, method.server_init(task, params), 0, 1, 10, 1.0)
+    state, _ = method.steer(server, torch.arange(6), told)
+    assert float(state["rate"]) == pytest.approx(rate)
+    assert float(method.steer(replace(server, state=state), torch.arange(6), metrics())[0]["rate"]) == pytest.approx(
+        rate
+    )
 
 
 def test_more_epochs_than_the_least_are_kept() -> None:
@@ -149,70 +167,80 @@ def test_from_the_second_round_on_clients_share_a_rate_but_for_their_need() -> N
         assert 0.1 * log.train["lr"].max <= log.train["lr"].min < log.train["lr"].max
 
 
-def metrics(**change: Any) -> dict[str, torch.Tensor]:
+def metrics(**change: float) -> dict[str, torch.Tensor]:
     seen = {"error": 0.5, "loss": 1.0, "square": 4.0, "val": 1.0, "reached": 0.2, "own": 0.5, "later": 0.0} | change
-    parts = tensor(change.pop("parts", [0.5, 0.25, 1.0, 2.0])).expand(6, 4)
-    return {name: torch.full((6,), float(value), dtype=torch.float64) for name, value in seen.items()} | {
-        "parts": parts
-    }
+    return {name: torch.full((6,), float(value), dtype=torch.float64) for name, value in seen.items()}
 
 
-def steered(**change: Any) -> tuple[Any, Any, bool]:
-    """State before and after a round whose measurements are these, in the middle of a run; and whether it goes back."""
+def steered(**change: float) -> tuple[Any, float]:
+    """State after a round whose measurements are these, in the middle of a run; and its momentum."""
     task, method = small_task(), Autopilot()
     params = task.init_params(0)
-    state, best = method.server_init(task, params), task.init_params(1)
-    state |= {"v": {name: torch.ones_like(w) for name, w in params.items()}, "rate": tensor(0.05), "z": tensor(0.5)}
-    state |= {"reached": tensor(0.3), "val": tensor([1.0, 1.0]), "best": best}
-    server = Server(task, task.training, params, state, 0, 5, 10, 1.0)
-    return state, *method.steer(server, torch.arange(6), metrics(**change))
+    state = method.server_init(task, params) | {"rate": tensor(0.05), "z": tensor(-0.5), "val": tensor([1.1, 1.0])}
+    server = Server(task, task.training, params, state, 0, 5, 16, 1.0)
+    return method.steer(server, torch.arange(6), metrics(**change))
 
 
 def test_steering_by_hand() -> None:
-    before, after, back = steered()
-    now = 0.25 * (1.0 - 0.2) / 4.0
-    assert float(after["rate"]) == pytest.approx((now * 0.05) ** 0.5)
-    assert float(after["z"]) == pytest.approx(0.45)
-    assert float(after["reached"]) == 0.2
-    assert after["v"] is before["v"]
-    assert after["parts"].tolist() == pytest.approx([math.log(x) for x in (0.5, 0.25, 1.0, 2.0)])
-    assert not back
+    state, m = steered()
+    assert m == 0.5
+    assert float(state["rate"]) == 0.05
+    assert float(state["z"]) == pytest.approx(-0.45 + math.tanh(0.4 * math.log(1.1)))
+    assert state["val"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("later", "back"), [(-1.0, False), (0.0, False), (1.0, True)])
-def test_restraint_where_validation_loss_rises_and_a_return_where_training_hurts_too(later: float, back: bool) -> None:
-    before, after, returns = steered(val=1.5, later=later)
-    assert all(not bool(v.any()) for v in after["v"].values())
-    assert float(after["z"]) == pytest.approx(0.45 - math.tanh(0.4 * (math.log(1.5) + later)) - math.log(2))
-    assert returns is back
-    assert after["best"] is before["best"]
+@pytest.mark.parametrize(("val", "halved"), [(1.104, 0), (1.5, 1)])
+def test_momentum_is_dropped_where_validation_loss_rises_and_the_rate_halved_far_above_its_least(
+    val: float, halved: int
+) -> None:
+    state, m = steered(val=val)
+    assert m == 0.0
+    down = math.tanh(0.4 * math.log(val / 1.1))
+    assert float(state["z"]) == pytest.approx(-0.45 - down - halved * math.log(2))
 
 
-def test_the_model_goes_back_to_the_best_one() -> None:
+@pytest.mark.parametrize(
+    ("errors", "losses", "rows", "sign"),
+    [
+        ([0.5, 0.4], [1.0, 9.0], 100, -1),  # a tenth is two standard errors: loss does not count
+        ([0.5, 0.6], [1.0, 0.1], 100, 1),
+        ([0.5, 0.4], [1.0, 9.0], 16, 1),  # less than one: loss decides
+        ([0.5, 0.5], [1.0, 0.9], 16, -1),
+        ([0.5, 0.5], [1.0, 1.0], 16, 0),
+    ],
+)
+def test_error_decides_where_it_can_and_loss_elsewhere(errors: Any, losses: Any, rows: float, sign: int) -> None:
+    assert float(steering.worse(tensor(errors), tensor(losses), tensor(float(rows)))) == sign
+
+
+@pytest.mark.parametrize(("whole", "taken"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_personal_models_are_trained_at_the_whole_rate_where_validation_prefers_it(whole: float, taken: bool) -> None:
     task, method = small_task(), Autopilot()
-    params, best = task.init_params(0), task.init_params(1)
-    state = method.server_init(task, params) | {"best": best, "val": tensor([1.0, 1.0]), "rate": tensor(0.05)}
-    server = Server(task, task.training, params, state, 0, 5, 10, 1.0)
-    stack = {name: w.expand(6, *w.shape) for name, w in params.items()}
-    weights = torch.full((6,), 1 / 6, dtype=torch.float64)
-    back, _ = method.aggregate(server, torch.arange(6), Up(stack, metrics=metrics(val=1.5, later=1.0)), weights)
-    assert largest_difference(back, best) == 0.0
-    _, kept = method.aggregate(server, torch.arange(6), Up(stack, metrics=metrics(val=0.9)), weights)
-    assert kept["best"] is params
-
-
-def test_personal_models_keep_the_part_that_validation_prefers() -> None:
-    task, method = small_task(), Autopilot()
+    told = metrics(whole=whole, rows=10.0) | {"errors": tensor([0.5, 0.5]).expand(6, 2)}
     params = task.init_params(0)
-    state = method.server_init(task, params)
-    for parts, kept in (([0, 0, 0, 0], 1.0), ([0, -1, 0, 0], 0.5), ([0, -1, -2, 0], 0.0), ([0, 1, 2, -1], 2.0)):
-        server = Server(
-            task, task.training, params, {**state, "parts": tensor([float(x) for x in parts])}, 0, 1, 10, 1.0
-        )
-        assert float(method.give(server, torch.arange(6))[0].extra["part"]) == kept
+    server = Server(task, task.training, params, method.server_init(task, params), 0, 15, 16, 1.0)
+    state, _ = method.steer(server, torch.arange(6), told)
+    assert bool(method.give(replace(server, state=state, round=16), torch.arange(6))[0].extra["whole"]) is taken
 
 
-def test_without_validation_data_the_measured_rate_is_all() -> None:
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_the_whole_rate_moves_personal_models_and_nothing_else(executor: str) -> None:
+    def ended(whole: float) -> Simulation:
+        task = small_task("linear")
+        sim = Simulation(Autopilot(), task, task.training, Schedule(8, 0, 1.0, executor, 8, True))
+        for _ in range(7):
+            sim.round()
+        sim.server_state["whole"] = tensor(whole)
+        sim.round()
+        return sim
+
+    trained, whole = ended(99.0), ended(-99.0)
+    assert largest_difference(trained.params, whole.params) == 0.0
+    assert largest_difference(trained.personal_models()[1], trained.store.local) == 0.0
+    assert largest_difference(whole.personal_models()[1], whole.store.local) > 1e-4
+
+
+def test_without_validation_data_the_chosen_rate_is_all() -> None:
     sim = simulate(Autopilot(), small_task(val_share=0.0), 4)
     assert float(sim.server_state["z"]) == 0.0
     assert largest_difference(sim.store.local, sim.personal_models()[1]) < 1e-12

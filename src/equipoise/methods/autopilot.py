@@ -25,30 +25,27 @@ from equipoise.contract import (
     option,
     weighted_mean,
 )
-from equipoise.contract.ranges import COUNT, LOSS, SHARE
+from equipoise.contract.ranges import COUNT, LOSS, MOST_LOSS, SHARE
 from equipoise.core.errors import UsageError
 from equipoise.methods import policies, steering
 
-EPOCHS = 8  # the least that clients train; the rate does the rest
+EPOCHS = 8  # the least that clients train
 MEASURED = ("error", "loss", "square", "val", "half")
 POOLED = ("loss", "square", "val", "reached", "own")
-PARTS = torch.tensor([1.0, 0.5, 0.0, 2.0], dtype=torch.float64)
-"""What personal models may keep of local training; where nothing speaks for another part, the first."""
 
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """eta_i = decay(t/T) need(f_i/f) (f - f*) / (4 |g|^2) exp(z);  p_i ~ n_i (error_i + .02)^k;
-    v <- m(T) v + sum p_i (w_i - w).
+    """eta_i = decay(t/T) need(f_i/f) eta exp(z);  p_i ~ n_i (error_i + .02)^k;  v <- m(T) v + sum p_i (w_i - w).
 
-    The rate follows what clients measure; z follows validation loss; m, k and the decay know the length of the run.
+    eta is the configured rate unless a trial shows that f / (4 |g|^2) is much better; z and m follow validation loss.
     """
 
     name: ClassVar[str] = "autopilot"
     family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = {
-        **dict.fromkeys(("loss", "val", "reached", "own", "parts"), LOSS),
-        **{"error": SHARE, "square": COUNT, "later": Range(-1.0, 1.0)},
+        **dict.fromkeys(("loss", "val", "reached", "own", "trials", "whole"), LOSS),
+        **{"error": SHARE, "errors": SHARE, "square": COUNT, "step": COUNT, "rows": COUNT, "later": Range(-1.0, 1.0)},
     }
     policy: str = option(
         "rule", "what corrects the rate: rule, learned (trained on many federations), or a file of train-policy"
@@ -63,59 +60,75 @@ class Autopilot(Method):
     # --- client -----------------------------------------------------------------------------------------------------
 
     def client_init(self, task: Task, params: Tree) -> State:
-        return {name: torch.zeros((), dtype=torch.float64) for name in MEASURED}
+        measured = {name: torch.zeros((), dtype=torch.float64) for name in MEASURED}
+        return measured | {"trials": torch.zeros(2, dtype=torch.float64)}
 
     def decide(self, c: Client) -> tuple[Train, State]:
-        train = c.evaluate(c.start, "train")
-        val = c.evaluate(c.start)["loss"].double() if c.task.has("val") else train["loss"].double()
+        train, val = c.evaluate(c.start, "train"), self.judged(c, c.start)
         seen = (1 - c.task.merit(train)[0].double(), train["loss"].double(), c.steepness(c.start), val, val)
-        state = dict(zip(MEASURED, seen, strict=True))
-        rate = self.first_rate(c, state) if c.down.train is None else c.train.lr
-        rate = rate * steering.need(state["loss"], c.down.extra["loss"]) * steering.decay(c.round, c.rounds)
-        return Train(c.train.epochs.clamp(min=EPOCHS), rate), state
+        state = {**c.state, **dict(zip(MEASURED, seen, strict=True))}
+        epochs, rate = c.train.epochs.clamp(min=EPOCHS), c.train.lr.double()
+        if c.down.train is None:
+            rates = rate, steering.polyak(state["loss"], state["square"])
+            losses = [self.judged(c, c.fit(c.start, train=Train(epochs, tried))) for tried in rates]
+            state["trials"] = torch.stack(losses).nan_to_num(nan=MOST_LOSS).clamp(max=MOST_LOSS)
+            rate = torch.where(steering.much_better(state["trials"]), rates[1], rates[0])
+        need = steering.need(state["loss"], c.down.extra["loss"])
+        return Train(epochs, rate * need * steering.decay(c.round, c.rounds)), state
 
-    def first_rate(self, c: Client, state: State) -> Tensor:
-        """The client's own: Polyak's step as if all loss could go, tried for an epoch to see how much of it does."""
-        bold = steering.polyak(state["loss"], torch.zeros_like(state["loss"]), state["square"])
-        tried = c.fit(c.start, train=Train(torch.ones_like(c.train.epochs), bold))
-        return steering.polyak(state["loss"], c.evaluate(tried, "train")["loss"].double(), state["square"])
+    def judged(self, c: Client, model: Tree) -> Tensor:
+        """Validation loss; where there are no such data, training loss."""
+        return c.evaluate(model, "val" if c.task.has("val") else "train")["loss"].double()
 
     def update(self, c: Client) -> tuple[Tree, State]:
         """In two halves, to see whether the later one still helps on validation data."""
         early = c.train.epochs // 2
         half = c.fit(c.start, train=Train(early, c.train.lr))
         trained = c.fit(half, train=Train(c.train.epochs - early, c.train.lr), stream=1)
-        return trained, {**c.state, "half": c.evaluate(half)["loss"].double()} if c.task.has("val") else c.state
+        return trained, {**c.state, "half": self.judged(c, half)}
 
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
         up.metrics |= {name: state[name] for name in ("error", "loss", "square", "val")}
         up.metrics["reached"] = c.evaluate(c.trained, "train")["loss"].double()
+        if c.down.train is None:
+            up.metrics |= {"trials": state["trials"], "step": steering.polyak(state["loss"], state["square"])}
         if c.task.has("val"):
-            losses = torch.stack([c.evaluate(self.moved(c, part))["loss"].double() for part in PARTS])
-            up.metrics |= {"own": losses[0], "later": (losses[0] - state["half"]).sign(), "parts": losses}
+            own = self.judged(c, c.trained)
+            up.metrics |= {"own": own, "later": (own - state["half"]).sign()}
+            if self.finishing(c):
+                scores = [c.evaluate(model) for model in (c.trained, self.at_whole_rate(c))]
+                errors = torch.stack([1 - c.task.merit(score)[0].double() for score in scores])
+                up.metrics |= {"whole": scores[1]["loss"].double(), "errors": errors, "rows": c.rows("val").double()}
         return up, state
 
-    def moved(self, c: Client, part: Tensor) -> Tree:
-        """The received model, moved by this part of what training changed."""
-        return {name: c.start[name] + part.to(w.dtype) * (w - c.start[name]) for name, w in c.trained.items()}
+    def finishing(self, c: Client) -> bool:
+        """In the last quarter of the run rates have decayed, and personal models may want to be trained at more."""
+        return c.task.has("val") and c.down.train is not None and steering.late(c.round, c.rounds) > 0.5
+
+    def at_whole_rate(self, c: Client) -> Tree:
+        """Trained as the upload is, but for decay, need and z."""
+        return c.fit(c.start, train=Train(c.train.epochs, c.down.extra["rate"].expand_as(c.train.lr)), stream=2)
 
     def personal(self, c: Client) -> Tree:
-        return self.moved(c, c.down.extra["part"])
+        whole = c.down.extra["whole"]
+        if not self.finishing(c) or not c.anybody(whole):
+            return {**c.trained}  # as a model of its own in every round: what is kept of a client has one shape
+        return {name: torch.where(whole, w, c.trained[name]) for name, w in self.at_whole_rate(c).items()}
 
     # --- server -----------------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree) -> State:
         zero = torch.zeros((), dtype=torch.float64)
         v = {name: torch.zeros_like(w) for name, w in params.items()}
-        state: State = {"v": v, "best": params, "rate": zero, "z": zero, "loss": zero, "reached": zero + math.inf}
-        last_and_least = torch.full((2,), math.inf, dtype=torch.float64)
-        return state | {"val": last_and_least, "parts": torch.zeros_like(PARTS), "row": policies.row(self.policy)}
+        last_and_least = torch.full((2,), torch.inf, dtype=torch.float64)
+        state: State = {"v": v, "rate": zero, "z": zero, "loss": zero, "val": last_and_least, "whole": zero}
+        return state | {"row": policies.row(self.policy)}
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        """The rate, once it is measured; the last cohort's loss; the part of training that personal models keep."""
+        """The rate, once it is chosen; the last cohort's loss; how personal models are made."""
         down, state = super().give(s, ids)
-        down = replace(down, extra={"loss": state["loss"], "part": PARTS[state["parts"].argmin()]})
+        down = replace(down, extra={"loss": state["loss"], "rate": state["rate"], "whole": state["whole"] < 0})
         if float(state["rate"]) > 0:
             rate = (state["rate"] * state["z"].exp()).expand(len(ids))
             down = replace(down, train=Train(torch.full_like(ids, s.training.epochs), rate))
@@ -127,37 +140,39 @@ class Autopilot(Method):
         return p / p.sum(), s.state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        state, back = self.steer(s, ids, up.metrics)
-        if back:
-            return state["best"], state
-        m, w, mean = steering.momentum(s.rounds), s.params, weighted_mean(up.params, weights)
+        state, m = self.steer(s, ids, up.metrics)
+        w, mean = s.params, weighted_mean(up.params, weights)
         v = {name: m * state["v"][name] + (mean[name] - w[name]) for name in w}
         return {name: w[name] + v[name] for name in w}, {**state, "v": v}
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, bool]:
-        """What this round's measurements, pooled by data size, mean for the next; whether to go back to the best."""
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        """What this round's measurements, pooled by data size, mean for the next; and this round's momentum."""
         n = s.task.sizes(ids).double()
-        told = {name: steering.believed(seen[name]) for name in POOLED if name in seen}
-        pooled = {name: (n @ value / n.sum()).clamp(min=steering.TINY) for name, value in told.items()}
-        reached = torch.minimum(s.state["reached"], pooled["reached"])
-        state = {**s.state, "loss": pooled["loss"], "reached": reached}
-        now = steering.polyak(pooled["loss"], state["reached"], pooled["square"])
-        state["rate"] = (now * state["rate"]).sqrt() if float(state["rate"]) > 0 else now
-        s.notes |= {"polyak": now, "validation_loss": pooled["val"]}
+
+        def mean(told: Tensor) -> Tensor:
+            return (n @ steering.believed(told) / n.sum()).clamp(min=steering.TINY)
+
+        pooled = {name: mean(seen[name]) for name in POOLED if name in seen}
+        state, m = {**s.state, "loss": pooled["loss"]}, steering.momentum(s.rounds)
+        if "trials" in seen:
+            trials, configured = torch.stack([mean(losses) for losses in seen["trials"].T]), s.training.lr
+            state["rate"] = torch.where(steering.much_better(trials), seen["step"].median(), configured)
+        s.notes |= {"rate": state["rate"], "validation_loss": pooled["val"]}
         if "own" not in pooled:
-            return state, False
+            return state, m
         pooled["later"] = n @ seen["later"] / n.sum()
         last, least = state["val"]
         view = steering.view(pooled, last, least, state["rate"] * state["z"].exp(), s.round / s.rounds)
         state["z"] = steering.correction(state["z"], state["row"], view)
-        parts = torch.stack([n @ steering.believed(losses) / n.sum() for losses in seen["parts"].T])
-        state["parts"] = 0.8 * state["parts"] + parts.clamp(min=steering.TINY).log()
-        if pooled["val"] <= least:
-            state["best"] = s.params
+        if "whole" in seen:
+            errors = torch.stack([mean(told) for told in seen["errors"].T])
+            losses = torch.stack([pooled["own"], mean(seen["whole"])])
+            state["whole"] = state["whole"] + steering.worse(errors, losses, seen["rows"].sum())
+        chance = steering.noise(steering.believed(seen["val"]), s.task.clients)
+        if steering.risen(pooled["val"], last, chance):
+            m = 0.0
+            if steering.risen(pooled["val"], least, chance + steering.WORSE):
+                state["z"] = state["z"] - math.log(2)
         state["val"] = torch.stack([pooled["val"], torch.minimum(least, pooled["val"])])
-        too_far = bool(steering.overshot(pooled["val"], last, least, steering.noise(told["val"], s.task.clients)))
-        if too_far:
-            state["v"] = {name: torch.zeros_like(x) for name, x in state["v"].items()}
-            state["z"] = state["z"] - math.log(2)
         s.notes["z"] = state["z"]
-        return state, too_far and float(pooled["later"]) > 0
+        return state, m

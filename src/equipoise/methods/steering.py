@@ -11,11 +11,11 @@ from equipoise.contract import Tree
 from equipoise.contract.ranges import ENOUGH, nearly_most
 
 BOLD = 0.25  # the part of Polyak's step that is taken
-LEAST_DROP = 0.1  # of a loss, that is thought possible still
+MUCH_BETTER = 0.8  # the part of the configured rate's loss that the measured rate must leave to be chosen
 LEAST_ERROR = 0.02  # a client without errors still counts
-MOST_MOMENTUM, HORIZON = 0.97, 4.0  # momentum looks back over a quarter of the run, and never over more than 33 rounds
+MOST_MOMENTUM, HORIZON = 0.97, 8.0  # momentum looks back over an eighth of the run, and never over more than 33 rounds
 LEAST_RATE = 0.1  # the least part of the rate that is left in the last round, or for clients with little loss
-WORSE = 0.1  # how far validation loss may lie above its best (in logarithms) before it is too far
+WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
 TINY = 1e-12
 FAR = 10.0  # times what nearly all clients tell: more is not believed
 
@@ -27,7 +27,7 @@ def believed(told: Tensor) -> Tensor:
 
 
 def momentum(rounds: int) -> float:
-    """m = min(.97, max(0, 1 - 4/T))."""
+    """m = min(.97, max(0, 1 - 8/T))."""
     return min(MOST_MOMENTUM, max(0.0, 1 - HORIZON / rounds))
 
 
@@ -41,9 +41,14 @@ def decay(round: int, rounds: int) -> float:
     return float(max(LEAST_RATE, 1 - momentum(rounds)) ** late(round, rounds))
 
 
-def polyak(loss: Tensor, reached: Tensor, square: Tensor) -> Tensor:
-    """Polyak's step (f - f*)/|g|^2, with the least training loss that was ever reached for f*."""
-    return BOLD * torch.maximum(loss - reached, LEAST_DROP * loss).clamp(min=TINY) / square.clamp(min=TINY)
+def polyak(loss: Tensor, square: Tensor) -> Tensor:
+    """A quarter of Polyak's step f/|g|^2, as if all loss could go."""
+    return BOLD * loss.clamp(min=TINY) / square.clamp(min=TINY)
+
+
+def much_better(trials: Tensor) -> Tensor:
+    """Of the losses that training left at the configured and at the measured rate: whether the second is much less."""
+    return trials[1] < MUCH_BETTER * trials[0]
 
 
 def need(loss: Tensor, mean: Tensor) -> Tensor:
@@ -79,8 +84,8 @@ def _log(ratio: Tensor) -> Tensor:
 
 
 def correction(z: Tensor, row: Tensor, seen: Tensor) -> Tensor:
-    """z <- .9 z + tanh(row . seen): a sum that leaks, since one that does not was found to drift."""
-    return 0.9 * z + torch.tanh(row @ seen)
+    """z <- min(0, .9 z + tanh(row . seen)): a sum that leaks, since one that does not was found to drift."""
+    return (0.9 * z + torch.tanh(row @ seen)).clamp(max=0.0)
 
 
 def noise(losses: Tensor, clients: int) -> Tensor:
@@ -89,6 +94,14 @@ def noise(losses: Tensor, clients: int) -> Tensor:
     return 2 * spread * math.sqrt((1 - len(losses) / clients) / len(losses))
 
 
-def overshot(val: Tensor, last: Tensor, least: Tensor, noise: Tensor) -> Tensor:
-    """Whether validation loss rises and lies above its least by more than a tenth and chance: training went too far."""
-    return (val > last) & (val > least * torch.exp(WORSE + noise))
+def risen(val: Tensor, earlier: Tensor, room: Tensor) -> bool:
+    """Whether a validation loss lies above an earlier one by more than this room, in logarithms."""
+    return bool(val > earlier * room.exp())
+
+
+def worse(errors: Tensor, losses: Tensor, rows: Tensor) -> Tensor:
+    """1 if the second of two models is worse than the first, -1 if it is better: by error where that differs by more
+    than its standard error on so many rows, else by loss, which over-confident models spoil."""
+    error, gap = errors.mean(), errors[1] - errors[0]
+    chance = (error * (1 - error) / rows.clamp(min=1)).clamp(min=0).sqrt()
+    return torch.where(gap.abs() > chance, gap, losses[1] - losses[0]).sign()
