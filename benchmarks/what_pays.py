@@ -97,20 +97,11 @@ QUESTIONS: tuple[Question, ...] = (
     *both("1 training", "8 epochs", "the task's own", "autopilot", variant("fedavg-8"), variant("fedavg"), "family"),
     *both(
         "1 training",
-        "a measured rate",
+        "a rate that is tried",
         "the task's own",
         "autopilot",
         variant("autopilot"),
         variant("configured-rate"),
-        "family",
-    ),
-    *both(
-        "1 training",
-        "going back where validation loss rises",
-        "dropping momentum only",
-        "autopilot",
-        variant("autopilot"),
-        variant("no-return"),
         "family",
     ),
     *both(
