@@ -124,9 +124,10 @@ class Learner:
         self._plan_exploration(before, u)
         first = np.arange(len(u))[:, None, None] * s.capacity  # of each agent's rows
         places = first + (before[..., None] + np.arange(e)) % s.capacity
-        back = np.arange(1, s.returns)[:, None, None, None]
-        self.earlier = first + (before[..., None] - e * back + np.arange(e)) % s.capacity  # [returns - 1, K, steps, E]
-        self.falls = s.discount ** back[:, 0]
+        back = np.arange(1, s.returns)
+        earlier = first + (before[..., None] - e * back[:, None, None, None] + np.arange(e)) % s.capacity
+        self.earlier = earlier.transpose(2, 0, 1, 3).reshape(u.shape[1], -1)  # [steps, (returns - 1) K E]
+        self.falls = np.repeat(s.discount**back, len(u) * e)
         batches = first + (u[..., -s.batch :] * np.minimum(before, s.capacity)[..., None]).astype(np.int64)
         self.places, self.batches = (_by_step(rows) for rows in (places, batches))
         self.ready: Flags = before >= s.warmup
@@ -189,11 +190,13 @@ class Learner:
     def _lengthen(self, step: int, moved: Moved, reward: Floats, future: Floats) -> None:
         """The newest transitions of the same episode reach one step further, up to ``returns`` steps."""
         rows, o = self.rows.numpy(), self.net.inputs
-        back, agent, copy = np.nonzero(self.run >= np.arange(1, self.settings.returns)[:, None, None])
-        which, fall = self.earlier[back, agent, step, copy], self.falls[back, 0, 0]
-        rows[which, o : 2 * o] = moved.following[agent, copy]
-        rows[which, 2 * o] += fall * reward[agent, copy]
-        rows[which, 2 * o + 1] = fall * future[agent, copy]
+        longer = np.flatnonzero(self.run.reshape(-1) >= np.arange(1, self.settings.returns)[:, None])
+        which, copy, fall = self.earlier[step][longer], longer % self.run.size, self.falls[longer]
+        some = rows.take(which, 0)
+        some[:, o : 2 * o] = moved.following.reshape(-1, o).take(copy, 0)
+        some[:, 2 * o] += fall * reward.reshape(-1).take(copy)
+        some[:, 2 * o + 1] = fall * future.reshape(-1).take(copy)
+        rows[which] = some
         over = moved.terminated | moved.truncated
         self.run = np.where(over, 0, np.minimum(self.run + 1, self.settings.returns - 1))
 
