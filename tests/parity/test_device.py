@@ -32,8 +32,11 @@ def test_every_method_is_the_same_there(method):
     assert _differs(method, small_task("mlp"), "stacked") < 1e-12
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked"])
-@pytest.mark.parametrize("model", ["linear", "cnn", "lstm"])
+@pytest.mark.parametrize(
+    ("model", "executor"),
+    # A recurrent model does not stack: it is a loop in either executor.
+    [("linear", "loop"), ("linear", "stacked"), ("cnn", "loop"), ("cnn", "stacked"), ("lstm", "loop")],
+)
 def test_every_kind_of_model_is_the_same_there(model, executor):
     task = small_task(model) if model == "linear" else small_real(model)
     assert _differs("fedprox", task, executor) < 1e-9
