@@ -2,17 +2,21 @@
 
     python -m benchmarks.speed.adapters [--rounds 5]
 
-Both ways train each client's adapters for one epoch of 32 rows, in batches of three sizes, on one thread. Rounds take
-turns in one run, and seconds are those of the process (CPU), so that other work on the machine counts little. Peak
-memory is that of a process of its own for each number of clients, less that of one that only builds the base. The
-floor is the frozen base alone, forward and back to its first layer for all rows of a step at once: no way to train
-adapters over it takes less.
+Both ways train each client's adapters for one epoch of 32 rows, in batches of four sizes, with one thread each and with
+two each. Rounds take turns in one run; seconds are by the clock, so the machine must be quiet. Two bases: *wide* has
+three large layers, *deep* sixteen of 256 units. The floor is the frozen base alone, forward and back to its first layer
+for all rows of a step at once: no way to train adapters over it takes less, and what a loop takes beside it is the
+ceiling.
+
+Memory is what a process of its own takes at most during two rounds beyond what it had before them, its base and rows:
+for a shared adapter, where only what clients send is kept for the round, and for private ones, which clients hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import itertools
+import json
 import subprocess
 import sys
 import time
@@ -26,9 +30,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import Training
+from equipoise.contract import Method, Training
 from equipoise.core.trees import tree_bytes
 from equipoise.data.federation import Federation
+from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.runtime.executors import Stacked
@@ -36,14 +41,15 @@ from equipoise.runtime.round import Schedule, Simulation
 from equipoise.tasks.from_examples import FromExamples
 
 ROWS, LR, FEATURES, CLASSES, ADAPTER = 32, 0.05, 256, 10, "rank=8"
-BATCHES = (4, 8, 32)
-CLIENTS, POPULATIONS = 100, (0, 10, 100, 1000)
+BATCHES, THREADS = (4, 8, 16, 32), (1, 2)
+CLIENTS, POPULATIONS, BATCH = 100, (10, 100, 1000), 8  # the batch is that of the populations whose memory is measured
+BASES = {"wide": (FEATURES, 1024, 704, CLASSES), "deep": (*[FEATURES] * 16, CLASSES)}
+METHODS: dict[str, Method] = {"shared": FedAvg(), "private": Local()}
 
 
-def base() -> nn.Sequential:
+def base(name: str) -> nn.Sequential:
     torch.manual_seed(0)
-    sizes = (FEATURES, 1024, 704, CLASSES)
-    layers = [layer for i in range(3) for layer in (nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU())]
+    layers = [layer for sizes in itertools.pairwise(BASES[name]) for layer in (nn.Linear(*sizes), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -62,17 +68,17 @@ def federation(clients: int) -> Federation:
     return Federation(splits, {"public": rows(1), "test": rows(1)}, CLASSES)
 
 
-def simulation(clients: int, batch: int) -> Simulation:
+def simulation(name: str, clients: int, batch: int, way: str) -> Simulation:
     training = Training(epochs=1, lr=LR, batch_size=batch)
-    task = FromExamples("adapters", base(), federation(clients), training, fresh=False).shaped("", ADAPTER, "", 0)
-    schedule = Schedule(10**9, 0, 1.0, "stacked", 10**9, True)  # no evaluation: training alone
-    return Simulation(Local(), task, training, schedule, Stacked)
+    task = FromExamples("adapters", base(name), federation(clients), training, fresh=False).shaped("", ADAPTER, "", 0)
+    schedule = Schedule(10**9, 0, 1.0, "stacked", 10**9, False)  # no evaluation: training alone
+    return Simulation(METHODS[way], task, training, schedule, Stacked)
 
 
-def plain_round(clients: int, batch: int) -> Callable[[], object]:
+def plain_round(name: str, clients: int, batch: int) -> Callable[[], object]:
     """What a careful user of PyTorch writes: one module, whose adapters are those of one client after another."""
     split = federation(clients).split(np.arange(clients), "train")
-    module = adapted(copy.deepcopy(base()), Adapter.read(ADAPTER), 0)
+    module = adapted(base(name), Adapter.read(ADAPTER), 0)
     learned = [p for p in module.parameters() if p.requires_grad]
     optimiser = torch.optim.SGD(learned, lr=LR)
     kept = [[p.detach().clone() for p in learned] for _ in range(clients)]
@@ -92,9 +98,9 @@ def plain_round(clients: int, batch: int) -> Callable[[], object]:
     return round
 
 
-def floor_round(clients: int, batch: int) -> Callable[[], object]:
+def floor_round(name: str, clients: int, batch: int) -> Callable[[], object]:
     """The products of matrices that the base takes in a round, and nothing else."""
-    layers = [layer.weight.detach() for layer in base() if isinstance(layer, nn.Linear)]
+    layers = [layer.weight.detach() for layer in base(name) if isinstance(layer, nn.Linear)]
     x = torch.randn(clients * batch, FEATURES)
 
     def round() -> None:
@@ -109,73 +115,73 @@ def floor_round(clients: int, batch: int) -> Callable[[], object]:
 
 
 def seconds(round: Callable[[], object]) -> float:
-    started = time.process_time()
+    started = time.perf_counter()
     round()
-    return time.process_time() - started
+    return time.perf_counter() - started
 
 
-def peak(clients: int) -> float:
-    """Most memory in MiB of a process that runs two rounds; for nobody, of one that only builds the base."""
-    code = f"from benchmarks.speed import adapters; adapters.memory({clients})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
-def memory(clients: int) -> None:
-    torch.set_num_threads(1)
-    if clients:
-        running = simulation(clients, BATCHES[1])
-        running.round()
-        running.round()
-    else:
-        base()
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(float(status["VmHWM"].split()[0]) / 1024)
-
-
-def compared(batch: int, rounds: int) -> dict[str, Any]:
-    """CPU seconds of each round, each way, and how many times as fast the stack is at its fastest."""
+def compared(name: str, batch: int, threads: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each round, each way, and how many times as fast as the loop the stack is, each at its fastest."""
+    torch.set_num_threads(threads)
     ways = {
-        "stacked": simulation(CLIENTS, batch).round,
-        "plain loop": plain_round(CLIENTS, batch),
-        "floor": floor_round(CLIENTS, batch),
+        "stacked": simulation(name, CLIENTS, batch, "private").round,
+        "plain loop": plain_round(name, CLIENTS, batch),
+        "floor": floor_round(name, CLIENTS, batch),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    taken: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(rounds + 1):
-        for name, round in ways.items():
+        for way, round in ways.items():
             spent = seconds(round)
             if turn:  # the first warms up
-                taken[name].append(spent)
-    best = {name: min(times) for name, times in taken.items()}
+                taken[way].append(spent)
+    best = {way: min(times) for way, times in taken.items()}
     return {
-        "cpu_seconds_per_round": taken,
+        "base": name,
+        "batch": batch,
+        "threads": threads,
+        "seconds_per_round": taken,
         "times_as_fast": best["plain loop"] / best["stacked"],
-        "times_as_fast_at_the_floor": best["plain loop"] / best["floor"],
+        "ceiling": best["plain loop"] / best["floor"],
     }
+
+
+def peak(clients: int, way: str) -> dict[str, Any]:
+    """See :func:`memory`, in a process of its own."""
+    code = f"from benchmarks.speed import adapters; adapters.memory({clients}, {way!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def memory(clients: int, way: str) -> None:
+    """Print the peak of two rounds in MiB, and what it cannot be less than: adapters and one chunk's activations."""
+    torch.set_num_threads(1)
+    running = simulation("wide", clients, BATCH, way)
+    assert isinstance(running.task, FromExamples)
+    chunk = max(cut.stop - cut.start for cut in running.executor.cuts(clients))
+    activations = chunk * BATCH * running.task.row_bytes() / 2**20
+    Path("/proc/self/clear_refs").write_text("5")  # forget the highest memory so far
+    before = _status("VmRSS")
+    running.round()
+    running.round()
+    adapters = clients * tree_bytes(running.initial) / 2**20
+    told = {"clients": clients, "adapters": way, "mib": _status("VmHWM") - before}
+    print(json.dumps({**told, "adapters_mib": adapters, "activations_of_a_chunk_mib": activations}))
+
+
+def _status(key: str) -> float:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return float(status[key].split()[0]) / 1024
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
-    speed = {f"batches of {batch}": compared(batch, rounds) for batch in BATCHES}
-    peaks = {count: peak(count) for count in POPULATIONS}
-    task = simulation(1, 1).task
-    assert isinstance(task, FromExamples)
-    start = task.init_params(0)
-    sizes = {"base": sum(p.numel() for p in base().parameters()), "adapters": sum(map(torch.numel, start.values()))}
-    measured(
-        "speed-adapters",
-        {
-            "clients": CLIENTS,
-            "parameters": sizes,
-            "speed": speed,
-            "adapters_of_one_client_mib": tree_bytes(start) / 2**20,
-            "activations_of_one_row_mib": task.row_bytes() / 2**20,
-            "mib_beyond_the_base": {count: peaks[count] - peaks[0] for count in POPULATIONS if count},
-        },
-    )
+    speed = [compared(*case, rounds) for case in itertools.product(BASES, BATCHES, THREADS)]
+    peaks = [peak(count, way) for way in METHODS for count in POPULATIONS]
+    sizes = {name: sum(p.numel() for p in base(name).parameters()) for name in BASES}
+    measured("speed-adapters", {"clients": CLIENTS, "parameters": sizes, "speed": speed, "memory": peaks})
 
 
 if __name__ == "__main__":

@@ -71,6 +71,25 @@ def test_a_convolution_learns_as_w_plus_ba(layer: nn.Conv2d) -> None:
     assert torch.allclose(module(x), expected)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_stacks_gradients_are_each_clients_own(bias: bool) -> None:
+    """With respect to the adapters and to the rows that come from the layer before, two adapters in each layer."""
+    layers = nn.Sequential(nn.Linear(5, 7, bias), nn.Tanh(), nn.Linear(7, 3, bias)).double()
+    module = adapted(layers, Adapter(rank=2, names="one,two", alpha=6), 0)
+    forward = stacked_forward(module)
+    assert forward is not None
+    stack = {name: torch.randn(4, *p.shape).double() for name, p in module.named_parameters() if p.requires_grad}
+    x, to = torch.randn(4, 6, 5).double(), torch.randn(4, 6, 3).double()
+    leaves = [value.requires_grad_() for value in (*stack.values(), x)]
+    together = torch.autograd.grad((forward(stack, x) * to).sum(), leaves)
+    for k in range(4):
+        own = {name: value[k] for name, value in stack.items()}
+        out = torch.func.functional_call(module, own, (x[k],))
+        alone = torch.autograd.grad((out * to[k]).sum(), [*own.values(), x], allow_unused=True)
+        assert all(torch.allclose(a[k], b) for a, b in zip(together[:-1], alone[:-1], strict=True))
+        assert torch.allclose(together[-1][k], alone[-1][k])
+
+
 def test_the_model_starts_as_its_base() -> None:
     x = task("").samples(9)
     assert torch.equal(task().forward(task().init_params(0), x), task("").forward({}, x))
@@ -177,7 +196,7 @@ def test_from_python_and_back(tmp_path: Path) -> None:
 def test_from_the_command_line_over_the_model_of_an_earlier_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = "run --task synthetic --clients 4 --rounds 2 --model mlp --classes 10 --quiet".split()
+    given = "run --task synthetic --clients 4 --rounds 1 --model mlp --classes 10 --quiet".split()
     assert main([*given, "--out", str(tmp_path / "base")]) == 0
     base = tmp_path / "base" / "models" / "global.safetensors"
     adapter = ["--start", str(base), "--adapter", "rank=2 names=shared,private"]

@@ -83,3 +83,22 @@ def test_places_can_stand_where_tensors_were():
     shapes = trees.map_leaves(lambda leaf: tuple(leaf.shape), Held({"w": torch.ones(2, 3)}))
     assert shapes.local == {"w": (2, 3)}
     assert trees.tree_bytes(Held({"w": torch.ones(2, 3)})) == 24
+
+
+def test_stacks_that_come_one_after_another_are_one() -> None:
+    """As their concatenation; what every part has twice is held once, and no longer than every part has it twice."""
+    model, other = torch.arange(12.0).reshape(6, 2), torch.ones(6, 1)
+
+    def part(here: slice, twice: bool) -> dict[str, torch.Tensor]:
+        up = model[here].clone()
+        return {"up": up, "held": up if twice else up + 1, "other": other[here].clone()}
+
+    cuts = [slice(0, 2), slice(2, 3), slice(3, 6)]
+    one = trees.gathered((part(here, True) for here in cuts), 6)
+    assert one["held"].data_ptr() == one["up"].data_ptr()
+    assert torch.equal(one["up"], model)
+    assert torch.equal(one["other"], other)
+    apart = [part(here, k != 1) for k, here in enumerate(cuts)]
+    found, wanted = trees.gathered(iter(apart), 6), trees.concatenate(apart)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert found["held"].data_ptr() != found["up"].data_ptr()

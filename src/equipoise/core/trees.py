@@ -6,7 +6,7 @@ A stack is a tree whose tensors have one leading axis more, ``[K, ...]``: one en
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field, fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -135,6 +135,39 @@ def concatenate(stacks: list[T]) -> T:
     """One stack from several, in their order."""
     result: T = map_leaves(lambda *parts: torch.cat(parts), *stacks) if len(stacks) > 1 else stacks[0]
     return result
+
+
+def gathered(stacks: Iterable[T], rows: int) -> T:
+    """As :func:`concatenate`, of stacks that are made one after another and have so many rows together.
+
+    Memory holds the whole and one part of it. What is one tensor in every part, such as a model that is both uploaded
+    and held, is one tensor in the whole.
+    """
+    whole: list[Tensor] = []
+    first, same, shape = 0, [0], None
+    for stack in stacks:
+        parts, spec = pytree.tree_flatten(stack)
+        if shape is None:
+            shape, same = spec, _same(parts)
+            made = {place: parts[place].new_empty((rows, *parts[place].shape[1:])) for place in set(same)}
+            whole = [made[place] for place in same]
+        elif _same(parts) != same:  # from here on each has its own
+            whole = [whole[place] if place == own else whole[place].clone() for own, place in enumerate(same)]
+            same = list(range(len(parts)))
+        last = first + len(parts[0])
+        for place in set(same):
+            whole[place][first:last] = parts[place]
+        first = last
+        del stack, parts  # before the next is made
+    assert shape is not None
+    result: T = pytree.tree_unflatten(whole, shape)
+    return result
+
+
+def _same(tensors: list[Tensor]) -> list[int]:
+    """For each the place of the first that is the same memory."""
+    places: dict[object, int] = {}
+    return [places.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride()), k) for k, t in enumerate(tensors)]
 
 
 def repeat(tree: T, times: int) -> T:

@@ -17,7 +17,7 @@ from equipoise.data.federation import Ints
 from equipoise.data.own import OwnShares
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.findings import refuse
-from equipoise.data.tables.reading import SERVER, by_client, in_memory, read_tables, rows_in_words
+from equipoise.data.tables.reading import READERS, SERVER, by_client, in_memory, read_tables, rows_in_words
 from equipoise.data.tables.table import Table, Tables, table_of
 
 END = -1  # what fills a row behind the end of its text
@@ -58,6 +58,8 @@ def read_texts(choices: TextChoices) -> Texts:
     path, client = Path(choices.data).expanduser(), choices.client_column
     if path.is_file() or (path.is_dir() and not any((path / name).is_file() for name in SAVED)):
         return texts_of(read_tables(path, client, TableChoices(target=choices.target)), choices)
+    if path.suffix.lower() in READERS:  # no name on the hub ends so
+        raise UsageError(f"there is no table '{choices.data}': give an existing file or folder, see --data")
     return texts_of(_by_client(_data_set(choices), choices.data, choices), choices)
 
 

@@ -40,6 +40,9 @@ class Network(Protocol):
     def laid_out(self, value: Tensor) -> Tensor:
         """The same numbers in the memory layout that the network is fastest on."""
 
+    def laid_in_stack(self, name: str, value: Tensor) -> Tensor:
+        """The same for a stack of one of the parameters."""
+
     def with_lanes(self, x: Tensor) -> Tensor:
         """Training rows as the closed form takes them."""
 

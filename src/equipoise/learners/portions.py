@@ -38,6 +38,5 @@ def fit_in_portions(train: Train, task: Network, ids: Tensor, fit: Fit, when: Wh
     if len(ids) <= at_once:
         return train(task, ids, fit, when)
     cuts = [slice(first, first + at_once) for first in range(0, len(ids), at_once)]
-    out = [train(task, ids[here], portion(fit, here, len(ids)), when) for here in cuts]
-    params, anchor = (trees.concatenate([pair[i] for pair in out]) for i in (0, 1))
-    return params, anchor
+    parts = (train(task, ids[here], portion(fit, here, len(ids)), when) for here in cuts)
+    return trees.gathered(parts, len(ids))

@@ -48,7 +48,7 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         counts = np.full(rows.shape[:2], training.batch_size) if plan.counts is None else plan.counts[:, order]
         true_rows = torch.from_numpy(np.maximum(counts, 1))
     held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))
-    params = {name: value[sort] for name, value in fit.params.items()}
+    params = {name: task.laid_in_stack(name, value[sort]) for name, value in fit.params.items()}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
     laned = _laned(task, fit, when, params, split.x)
@@ -77,9 +77,9 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     params |= {name: held.params[name][sort] for name in task.statistics if name not in held.names}
     rule.anchor |= {name: params[name] for name in task.statistics if name in rule.anchor}  # nothing pulls them
     if in_order:
-        return params, rule.anchor
+        return {name: value.contiguous() for name, value in params.items()}, rule.anchor
     unsort = torch.from_numpy(np.argsort(order)).to(task.device)
-    return {name: value[unsort] for name, value in params.items()}, {
+    return {name: value[unsort].contiguous() for name, value in params.items()}, {
         name: value[unsort] for name, value in rule.anchor.items()
     }
 

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from equipoise.contract import Tree
 from equipoise.models.adapters import AdaptedLinear
@@ -23,6 +25,12 @@ ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyR
 def stacked_forward(module: nn.Module) -> Forward | None:
     """The batched forward pass, or ``None`` if a layer has no batched form here."""
     return _forward(module, "")
+
+
+def wide(module: nn.Module) -> frozenset[str]:
+    """Parameters that a stack computes fastest with if their matrices lie transposed in memory: the tall, thin B."""
+    adapted = ((name, layer) for name, layer in module.named_modules() if type(layer) is AdaptedLinear)
+    return frozenset(f"{name}.{own}.B" for name, layer in adapted for own in layer.adapters)
 
 
 def _forward(module: nn.Module, prefix: str) -> Forward | None:
@@ -50,7 +58,7 @@ def _chain(layers: list[Forward]) -> Forward:
     return forward
 
 
-def _linear(layer: nn.Linear | AdaptedLinear, weight: str, bias: str) -> Forward:
+def _linear(layer: nn.Linear, weight: str, bias: str) -> Forward:
     """Frozen parameters are not in the stack: one product with the layer's own serves all clients."""
 
     def forward(stack: Tree, x: Tensor) -> Tensor:
@@ -64,14 +72,43 @@ def _linear(layer: nn.Linear | AdaptedLinear, weight: str, bias: str) -> Forward
 
 
 def _adapted(layer: AdaptedLinear, prefix: str) -> Forward:
-    """One pass of the base for the whole stack, and two thin batched products for each adapter."""
-    base = _linear(layer, f"{prefix}weight", f"{prefix}bias")
+    """One pass of the frozen base for the whole stack, and two thin batched products for each adapter."""
+    names = [f"{prefix}{name}.{part}" for name in layer.adapters for part in ("A", "B")]
 
     def forward(stack: Tree, x: Tensor) -> Tensor:
-        out = base(stack, x)
-        for name in layer.adapters:
-            down, up = (stack[f"{prefix}{name}.{part}"].transpose(1, 2) for part in ("A", "B"))
-            out = out.baddbmm_(torch.bmm(x, down), up, alpha=layer.scale)  # nobody else has the base's product
+        low = (stack[name] for name in names)
+        out: Tensor = _Adapted.apply(x, layer.weight, layer.bias, layer.scale, *low)  # type: ignore[no-untyped-call]
         return out
 
     return forward
+
+
+class _Adapted(torch.autograd.Function):
+    """x W' + b + scale x A' B' of every client over one frozen W and b; adapters come as A, B, A, B, ….
+
+    Plain autograd would make one more tensor of the size of x for each product, and add them up: here the base and its
+    adapters write into one. The gradient of B is laid out transposed, which small products are fastest at.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, *adapters: Tensor) -> Tensor:
+        out, inner = F.linear(x, weight, bias), []
+        for down, up in zip(adapters[::2], adapters[1::2], strict=True):
+            inner.append(torch.bmm(x, down.transpose(1, 2)).mul_(scale))
+            out.baddbmm_(inner[-1], up.transpose(1, 2))
+        ctx.scale, ctx.count = scale, len(adapters)
+        ctx.save_for_backward(x, weight, *adapters, *inner)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *saved = ctx.saved_tensors
+        adapters, inner = saved[: ctx.count], saved[ctx.count :]
+        before = F.linear(g, weight.T) if ctx.needs_input_grad[0] else None
+        gradients = []
+        for down, up, mid in zip(adapters[::2], adapters[1::2], inner, strict=True):
+            back = torch.bmm(g, up).mul_(ctx.scale)
+            gradients += [torch.bmm(back.transpose(1, 2), x), torch.bmm(mid.transpose(1, 2), g).transpose(1, 2)]
+            before = None if before is None else before.baddbmm_(back, down)
+        return before, None, None, None, *gradients

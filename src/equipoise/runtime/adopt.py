@@ -17,6 +17,7 @@ from equipoise.core.errors import UsageError
 from equipoise.core.trees import State, Tree, leaves, row
 
 TIMES = 5.0  # as long as nearly all others' may a change be
+NUMBERS_AT_ONCE = 2**20
 LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
 Sums = Callable[[Tensor, Tensor | Tree], State]
 """From the replies that count (booleans) and their weights to the method's sums over them."""
@@ -74,12 +75,18 @@ def adopt(method: Method, server: Server, ids: Tensor, up: Up, rows: Tensor, few
 
 def lengths(before: Tree, after: Tree, clients: int) -> Tensor:
     """How far each model of a stack is from the one before."""
-    moves = [(after[name] - before[name]).flatten(1) for name in after if after[name].is_floating_point()]
-    if not moves:
+    each = [_long(after[name], before[name]) for name in after if after[name].is_floating_point()]
+    if not each:
         return torch.zeros(clients, dtype=torch.float64)
-    each = torch.stack([torch.linalg.vector_norm(move, dim=1, dtype=torch.float64) for move in moves])
-    whole: Tensor = torch.linalg.vector_norm(each, dim=0)
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
     return whole
+
+
+def _long(after: Tensor, before: Tensor) -> Tensor:
+    """Of a bounded number of clients at once: differences in double precision take three times their models' memory."""
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, before.numel()))
+    moves = (some - before for some in after.split(at_once))
+    return torch.cat([torch.linalg.vector_norm(move.flatten(1), dim=1, dtype=torch.float64) for move in moves])
 
 
 def too_long(long: Tensor, paths: Tensor, rows: Tensor) -> dict[int, str]:

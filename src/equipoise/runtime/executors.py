@@ -129,8 +129,8 @@ class Local(Executor):
             cuts = [chunks.rows(cut) for cut in self.cuts(len(ids))]
             if len(cuts) == 1:
                 return Replies.of_all(ids, self.chunk(round, ids, down, held, splits))
-            parts = [self.chunk(round, ids[here], down.row(here), trees.row(held, here), splits) for here in cuts]
-        return Replies.of_all(ids, trees.concatenate(parts))
+            parts = (self.chunk(round, ids[here], down.row(here), trees.row(held, here), splits) for here in cuts)
+            return Replies.of_all(ids, trees.gathered(parts, len(ids)))
 
 
 class Loop(Local):

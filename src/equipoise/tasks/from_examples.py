@@ -27,7 +27,7 @@ from equipoise.models import blocks_of, weights
 from equipoise.models.adapters import AdaptedConv, Adapter, adapted
 from equipoise.models.footprint import activation_bytes
 from equipoise.models.layers import drops, federated, norms, statistics
-from equipoise.models.stacking import stacked_forward
+from equipoise.models.stacking import stacked_forward, wide
 from equipoise.tasks.falsified import Falsified
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
@@ -108,6 +108,7 @@ class FromExamples(Falsified):
 
     def _map_forward(self) -> None:
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
+        self._wide = wide(self._placed)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> FromExamples:
@@ -236,6 +237,9 @@ class FromExamples(Falsified):
     def laid_out(self, value: Tensor) -> Tensor:
         """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
         return value.to(memory_format=torch.channels_last) if self.convolutional and value.dim() == 4 else value
+
+    def laid_in_stack(self, name: str, value: Tensor) -> Tensor:
+        return value.mT.contiguous().mT if name in self._wide else value
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Logits of one model on stored rows, a bounded number at once."""
