@@ -28,6 +28,8 @@ class Network(Protocol):
     """The ``y`` of rows that only fill a batch, where it is not enough that they weigh nothing."""
     statistics: tuple[str, ...]
     """What of a model moves by averages over batches and not by gradients."""
+    wide: frozenset[str]
+    """Parameters whose matrices lie transposed in memory while a stack of them is trained: that is faster."""
     stepped: bool
     """Whether the network trains otherwise than it evaluates, so that :meth:`step` adds something."""
 
@@ -39,9 +41,6 @@ class Network(Protocol):
 
     def laid_out(self, value: Tensor) -> Tensor:
         """The same numbers in the memory layout that the network is fastest on."""
-
-    def laid_in_stack(self, name: str, value: Tensor) -> Tensor:
-        """The same for a stack of one of the parameters."""
 
     def with_lanes(self, x: Tensor) -> Tensor:
         """Training rows as the closed form takes them."""

@@ -48,7 +48,8 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         counts = np.full(rows.shape[:2], training.batch_size) if plan.counts is None else plan.counts[:, order]
         true_rows = torch.from_numpy(np.maximum(counts, 1))
     held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))
-    params = {name: task.laid_in_stack(name, value[sort]) for name, value in fit.params.items()}
+    params = {name: value[sort] for name, value in fit.params.items()}
+    params |= {name: params[name].mT.contiguous().mT for name in task.wide if name in params}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
     laned = _laned(task, fit, when, params, split.x)

@@ -108,7 +108,7 @@ class FromExamples(Falsified):
 
     def _map_forward(self) -> None:
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
-        self._wide = wide(self._placed)
+        self.wide = wide(self._placed)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> FromExamples:
@@ -153,7 +153,6 @@ class FromExamples(Falsified):
             raise UsageError(f"the model gives a {type(logits).__name__}: it must give its outputs alone, for {wanted}")
         if logits.shape != (len(x[:2]), self.data.classes):
             raise UsageError(f"the model gives outputs of shape {tuple(logits.shape[1:])}, but the data has {wanted}")
-
         self._refuse_what_no_seed_repeats(x[:2])
         if self.stackable and not self._maps(x[:2]):
             self.stackable, self.deep = False, True
@@ -237,9 +236,6 @@ class FromExamples(Falsified):
     def laid_out(self, value: Tensor) -> Tensor:
         """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
         return value.to(memory_format=torch.channels_last) if self.convolutional and value.dim() == 4 else value
-
-    def laid_in_stack(self, name: str, value: Tensor) -> Tensor:
-        return value.mT.contiguous().mT if name in self._wide else value
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Logits of one model on stored rows, a bounded number at once."""
