@@ -8,15 +8,13 @@ replies as the server reads them, the others messages as a client reads them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
 import struct
 import sys
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from equipoise.flower.codec import Refused
 from equipoise.flower.remote import Remote
 from equipoise.methods.equilibrium import Equilibrium
 from helpers import simulate, small_task
+from trust.sittings import Found, sit
 
 CLIENT, ROUND, RUN = 1, 1, "abc"
 NUMBERS = (0, -1, 1, 2**31, 2**53, 2**63, 2**64, 1e308, -1e308, "", "x", None, True, [], {}, [[]], "\x1b[2J", "9" * 400)
@@ -37,9 +36,7 @@ BITS = (0x7FC00000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00000001, 0xFFFFFFFF) 
 
 
 @dataclass
-class Found:
-    """What all sittings found together."""
-
+class Spoiled(Found):
     messages: int = 0
     refused: int = 0
     wrong: int = 0
@@ -47,6 +44,10 @@ class Found:
 
     def in_words(self) -> str:
         return f"{self.messages} messages: {self.refused} refused, {self.wrong} neither refused nor sound"
+
+    @property
+    def failed(self) -> bool:
+        return self.wrong > 0
 
 
 class Fuzz:
@@ -176,9 +177,9 @@ class Fuzz:
         return struct.pack("<Q", len(text)) + text + body
 
 
-def fuzz(messages: int, minutes: float, seed: int) -> Found:
+def fuzz(messages: int, minutes: float, seed: int) -> Spoiled:
     """So many messages, or as many as there is time for."""
-    here, found, end = Fuzz(seed), Found(sittings=1), time.monotonic() + 60 * minutes
+    here, found, end = Fuzz(seed), Spoiled(sittings=1), time.monotonic() + 60 * minutes
     while found.messages < messages and (found.messages % 1000 or time.monotonic() < end):
         found.messages += 1
         try:
@@ -191,15 +192,4 @@ def fuzz(messages: int, minutes: float, seed: int) -> Found:
 
 if __name__ == "__main__":
     logging.disable()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--add", type=Path, metavar="FILE", help="add to what this file says of earlier sittings")
-    chosen = parser.parse_args()
-    before = Found(**json.loads(chosen.add.read_text())) if chosen.add and chosen.add.exists() else Found()
-    now = fuzz(chosen.messages - before.messages, chosen.minutes, before.sittings)
-    total = Found(**{name: value + asdict(before)[name] for name, value in asdict(now).items()})
-    if chosen.add:
-        chosen.add.write_text(json.dumps(asdict(total)) + "\n")
-    print(total.in_words())
-    sys.exit(int(total.wrong > 0))
+    sit(Spoiled, fuzz, wanted=1_000_000, minutes=60.0, about=__doc__)

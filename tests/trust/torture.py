@@ -1,14 +1,12 @@
 """Kill runs at random moments with SIGKILL, resume them, and compare with runs that nobody disturbed, to the bit.
 
-``make torture`` (or ``python tests/trust/torture.py --kills 1000 --minutes 30``) prints one line with what it found;
-the exit code is 1 if a single number differs. With ``--add FILE`` what it found is added to what the file says of
-earlier sittings, until there are so many kills in all.
+``PYTHONPATH=tests python -m trust.torture --kills 1000 --minutes 30`` prints one line with what it found; the exit code
+is 1 if a single number differs. With ``--add FILE`` what it found is added to what the file says of earlier sittings,
+until there are so many kills in all.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
@@ -16,22 +14,38 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+import torch
 
-from equipoise.cli import main  # noqa: E402 (tests are no package)
-from trust.test_faults import SMALL, result, same  # noqa: E402
+from equipoise.cli import main
+from trust.sittings import Found, sit
+from trust.test_faults import SMALL, result, same
 
 METHODS = ("fedavg", "scaffold", "equilibrium", "ditto")
 MOST = 6  # kills of one run
 
 
+@dataclass
+class Killed(Found):
+    kills: int = 0
+    runs: int = 0
+    differences: int = 0
+    sittings: int = 0
+
+    def in_words(self) -> str:
+        return f"{self.kills} kills in {self.runs} runs: {self.differences} differ from runs that nobody disturbed"
+
+    @property
+    def failed(self) -> bool:
+        return self.differences > 0
+
+
 def command(method: str, out: Path) -> list[str]:
     """A short run that saves often; the same command begins and resumes it."""
     options = ["--method", method, "--rounds", "6", "--checkpoint-every", "2", "--out", str(out), *SMALL]
-    return ["run", *options, "--resume"]
+    return ["run", *options, "--threads", "1", "--resume"]
 
 
 def in_a_child(arguments: list[str], seconds: float | None) -> bool:
@@ -53,61 +67,38 @@ def in_a_child(arguments: list[str], seconds: float | None) -> bool:
     return True
 
 
-def torture(kills: int, minutes: float, seed: int, folder: Path) -> tuple[int, int, int]:
-    """So many kills, or as many as there is time for; gives kills, runs and runs that differ."""
+def torture(kills: int, minutes: float, seed: int, folder: Path) -> Killed:
+    """So many kills, or as many as there is time for."""
     draw, end = random.Random(seed), time.monotonic() + 60 * minutes
+    torch.set_num_threads(1)  # a process with threads of its own cannot be forked
+    assert main(command(METHODS[0], folder / "warm")) == 0  # children start with all that this has loaded
     expected, lasts = {}, {}
     for method in METHODS:
         began = time.monotonic()
         in_a_child(command(method, folder / method), None)
         expected[method], lasts[method] = result(folder / method), time.monotonic() - began
-    done = runs = wrong = 0
-    while done < kills and time.monotonic() < end:
+    found = Killed(sittings=1)
+    while found.kills < kills and time.monotonic() < end:
         method, out = draw.choice(METHODS), folder / "victim"
         for _ in range(draw.randint(1, MOST)):
             if in_a_child(command(method, out), draw.uniform(0, lasts[method])):
                 break
-            done += 1
+            found.kills += 1
         in_a_child(command(method, out), None)
-        runs += 1
+        found.runs += 1
         try:
             same(result(out), expected[method])
         except AssertionError as difference:
-            wrong += 1
-            print(f"{method}, after {done} kills: {difference}", file=sys.stderr)
+            found.differences += 1
+            print(f"{method}, after {found.kills} kills: {difference}", file=sys.stderr)
         shutil.rmtree(out)
-    return done, runs, wrong
+    return found
 
 
-@dataclass
-class Found:
-    """What all sittings found together."""
-
-    kills: int = 0
-    runs: int = 0
-    differences: int = 0
-    sittings: int = 0
-
-    def in_words(self) -> str:
-        return f"{self.kills} kills in {self.runs} runs: {self.differences} differ from runs that nobody disturbed"
-
-
-def sitting(before: Found, kills: int, minutes: float) -> Found:
-    """One more sitting, with kills at other moments than before."""
+def sitting(kills: int, minutes: float, seed: int) -> Killed:
     with tempfile.TemporaryDirectory() as scratch:
-        done, runs, wrong = torture(kills - before.kills, minutes, before.sittings, Path(scratch))
-    return Found(before.kills + done, before.runs + runs, before.differences + wrong, before.sittings + 1)
+        return torture(kills, minutes, seed, Path(scratch))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--add", type=Path, metavar="FILE")
-    chosen = parser.parse_args()
-    earlier = Found(**json.loads(chosen.add.read_text())) if chosen.add and chosen.add.exists() else Found()
-    found = sitting(earlier, chosen.kills, chosen.minutes)
-    if chosen.add:
-        chosen.add.write_text(json.dumps(asdict(found)) + "\n")
-    print(found.in_words())
-    sys.exit(int(found.differences > 0))
+    sit(Killed, sitting, wanted=1000, minutes=30.0, about=__doc__)
