@@ -53,13 +53,13 @@ def test_median_and_trimmed_mean_by_hand():
 def test_the_geometric_median_of_a_triangle_is_fermats_point():
     """Of an equilateral triangle the centre; with an angle of 120 degrees or more, that corner."""
     height = math.sqrt(3) / 2
-    weights = rules.geometric(stack([0.0, 0.0], [1.0, 0.0], [0.5, height]))
+    weights = rules.geometric(rules.products(stack([0.0, 0.0], [1.0, 0.0], [0.5, height])))
     assert torch.allclose(weights, torch.full((3,), 1 / 3, dtype=f64))
     flat = stack([-1.0, 0.0], [1.0, 0.0], [0.0, 0.1])
-    assert rules.geometric(flat)[2] > 0.999
+    assert rules.geometric(rules.products(flat))[2] > 0.999
     # On a line it is the median: one far point does not move it.
     line = stack([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [1e6, 0.0])
-    weights = rules.geometric(line)
+    weights = rules.geometric(rules.products(line))
     assert abs(float(weights @ line["a"].flatten()) - 2) < 0.3
 
 
@@ -98,13 +98,13 @@ def test_trust_falls_for_who_points_against_the_others_and_recovers():
     points = torch.cat([honest, -10 * honest[:1]])
     belief = torch.full((10,), 0.7, dtype=f64)
     for _ in range(4):
-        belief = rules.trust({"w": points}, belief)
+        belief = rules.trust({"w": points}, None, belief)
     assert float(belief[9]) == pytest.approx(0.7**5)
     assert float(belief[:9].min()) > 0.5
     for _ in range(6):
-        belief = rules.trust({"w": torch.cat([honest, honest[:1] + 0.1])}, belief)
+        belief = rules.trust({"w": torch.cat([honest, honest[:1] + 0.1])}, None, belief)
     assert float(belief[9]) > 0.5
-    belief = rules.trust({"w": torch.cat([honest, honest[:1]])}, torch.ones(10, dtype=f64))  # twins
+    belief = rules.trust({"w": torch.cat([honest, honest[:1]])}, None, torch.ones(10, dtype=f64))  # twins
     assert belief[[0, 9]].tolist() == [0.7, 0.7]
     assert float(belief[1:9].min()) > 0.8
 

@@ -49,11 +49,25 @@ ANY = Range(-1e6, 1e6)
 
 ASIDE, ENOUGH = 0.1, 5
 """Nearly all of a cohort: all but this share of the largest, from so many clients on."""
+FAR = 5.0  # times as far as nearly all others' from the median may a number be that an agent learns from
 
 
 def nearly_most(values: Tensor) -> float:
     """The largest of nearly all: what a few clients cannot move, whatever they say."""
     return float(values.sort().values[len(values) - 1 - max(1, int(ASIDE * len(values)))])
+
+
+def within_reach(values: Tensor) -> Tensor:
+    """A stack ``[K, ...]`` of numbers, those that lie much further from the median than nearly all others moved nearer.
+
+    Lies within a declared range can still be far from anything that honest clients report; no honest number should be.
+    """
+    if len(values) < ENOUGH:
+        return values
+    middle = values.median(0).values
+    away = (values - middle).abs().sort(0).values
+    most = FAR * away[len(values) - 1 - max(1, int(ASIDE * len(values)))]
+    return torch.minimum(torch.maximum(values, middle - most), middle + most)
 
 
 def reasons(reports: Mapping[str, Range], up: Up) -> dict[int, str]:

@@ -124,7 +124,7 @@ class Equilibrium(Method):
         p = (up.metrics["error"] + LEAST_ERROR) ** (1.0 - self.late(s.round, s.rounds))
         state = s.state
         if self.control == "learned":
-            state = {**state, "agent": shared.learn(s, shared.CONFIG, state["agent"], shared.closed(up.metrics))}
+            state = {**state, "agent": shared.learn(s, shared.CONFIG, state["agent"], shared.closed(s, up.metrics))}
         return p / p.sum(), state
 
     def step(self, s: Server, sums: State) -> tuple[Tree, State]:

@@ -17,6 +17,7 @@ from equipoise.core.errors import UsageError
 from equipoise.core.trees import State, Tree, leaves, row
 
 TIMES = 5.0  # as long as nearly all others' may a change be
+DRIFTED = 8.0  # the same where clients keep models of their own, from which they start
 NUMBERS_AT_ONCE = 2**20
 LARGEST = 1e10  # of a parameter: a model with such numbers is of no use to anybody
 Sums = Callable[[Tensor, Tensor | Tree], State]
@@ -89,7 +90,7 @@ def _long(after: Tensor, before: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(move.flatten(1), dim=1, dtype=torch.float64) for move in moves])
 
 
-def too_long(long: Tensor, paths: Tensor, rows: Tensor) -> dict[int, str]:
+def too_long(long: Tensor, paths: Tensor, rows: Tensor, times: float = TIMES) -> dict[int, str]:
     """Those of ``rows`` (booleans) whose change is much longer than nearly all others', also for the steps behind it.
 
     ``paths``: steps times rate of each client. A client with many more rows than others moves further, one with a
@@ -99,7 +100,7 @@ def too_long(long: Tensor, paths: Tensor, rows: Tensor) -> dict[int, str]:
     if int(rows.sum()) < ENOUGH:
         return {}
     much = [_times_usual(values, rows) for values in (long, long / paths)]
-    found = torch.nonzero(rows & (much[0] > TIMES) & (much[1] > TIMES)).flatten().tolist()
+    found = torch.nonzero(rows & (much[0] > times) & (much[1] > times)).flatten().tolist()
     return {row: f"its change is {float(much[0][row]):.3g} times as long as nearly all others'" for row in found}
 
 

@@ -20,7 +20,7 @@ from equipoise.data.federation import Ints
 from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
 from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.runtime import cost
-from equipoise.runtime.adopt import Adopted, adopt, finite, too_long
+from equipoise.runtime.adopt import DRIFTED, TIMES, Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.clock import Clock, Started
 from equipoise.runtime.executors import Judged, Replies
@@ -120,8 +120,8 @@ class Simulation:
                 sound &= facts.finite
                 left_out = {place: why for place, why in facts.reasons.items() if bool(intake.in_time[place])}
                 sound[list(left_out)] = False
-                if _from_one_model(method, task, down):
-                    left_out |= too_long(facts.long, self._paths(asked, reply, training), sound)
+                times = TIMES if _from_one_model(method, task, down) else DRIFTED
+                left_out |= too_long(facts.long, self._paths(asked, reply, training), sound, times)
                 sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
             if reply is not None and int(sound.sum()) >= max(1, self.executor.fewest):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Range, Server, State, Task, Train, Training, Tree, Up, option
-from equipoise.contract.ranges import LOSS, SHARE
+from equipoise.contract.ranges import LOSS, SHARE, within_reach
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.learners import ddpg
@@ -27,6 +27,8 @@ FACTORS = ("alpha", "eta", "p")
 CONTROLS = ("learned", "zero", "random")
 FADE = 500  # rounds over which the paper's agents cease to explore
 LEAST = 0.01  # losses below count as this: validation sets are small, and 1/f would have no bound
+SCORES = {"received_loss": LOSS, "trained_loss": LOSS, "trained_acc": SHARE, "error": SHARE}
+"""What clients tell of their models."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,7 @@ class Page(Over):
 
     @property
     def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
-        told = {"received_loss": LOSS, "trained_loss": LOSS, "trained_acc": SHARE, "error": SHARE}
-        return {**super().reports, **told, **shared.REPORTS, **safe.REPORTS}
+        return {**super().reports, **SCORES, **shared.REPORTS, **safe.REPORTS}
 
     @cached_property
     def read(self) -> Reading:
@@ -285,10 +286,13 @@ class Page(Over):
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         """a_CS(t) = p. Its reward: u_CS = 1 / sum p_i f_i, or what the aggregate improved (:meth:`aggregate`)."""
+        near = {name: within_reach(up.metrics[name]) for name in SCORES if name in up.metrics}
+        up = replace(up, metrics={**up.metrics, **near})
         weights, state = super().weigh(s, ids, up)
         state["history"] = self.utilities(s, up)
         if self.one_leader:  # it acts next in the round to come
-            rows, learning = shared.closed(up.metrics), s.round >= self.waits(s.rounds)
+            rows = shared.closed(s, up.metrics, logarithms=self.read.difference)
+            learning = s.round >= self.waits(s.rounds)
             if self.read.difference:  # what all gained in a round tells of the round, not of what somebody chose in it
                 rows["reward"] = rows["reward"] - rows["reward"].mean()
             state["leader"] = shared.learn(s, self.leader(s.task), state["leader"], rows, learning=learning)

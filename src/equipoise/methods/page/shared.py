@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Server, State, Tree
-from equipoise.contract.ranges import SHARE, Range
+from equipoise.contract.ranges import SHARE, Range, within_reach
 from equipoise.core import streams
 from equipoise.core.streams import Streams
 from equipoise.learners import ddpg
@@ -174,9 +174,14 @@ def seat(s: Server, config: Config, agent: State, stream: Streams = streams.AGEN
     return {**agent, **{name: drawn[name] for name in NETS}}
 
 
-def closed(metrics: Tree) -> Tree:
-    """The transitions among what came up."""
-    return {name: metrics[f"agent_{name}"][metrics["agent_closed"]] for name in ("state", "action", "reward", "next")}
+def closed(s: Server, metrics: Tree, logarithms: bool = True) -> Tree:
+    """The transitions among what came up; the first round can have closed none.
+
+    Where all of their numbers are ``logarithms`` of losses, or differences of such, nobody's are far from all others'.
+    """
+    which = metrics["agent_closed"] & (s.round > 1)
+    rows = {name: metrics[f"agent_{name}"][which] for name in ("state", "action", "reward", "next")}
+    return {name: within_reach(value) for name, value in rows.items()} if logarithms else rows
 
 
 def learn(

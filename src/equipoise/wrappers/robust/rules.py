@@ -48,17 +48,17 @@ def trimmed(stack: Tree, share: float) -> Tree:
     return {name: value.sort(0).values[cut : clients - cut].mean(0) for name, value in stack.items()}
 
 
-def geometric(stack: Tree) -> Tensor:
+def geometric(gram: Tensor, counts: Tensor | None = None) -> Tensor:
     """``[K]``: weights under which the mean of the changes has the least sum of distances to them (Weiszfeld).
 
-    The median is a mean of the points, so that the iteration needs only their inner products.
+    The median is a mean of the points, so that the iteration needs only their inner products, :func:`products`.
+    ``counts``: how much each point counts; by default all alike.
     """
-    gram = products(stack)
     own, weights = gram.diagonal(), torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
     for _ in range(STEPS):
         along = gram @ weights
         away = (own - 2 * along + weights @ along).clamp(min=0).sqrt()
-        inverse = 1 / away.clamp(min=max(CLOSE * float(away.mean()), 1e-300))
+        inverse = (1 if counts is None else counts) / away.clamp(min=max(CLOSE * float(away.mean()), 1e-300))
         weights = inverse / inverse.sum()
     return weights
 
@@ -109,20 +109,29 @@ def centred(stack: Tree, most: float | Tensor, steps: int = 3) -> Tree:
     return centre
 
 
-def trust(stack: Tree, before: Tensor, kept: float = 0.7) -> Tensor:
+def trust(stack: Tree, gain: Tensor | None, before: Tensor, kept: float = 0.7) -> Tensor:
     """``[K]`` in [0, 1]: belief in each client, learned over rounds from how its changes lie to the others'.
 
-    What is seen of a client is what FedPolicy's agents see of it: how far it is from the others' centre, here the
-    geometric median, and the cosine between the two; and whether another sends nearly the same. From twice the median
-    distance on belief falls, to none at four times; a client that points against the others, or has a twin, is not
-    believed in this round. Beliefs of the rounds before count ``kept``.
+    What is seen of a client is what our agents see of it. As FedPolicy's: how far it is from the others' centre, here
+    the geometric median, and the cosine between the two. As PAGE's: ``gain``, by how much a small step along its change
+    lowers the loss on the server's own data. And whether another sends nearly the same. From twice the median distance
+    on belief falls, to none at four times; from half the median cosine on, to none at the opposite; from no gain on, to
+    none at a loss of twice what is usual. A client that has a twin is not believed in this round. Beliefs of the rounds
+    before count ``kept``.
     """
-    gram, weights = products(stack), geometric(stack)
+    gram = products(stack)
+    weights = geometric(gram, before)
     along = gram @ weights
     middle = (weights @ along).clamp(min=0)
     away = (gram.diagonal() - 2 * along + middle).clamp(min=0).sqrt()
-    usual = away.median().clamp(min=1e-300)
     cosine = along / (gram.diagonal() * middle).sqrt().clamp(min=1e-300)
-    now = (2 - away / usual / 2).clamp(0, 1) * (1 + cosine.clamp(max=0)).clamp(min=0)
+    now = (2 - away / _usual(away) / 2).clamp(0, 1) * (0.5 + cosine / _usual(cosine)).clamp(0, 1)
+    if gain is not None:
+        now = now * (1 + gain / _usual(gain) / 3).clamp(0, 1)
     apart = distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
     return kept * before + (1 - kept) * torch.where(apart < TWIN * gram.diagonal().sqrt(), 0.0, now)
+
+
+def _usual(values: Tensor) -> Tensor:
+    """The median size."""
+    return values.abs().median().clamp(min=1e-300)
