@@ -21,9 +21,10 @@ WAYS = [pytest.param(how, marks=pytest.mark.slow) for how in ("full", "dies", "a
 
 
 @pytest.fixture(autouse=True)
-def undrawn(request, monkeypatch):
-    """Runs end without a picture of them, which takes longer than they; it has a test of its own."""
+def undrawn(monkeypatch):
+    """Pictures take longer than the runs that they show: a run has none here, and that of a comparison is empty."""
     monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: None)
 
 
 def attempt(arguments, disk, capsys):

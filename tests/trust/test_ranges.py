@@ -7,10 +7,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from equipoise.contract import Method, Range, Up
-from equipoise.contract.ranges import ANY, SHARE, reasons
+from equipoise.contract import Method, Range, Server, Up
+from equipoise.contract.ranges import ANY, SHARE, reasons, within_reach
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
+from equipoise.methods.page import shared
 from equipoise.records import codec as codec_of_records
 from equipoise.runtime.executors import Stacked
 from equipoise.runtime.round import Schedule, Simulation
@@ -225,3 +226,32 @@ def test_a_client_that_was_left_out_keeps_what_it_held():
     for name, value in held.state["c"].items():
         assert torch.equal(value[2], after.state["c"][name][2])
         assert not torch.equal(value[1], after.state["c"][name][1])
+
+
+def test_numbers_far_from_all_others_are_moved_nearer():
+    """The median is 4, and all but one of ten lie within 4 of it: so 5 x 4 is the most."""
+    values = torch.tensor([[float(k), 0.0] for k in (0, 1, 2, 3, 4, 5, 6, 7, 8, 1000)])
+    near = within_reach(values)
+    assert near[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 24]
+    assert torch.equal(near[:9], values[:9])
+    assert torch.equal(within_reach(values[-4:]), values[-4:])  # too few to tell
+    assert within_reach(torch.tensor([1.0] * 9 + [1e6])).tolist() == [1.0] * 10
+
+
+def test_a_shared_agent_never_meets_a_lie_that_is_far_from_all_others():
+    """Not as a transition that the first round could not have closed, and later not beyond the others' reach."""
+    rewards = torch.tensor([0.1, -0.1, 0.2, 0.0, -0.2, 0.1, 0.0, 200.0], dtype=torch.float64)
+    each = {
+        "state": rewards[:, None],
+        "action": rewards.clamp(-1, 1)[:, None],
+        "reward": rewards,
+        "next": rewards[:, None],
+    }
+    told = {f"agent_{name}": value for name, value in each.items()} | {"agent_closed": torch.ones(8, dtype=torch.bool)}
+    task = small_task("linear")
+    first, later = (Server(task, task.training, {}, {}, 0, round, 5) for round in (1, 2))
+    assert not len(shared.closed(first, told)["reward"])
+    rows = shared.closed(later, told)
+    assert float(rows["reward"].max()) == pytest.approx(5 * 0.2)
+    assert torch.equal(rows["reward"][:7], rewards[:7])
+    assert float(shared.closed(later, told, logarithms=False)["reward"].max()) == 200

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Up
+from equipoise.contract import Server, Up
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
+from equipoise.runs.running import build_task
 from equipoise.runtime.adopt import lengths, too_long
 from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 from equipoise.wrappers.robust import rules
-from equipoise.wrappers.robust.wrapper import RULES, Robust, robust
+from equipoise.wrappers.robust.wrapper import BELIEVED, RULES, Robust, robust
 from helpers import largest_difference, simulate, small_task
 
 f64 = torch.float64
@@ -61,6 +62,9 @@ def test_the_geometric_median_of_a_triangle_is_fermats_point():
     line = stack([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [1e6, 0.0])
     weights = rules.geometric(rules.products(line))
     assert abs(float(weights @ line["a"].flatten()) - 2) < 0.3
+    # Who does not count is as if it were not there.
+    counted = rules.geometric(rules.products(line), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=f64))
+    assert abs(float(counted @ line["a"].flatten()) - 1) < 0.01
 
 
 def test_krum_by_hand():
@@ -109,6 +113,55 @@ def test_trust_falls_for_who_points_against_the_others_and_recovers():
     assert float(belief[1:9].min()) > 0.8
 
 
+def test_trust_by_hand_of_what_the_servers_data_say():
+    """Alike in all else, belief is 1; it falls from no gain on, to none at a loss of three times the usual size."""
+    points = torch.tensor([[1.0, 0.2], [1.0, -0.2], [1.0, 0.1], [1.0, -0.1]], dtype=f64)
+    gain = torch.tensor([1.0, 1.0, -1.5, -9.0], dtype=f64)  # the median size is 1
+    belief = rules.trust({"w": points}, gain, torch.ones(4, dtype=f64), kept=0.0)
+    assert belief.tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert rules.trust({"w": points}, None, torch.ones(4, dtype=f64), kept=0.5).tolist() == pytest.approx([1.0] * 4)
+
+
+def test_whom_nobody_believed_does_not_move_the_centre():
+    """Six of ten lie alike: as long as they were not believed before, it is they who point against the others."""
+    torch.manual_seed(0)
+    honest, lie = 1 + 0.1 * torch.randn(4, 3, dtype=f64), -1 + 0.1 * torch.randn(6, 3, dtype=f64)
+    before = torch.tensor([1.0] * 4 + [0.01] * 6, dtype=f64)
+    belief = rules.trust({"w": torch.cat([honest, lie])}, None, before)
+    assert belief[:4].tolist() == pytest.approx([1.0] * 4)
+    assert float(belief[4:].max()) < 0.01
+
+
+def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
+    """Against the gradient the loss falls, along it it rises by as much; no change, however short, is no gain."""
+    task = small_task("linear", clients=6)
+    method = robust(all_methods()["fedavg"](), "trust")
+    params = task.init_params(0)
+    trained = simulate(all_methods()["fedavg"](), task, 3).params
+    way = {name: trained[name] - params[name] for name in params}
+    factors = torch.tensor([1.0, 7.0, -1.0, 0.0], dtype=f64)
+    changes = {name: factors.view(-1, *[1] * value.dim()) * value for name, value in way.items()}
+    gain = method._gain(Server(task, task.training, params, {}, 0, 1, 1), changes)
+    assert float(gain[0]) > 0
+    assert gain[1].tolist() == pytest.approx(gain[0].tolist())
+    assert gain[2].tolist() == pytest.approx(-gain[0].tolist(), rel=0.3)
+    assert float(gain[3]) == 0
+
+
+@pytest.mark.parametrize("attack", ["labels:0.3", "flip:0.3"])
+def test_trust_finds_liars_among_clients_that_differ(attack):
+    """After some rounds most of the honest are believed and hardly a liar is."""
+    settings = Settings.of({"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack})
+    method, schedule = robust(all_methods()["fedavg"](), "trust"), Schedule(12, 2, 1.0, "stacked", 12, False)
+    simulation = Simulation(method, build_task(settings), settings.training, schedule, attacked(Stacked, attack))
+    for _ in range(12):
+        simulation.round()
+    trust = simulation.server_state["trust"]
+    lying = torch.isin(torch.arange(30), hostile_clients(2, 30, 0.3))
+    assert float((trust[lying] < BELIEVED).double().mean()) > 0.8
+    assert float((trust[~lying] >= BELIEVED).double().mean()) > 0.6
+
+
 @pytest.mark.parametrize("name", ["median", "trimmed", "geometric", "centred", "multikrum", "trust", "adaptive"])
 def test_a_rule_withstands_a_far_point(name):
     """Nine points near (1, 1) and one at a million: what is left is near (1, 1)."""
@@ -120,8 +173,6 @@ def test_a_rule_withstands_a_far_point(name):
     near = {n: torch.randn(10, *v.shape, dtype=v.dtype) * 0.01 + v + 1 for n, v in server_params.items()}
     for value in near.values():
         value[3] = 1e6
-    from equipoise.contract import Server
-
     server = Server(task, task.training, server_params, method.server_init(task, server_params), 0, 1, 1)
     ids = torch.arange(10)
     for _ in range(3):  # trust takes rounds
@@ -161,6 +212,16 @@ def test_unsound_combinations_are_refused_with_the_reason():
     for name, rule in (("scaffold", "trimmed"), ("page", "multikrum"), ("fedpolicy", "trust"), ("fedper", "median")):
         robust(methods[name](), rule).check(task, task.training)
         simulate(robust(methods[name](), rule), task, 2)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpolicy", "fedala"])
+def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
+    """Also where clients start from models of their own, as soon as its own change is as long as others'."""
+    task = small_task("mlp", clients=12, size_sigma=0.0)
+    schedule = Schedule(3, 0, 1.0, "stacked", 1, True)
+    simulation = Simulation(all_methods()[name](), task, task.training, schedule, attacked(Stacked, "flip:0.05"))
+    liar = int(hostile_clients(0, 12, 0.05)[0])
+    assert [simulation.round().dropped for _ in range(3)][1:] == [[liar]] * 2
 
 
 @pytest.mark.parametrize("name", ["fedavg", "equilibrium", "fedpolicy", "scaffold"])

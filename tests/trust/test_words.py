@@ -7,6 +7,7 @@ import torch
 
 from equipoise.core.errors import UsageError
 from equipoise.flower import certs, codec, proxy
+from equipoise.flower.doctor import examine
 from equipoise.flower.logs import Printable
 from equipoise.flower.node import failure
 from equipoise.flower.options import NodeConfig
@@ -93,3 +94,13 @@ def test_keys_are_written_whole_and_for_their_owner_alone(tmp_path):
     for name in ("ca.key", "server.key", "node-0"):
         assert (tmp_path / "certs" / name).stat().st_mode & 0o777 == 0o600
     assert not list((tmp_path / "certs").glob(".tmp-*"))
+
+
+def test_the_doctor_names_databases_that_others_can_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, mode in (("link.db", 0o644), ("safe.db", 0o600)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    wrong = [found.text for found in examine("127.0.0.1:1", None) if found.verdict == "wrong"]
+    assert "link.db can be read by others: chmod 600 link.db" in wrong
+    assert not any("safe.db" in text for text in wrong)

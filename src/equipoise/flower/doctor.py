@@ -26,7 +26,7 @@ class Finding:
 
 def examine(address: str, certs: Path | None) -> list[Finding]:
     host, port = host_port(address, "superlink")
-    findings = [_version(), *_environment(), *_network(host, port)]
+    findings = [_version(), *_environment(), *_network(host, port), *_open_to_others(sorted(Path().glob("*.db*")))]
     return findings + (_certificates(certs, host) if certs else [])
 
 
@@ -70,12 +70,18 @@ def _network(host: str, port: int) -> list[Finding]:
     return findings
 
 
+def _open_to_others(secrets: list[Path]) -> list[Finding]:
+    """Keys, and databases of the SuperLink, which hold models."""
+    return [
+        Finding("wrong", f"{path} can be read by others: chmod 600 {path}")
+        for path in secrets
+        if path.is_file() and path.stat().st_mode & 0o077
+    ]
+
+
 def _certificates(folder: Path, host: str) -> list[Finding]:
-    findings = []
-    for name in ("ca.key", "server.key", *(p.name for p in folder.glob("node-*") if p.suffix != ".pub")):
-        path = folder / name
-        if path.is_file() and path.stat().st_mode & 0o077:
-            findings.append(Finding("wrong", f"{path} can be read by others: chmod 600 {path}"))
+    nodes = [path for path in folder.glob("node-*") if path.suffix != ".pub"]
+    findings = _open_to_others([folder / "ca.key", folder / "server.key", *nodes])
     ca, server = folder / "ca.pem", folder / "server.pem"
     missing = [str(path) for path in (ca, server) if not path.is_file()]
     if missing:

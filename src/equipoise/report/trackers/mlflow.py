@@ -21,9 +21,12 @@ class MLflow:
         entities = module("mlflow.entities")
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._metric = entities.Metric
-        self._client = module("mlflow.tracking").MlflowClient(
-            os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
-        )
+        place = os.environ.get("MLFLOW_TRACKING_URI")
+        if place is None:
+            database = Path.cwd() / "mlflow.db"
+            database.touch(0o600)  # for its owner alone, if it is new
+            place = f"sqlite:///{database}"
+        self._client = module("mlflow.tracking").MlflowClient(place)
         if known is not None:
             self.id = known
             self._client.update_run(known, status="RUNNING")
