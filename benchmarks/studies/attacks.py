@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -166,33 +167,36 @@ def alone(results: Results) -> list[str]:
     return table(["method", *ONE[1:], "left out of honest runs", "seeds"], rows)
 
 
-def _costs(results: Results, at: dict[str, Any], rule: str, attack: str, side: str = "global") -> list[float]:
-    """Points below the run of the same seed without attack and rule, for each seed that has both."""
-    clean = {r["seed"]: r[side] for r in results.where(attack="none", **at) if r.axes.get("rule", "none") == "none"}
-    found = {r["seed"]: r[side] for r in results.where(attack=attack, **at) if r.axes.get("rule", "none") == rule}
-    both = [seed for seed in found if clean.get(seed) is not None and found[seed] is not None]
-    return [clean[seed] - found[seed] for seed in both]
+def _costs(
+    results: Results, at: dict[str, Any], rule: str, attack: str, side: str = "global", beside: str = "none"
+) -> list[float]:
+    """Points below the run of the same seed without attack, under rule ``beside``, for each seed that has both."""
+
+    def scores(rule: str, attack: str) -> dict[int, float]:
+        found = [r for r in results.where(attack=attack, **at) if r.axes.get("rule", "none") == rule]
+        return {r["seed"]: r[side] for r in found if r[side] is not None}
+
+    clean, attacked = scores(beside, "none"), scores(rule, attack)
+    return [clean[seed] - value for seed, value in attacked.items() if seed in clean]
 
 
 def summary(results: Results) -> list[str]:
-    """What the best rule keeps, in points below the run without attack and rule; and what no rule can keep."""
+    """What the best rule keeps, in points below the run without attack; and what no rule can keep."""
     rows = []
-    for task in ("synthetic", "fashion-mnist"):
-        for method in METHODS:
-            for share in SHARES:
-                for attack in (f"{name}:{share}" for name in ATTACKS):
-                    at = {"task": task, "method": method}
-                    lost = {rule: mean(_costs(results, at, rule, attack)) for rule in RULES}
-                    known = {rule: value for rule, value in lost.items() if value is not None}
-                    if "none" not in known or len(known) < 2:
-                        continue
-                    best = min(known, key=lambda rule, known=known: known[rule])  # type: ignore[misc]
-                    told = mean(_costs(results, at, "none", f"known:{share}"))
-                    seeds = len(results.where(rule=best, attack=attack, **at))
-                    figures = [f"{value:.1f}" if value is not None else None for value in (known[best], told)]
-                    rows.append([task, method, attack, f"{known['none']:.1f}", best, *figures, seeds])
-    head = ["task", "method", "attack", "lost without a rule", "best rule", "lost with it", "lost if liars are known"]
-    return table([*head, "seeds"], rows)
+    for task, method, share, name in product(("synthetic", "fashion-mnist"), METHODS, SHARES, ATTACKS):
+        at, attack = {"task": task, "method": method}, f"{name}:{share}"
+        lost = {rule: mean(_costs(results, at, rule, attack)) for rule in RULES}
+        known = {rule: value for rule, value in lost.items() if value is not None}
+        if "none" not in known or len(known) < 2:
+            continue
+        best = min(known, key=lambda rule, known=known: known[rule])  # type: ignore[misc]
+        same = mean(_costs(results, at, best, attack, beside=best))
+        told = mean(_costs(results, at, "none", f"known:{share}"))
+        figures = [f"{value:.1f}" if value is not None else None for value in (known["none"], known[best], same, told)]
+        seeds = len(results.where(rule=best, attack=attack, **at))
+        rows.append([task, method, attack, figures[0], best, *figures[1:], seeds])
+    head = ["task", "method", "attack", "lost without a rule", "best rule", "lost with it"]
+    return table([*head, "beside the same rule, nobody attacks", "lost if liars are known", "seeds"], rows)
 
 
 STUDY = Study(
