@@ -44,7 +44,7 @@ class MeasuredRate(Autopilot):
 
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
         state, m = super().steer(s, ids, seen)
-        return (state | {"rate": seen["step"].median()} if "step" in seen else state), m
+        return (state | {"rate": seen["step"].median()} if s.round == 1 else state), m
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def _state_of(folder: Path, client: int, round: int) -> Any:
     ]
 
 
-@pytest.mark.parametrize("name", ["scaffold", "page", "fedrep", "ditto"])
+@pytest.mark.parametrize("name", ["scaffold", "page", "fedrep", "ditto", "autopilot"])
 def test_a_server_that_dies_after_asking_resumes_to_the_same_run(name: str, tmp_path: Path) -> None:
     method, task = SUPERVISED[name](), small_task("mlp")
     whole = federate(method, task, Here(method, task, tmp_path / "a"))

@@ -169,7 +169,9 @@ def test_from_the_second_round_on_clients_share_a_rate_but_for_their_need() -> N
 
 def metrics(**change: float) -> dict[str, torch.Tensor]:
     seen = {"error": 0.5, "loss": 1.0, "square": 4.0, "val": 1.0, "reached": 0.2, "own": 0.5, "later": 0.0} | change
-    return {name: torch.full((6,), float(value), dtype=torch.float64) for name, value in seen.items()}
+    seen = {"whole": 0.5, "rows": 10.0, "step": 0.1} | seen
+    told = {"errors": tensor([0.5, 0.5]).expand(6, 2), "trials": tensor([1.0, 1.0]).expand(6, 2)}
+    return told | {name: torch.full((6,), float(value), dtype=torch.float64) for name, value in seen.items()}
 
 
 def steered(**change: float) -> tuple[Any, float]:
@@ -216,7 +218,7 @@ def test_error_decides_where_it_can_and_loss_elsewhere(errors: Any, losses: Any,
 @pytest.mark.parametrize(("whole", "taken"), [(0.4, True), (0.5, False), (0.6, False)])
 def test_personal_models_are_trained_at_the_whole_rate_where_validation_prefers_it(whole: float, taken: bool) -> None:
     task, method = small_task(), Autopilot()
-    told = metrics(whole=whole, rows=10.0) | {"errors": tensor([0.5, 0.5]).expand(6, 2)}
+    told = metrics(whole=whole)
     params = task.init_params(0)
     server = Server(task, task.training, params, method.server_init(task, params), 0, 15, 16, 1.0)
     state, _ = method.steer(server, torch.arange(6), told)

@@ -89,17 +89,16 @@ class Autopilot(Method):
 
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
-        up.metrics |= {name: state[name] for name in ("error", "loss", "square", "val")}
+        up.metrics |= {name: state[name] for name in ("error", "loss", "square", "val", "trials")}
         up.metrics["reached"] = c.evaluate(c.trained, "train")["loss"].double()
-        if c.down.train is None:
-            up.metrics |= {"trials": state["trials"], "step": steering.polyak(state["loss"], state["square"])}
+        up.metrics["step"] = steering.polyak(state["loss"], state["square"])
         if c.task.has("val"):
-            own = self.judged(c, c.trained)
-            up.metrics |= {"own": own, "later": (own - state["half"]).sign()}
-            if self.finishing(c):
-                scores = [c.evaluate(model) for model in (c.trained, self.at_whole_rate(c))]
-                errors = torch.stack([1 - c.task.merit(score)[0].double() for score in scores])
-                up.metrics |= {"whole": scores[1]["loss"].double(), "errors": errors, "rows": c.rows("val").double()}
+            models = c.trained, self.at_whole_rate(c) if self.finishing(c) else c.trained
+            scores = [c.evaluate(model) for model in models]
+            own, whole = (score["loss"].double() for score in scores)
+            up.metrics |= {"own": own, "later": (own - state["half"]).sign(), "whole": whole}
+            up.metrics["errors"] = torch.stack([1 - c.task.merit(score)[0].double() for score in scores])
+            up.metrics["rows"] = c.rows("val").double()
         return up, state
 
     def finishing(self, c: Client) -> bool:
@@ -154,7 +153,7 @@ class Autopilot(Method):
 
         pooled = {name: mean(seen[name]) for name in POOLED if name in seen}
         state, m = {**s.state, "loss": pooled["loss"]}, steering.momentum(s.rounds)
-        if "trials" in seen:
+        if float(state["rate"]) == 0:
             trials, configured = torch.stack([mean(losses) for losses in seen["trials"].T]), s.training.lr
             state["rate"] = torch.where(steering.much_better(trials), seen["step"].median(), configured)
         s.notes |= {"rate": state["rate"], "validation_loss": pooled["val"]}
@@ -164,10 +163,9 @@ class Autopilot(Method):
         last, least = state["val"]
         view = steering.view(pooled, last, least, state["rate"] * state["z"].exp(), s.round / s.rounds)
         state["z"] = steering.correction(state["z"], state["row"], view)
-        if "whole" in seen:
-            errors = torch.stack([mean(told) for told in seen["errors"].T])
-            losses = torch.stack([pooled["own"], mean(seen["whole"])])
-            state["whole"] = state["whole"] + steering.worse(errors, losses, seen["rows"].sum())
+        errors = torch.stack([mean(told) for told in seen["errors"].T])
+        losses = torch.stack([pooled["own"], mean(seen["whole"])])
+        state["whole"] = state["whole"] + steering.worse(errors, losses, seen["rows"].sum())
         chance = steering.noise(steering.believed(seen["val"]), s.task.clients)
         if steering.risen(pooled["val"], last, chance):
             m = 0.0
