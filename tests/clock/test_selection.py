@@ -180,6 +180,7 @@ def test_names():
     [
         ({"select": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
         ({"select": "nowhere.py:Mine"}, "there is no file 'nowhere.py' to take select 'Mine' from"),
+        ({"select": "equipoise.selection.fair:Fare"}, "'equipoise.selection.fair' has no class 'Fare' that is a Sel"),
         ({"select": 3}, "give a name, or a subclass of equipoise.Selection"),
         ({"select": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
         ({"select": "oort", "secure": True}, "select oort is not offered with secure"),

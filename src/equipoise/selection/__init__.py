@@ -26,7 +26,10 @@ def find_selection(wanted: object) -> type[Selection]:
     """A policy by name, a class, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
     if isinstance(wanted, str):
         if ":" in wanted:
+            where, _, class_name = wanted.rpartition(":")
             wanted = class_named(wanted, "select")
+            if wanted is None:
+                raise UsageError(f"'{where}' has no class '{class_name}' that is a Selection")
         elif wanted in (known := all_selections()):
             return known[wanted]
         else:

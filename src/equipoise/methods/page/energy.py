@@ -18,7 +18,9 @@ from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.trees import tree_bytes
 
-DEVICES = "devices"  # by the profiles of the run's devices
+DEVICES = "devices"
+NAMED = ("default", DEVICES)
+"""What is no file: ranges that ship, and the profiles of the run's devices."""
 SWING = 0.3  # the part of a range in which a round's own draw moves a parameter
 
 
@@ -53,12 +55,12 @@ def read(where: str) -> Resources:
 
     Of ``devices`` only the budget is read here.
     """
-    if where in ("default", DEVICES):
+    if where in NAMED:
         return Resources()
     try:
         given = tomllib.loads(Path(where).read_text())
     except OSError as error:
-        raise UsageError(f"resources file '{where}' cannot be read: {error.strerror}") from error
+        raise UsageError(f"resources file '{where}' cannot be read: {error.strerror}{nearest(where, NAMED)}") from error
     except ValueError as error:
         raise UsageError(f"resources file '{where}' is not valid TOML: {error}") from error
     for name, value in given.items():
