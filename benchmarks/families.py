@@ -119,10 +119,14 @@ def flights() -> Clients:
 
 
 @cache
-def watch() -> Clients:
-    """Ten people with a wrist-watch, seven exercises: mean, deviation and ends of windows of 100 steps."""
+def watch(arms: bool = False) -> Clients:
+    """Ten people with a wrist-watch, seven exercises: mean, deviation and ends of windows of 100 steps.
+
+    ``arms``: a client is one arm of a person.
+    """
     with np.load(DATA / "tables" / "watch.npz", allow_pickle=False) as file:
         channels, length, exercises, subjects = (file[name] for name in ("x", "length", "exercise", "subject"))
+        subjects = 2 * subjects + (file["side"] > file["side"].mean()) if arms else subjects
     x, y, owner = [], [], []
     for start, steps, exercise, subject in zip(np.cumsum(length) - length, length, exercises, subjects, strict=True):
         for low in range(start, start + steps - 99, 50):

@@ -11,34 +11,34 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+import equipoise
+from benchmarks.families import DATA, watch
 from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import Run, run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
 from equipoise.clock.devices import read
-from equipoise.clock.fleet import Fleet
+from equipoise.clock.fleet import HOUR, Fleet
 from equipoise.contract import option
 from equipoise.report.paired import difference
 from equipoise.selection.learned import CONTROLS, Learned
 
 WORLDS, SEEDS, SHARES = ("phones", "silos", "default"), (1, 2, 3, 4, 5), (0.9, 0.95)
-PERIOD = {"phones": "30s", "silos": "2s", "default": "8s"}  # about what a usual device needs
 SEEN = 0.8  # of the clients must have replied before a mean over clients counts; one phone in ten is away for an hour
-COHORT, ROUNDS, MORE = 10, 60, 150
-"""Clients per round; rounds of the baseline, and of the others, which are shorter."""
 BASELINE = "sync"
 WAYS: dict[str, dict[str, Any]] = {
-    BASELINE: {},
-    "over-selection": {"over_select": 1.5},
-    "semi": {"mode": "semi", "deadline": "period"},
-    "async": {"mode": "async", "buffer": 3, "rounds": MORE * COHORT // 4, "eval_every": 8},
-    "size": {"select": "size"},
-    "loss": {"select": "loss"},
-    "oort": {"select": "oort"},
-    "fair": {"select": "fair"},
-    "learned": {"select": "learned"},
-    "learned: times only": {"select": "benchmarks.studies.clock:TimesOnly"},
-    "learned: at random": {"select": "benchmarks.studies.clock:AtRandom"},
+    BASELINE: {"eval_every": 2},
+    "over-selection": {"over_select": 1.5, "eval_every": 5},
+    "semi": {"mode": "semi", "eval_every": 5},
+    "async": {"mode": "async", "eval_every": 8},
+    "async, fair": {"mode": "async", "select": "fair", "eval_every": 8},
+    "size": {"select": "size", "eval_every": 2},
+    "loss": {"select": "loss", "eval_every": 2},
+    "oort": {"select": "oort", "eval_every": 4},
+    "fair": {"select": "fair", "eval_every": 2},
+    "learned": {"select": "learned", "eval_every": 4},
+    "learned: times only": {"select": "benchmarks.studies.clock:TimesOnly", "eval_every": 4},
+    "learned: at random": {"select": "benchmarks.studies.clock:AtRandom", "eval_every": 4},
 }
 MEASURES = {"seconds": 0, "joules": 1, "MB": 2}
 SIDES = {"global": 3, "personal": 4}
@@ -62,23 +62,68 @@ class AtRandom(Learned):
     control: str = option("random", "as of learned", choices=CONTROLS)
 
 
+MOST = 5000  # rounds: the clock ends a run
+
+
+@dataclass(frozen=True)
+class Population:
+    """A task, cut small, and how long it takes synchronous FedAvg in each world, in simulated seconds."""
+
+    options: dict[str, Any]
+    clients: int
+    cohort: int
+    until: dict[str, int]
+
+    def settings(self, world: str, seed: int, how: dict[str, Any]) -> dict[str, Any]:
+        until, mode = self.until[world], how.get("mode")
+        more: dict[str, Any] = {"deadline": f"{until / 150}s"} if mode == "semi" else {}
+        if mode == "async":
+            more = {"buffer": self.cohort // 2}
+        return {
+            **self.options,
+            **{"participation": self.cohort / self.clients, "rounds": MOST, "until": f"{until}s", "devices": world},
+            **{"executor": "stacked", "save_personal": False, "checkpoint_every": MOST, "seed": seed},
+            **how,
+            **more,
+        }
+
+
+POPULATIONS = {
+    "synthetic": Population(
+        {"task": "synthetic", "clients": 50, "samples": 200, "epochs": 20, "batch_size": 40, "lr": 0.2},
+        *(50, 10, {"phones": 5400, "silos": 120, "default": 150}),
+    ),
+    "fmnist": Population(
+        {
+            **{"task": "fmnist", "data": str(DATA), "model": "mlp", "pool": 2, "clients": 40, "train_rows": 6000},
+            **{"server_rows": 1500, "epochs": 4, "batch_size": 50, "lr": 0.05},
+        },
+        *(40, 8, {"phones": 600, "silos": 20, "default": 30}),
+    ),
+    "watch": Population({"epochs": 4, "batch_size": 64, "lr": 0.1}, 20, 5, {"phones": 900, "silos": 25, "default": 40}),
+}
+
+
+Axes = dict[str, str]
+PLACES: list[Axes] = [{"task": task, "world": world} for task in POPULATIONS for world in WORLDS]
+
+
 def cells(results: Results) -> list[Cell]:
-    found = []
-    for world in WORLDS:
-        for seed in SEEDS:
-            for way, how in WAYS.items():
-                more = {name: PERIOD[world] if value == "period" else value for name, value in how.items()}
-                options = {
-                    **{"task": "synthetic", "clients": 50, "participation": COHORT / 50},
-                    **{"rounds": ROUNDS if way == BASELINE else MORE, "eval_every": 3},
-                    **{"executor": "stacked", "save_personal": False, "seed": seed, "devices": world},
-                }
-                found.append(Cell({"world": world, "way": way, "seed": seed}, {**options, **more}))
-    return found
+    """World by world and seed by seed, so that whenever time is up all ways have the same seeds."""
+    return [
+        Cell({"task": task, "world": world, "way": way, "seed": seed}, population.settings(world, seed, how))
+        for world in WORLDS
+        for seed in SEEDS
+        for task, population in POPULATIONS.items()
+        for way, how in WAYS.items()
+    ]
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
-    done = run(cell.options, folder)
+    options = dict(cell.options)
+    if cell.axes["task"] == "watch":
+        options["task"] = equipoise.Task.from_datasets(watch(arms=True), model="mlp").spec
+    done = run(options, folder)
     summary = done.summary
     return {
         "course": course(done),
@@ -86,7 +131,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "energy": summary["energy"],
         "MB": (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6,
         "seen": summary["clients_seen"],
-        "classes": classes(done, cell.axes["world"], cell.axes["seed"]),
+        "classes": classes(done, **cell.axes),
     }
 
 
@@ -105,30 +150,29 @@ def course(done: Run) -> list[Point]:
     return points
 
 
-def classes(done: Run, world: str, seed: int) -> dict[str, dict[str, float]]:
-    """Per class of devices: the share of its clients that were ever scored, and the scores of their trained models."""
+def classes(done: Run, task: str, world: str, seed: int, **_: str) -> dict[str, dict[str, float]]:
+    """Per class of devices: how many were there in some hour, whom of them was ever scored, and the trained models."""
     with open(done.folder / "clients.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["trained_acc"] != "nan"]
-    devices = read(world)
-    clients = int(done.config["clients"])
-    kinds = Fleet(devices, seed).kinds(np.arange(clients))
+        rows = {int(row["client"]): float(row["trained_acc"]) for row in csv.DictReader(file)}
+    devices, everybody = read(world), np.arange(POPULATIONS[task].clients)
+    fleet = Fleet(devices, seed)
+    kinds, hours = fleet.kinds(everybody), np.arange(0.0, done.summary["clock"], HOUR)
+    there = np.any([fleet.present(everybody, hour) for hour in hours], axis=0)
     found = {}
     for place, device in enumerate(devices):
-        scores = [float(row["trained_acc"]) for row in rows if kinds[int(row["client"])] == place]
-        size = int((kinds == place).sum())
-        if size:
-            found[device.name] = {"seen": len(scores) / size, "clients": size}
+        own = everybody[(kinds == place) & there].tolist()
+        scores = [rows[client] for client in own if not np.isnan(rows.get(client, np.nan))]
+        if own:
+            found[device.name] = {"seen": len(scores) / len(own), "clients": len(own)}
             if scores:
                 found[device.name] |= {"mean": fmean(scores), "p10": float(np.quantile(scores, 0.1))}
     return found
 
 
-def reached(record: Record, side: str, target: float, clients: int = 50) -> Point | None:
+def reached(record: Record, side: str, target: float) -> Point | None:
     """The first evaluation with this score; of a mean over clients, when nearly all are in it."""
-    place = SIDES[side]
-    return next(
-        (p for p in record["course"] if p[place] >= target and (side == "global" or p[5] >= SEEN * clients)), None
-    )
+    place, seen = SIDES[side], SEEN * POPULATIONS[record["task"]].clients
+    return next((p for p in record["course"] if p[place] >= target and (side == "global" or p[5] >= seen)), None)
 
 
 def best_of(record: Record, side: str) -> float:
@@ -136,18 +180,23 @@ def best_of(record: Record, side: str) -> float:
     return max(scores)
 
 
-def compared(results: Results, world: str, way: str, side: str, share: float, what: str) -> list[float | None]:
-    """By seed: what this way takes to the target, over what the baseline takes; None where it does not get there."""
-    found: list[float | None] = []
-    for seed in SEEDS:
-        ours, theirs = (results.where(world=world, way=w, seed=seed) for w in (way, BASELINE))
-        if not ours or not theirs:
-            continue
-        target = share * best_of(theirs[0], side)
-        mine, base = reached(ours[0], side, target), reached(theirs[0], side, target)
-        place = MEASURES[what]
-        found.append(None if mine is None or base is None else mine[place] / base[place])
+def needed(results: Results, place: Axes, way: str, side: str, share: float, what: str) -> dict[int, float | None]:
+    """By seed: what this way takes to a share of the baseline's best score; None where it does not get there."""
+    found = {}
+    for theirs in results.where(**place, way=BASELINE):
+        for ours in results.where(**place, way=way, seed=theirs["seed"]):
+            point = reached(ours, side, share * best_of(theirs, side))
+            found[ours["seed"]] = point[MEASURES[what]] if point else None
     return found
+
+
+def compared(
+    results: Results, place: Axes, way: str, side: str, share: float, what: str, beside: str = BASELINE
+) -> list[float | None]:
+    """By seed: what this way takes to the target, over what another takes; None where one does not get there."""
+    ours, theirs = (needed(results, place, w, side, share, what) for w in (way, beside))
+    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    return [None if mine is None or other is None else mine / other for mine, other in pairs]
 
 
 def _times(values: Sequence[float | None], digits: int = 2) -> str | None:
@@ -161,78 +210,89 @@ def _times(values: Sequence[float | None], digits: int = 2) -> str | None:
 def to_targets(results: Results) -> list[str]:
     """What each way needs, as a multiple of what synchronous FedAvg needs."""
     lines = []
-    for world in WORLDS:
+    head = ["way", *(f"{what} to {100 * share:.0f} %" for share in SHARES for what in MEASURES), "seeds"]
+    for place in PLACES:
         for side in SIDES:
-            head = ["way", *(f"{what} to {100 * share:.0f} %" for share in SHARES for what in MEASURES), "seeds"]
             rows = []
             for way in WAYS:
-                done = results.where(world=world, way=way)
-                if done:
-                    figures = [
-                        _times(compared(results, world, way, side, share, what))
-                        for share in SHARES
-                        for what in MEASURES
-                    ]
+                figures = [
+                    _times(compared(results, place, way, side, share, what)) for share in SHARES for what in MEASURES
+                ]
+                if done := results.where(**place, way=way):
                     rows.append([way, *figures, len(done)])
             if rows:
-                lines += [f"**{world}, {side} score**", "", *table(head, rows)]
+                lines += [f"**{place['task']}, {place['world']}, {side} score**", "", *table(head, rows)]
     return lines
 
 
 def absolute(results: Results) -> list[str]:
     """What synchronous FedAvg itself needs."""
     rows = []
-    for world in WORLDS:
+    for place in PLACES:
         for side in SIDES:
-            done = results.where(world=world, way=BASELINE)
-            if not done:
-                continue
-            points = [(r, [reached(r, side, share * best_of(r, side)) for share in SHARES]) for r in done]
-            times = [spread((at[0] if at else None for at in (p[k] for _, p in points)), 0) for k in range(len(SHARES))]
-            rows.append([world, side, spread((100 * best_of(r, side) for r in done), 1), *times, len(done)])
-    return table(["world", "score", "best %", "seconds to 90 %", "seconds to 95 %", "seeds"], rows)
+            if done := results.where(**place, way=BASELINE):
+                best = spread((100 * best_of(record, side) for record in done), 1)
+                figures = [
+                    spread(needed(results, place, BASELINE, side, share, what).values(), 0)
+                    for share in SHARES
+                    for what in ("seconds", "joules")
+                ]
+                rows.append([*place.values(), side, best, *figures, len(done)])
+    head = [f"{what} to {100 * share:.0f} %" for share in SHARES for what in ("seconds", "joules")]
+    return table(["task", "world", "score", "best %", *head, "seeds"], rows)
+
+
+def _faster(ratios: Sequence[float | None]) -> list[str] | None:
+    """How many times as fast, geometric mean and interval over seeds; None unless all get there."""
+    known = [float(np.log(value)) for value in ratios if value is not None]
+    d = difference(known, [0.0] * len(known), higher=False)
+    if d is None or len(known) < len(ratios):
+        return None
+    times = [f"{float(np.exp(-value)):.2f}" for value in (d.mean, d.high, d.low)]
+    return [*times, {"ahead": "faster", "behind": "slower"}.get(d.verdict, d.verdict), str(len(known))]
 
 
 def verdicts(results: Results) -> list[str]:
-    """Paired over seeds: the logarithm of the time to 95 % of each policy and mode against uniform, synchronous."""
-    rows = []
-    for world in WORLDS:
-        for way in WAYS:
-            for side in SIDES:
-                ratios = compared(results, world, way, side, 0.95, "seconds")
-                known = [float(np.log(value)) for value in ratios if value is not None]
-                d = difference(known, [0.0] * len(known), higher=False)
-                if way != BASELINE and d is not None and len(known) == len(ratios):
-                    faster = [float(np.exp(-value)) for value in (d.mean, d.high, d.low)]
-                    rows.append(
-                        [
-                            world,
-                            way,
-                            side,
-                            *(f"{value:.2f}" for value in faster),
-                            {"ahead": "faster", "behind": "slower"}.get(d.verdict, d.verdict),
-                        ]
-                    )
-    return table(["world", "way", "score", "times as fast to 95 %", "from", "to", ""], rows)
+    """Paired over seeds: the time to 95 % of each mode and policy against uniform, synchronous cohorts."""
+    return _against(results, [(way, BASELINE) for way in WAYS if way != BASELINE])
+
+
+def learning(results: Results) -> list[str]:
+    """What is learned, against the controls: the same policy that knows times only, or has random weights."""
+    return _against(results, [("learned", way) for way in ("learned: times only", "learned: at random")])
+
+
+def _against(results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    rows = [
+        [*place.values(), way, beside, side, *figures]
+        for place in PLACES
+        for way, beside in pairs
+        for side in SIDES
+        if (figures := _faster(compared(results, place, way, side, 0.95, "seconds", beside)))
+    ]
+    return table(["task", "world", "way", "beside", "score", "times as fast", "from", "to", "", "seeds"], rows)
 
 
 def left_behind(results: Results) -> list[str]:
     """By class of devices: who ever replied, and the personal scores of those."""
     rows = []
-    for world in WORLDS:
+    for place in PLACES:
         for way in WAYS:
-            done = results.where(world=world, way=way)
+            done = results.where(**place, way=way)
             for name in dict.fromkeys(name for record in done for name in record["classes"]):
                 of = [record["classes"][name] for record in done if name in record["classes"]]
                 seen = spread((100 * one["seen"] for one in of), 0)
                 scores = [spread((100 * one[key] for one in of if key in one), 1) for key in ("mean", "p10")]
-                rows.append([world, way, name, seen, *scores, len(of)])
-    return table(["world", "way", "devices", "ever scored %", "personal %", "worst decile %", "seeds"], rows)
+                rows.append([*place.values(), way, name, seen, *scores, len(of)])
+    return table(["task", "world", "way", "devices", "ever scored %", "personal %", "worst decile %", "seeds"], rows)
 
 
 STUDY = Study(
     name="clock",
     cells=cells,
     measure=measure,
-    tables={"absolute": absolute, "to_targets": to_targets, "verdicts": verdicts, "left_behind": left_behind},
+    tables={
+        **{"absolute": absolute, "to_targets": to_targets, "verdicts": verdicts},
+        **{"learning": learning, "left_behind": left_behind},
+    },
 )

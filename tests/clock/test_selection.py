@@ -73,17 +73,46 @@ def test_oort_weighs_utility_against_time():
     assert len(chosen(Oort(), pool(3, round=1))) == 3
 
 
-def test_fair_asks_whoever_replied_least():
-    assert chosen(Fair(), pool(2, replies=[3, 1, 2, 0, 5])) == [1, 3]
-    assert chosen(Fair(), pool(1, round=9, replies=[1] * 5, last=[8, 7, 2, 8, 8])) == [2]
+def test_fair_goes_in_turn():
+    """Whoever never replied first, even if it was asked lately; then whoever waits longest, replies or not."""
+    assert chosen(Fair(), pool(1, round=9, replies=[3, 1, 2, 0, 5], last=[1, 2, 3, 8, 4])) == [3]
+    assert chosen(Fair(), pool(2, round=9, replies=[9, 1, 1, 1, 1], last=[2, 7, 3, 8, 8])) == [0, 2]
 
 
 def test_the_set_with_the_most_worth_per_second():
     """Worth 1 each and times 1, 2, 10: two bring 2 in 2 seconds; the third would have to be worth more."""
-    three = pool(2, 3, seconds=[1.0, 2.0, 10.0])
-    assert fastest_worth(three, torch.tensor([1.0, 1.0, 1.0])).tolist() == [0, 1]
-    assert fastest_worth(three, torch.tensor([1.5, 1.0, 20.0])).tolist() == [0, 2]
-    assert fastest_worth(pool(5), torch.ones(5)).tolist() == [0, 1, 2, 3, 4]
+    three, nobody = pool(2, 3, seconds=[1.0, 2.0, 10.0]), torch.zeros(3, dtype=torch.bool)
+    assert fastest_worth(three, torch.tensor([1.0, 1.0, 1.0]), nobody).tolist() == [0, 1]
+    assert fastest_worth(three, torch.tensor([1.5, 1.0, 20.0]), nobody).tolist() == [0, 2]
+    assert fastest_worth(pool(5), torch.ones(5), torch.zeros(5, dtype=torch.bool)).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_whoever_is_due_is_asked_and_the_rest_fills_its_time():
+    """The slow one must be in it, so the other place goes to the most worth within its ten seconds."""
+    four = pool(2, 4, seconds=[1.0, 2.0, 10.0, 9.0])
+    due = torch.tensor([False, False, True, False])
+    assert fastest_worth(four, torch.tensor([1.0, 1.0, 0.1, 1.5]), due).tolist() == [2, 3]
+
+
+def test_everybody_is_asked_at_least_so_often():
+    """Uniform cohorts of 2 of 5 ask everybody once in 2.5 rounds; a quarter of that is once in 10; slow ones first."""
+    waiting = pool(2, round=21, last=[20, 11, 10, 10, 10], seconds=[1.0, 2.0, 3.0, 5.0, 4.0])
+    assert Learned(floor=0.25).due(waiting).tolist() == [False, False, False, True, True]
+    assert Learned(floor=0.25).due(replace(waiting, round=20)).tolist() == [False] * 5
+    assert not Learned(floor=0.0).due(waiting).any()
+    assert chosen(Learned(control="zero"), waiting) == [3, 4]
+
+
+def test_slow_clients_are_not_left_behind():
+    """One client takes a thousand times as long as the others: it is asked once in 5 / 0.25 rounds, no more."""
+    learner, last = Learned(control="zero"), torch.zeros(5, dtype=torch.int64)
+    asked = []
+    for t in range(1, 101):
+        among = replace(pool(1, round=t, seconds=[1.0, 1.0, 1.0, 1.0, 1000.0]), last=last.clone())
+        asked += chosen(learner, among)
+        last[asked[-1]] = t
+    assert [t + 1 for t, client in enumerate(asked) if client == 4] == [21, 42, 63, 84]
+    assert min(asked.count(client) for client in range(4)) > 4
 
 
 def test_the_bandit_learns_what_brings_progress():

@@ -1,10 +1,11 @@
-"""Nobody is left behind: whoever has replied least often is asked first."""
+"""Nobody is left behind: everybody in turn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from equipoise.contract import Pool, Selection
@@ -12,9 +13,12 @@ from equipoise.contract import Pool, Selection
 
 @dataclass(frozen=True)
 class Fair(Selection):
-    """The fewest replies first; of equal ones, whoever waits longest."""
+    """Whoever has never replied first, then whoever waits longest.
+
+    Turns are equal, and not replies: to have equal numbers of replies, everybody would have to wait for the slowest.
+    """
 
     name: ClassVar[str] = "fair"
 
     def scores(self, pool: Pool) -> Tensor:
-        return -pool.replies.double() - pool.last / (1.0 + pool.round)
+        return torch.where(pool.replies == 0, torch.inf, -pool.last.double())

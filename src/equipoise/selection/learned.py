@@ -7,7 +7,7 @@ in a run bring less than early ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -37,6 +37,9 @@ class Learned(Selection):
     control: str = option("learned", "whether worths are learned, all equal, or random", choices=CONTROLS)
     forgetting: float = option(0.98, "what is kept of earlier rounds per round", above=0, high=1)
     exploration: float = option(0.3, "spread of Thompson's draws", low=0)
+    floor: float = option(
+        0.25, "how often everybody is asked at least, as a part of how often uniform cohorts would", low=0, high=1
+    )
 
     def init(self) -> State:
         return {
@@ -47,7 +50,12 @@ class Learned(Selection):
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
         worth = (features(pool) @ self.weights(pool, state)).clamp(min=LEAST)
-        return fastest_worth(pool, worth), state
+        return fastest_worth(pool, worth, self.due(pool)), state
+
+    def due(self, pool: Pool) -> Tensor:
+        """Who has waited too long and is asked in any case: the slowest first, for they wait for each other anyway."""
+        late = pool.some(self.floor * pool.count * (pool.round - pool.last) > len(pool.ids))
+        return torch.isin(pool.ids, best(late, late.seconds))
 
     def weights(self, pool: Pool, state: State) -> Tensor:
         """Thompson's draw; the first weight is a prior: every reply is worth something."""
@@ -86,20 +94,23 @@ def features(pool: Pool) -> Tensor:
     return torch.cat([torch.ones(len(known), 1, dtype=torch.float64), (centred / spread).nan_to_num(0.0)], 1)
 
 
-def fastest_worth(pool: Pool, worth: Tensor) -> Tensor:
-    """The set whose worth per second is largest, when the slowest of a set tells its time.
+def fastest_worth(pool: Pool, worth: Tensor, due: Tensor) -> Tensor:
+    """The set whose worth per second is largest, when the slowest of a set tells its time; who is ``due`` is in it.
 
     For each time that a client is known to take, the best clients that are no slower; the time whose set is best wins.
     Whoever has never been asked counts with the median time.
     """
-    usual = pool.seconds.nanmedian().nan_to_num(nan=1.0)
-    seconds = torch.where(pool.seconds.isnan(), usual, pool.seconds).double()
     if pool.count >= len(pool.ids):
         return pool.ids
-    limits = seconds.sort().values[pool.count - 1 :].unique()
+    usual = pool.seconds.nanmedian().nan_to_num(nan=1.0)
+    seconds = torch.where(pool.seconds.isnan(), usual, pool.seconds).double()
+    longest = float(seconds[due].max()) if bool(due.any()) else 0.0
+    limits = seconds.sort().values[pool.count - 1 :].clamp(min=longest).unique()
+    order = worth.masked_fill(due, torch.inf)
     rates = []
     for limit in limits.tolist():
-        within = worth[seconds <= limit]
-        rates.append(float(within.topk(min(pool.count, len(within))).values.sum()) / max(limit, 1e-9))
-    fast = pool.some(seconds <= limits[int(torch.tensor(rates).argmax())])
-    return best(replace(fast, count=pool.count), worth[torch.isin(pool.ids, fast.ids)])
+        within = seconds <= limit
+        chosen = order[within].topk(pool.count).indices
+        rates.append(float(worth[within][chosen].sum()) / max(limit, 1e-9))
+    within = seconds <= limits[int(torch.tensor(rates).argmax())]
+    return best(pool.some(within), order[within])
