@@ -24,7 +24,7 @@ WAYS = [pytest.param(how, marks=pytest.mark.slow) for how in ("full", "dies", "a
 def undrawn(monkeypatch):
     """Pictures take longer than the runs that they show: a run has none here, and that of a comparison is empty."""
     monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write_text(""))
 
 
 def attempt(arguments, disk, capsys):

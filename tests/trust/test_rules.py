@@ -346,6 +346,11 @@ def test_a_backdoor_is_scored_and_succeeds_when_everybody_learns_it(tmp_path):
     assert rates["backdoor:0.9"] > max(0.6, rates["backdoor:0.01"])
 
 
+def test_trust_does_without_the_servers_data_where_agents_learn_by_playing(tmp_path):
+    command = "run --task two-state --method fedsynq --rounds 2 --quiet --robust trust".split()
+    assert main([*command, "--out", str(tmp_path / "x")]) == 0
+
+
 def test_a_task_without_rows_refuses_false_rows(tmp_path, capsys):
     command = "run --task two-state --method fedsynq --rounds 2 --quiet --attack labels:0.2".split()
     assert main([*command, "--out", str(tmp_path / "x")]) == 2

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Around, Method, Server, State, Task, Training, Tree, Up
+from equipoise.contract.supervised import Supervised
 from equipoise.core import trees
 from equipoise.core.errors import UsageError, nearest
 from equipoise.wrappers.robust import rules
@@ -100,7 +101,8 @@ class Robust(Around):
             return everybody, replace(up, params=self._shortened(s, up.params, changes)), s.state
         scaled, state, liars = _by_blocks(s.task, changes), s.state, math.floor(self.value * len(ids))
         if self.rule == "trust":
-            gain = self._gain(s, changes) if self.has_global(s.task) else None
+            judges = isinstance(s.task, Supervised) and self.has_global(s.task)
+            gain = self._gain(s, changes) if judges else None
             trust = rules.trust(scaled, gain, s.state["trust"][ids].double())
             state = {**state, "trust": s.state["trust"].index_copy(0, ids, trust.to(s.state["trust"].dtype))}
             kept = trust >= min(BELIEVED, float(trust.max()))
