@@ -1,7 +1,11 @@
+import os
+
 import pytest
 import torch
 
 from helpers_browser import browser  # noqa: F401  # a fixture
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of commands that tests start: two tests run at a time
 
 
 @pytest.fixture(autouse=True)

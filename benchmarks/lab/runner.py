@@ -14,9 +14,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from benchmarks.lab.cells import Cell, Record, Results
 from benchmarks.lab.provenance import provenance
 from benchmarks.lab.study import Study, find
+from equipoise.runs.running import Interrupted
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -33,6 +36,7 @@ def execute(study: Study, results: Results, only: str, jobs: int, minutes: float
     """
     end, failed = time.monotonic() + 60 * minutes, set[str]()
     os.environ |= SINGLE  # each process has one thread; those that are spawned inherit it
+    torch.set_num_threads(1)  # this one has read its environment already
     while waiting := [cell for cell in missing(study, results, only) if cell.name not in failed]:
         started = False
         for name, found in _outcomes(study, waiting, jobs, end, keep):
@@ -40,6 +44,9 @@ def execute(study: Study, results: Results, only: str, jobs: int, minutes: float
             if isinstance(found, Record):
                 results.add(found)
                 print(f"{name}: {found.seconds:.1f} s", flush=True)
+            elif isinstance(found, Interrupted):  # the run took the signal that was meant for the study
+                print(f"{name} was stopped: the same command goes on", flush=True)
+                return False
             else:
                 failed.add(name)
                 print(f"{name} failed: {type(found).__name__}: {found}", flush=True)

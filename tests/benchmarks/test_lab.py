@@ -14,6 +14,7 @@ import pytest
 from benchmarks.lab import Cell, Record, Results, Study, cells, command, grid, provenance, runner
 from benchmarks.lab.study import find
 from benchmarks.lab.tables import paired, spread, table
+from equipoise.runs.running import Interrupted
 
 NAMES = [f"{method}-seed{seed}" for method in ("fedavg", "scaffold") for seed in (1, 2)]
 
@@ -118,6 +119,17 @@ def test_cells_may_follow_from_others_and_one_that_fails_stops_no_other(
     assert list(results.records) == ["search-number1", "search-number3", "use-best3"]
     assert "search-number2 failed: ValueError: no such number" in capsys.readouterr().out
     assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_signal_that_a_run_takes_ends_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*about: Any) -> Record:
+        raise Interrupted
+
+    monkeypatch.setattr(runner, "measure", interrupted)
+    assert example(tmp_path, "--jobs", "1") == 1
+    assert capsys.readouterr().out == f"{NAMES[0]} was stopped: the same command goes on\n"
 
 
 def test_two_runners_lose_nothing_and_large_files_are_compressed(
