@@ -19,8 +19,9 @@ $(SETUP): pyproject.toml constraints.txt
 demo: .venv/.light
 	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,equilibrium --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
 
+# A worker for each core; the tests of one file share what they make, so they stay together.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
