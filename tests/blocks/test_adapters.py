@@ -71,6 +71,27 @@ def test_a_convolution_learns_as_w_plus_ba(layer: nn.Conv2d) -> None:
     assert torch.allclose(module(x), expected)
 
 
+class Tower(nn.Module):
+    """As vision transformers of others have it: a layer whose name is ``blocks``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(nn.Linear(5, 6), nn.Tanh()), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.blocks(x))
+        return out
+
+
+def test_a_layer_may_be_called_blocks() -> None:
+    data = Synthetic(SyntheticConfig(**SMALL), 0)
+    plain = FromExamples("synthetic", Tower(), data, TRAINING, torch.float64)
+    assert plain.blocks == {"backbone": ("blocks.0.weight", "blocks.0.bias"), "head": ("head.weight", "head.bias")}
+    low = plain.shaped("", "rank=2 targets=blocks.0 train=head.*", "", 0)
+    assert low.blocks == {"adapter": ("blocks.0.adapter.A", "blocks.0.adapter.B"), "head": ("head.weight", "head.bias")}
+    assert simulate(FedPer(), low, rounds=1).logs[0].bytes.up == low.clients * 8 * 2 * (5 + 6)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_stacks_gradients_are_each_clients_own(bias: bool) -> None:
     """With respect to the adapters and to the rows that come from the layer before, two adapters in each layer."""

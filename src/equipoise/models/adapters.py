@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.options import Options, kinds, option, rule_of
 from equipoise.core.text import parse
+from equipoise.models.blocks import declare
 
 CONVOLVE: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 
@@ -157,7 +158,7 @@ def adapted(module: nn.Module, adapter: Adapter, seed: int) -> nn.Module:
     blocks = {
         block: tuple(f"{name}.{block}.{part}" for name, _ in wanted for part in ("A", "B")) for block in adapter.blocks
     }
-    module.blocks = {**blocks, "head": head} if head else blocks  # type: ignore[assignment]
+    declare(module, {**blocks, "head": head} if head else blocks)
     return module
 
 

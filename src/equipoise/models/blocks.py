@@ -14,13 +14,26 @@ NORM = "norm"
 """The block of batch normalisation, where the model or the user names no other."""
 
 
+_DECLARED = "equipoise_blocks"  # a module of others may have a layer of the name `blocks`
+
+
+def declare(module: nn.Module, blocks: Blocks) -> None:
+    """Let these be the module's blocks."""
+    setattr(module, _DECLARED, blocks)
+
+
+def _declared(module: nn.Module) -> object:
+    own = getattr(module, "blocks", None)
+    return getattr(module, _DECLARED, None if isinstance(own, nn.Module) else own)
+
+
 def with_head(module: nn.Module, head: str) -> nn.Module:
     """Declare the layer named ``head`` as the head and all others as the backbone."""
     names = [name for name, _ in module.named_parameters()]
     kept = tuple(name for name in names if name.startswith(f"{head}."))
     if not kept:
         raise UsageError(f"{type(module).__name__} has no layer '{head}' with parameters to be its head")
-    module.blocks = {"backbone": tuple(name for name in names if name not in kept), "head": kept}  # type: ignore[assignment]
+    declare(module, {"backbone": tuple(name for name in names if name not in kept), "head": kept})
     return module
 
 
@@ -39,7 +52,7 @@ def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
         raise UsageError(f"{type(module).__name__} {what}: there is nothing to learn")
     if patterns:
         return _matched(module, patterns)
-    declared = getattr(module, "blocks", None)
+    declared = _declared(module)
     if declared is None:
         inside = tuple(f"{layer}." for layer, _ in norms(module))
         norm = tuple(name for name in names if inside and name.startswith(inside))
