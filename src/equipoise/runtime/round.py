@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.clock.options import Timing
-from equipoise.contract import Down, Held, Method, Reply, Selection, Server, State, Task, Training, Tree
+from equipoise.contract import Down, Held, Method, Reply, Selection, Server, State, Supervised, Task, Training, Tree
 from equipoise.core import random, schedules, trees
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
@@ -120,7 +121,7 @@ class Simulation:
                 sound &= facts.finite
                 left_out = {place: why for place, why in facts.reasons.items() if bool(intake.in_time[place])}
                 sound[list(left_out)] = False
-                times = TIMES if _from_one_model(method, task, down) else DRIFTED
+                times = _times_as_long(method, task, down)
                 left_out |= too_long(facts.long, self._paths(asked, reply, training), sound, times)
                 sound[list(left_out)] = False
             outcome = Adopted(server, torch.zeros_like(sound))
@@ -342,11 +343,17 @@ class Simulation:
         return Scores({**means, "std": float(head.std(correction=0)), "p10": float(np.quantile(head.numpy(), 0.1))})
 
 
-def _from_one_model(method: Method, task: Task, down: Down) -> bool:
-    """Whether all clients of a round start what they upload from one model, so that their changes can be compared."""
+def _times_as_long(method: Method, task: Task, down: Down) -> float:
+    """How many times as long as nearly all others' a client's change may be.
+
+    Changes compare best where all clients start what they upload from one model. Agents that start from models of their
+    own go honestly as far as their environments take them.
+    """
     uploaded = set(method.shared_names(task))
     blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
-    return "install" not in method.decides and all(down.sent[block] is True for block in blocks)
+    if "install" not in method.decides and all(down.sent[block] is True for block in blocks):
+        return TIMES
+    return DRIFTED if isinstance(task, Supervised) else math.inf
 
 
 def _cohort(ids: Tensor, clients: int, method: Method) -> Ints:
