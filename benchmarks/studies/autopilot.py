@@ -23,6 +23,7 @@ MAIN: dict[str, dict[str, Any]] = {
     "equilibrium": {"method": "equilibrium"},
     "autopilot": {"method": "autopilot"},
 }
+FEDAVG = ("fedavg", "fedavg-8")
 LEARNED = {"autopilot-learned": {"method": "autopilot", "policy": "learned"}}
 UNSEEN = ("heart-linear", "heart-mlp", "watch", "flights", "fmnist-skew-mlp", "fmnist-turned-mlp")
 """Families that are of no kind with those on which the policy was trained."""
@@ -63,33 +64,37 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return result | {f"{side}_loss": scores[side].loss for side in SIDES}
 
 
-def common(results: Results, family: str) -> dict[str, list[Record]]:
-    """A family's cells by variant, of the seeds that all variants have that were run at all."""
-    found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
-    found = {variant: kept for variant, kept in found.items() if kept}
-    seeds = [{record["seed"] for record in kept} for kept in found.values()]
-    shared = set.intersection(*seeds) if seeds else set()
+def common(results: Results, family: str, controller: str) -> dict[str, list[Record]]:
+    """A family's cells of a controller and of both FedAvgs, of the seeds that all three have."""
+    found = {variant: results.where(family=family, variant=variant) for variant in (*FEDAVG, controller)}
+    shared = set.intersection(*({record["seed"] for record in kept} for kept in found.values()))
     return {variant: [record for record in kept if record["seed"] in shared] for variant, kept in found.items()}
 
 
+def over_fedavg(kept: dict[str, list[Record]], controller: str) -> list[str]:
+    """How far a controller is ahead of the FedAvg that is better on average, by side."""
+    cells = []
+    for side in SIDES:
+        level = {variant: fmean(record[side] for record in kept[variant]) for variant in kept}
+        better = max(FEDAVG, key=lambda variant: level[variant])
+        gap = f"{level[controller] - level[better]:+.2f}"
+        cells.append(paired(kept[controller], kept[better], side, 2) or gap)
+    return cells
+
+
 def against_fedavg(results: Results) -> list[str]:
-    """Mean accuracies, and the difference to the better FedAvg of each column."""
+    """Mean accuracies, and the differences to the better FedAvg of each column; equilibrium's on its own seeds."""
     rows = []
     for family in FAMILIES:
-        kept = common(results, family)
-        if not (kept.get("autopilot") and kept.get("fedavg") and kept.get("fedavg-8")):
+        kept, beside = (common(results, family, controller) for controller in ("autopilot", "equilibrium"))
+        if not kept["autopilot"]:
             continue
-        row: list[Any] = [family, len(kept["autopilot"])]
-        for variant in MAIN:
-            both = [spread(record[side] for record in kept.get(variant, [])) for side in SIDES]
-            row.append(" / ".join(both) if variant in kept else None)
-        for side in SIDES:
-            level = {variant: fmean(record[side] for record in kept[variant]) for variant in kept}
-            better = max(("fedavg", "fedavg-8"), key=lambda variant: level[variant])
-            ahead = f"{level['autopilot'] - level[better]:+.2f}"
-            row.append(paired(kept["autopilot"], kept[better], side, 2) or ahead)
-        rows.append(row)
-    return table(["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"], rows)
+        levels = [" / ".join(spread(record[side] for record in kept[v]) for side in SIDES) for v in kept]
+        ours = [len(kept["autopilot"]), *levels, *over_fedavg(kept, "autopilot")]
+        count = len(beside["equilibrium"])
+        rows.append([family, *ours, count, *(over_fedavg(beside, "equilibrium") if count else (None, None))])
+    head = ["family", "seeds", *FEDAVG, "autopilot", "autopilot - better FedAvg, global", "personal"]
+    return table([*head, "equilibrium's seeds", "equilibrium - better FedAvg, global", "personal"], rows)
 
 
 def pairs(results: Results, ours: str, theirs: str, families: Iterable[str]) -> dict[str, list[tuple[Record, Record]]]:

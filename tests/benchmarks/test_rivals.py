@@ -1,10 +1,11 @@
-"""Adaptive baselines get the same budget, and fresh seeds run at the setting that did best on development seeds."""
+"""What controllers are compared with: baselines of one budget at their best setting, on seeds that both have."""
 
 from pathlib import Path
 
 from benchmarks import rivals
 from benchmarks.lab import Results
 from benchmarks.lab.cells import Record
+from benchmarks.studies import autopilot
 
 
 def test_budgets_are_equal_and_searched_seeds_are_not_fresh() -> None:
@@ -24,3 +25,23 @@ def test_fresh_seeds_follow_the_search_and_take_its_best_setting(tmp_path: Path)
     fresh = [cell for cell in rivals.cells(results) if cell.axes["variant"] == "fedavgm"]
     assert len(fresh) == len(rivals.COMPARED) * len(rivals.SEEDS)
     assert all(cell.options == {"method": "fedavgm", **rivals.SETTINGS["fedavgm"][1]} for cell in fresh)
+
+
+def test_autopilot_is_counted_on_all_seeds_it_shares_with_fedavg_and_equilibrium_on_its_own(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    figures = {  # by seed
+        "fedavg": {100: 60.0, 101: 70.0, 102: 80.0},
+        "fedavg-8": {100: 50.0, 101: 50.0, 102: 50.0, 103: 99.0},
+        "autopilot": {100: 61.0, 101: 72.0, 102: 83.0, 104: 0.0},
+        "equilibrium": {101: 65.0},
+    }
+    for variant, by_seed in figures.items():
+        for seed, value in by_seed.items():
+            axes = {"family": "flights", "variant": variant, "seed": seed}
+            results.add(Record(f"{variant}-{seed}", axes, {}, {"global": value, "personal": value}))
+    row = [cell.strip() for cell in autopilot.against_fedavg(results)[2].split("|")[1:-1]]
+    # Differences 1, 2, 3: their deviation is 1, and t of two degrees of freedom 4.303.
+    assert row[:2] == ["flights", "3"]
+    assert row[4] == "72.0 ± 11.0 / 72.0 ± 11.0"
+    assert row[5:7] == [f"+2.00 ± {4.303 / 3**0.5:.2f}"] * 2
+    assert row[7:] == ["1", "-5.00", "-5.00"]
