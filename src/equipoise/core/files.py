@@ -121,7 +121,7 @@ def remove(path: Path) -> None:
         DISK.remove(path)
 
 
-def checksum(data: bytes, before: int = 0) -> int:
+def checksum(data: bytes | memoryview, before: int = 0) -> int:
     """Of some content, or of content that goes on after what had the checksum ``before``."""
     return zlib.crc32(data, before)
 
@@ -212,11 +212,20 @@ def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> int:
     """Over all that a safetensors file says: metadata, names, types, shapes, numbers."""
     kinds = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
-    return _content_checksum(tensors, checksum(json.dumps([about, kinds], sort_keys=True).encode()))
+    return _content_checksum(tensors, kinds_checksum(kinds, about))
+
+
+def kinds_checksum(kinds: dict[str, list[Any]], about: dict[str, str]) -> int:
+    """Of what a safetensors file says before its numbers: ``kinds`` gives the type and the shape of each tensor."""
+    return checksum(json.dumps([about, kinds], sort_keys=True).encode())
 
 
 def _content_checksum(tensors: dict[str, Tensor], before: int) -> int:
     for name in sorted(tensors):
-        value = tensors[name].detach().contiguous()
-        before = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, before)
+        before = checksum(raw(tensors[name]), before)
     return before
+
+
+def raw(value: Tensor) -> memoryview:
+    """The bytes of a tensor as a file has them."""
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -17,6 +17,7 @@ from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.errors import UsageError
+from equipoise.core.stacks import write_stack
 from equipoise.core.trees import Ints
 from equipoise.data.poisoned import POISONS
 from equipoise.privacy.ledger import Ledger
@@ -31,6 +32,7 @@ from equipoise.runs.elsewhere import refuse_simulated
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.keeping import interruptible, threads
 from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runs.personal import personal_parts
 from equipoise.runs.saving import Checkpoint
 from equipoise.runs.scoring import Final, final_scores
 from equipoise.runs.spreading import alike, follows, room_of, together
@@ -359,9 +361,9 @@ class _Running:
             shared = {name: self.simulation.params[name] for name in names}
             checkpoint.write_tensors(self.folder.models / "shared.safetensors", shared)
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
-            ids, models = self.simulation.personal_models()
-            everything = {"client_ids": torch.from_numpy(ids), **models}
-            checkpoint.write_tensors(self.folder.models / "personal.safetensors", everything)
+            each = personal_parts(self.simulation)
+            parts = ({"client_ids": torch.from_numpy(ids), **models} for ids, models in each)
+            write_stack(self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts)
 
     def _write_clients(self, final: Final) -> None:
         """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""

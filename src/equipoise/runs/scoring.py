@@ -11,13 +11,11 @@ from torch import Tensor
 
 from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import streams, trees
-from equipoise.core.trees import Ints
 from equipoise.methods.local import Local
 from equipoise.records.scores import Evaluations, OwnScores, Scores
+from equipoise.runs.personal import Parts, parted, personal_parts
 from equipoise.runtime.choose import MakeExecutor
 from equipoise.runtime.round import Schedule, Simulation
-
-AT_ONCE = 1000  # clients, which bounds the memory
 
 
 @dataclass(frozen=True)
@@ -60,29 +58,26 @@ def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecut
             found = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
             return _told(found, simulation)
-        ids, models = simulation.personal_models()
-        if not models:
-            return Final(found)
-        personal = _evaluated(task, ids, models)
+        personal = _evaluated(task, personal_parts(simulation))
         columns: dict[str, list[float]] = {}
-        if isinstance(task, Supervised) and task.client_names:
-            columns = _beside(task, ids, models, simulation.schedule.seed)
+        if personal and isinstance(task, Supervised) and task.client_names:
+            columns = _beside(task, personal_parts(simulation), simulation.schedule.seed)
             if beside_local:
-                columns[f"local_{task.headline}"] = _alone(simulation, ids, make).tolist()
+                columns[f"local_{task.headline}"] = _alone(simulation, make).tolist()
     return Final(found, personal, columns)
 
 
-def _evaluated(task: Task, ids: Ints, models: Tree) -> Tree:
+def _evaluated(task: Task, parts: Parts) -> Tree:
     """Each model on its own client's test rows."""
-    pieces = torch.arange(len(ids)).split(AT_ONCE)
-    clients = torch.from_numpy(ids)
-    scores = [task.evaluate_stack(clients[piece], trees.row(models, piece), "test") for piece in pieces]
-    return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
+    scores = [task.evaluate_stack(torch.from_numpy(ids), models, "test") for ids, models in parts if models]
+    return trees.concatenate(scores) if scores else {}
 
 
-def _beside(task: Supervised, ids: Ints, models: Tree, seed: int) -> dict[str, list[float]]:
+def _beside(task: Supervised, parts: Parts, seed: int) -> dict[str, list[float]]:
     """Client by client: only those with names are looked at so."""
-    each = [beside(task, int(client), trees.row(models, k), seed) for k, client in enumerate(ids)]
+    each = [
+        beside(task, int(client), trees.row(models, k), seed) for ids, models in parts for k, client in enumerate(ids)
+    ]
     return {name: [one[name] for one in each] for name in each[0]}
 
 
@@ -117,11 +112,12 @@ def _told(found: Mapping[str, float], simulation: Simulation) -> Final:
     return Final(found, personal, columns("beside"))
 
 
-def _alone(simulation: Simulation, ids: Ints, make: MakeExecutor) -> Tensor:
+def _alone(simulation: Simulation, make: MakeExecutor) -> Tensor:
     """The headline of clients that train by themselves, in as many rounds."""
     s, task = simulation.schedule, simulation.task
     schedule = Schedule(s.rounds, s.seed, s.participation, s.executor, s.rounds, keep_models=True)
     alone = Simulation(Local(), task, simulation.training, schedule, make)
     for _ in range(s.rounds):
         alone.round()
-    return _evaluated(task, ids, alone.store.held(ids).local)[task.headline].double()
+    parts = ((ids, alone.store.held(ids).local) for ids in parted(simulation.store.ids))
+    return _evaluated(task, parts)[task.headline].double()

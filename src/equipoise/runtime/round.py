@@ -212,22 +212,21 @@ class Simulation:
         for ids, kept in parts:
             self.store.restore(ids, kept["slots"].numpy(), self.executor.take(ids, kept["trees"]))
 
-    def personal_models(self) -> tuple[Ints, Tree]:
-        """Clients seen and the stack of their personal models."""
-        models = self._all("personal")
+    def personal_models(self, ids: Ints | None = None) -> tuple[Ints, Tree]:
+        """Clients seen, or some of them, and the stack of their personal models."""
+        ids = self.store.ids if ids is None else ids
+        models = self._held(ids, "personal")
         if not models:
-            return self.store.ids, self._all("local")
+            return ids, self._held(ids, "local")
         # A client that has not made one yet (all its updates were dropped) would use the global model.
-        unknown = ~finite(models, len(self.store.ids))
-        return self.store.ids, {
+        unknown = ~finite(models, len(ids))
+        return ids, {
             name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
             for name, value in models.items()
         }
 
-    def _all(self, name: str) -> Tree:
-        ids = self.store.ids
-        kept = self.store.saved((name,))["trees"] | self.executor.collect(ids, (name,))
-        tree: Tree = kept.get(name, {})
+    def _held(self, ids: Ints, name: str) -> Tree:
+        tree: Tree = (self.store.rows(ids, (name,)) | self.executor.collect(ids, (name,))).get(name, {})
         return tree
 
     def _stored(self) -> State:

@@ -105,9 +105,9 @@ class ClientStore:
         for rows in self._rows.values():
             rows.expect(known)
 
-    def saved(self, names: Container[str] = KEPT) -> State:
-        """Everything, for a checkpoint; or what is kept under these names."""
-        trees = {name: rows.first(self._seen) for name, rows in self._rows.items() if name in names}
+    def saved(self) -> State:
+        """Everything, for a checkpoint."""
+        trees = {name: rows.first(self._seen) for name, rows in self._rows.items()}
         return {"ids": torch.from_numpy(self.ids), "trees": trees}
 
     def load(self, state: State) -> None:
