@@ -98,7 +98,10 @@ def _simulate(kind, method, task, processes, rounds=3):
 
 @pytest.mark.parametrize(
     ("name", "clients", "numbers"),
-    [("fedavg", 230, (2, 3)), ("scaffold", 230, (2, 3)), ("equilibrium", 120, (2,)), ("page", 120, (2,))],
+    [
+        *(("fedavg", 230, (2, 3)), ("scaffold", 230, (2, 3))),
+        *((name, 120, (2,)) for name in ("ditto", "equilibrium", "page")),
+    ],
 )
 def test_any_number_of_processes_is_one_to_the_bit(name, clients, numbers):
     """Four chunks, or two; with sums, and with every upload."""
@@ -214,17 +217,19 @@ def _children():
     return {int(pid) for pid in found.stdout.split() if Path(f"/proc/{pid}/cmdline").exists()}
 
 
-def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(alone, tmp_path):
+@pytest.mark.parametrize("at", [1, 3])  # before the first checkpoint, and after it
+def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(at, alone, tmp_path):
     before = _children()
 
     def kill(record):
-        if record.round == 3:
+        if record.round == at:
             os.kill(max(_children() - before), signal.SIGKILL)
 
     with pytest.raises(Lost, match=r"process . of 3 has ended"):
         run(SCAFFOLD, tmp_path / "run", watch=kill, means=Means(processes=3))
     assert not {pid for pid in _children() - before if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"}
-    resume_run(tmp_path / "run", means=Means(processes=2))
+    assert (tmp_path / "run" / "checkpoint" / "last.safetensors").exists() == (at > 1)
+    assert main(["resume", str(tmp_path / "run"), "--processes", "2", "--quiet"]) == 0
     _same(alone, tmp_path / "run")
 
 
