@@ -10,8 +10,10 @@ from equipoise.contract import Server, Train, Up
 from equipoise.core.errors import UsageError
 from equipoise.learners import ddpg
 from equipoise.methods.page import actions, player, settle
+from equipoise.methods.page.game import TABLE_7
 from equipoise.methods.page.leaning import LEAST_ERROR
-from equipoise.methods.page.page import LEAST, TABLE_7, Page
+from equipoise.methods.page.page import Page
+from equipoise.methods.page.readings import LEAST
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
@@ -51,14 +53,15 @@ def test_the_published_map_means_the_corner_for_an_untrained_actor() -> None:
     start, zero = Train(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
     expected = {"published": (20, 0.1), "paper": (11, 0.01), "around": (1, 0.5)}
     for reading, (epochs, lr) in expected.items():
-        train = Page(reading=reading).meaning(zero, start)
+        method = Page(reading=reading)
+        train = method.meaning(method.read.kept(zero, 0.001, 0.1), start)
         assert (int(train.epochs), float(train.lr)) == (epochs, pytest.approx(lr))
-    assert Page(reading="published").kept(zero).tolist() == pytest.approx([0.1, 0.1])
+    assert Page(reading="published").read.kept(zero, 0.001, 0.1).tolist() == pytest.approx([0.1, 0.1])
     assert Page(reading="published").agent(small_task()).normalise is False
 
 
 def test_rates_are_those_of_table_7() -> None:
-    config = Page(agents="each").leader(small_task())
+    config = Page(agents="each").leads.config(small_task())
     assert (config.critic_lr, config.actor_lr, config.target_rate) == (0.01, 0.001, 0.01)
     task = small_task()
     task.name = "shakespeare"
@@ -202,7 +205,7 @@ def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone
 
 def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
     """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
-    config = Page(**PAPER).leader(small_task())
+    config = Page(**PAPER).leads.config(small_task())
     agent = player.empty(config, 1, 2)["agent"]
     for k in range(40):
         u = torch.rand(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)

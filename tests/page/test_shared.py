@@ -15,13 +15,14 @@ from equipoise.learners import ddpg
 from equipoise.methods import find_method
 from equipoise.methods.page import actions, cohort, shared
 from equipoise.methods.page.follower import STEPS, Cohort
-from equipoise.methods.page.page import FADE, LEAST, Page
-from equipoise.methods.page.readings import READINGS
+from equipoise.methods.page.game import FADE
+from equipoise.methods.page.page import Page
+from equipoise.methods.page.readings import LEAST
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
 PAPER: dict[str, Any] = {**SHORT, "reading": "paper"}
-CONFIG = Cohort(READINGS["paper"]).config(ddpg.Config())
+CONFIG = Cohort(Page(**PAPER)).config(ddpg.Config())
 
 
 def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -193,7 +194,7 @@ def test_learning_agents_run_alike_on_both_executors(reading: str) -> None:
     method = Page(**{**SHORT, "reading": reading})
     loop, stacked = (simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked"))
     state = stacked.server_state
-    agent = method.leader(small_task())
+    agent = method.leads.config(small_task())
     turns = 20 - math.ceil(
         agent.warmup / 6
     )  # it waits for so many transitions, of which each round but the first has 6
@@ -252,7 +253,7 @@ def test_the_actor_and_the_transitions_are_billed() -> None:
     task = small_task()
     sim = simulate(Page(**PAPER), task, 1)
     plain = simulate(Page(**PAPER, adapt="p"), task, 1)
-    actor = tree_bytes(ddpg.export(Page(**PAPER).leader(task), sim.server_state["leader"]))
+    actor = tree_bytes(ddpg.export(Page(**PAPER).leads.config(task), sim.server_state["leader"]))
     ours, theirs = sim.logs[0].bytes, plain.logs[0].bytes
     down, up = ours.down - theirs.down, ours.up - theirs.up
     assert down == 6 * (actor + 1)
@@ -277,9 +278,9 @@ def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
 
 
 def test_noise_fades_over_the_run_and_in_the_box_as_in_the_paper() -> None:
-    box = Page(warmup=10, reading="paper")
+    box = Page(warmup=10, reading="paper").leads
     assert [box.spread(t, 900) for t in (1, 10, 10 + FADE // 2, 10 + FADE, 800)] == pytest.approx([0.2, 0.2, 0.1, 0, 0])
-    assert [Page().spread(t, 100) for t in (0, 50, 100)] == pytest.approx([0.2, 0.1, 0.0])
+    assert [Page().leads.spread(t, 100) for t in (0, 50, 100)] == pytest.approx([0.2, 0.1, 0.0])
 
 
 def test_the_former_method_says_what_it_is_called_now() -> None:

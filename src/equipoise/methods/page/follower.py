@@ -1,4 +1,4 @@
-"""The server's move, in three forms: one exponent for all, a weight for each client, or a score for whoever replied."""
+"""The server's moves in three forms: one exponent for all, a weight for each client, a score for whoever replied."""
 
 from __future__ import annotations
 
@@ -7,89 +7,115 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Server, State, Up
+from equipoise.contract import Server, State, Task, Up
+from equipoise.core import streams
 from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.page import cohort, player
-from equipoise.methods.page.readings import Reading
+from equipoise.methods.page.game import Game
+from equipoise.methods.page.player import told
 
 STEPS = 4  # updates per round of a player that sees one transition per round
 
 
 @dataclass(frozen=True)
-class Exponent:
-    """State: mean and spread of the uploads' accuracy, mean error of the received model, time left."""
+class Follower:
+    """A player of the server, if it learns; else zero, where agents start, or random actions of the same range."""
 
-    reading: Reading
+    game: Game
+
+    def server_init(self, task: Task) -> State:
+        learns = self.game.control == "learned" and "p" in self.game.factors
+        return {"follower": self.empty(self.config(self.game.agent(task)), task.clients)} if learns else {}
+
+    def act(self, s: Server, state: State, ids: Tensor, up: Up) -> tuple[Tensor, State]:
+        """a_CS(t) from s_CS(t)."""
+        if "follower" not in state:
+            drawn = player.server_uniform(s, self.width(ids), streams.AGENT[1])
+            return (2 * drawn - 1) * (self.game.control == "random"), state
+        config, learning = self.game.agent(s.task, s.rounds), s.round > self.game.waits(s.rounds)
+        action, held = self.turn(s, self.config(config), state["follower"], ids, up, learning)
+        return action, {**state, "follower": held}
+
+    def config(self, agent: Config) -> Config:
+        raise NotImplementedError
+
+    def empty(self, config: Config, clients: int) -> State:
+        raise NotImplementedError
+
+    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
+        raise NotImplementedError
+
+    def width(self, ids: Tensor) -> int:
+        """How many numbers an action has."""
+        return len(ids)
+
+
+@dataclass(frozen=True)
+class Exponent(Follower):
+    """State: mean and spread of the uploads' accuracy, mean error of the received model, time left."""
 
     def config(self, agent: Config) -> Config:
         return replace(agent, steps=STEPS)
 
-    def init(self, agent: Config, clients: int) -> State:
-        return player.empty(self.config(agent), 4, 1)
+    def empty(self, config: Config, clients: int) -> State:
+        return player.empty(config, 4, 1)
 
-    def turn(self, s: Server, agent: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
+    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
         acc, error = (up.metrics[name].to(DTYPE) for name in ("trained_acc", "error"))
         left = torch.full_like(acc[0], 1 - s.round / s.rounds)
         seen = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), left])
-        return player.server_turn(s, self.config(agent), held, seen, learning)
+        return player.server_turn(s, config, held, seen, learning)
 
     def width(self, ids: Tensor) -> int:
         return 1
 
 
 @dataclass(frozen=True)
-class Each:
+class Each(Follower):
     """s_CS(t): accuracy of every upload on public data; absent clients count as last seen. The authors' code shows the
     agent those of the last round."""
 
-    reading: Reading
-
     def config(self, agent: Config) -> Config:
-        if self.reading.published:
+        if self.game.read.published:
             return replace(agent, noise="none")
-        return replace(agent, noise="gaussian", steps=STEPS if self.reading.around else 1)
+        return replace(agent, noise="gaussian", steps=STEPS if self.game.read.around else 1)
 
-    def init(self, agent: Config, clients: int) -> State:
-        empty = player.empty(self.config(agent), clients, clients)
-        return empty | {"accs": torch.zeros(clients, dtype=DTYPE)}
+    def empty(self, config: Config, clients: int) -> State:
+        return player.empty(config, clients, clients) | {"accs": torch.zeros(clients, dtype=DTYPE)}
 
-    def turn(self, s: Server, agent: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
-        split = "test" if self.reading.published else "public"
-        accs = held["accs"].index_copy(0, ids, s.task.merit(s.evaluate(up.params, split))[0].to(DTYPE))
-        seen = held["accs"] if self.reading.published else accs
-        action, held = player.server_turn(s, self.config(agent), held, seen, learning)
+    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
+        published = self.game.read.published
+        scores = s.evaluate(up.params, "test" if published else "public")
+        accs = held["accs"].index_copy(0, ids, s.task.merit(scores)[0].to(DTYPE))
+        action, held = player.server_turn(s, config, held, held["accs"] if published else accs, learning)
         return action[ids], {**held, "accs": accs}
-
-    def width(self, ids: Tensor) -> int:
-        return len(ids)
 
 
 @dataclass(frozen=True)
-class Cohort:
+class Cohort(Follower):
     """One net scores each client from its features and the cohort's mean (cohort.py)."""
-
-    reading: Reading
 
     def config(self, agent: Config) -> Config:
         return replace(agent, steps=STEPS, members=cohort.MEMBERS, noise="gaussian")
 
-    def init(self, agent: Config, clients: int) -> State:
-        return cohort.empty(self.config(agent))
+    def empty(self, config: Config, clients: int) -> State:
+        return cohort.empty(config)
 
-    def turn(self, s: Server, agent: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
+    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
         acc, received, trained = (up.metrics[name] for name in ("trained_acc", "received_loss", "trained_loss"))
         seen = cohort.features(acc, received, trained, s.task.sizes(ids))
-        return cohort.turn(s, self.config(agent), held, ids, seen, learning)
-
-    def width(self, ids: Tensor) -> int:
-        return len(ids)
+        return cohort.turn(s, config, held, ids, seen, learning)
 
 
-Follower = Exponent | Each | Cohort
+def chosen(game: Game) -> Follower:
+    if game.read.exponent:
+        return Exponent(game)
+    return Cohort(game) if game.agents == "shared" else Each(game)
 
 
-def chosen(reading: Reading, agents: str) -> Follower:
-    if reading.exponent:
-        return Exponent(reading)
-    return Cohort(reading) if agents == "shared" else Each(reading)
+def unmoved(state: State) -> State:
+    """As if the server's player, where there is one, had left the rule alone."""
+    if "follower" not in state:
+        return state
+    return told(state, "follower", action=torch.zeros_like(state["follower"]["action"]))

@@ -63,6 +63,11 @@ def server_turn(s: Server, config: Config, player: State, observed: Tensor, lear
     return _turn(config, player, observed, u, learning)
 
 
+def told(state: State, who: str, **what: Tensor) -> State:
+    """A state in which a player's last move has this action or reward; as it is where nobody plays."""
+    return {**state, who: {**state[who], **what}} if who in state else state
+
+
 def server_uniform(s: Server, count: int, stream: Stream) -> Tensor:
     """Random numbers of the server: those of a client that does not exist."""
     key = random.keys(s.seed, np.array([-1]), s.round, stream)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from equipoise.methods.page import actions
+from equipoise.methods.page.leaning import LEAST_ERROR
+
+LEAST = 0.01  # losses below count as this: validation sets are small, and 1/f would have no bound
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,15 @@ class Reading:
     def gamma(self) -> float:
         return 0.0 if self.difference else 0.99
 
+    @property
+    def split(self) -> str:
+        """The clients' data on which states and rewards are measured."""
+        return "test" if self.published else "val"
+
+    def kept(self, action: Tensor, low: float, high: float) -> Tensor:
+        """An action as its agent remembers it: the authors' code keeps it clipped, and feeds unclipped ones."""
+        return actions.published(action, low, high) if self.published else action
+
     def epochs(self, action: Tensor, configured: Tensor, most: int, high: float) -> Tensor:
         """alpha_i; in the authors' code an action lies within the rates, of which ``high`` is the largest."""
         if self.published:
@@ -41,14 +53,25 @@ class Reading:
             return action
         return actions.rate_near(action, configured, low, high) if self.around else actions.rate_of(action, low, high)
 
-    def weights(self, action: Tensor, configured: Tensor) -> tuple[Tensor, Tensor | float]:
-        """The weights before errors count in them, and the exponent with which these do."""
-        if self.exponent:
-            return configured, actions.exponent_of(action)
-        if not self.around:
-            return actions.simplex(action), 0.0
-        p = configured * actions.simplex(action, actions.NEAR_WEIGHT)
-        return p / p.sum(), 0.0
+    def weights(self, action: Tensor, configured: Tensor, error: Tensor | None, lean: float) -> Tensor:
+        """p; where errors e_i count, times e_i^(kappa + lean) with the action's kappa and a bias to the server."""
+        p, kappa = configured, actions.exponent_of(action) if self.exponent else 0.0
+        if not self.exponent:
+            near = configured * actions.simplex(action, actions.NEAR_WEIGHT)
+            p = near / near.sum() if self.around else actions.simplex(action)
+        if error is None:
+            return p
+        p = p * (error + LEAST_ERROR) ** (kappa + max(0.0, lean))
+        return p / p.sum()
+
+    def paid(self, before: Tensor, after: Tensor, lean: float) -> Tensor:
+        """r(t) from the losses before and after a move: by how much its logarithm fell, or the level u = 1 / f.
+
+        In the authors' code a bias that leans to the player's side scales it.
+        """
+        if self.difference:
+            return before.clamp(min=LEAST).log() - after.clamp(min=LEAST).log()
+        return (10.0 ** max(0.0, lean) if self.published else 1.0) / after.clamp(min=LEAST)
 
 
 READINGS = {
