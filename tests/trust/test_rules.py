@@ -148,6 +148,18 @@ def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
     assert float(gain[3]) == 0
 
 
+def test_a_client_weighs_at_most_twice_the_median_times_its_belief():
+    weights, belief = torch.tensor([0.1, 0.1, 0.1, 0.7], dtype=f64), torch.tensor([1.0, 1.0, 0.25, 1.0], dtype=f64)
+    assert rules.believed(weights, belief).tolist() == pytest.approx([0.1 / 0.45, 0.1 / 0.45, 0.05 / 0.45, 0.2 / 0.45])
+    assert torch.equal(rules.believed(weights, torch.zeros(4, dtype=f64)), weights)  # nobody is believed
+    equal = torch.full((4,), 0.25, dtype=f64)
+    assert torch.equal(rules.believed(equal, torch.ones(4, dtype=f64)), equal)
+    parts = torch.tensor([[0.0, 0.5], [0.0, 0.5], [0.4, 0.0], [0.6, 0.0]], dtype=f64)  # of each client, two numbers
+    halves = rules.believed(parts, torch.tensor([1.0, 0.25, -0.1, 0.0], dtype=f64))
+    assert halves[:, 0].tolist() == [0.0, 0.0, 0.4, 0.6]  # none of the two who weigh here is believed
+    assert halves[:, 1].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+
+
 @pytest.mark.parametrize("attack", ["labels:0.3", "flip:0.3"])
 def test_trust_finds_liars_among_clients_that_differ(attack):
     """After some rounds most of the honest are believed and hardly a liar is."""

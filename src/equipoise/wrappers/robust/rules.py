@@ -132,6 +132,20 @@ def trust(stack: Tree, gain: Tensor | None, before: Tensor, kept: float = 0.7) -
     return kept * before + (1 - kept) * torch.where(apart < TWIN * gram.diagonal().sqrt(), 0.0, now)
 
 
+def believed(weights: Tensor, belief: Tensor) -> Tensor:
+    """The method's weights ``[K, ...]``, each at most twice the median times the client's belief (0 to 1).
+
+    A method may weigh by what clients report of themselves, and liars with false labels report, truly, that the model
+    serves them ill. Who weighs nothing does not count in the median. The sum of the weights stays; where none of those
+    who weigh is believed, the weights stay.
+    """
+    usual = torch.where(weights > 0, weights, torch.nan).nanmedian(0).values.nan_to_num()
+    most = 2 * usual * belief.clamp(min=0).to(weights.dtype).view(-1, *[1] * (weights.dim() - 1))
+    bounded = weights.minimum(most)
+    left = bounded.sum(0)
+    return torch.where(left > 0, bounded * (weights.sum(0) / left), weights)
+
+
 def _usual(values: Tensor) -> Tensor:
     """The median size."""
     return values.abs().median().clamp(min=1e-300)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,6 +82,9 @@ class Robust(Around):
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         kept, seen, state = self._judged(s, ids, up)
         weights, below = self.below.weigh(s.within("base"), ids[kept], seen)
+        if self.rule == "trust":
+            belief = (state["trust"][ids[kept]].double() - BELIEVED) / (1 - BELIEVED)
+            weights = trees.map_leaves(partial(rules.believed, belief=belief), weights)
         s.notes["kept"] = int(kept.sum())
         return weights, {**state, "base": below, "seen": trees.plain(seen), "kept": kept}
 
