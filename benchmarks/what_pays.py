@@ -83,6 +83,7 @@ def synthetic(name: str, other: str) -> Iterable[Question]:
         yield Question("3 aggregate", f"`{name}`", f"`{other}`", "synthetic", ours, theirs, column)
 
 
+GAME = "1 training", "PAGE's agents, default reading"
 QUESTIONS: tuple[Question, ...] = (
     *both("1 training", "`autopilot`", "`fedavg`", "autopilot", variant("autopilot"), variant("fedavg"), "family"),
     *both(
@@ -110,6 +111,9 @@ QUESTIONS: tuple[Question, ...] = (
         federation="family",
     ),
     *both("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "page", variant("page"), variant("fedavg")),
+    *both(*GAME, "`fedavg`", "readings", variant("around"), variant("fedavg"), "column"),
+    *both(*GAME, "no learning (`--control zero`)", "readings", variant("around"), variant("around-zero"), "column"),
+    *both(*GAME, "chance (`--control random`)", "readings", variant("around"), variant("around-random"), "column"),
     *both(
         "1 training",
         "a learned residual",
