@@ -27,7 +27,7 @@ SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
 
 def equipoise_cli(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "equipoise.cli", *arguments],
+        [sys.executable, "-m", "equipoise", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

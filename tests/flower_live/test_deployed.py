@@ -238,7 +238,7 @@ def safe_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def cli(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "equipoise.cli", "flower", *arguments]
+    command = [sys.executable, "-m", "equipoise", "flower", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=RUN, env=env, check=False)
 
 

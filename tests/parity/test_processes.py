@@ -234,7 +234,7 @@ def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(at, alone, 
 
 
 def test_processes_end_with_a_leader_that_is_killed(tmp_path):
-    command = [sys.executable, "-m", "equipoise.cli", "run", "--task", "synthetic", "--clients", "230", "--rounds"]
+    command = [sys.executable, "-m", "equipoise", "run", "--task", "synthetic", "--clients", "230", "--rounds"]
     leader = subprocess.Popen([*command, "100000", "--processes", "3", "--quiet", "--out", str(tmp_path / "run")])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (tmp_path / "run" / "rounds.jsonl").exists():

@@ -91,7 +91,7 @@ def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):
 def test_killed_from_outside_at_random_moments_then_resumed(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise.cli", "run", "--method", method, "--out", str(out), *RUN]
+    command = [sys.executable, "-m", "equipoise", "run", "--method", method, "--out", str(out), *RUN]
     process = subprocess.Popen([*command, "--checkpoint-every", "1"])
     deadline = time.monotonic() + 60
     for wanted in (2, 6):
@@ -99,7 +99,7 @@ def test_killed_from_outside_at_random_moments_then_resumed(undisturbed, tmp_pat
             time.sleep(0.002)
         process.kill()
         process.wait()
-        process = subprocess.Popen([sys.executable, "-m", "equipoise.cli", "resume", str(out), "--quiet"])
+        process = subprocess.Popen([sys.executable, "-m", "equipoise", "resume", str(out), "--quiet"])
     assert process.wait(timeout=120) == 0
     _same(whole, out)
 
@@ -123,7 +123,7 @@ def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
 def test_ctrl_c_saves_says_how_to_resume_and_resumes(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise.cli", "run", "--method", method, "--out", str(out), *RUN]
+    command = [sys.executable, "-m", "equipoise", "run", "--method", method, "--out", str(out), *RUN]
     process = subprocess.Popen([*command, "--checkpoint-every", "1000"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _rounds(out) < 1:

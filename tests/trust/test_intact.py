@@ -177,7 +177,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path, capsys):
 
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise.cli", *RUN, "--rounds", "2000", "--checkpoint-every", "1000"]
+    command = [sys.executable, "-m", "equipoise", *RUN, "--rounds", "2000", "--checkpoint-every", "1000"]
     process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not ((out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_text()):

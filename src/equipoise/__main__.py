@@ -1,4 +1,4 @@
-"""``python -m equipoise.cli``: the same as the command ``equipoise``."""
+"""``python -m equipoise``: the same as the command ``equipoise``."""
 
 import sys
 
