@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.contract import Tree
+from equipoise.contract import State, Tree
 from equipoise.contract.ranges import ENOUGH, nearly_most
 
 BOLD = 0.25  # the part of Polyak's step that is taken
@@ -24,6 +24,21 @@ def believed(told: Tensor) -> Tensor:
     """What clients tell of their losses and gradients, each at most ten times what nearly all of them do: one that lies
     within its ranges cannot choose everybody's rate."""
     return told.clamp(max=FAR * nearly_most(told)) if len(told) >= ENOUGH else told
+
+
+def pooled(seen: Tree, n: Tensor) -> Tree:
+    """Means over the cohort by data size n, of what is believed; of ``later``, a sign, as told; of ``rows`` the sum."""
+
+    def mean(told: Tensor) -> Tensor:
+        return (n @ believed(told) / n.sum()).clamp(min=TINY)
+
+    means = {
+        name: mean(told) if told.dim() == 1 else torch.stack([mean(part) for part in told.T])
+        for name, told in seen.items()
+    }
+    if "later" in seen:
+        means |= {"later": n @ seen["later"] / n.sum(), "rows": seen["rows"].sum()}
+    return means
 
 
 def momentum(rounds: int) -> float:
@@ -83,13 +98,36 @@ def _log(ratio: Tensor) -> Tensor:
     return ratio.log().clamp(-1, 1)
 
 
+def start() -> State:
+    """Nothing is known yet: no rate, no loss, nothing that validation losses (last and least) could rise above."""
+    zero = torch.zeros((), dtype=torch.float64)
+    unseen = torch.full((2,), torch.inf, dtype=torch.float64)
+    return {"rate": zero, "z": zero, "loss": zero, "val": unseen, "whole": zero}
+
+
+def corrected(state: State, means: Tree, chance: Tensor, time: float) -> tuple[State, bool]:
+    """The state after a round with these means, and whether validation loss rose by more than ``chance``.
+
+    z follows the policy's row, and the rate is halved where validation loss lies far above its least. ``whole`` counts
+    how often personal models were worse when they were trained at the whole rate.
+    """
+    (last, least), val = state["val"], means["val"]
+    seen = view(means, last, least, state["rate"] * state["z"].exp(), time)
+    z, rose = correction(state["z"], state["row"], seen), risen(val, last, chance)
+    if rose and risen(val, least, chance + WORSE):
+        z = z - math.log(2)
+    whole = state["whole"] + worse(means["errors"], torch.stack([means["own"], means["whole"]]), means["rows"])
+    return {**state, "z": z, "whole": whole, "val": torch.stack([val, torch.minimum(least, val)])}, rose
+
+
 def correction(z: Tensor, row: Tensor, seen: Tensor) -> Tensor:
     """z <- min(0, .9 z + tanh(row . seen)): a sum that leaks, since one that does not was found to drift."""
     return (0.9 * z + torch.tanh(row @ seen)).clamp(max=0.0)
 
 
-def noise(losses: Tensor, clients: int) -> Tensor:
+def noise(told: Tensor, clients: int) -> Tensor:
     """Two standard errors of the mean of a cohort's losses, relative to it; none where the cohort is everybody."""
+    losses = believed(told)
     spread = losses.std(correction=0) / losses.mean().clamp(min=TINY)
     return 2 * spread * math.sqrt((1 - len(losses) / clients) / len(losses))
 
