@@ -56,6 +56,10 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
     ("text", "part"),
     [
         ("name,share,sped\na,1,1\n", "unknown column 'sped' (did you mean 'speed'"),
+        (
+            "name,share,speed,hours\na,1,-3,22\n",
+            "unknown column 'hours'; row 2: speed is '-3': must be ",
+        ),
         ("name,speed\na,1\n", "column 'share' is missing"),
         ("name,share,speed,speed\na,1,1,1\n", "column 'speed' stands there twice"),
         ("name,share,speed\n", "it has no line of a device"),

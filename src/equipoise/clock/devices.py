@@ -56,6 +56,7 @@ WORLDS: dict[str, World] = {
     ),
 }
 COLUMNS = tuple(item.name for item in fields(Device))
+NEEDED = ("name", "share", "speed")
 POSITIVE, SHARES = ("share", "speed", "up", "down"), ("dropout",)
 
 
@@ -75,16 +76,15 @@ def read(where: str) -> World:
     lines = list(csv.reader(text, delimiter=separated))
     header = [name.strip() for name in lines[0]] if lines else []
     wrong = [f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS]
-    wrong += [f"column '{name}' is missing" for name in ("name", "share", "speed") if name not in header]
+    wrong += [f"column '{name}' is missing" for name in NEEDED if name not in header]
     wrong += [f"column '{name}' stands there twice" for name in sorted(set(header)) if header.count(name) > 1]
     found: list[Device] = []
     rows = [(row, line) for row, line in enumerate(lines[1:], start=2) if any(cell.strip() for cell in line)]
-    if not wrong:
-        if not rows:
-            wrong.append("it has no line of a device")
-        for row, line in rows:
-            found += _device(row, header, line, wrong)
-        wrong += [f"two classes are called '{n}'" for n in sorted({d.name for d in found if _twice(d.name, found)})]
+    if not rows:
+        wrong.append("it has no line of a device")
+    for row, line in rows:
+        found += _device(row, header, line, wrong)
+    wrong += [f"two classes are called '{n}'" for n in sorted({d.name for d in found if _twice(d.name, found)})]
     if wrong:
         raise UsageError(f"devices file '{where}': {'; '.join(wrong)}")
     return tuple(found)
@@ -96,8 +96,8 @@ def _device(row: int, header: list[str], line: list[str], wrong: list[str]) -> l
     if len(line) != len(header):
         wrong.append(f"row {row} has {len(line)} cells, the first row names {len(header)} columns")
         return []
-    cells = {name: cell.strip() for name, cell in zip(header, line, strict=True) if cell.strip()}
-    wrong += [f"row {row}: {name} is empty" for name in ("name", "share", "speed") if name not in cells]
+    cells = {name: cell.strip() for name, cell in zip(header, line, strict=True) if cell.strip() and name in COLUMNS}
+    wrong += [f"row {row}: {name} is empty" for name in NEEDED if name in header and name not in cells]
     numbers: dict[str, float] = {}
     for name, cell in cells.items():
         if name not in ("name", "present"):
@@ -111,7 +111,9 @@ def _device(row: int, header: list[str], line: list[str], wrong: list[str]) -> l
             f"row {row}: present is '{cells['present']}': must be one chance between 0 and 1, or 24, one per hour, "
             "separated by spaces and not all 0"
         )
-    return [] if len(wrong) > before else [Device(cells["name"], present=present, **numbers)]
+    if len(wrong) > before or not cells.keys() >= set(NEEDED):
+        return []
+    return [Device(cells["name"], present=present, **numbers)]
 
 
 def _number(cell: str) -> float:
