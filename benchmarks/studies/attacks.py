@@ -33,7 +33,7 @@ HARD = (
     *KNOWN,
     *(f"{attack}:{share}" for share in SHARES for attack in ("flip", "little", "labels", "backdoor")),
 )
-ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01")
+ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01", "labels:0.01")
 METHODS = ("fedavg", "equilibrium", "fedpolicy")
 PROTECTED = (
     *("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "ditto", "pfedme", "finetune", "equilibrium", "autopilot"),
