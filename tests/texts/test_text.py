@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "data": (["--data", "nobody/reviews"], r"the data set 'nobody/reviews' cannot be loaded from the hub"),
     "table": (["--data", "nofile.csv"], r"there is no table 'nofile.csv'"),
     "nothing": (["--pretrained", ""], r"task 'text' needs --pretrained"),
+    "causal": (["--kind", "next-token"], r"bert' sees the tokens that it is to predict: give a causal"),
     "adapter": (["--adapter", "targets=*.querry"], r"adapter targets=\*.querry matches no layer"),
 }
 
@@ -224,6 +226,9 @@ def test_an_empty_text_a_lone_class_a_long_text_and_a_strange_tokenizer(
     transformers.AutoTokenizer.from_pretrained(pretrained / "bert").save_pretrained(short)
     with pytest.raises(UsageError, match=f"gives token {len(VOCABULARY) - 1}, and the model knows 4"):
         built(reviews, short)
+    bare = shutil.copytree(pretrained / "gpt2", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(UsageError, match=r"there is no tokenizer in '.*bare' that makes anything of these texts"):
+        built(reviews, bare, kind="next-token")
 
 
 def test_without_the_extra_its_name_is_told(reviews: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,11 @@ class Tokenizer:
     def rows(self, texts: list[str], length: int) -> NDArray[np.int32]:
         """Tokens ``[n, T]``, filled up with -1, where T is the longest text's and ``length`` at most."""
         found = self._cut(texts, truncation=True, max_length=length)["input_ids"]
+        if not any(found):
+            raise UsageError(
+                f"there is no tokenizer in '{self.name}' that makes anything of these texts: save the model's there by "
+                "tokenizer.save_pretrained"
+            )
         if empty := [text for text, tokens in zip(texts, found, strict=True) if not tokens]:
             raise UsageError(f"the tokenizer in '{self.name}' makes nothing of the text {empty[0]!r}: remove such rows")
         rows = np.full((len(found), max(2, max(map(len, found)))), END, np.int32)

@@ -31,7 +31,15 @@ def classifier(name: str, classes: int, seed: int) -> nn.Module:
 
 def next_token(name: str, seed: int) -> nn.Module:
     """A causal language model that gives each text's loss and share of next tokens that it has right."""
-    return NextToken(_load("AutoModelForCausalLM", name, seed))
+    module = NextToken(_load("AutoModelForCausalLM", name, seed))
+    with torch.no_grad():
+        one, other = module.logits(torch.tensor([[1, 1, 1], [1, 1, 2]]))
+    if not torch.allclose(one[:2], other[:2], rtol=1e-4, atol=1e-5):
+        raise UsageError(
+            f"{WHAT} '{name}' sees the tokens that it is to predict: give a causal language model (such as GPT-2), or "
+            "--kind classification"
+        )
+    return module
 
 
 def _load(kind: str, name: str, seed: int, **how: Any) -> Any:
