@@ -8,8 +8,9 @@ three large layers, *deep* sixteen of 256 units. The floor is the frozen base al
 for all rows of a step at once: no way to train adapters over it takes less, and what a loop takes beside it is the
 ceiling.
 
-Memory is what a process of its own takes at most during two rounds beyond what it had before them, its base and rows:
-for a shared adapter, where only what clients send is kept for the round, and for private ones, which clients hold.
+Memory is what a process of its own takes at most during two rounds beyond what it had before them, its base and rows,
+after a round of two clients, for which libraries load what they need: for a shared adapter, of which the server keeps
+sums, and for private ones, which clients hold.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ def peak(clients: int, way: str) -> dict[str, Any]:
 def memory(clients: int, way: str) -> None:
     """Print the peak of two rounds in MiB, and what it cannot be less than: adapters and one chunk's activations."""
     torch.set_num_threads(1)
+    simulation("wide", 2, BATCH, way).round()
     running = simulation("wide", clients, BATCH, way)
     assert isinstance(running.task, FromExamples)
     chunk = max(cut.stop - cut.start for cut in running.executor.cuts(clients))

@@ -91,7 +91,7 @@ class Remote(Executor):
         rows = torch.tensor([k for k, client in enumerate(clients) if client in outs], dtype=torch.int64)
         stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
         if total is not None:
-            return Summed(rows, stacked, absent, unsent, total)
+            return Summed(rows, stacked, absent, unsent, total=total)
         return Replies(rows, stacked, absent, unsent)
 
     def _messages(

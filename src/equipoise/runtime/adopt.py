@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -38,6 +39,17 @@ class Facts:
     def of(cls, method: Method, sent: Tree, reply: Reply) -> Facts:
         up, clients = reply.up, len(leaves(reply)[0])
         return cls(finite((up, reply.held), clients), lengths(sent, up.params, clients), reasons(method.reports, up))
+
+    @classmethod
+    def joined(cls, parts: list[Facts]) -> Facts:
+        """Of one stack from several, in their order."""
+        firsts = accumulate((len(part.finite) for part in parts), initial=0)
+        why = {
+            first + place: text
+            for first, part in zip(firsts, parts, strict=False)
+            for place, text in part.reasons.items()
+        }
+        return cls(torch.cat([part.finite for part in parts]), torch.cat([part.long for part in parts]), why)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
+from equipoise.contract.method import by_size
 from equipoise.core import trees
 from equipoise.core.trees import Ints
 from equipoise.records.scores import OwnScores
@@ -36,14 +37,22 @@ class Replies:
     absent: dict[int, str] = field(default_factory=dict)
     unsent: frozenset[int] = frozenset()
     """Clients that could not be reached at all: they are not billed."""
+    known: Facts | None = None
+    """Their facts, where those are known already."""
+    size: int | None = None
+    """Bytes of one upload, where uploads are not in the stack."""
+    kept: bool = False
+    """Whether what clients hold is kept already."""
 
     def facts(self, method: Method, sent: Tree) -> Facts:
         """What decides which of them are used."""
         assert self.stack is not None
-        return Facts.of(method, sent, self.stack)
+        return self.known or Facts.of(method, sent, self.stack)
 
     def upload_bytes(self) -> int:
         """Bytes of one upload."""
+        if self.size is not None:
+            return self.size
         return trees.tree_bytes(self.stack.up, stacked=True) if self.stack else 0
 
     def settle(self, taken: Tensor) -> None:
@@ -90,6 +99,11 @@ class Executor(ABC):
     def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
         """Stacks of what is kept of clients that never took part."""
         return fresh_clients(self.method, self.task, ids, initial, keeps_local)
+
+    def foreseen(self, method: Method, ids: Tensor) -> Tensor:
+        """The weights of all these clients, if no reply is needed to know them; else empty."""
+        known = method.summed and not {"weigh", "sums"} & method.decides
+        return by_size(self.task, ids) if known else torch.empty(0)
 
     def expect(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """These clients are likely to be asked in the round after the next :meth:`run`."""

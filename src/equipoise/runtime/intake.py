@@ -51,7 +51,7 @@ class Intake:
 
 
 def _one_part(ids: Ints, replies: Replies) -> list[Part]:
-    if replies.stack is None:
+    if replies.stack is None or replies.kept:
         return []
     return [Part(ids, replies.stack.held, replies.stack.scores, torch.arange(len(ids)))]
 

@@ -24,11 +24,12 @@ from equipoise.runtime import cost
 from equipoise.runtime.adopt import DRIFTED, TIMES, Adopted, adopt, finite, too_long
 from equipoise.runtime.choose import EXECUTORS, MakeExecutor
 from equipoise.runtime.clock import Clock, Started
-from equipoise.runtime.executors import Judged, Replies
+from equipoise.runtime.executors import Judged, Local, Replies
 from equipoise.runtime.intake import Intake, Later
 from equipoise.runtime.rows import Room
 from equipoise.runtime.selecting import Selector
 from equipoise.runtime.store import ClientStore, keeps_local
+from equipoise.runtime.stream import Stream
 from equipoise.selection.uniform import Uniform
 
 LISTED = 1000  # cohorts up to this size have per-client decisions in the log
@@ -93,6 +94,9 @@ class Simulation:
         self.store = ClientStore(task.clients, self._fresh, room)
         self.later = self.executor if isinstance(self.executor, Later) else None
         self.clock = Clock(timing, schedule.seed, task.clients) if timing else None
+        self.stream: Stream | None = None
+        if isinstance(self.executor, Local) and not timing:
+            self.stream = Stream(self.executor, self.store, self.keeps_local)
         self.selector = Selector(selection, task, schedule.seed, self.params) if selection else None
 
     def round(self) -> RoundRecord:
@@ -279,9 +283,11 @@ class Simulation:
                 return self.later.land(t, self.params), nothing
             assert self.clock is not None
             return self.clock.end(t, participation, None, self.params), nothing
-        held = self.store.held(array)
         self._expect(t + 1)
-        replies = self.executor.run(t, ids, down, held, splits)
+        if self.stream is not None:
+            replies = self.stream.run(t, ids, down, splits)
+        else:
+            replies = self.executor.run(t, ids, down, self.store.held(array), splits)
         sent = cost.down_bytes(down, self.task.blocks, len(array))
         if replies.unsent:
             sent *= torch.tensor([int(client) not in replies.unsent for client in array])

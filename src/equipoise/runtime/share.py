@@ -68,15 +68,10 @@ class Share:
         seconds = time.perf_counter() - started
         size = trees.tree_bytes(self._parts[0].up, stacked=True)
         told = [replace(part, held=Held(), up=self._told(part.up)) for part in self._parts]
-        firsts = [first for first, _ in call["cuts"]]
-        why = {
-            str(first + place): text
-            for first, one in zip(firsts, facts, strict=True)
-            for place, text in one.reasons.items()
-        }
-        known = {"finite": torch.cat([one.finite for one in facts]), "long": torch.cat([one.long for one in facts])}
-        stacks = trees.plain(trees.concatenate(told))
-        answer = {"replies": stacks, "facts": {**known, "reasons": why}, "bytes": size, "seconds": seconds}
+        all = Facts.joined(facts)
+        why = {str(place): text for place, text in all.reasons.items()}
+        known = {"finite": all.finite, "long": all.long, "reasons": why}
+        answer = {"replies": trees.plain(trees.concatenate(told)), "facts": known, "bytes": size, "seconds": seconds}
         if len(call["weights"]):
             answer |= self.sums({"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]})
         return answer

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Down, Held, Method, Reply, State, Tree
-from equipoise.contract.method import by_size
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
@@ -109,7 +108,8 @@ class Spread(Executor):
         place = placed(loads, self.pace.paces)
         mine = [[cut for cut, where in zip(cuts, place, strict=True) if where == p] for p in range(self.group.size)]
         rows = [torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)]) for part in mine]
-        moves, weights = self._moves(ids.numpy(), rows), self._weights(round, ids)
+        moves = self._moves(ids.numpy(), rows)
+        weights = self.foreseen(self.method.at(round, self.rounds), ids)
         calls = []
         for process, part in enumerate(rows):
             ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
@@ -126,12 +126,6 @@ class Spread(Executor):
             load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
             self.pace.saw(process, load, answer["seconds"])
         return _Elsewhere.of(self, rows, place, answers, weights)
-
-    def _weights(self, round: int, ids: Tensor) -> Tensor:
-        """Of all these clients, if no reply is needed to know them; else empty."""
-        method = self.method.at(round, self.rounds)
-        known = method.summed and not {"weigh", "sums"} & method.decides
-        return by_size(self.task, ids) if known else torch.empty(0)
 
     def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
@@ -220,8 +214,6 @@ class _Elsewhere(Replies):
     """Rows of the cohort by process."""
     place: list[int] = field(default_factory=list)
     """The process of each chunk."""
-    known: Facts | None = None
-    size: int = 0
     early: list[State] = field(default_factory=list)
     """The sums over all clients by these :attr:`weights`, if they came with the replies."""
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -241,14 +233,17 @@ class _Elsewhere(Replies):
         why = {int(rows[int(k)]): text for rows, answer in some for k, text in answer["facts"]["reasons"].items()}
         known = Facts(finite, long, dict(sorted(why.items())))
         size, early = some[0][1]["bytes"], [answer.get("sums", {}) for answer in answers]
-        return cls(torch.arange(len(places)), stack, {}, frozenset(), spread, parts, place, known, size, early, weights)
-
-    def facts(self, method: Method, sent: Tree) -> Facts:
-        assert self.known is not None
-        return self.known
-
-    def upload_bytes(self) -> int:
-        return self.size
+        return cls(
+            torch.arange(len(places)),
+            stack,
+            known=known,
+            size=size,
+            spread=spread,
+            parts=parts,
+            place=place,
+            early=early,
+            weights=weights,
+        )
 
     def settle(self, taken: Tensor) -> None:
         assert self.spread is not None

@@ -1,0 +1,91 @@
+"""A round that keeps one chunk's models at a time gives the numbers of one that keeps them all, to the bit."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from equipoise.contract import Down
+from equipoise.methods import find_method
+from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.local import Local
+from equipoise.runtime.executors import Loop, Stacked
+from equipoise.runtime.round import Schedule, Simulation
+from helpers import largest_difference, small_task, timeless
+
+CLIENTS, WRONG = 130, 77
+
+
+def _simulation(method, executor=Stacked, streams=True, participation=0.9):
+    task = small_task("linear", clients=CLIENTS)
+    made = Simulation(method, task, task.training, Schedule(3, 1, participation, "stacked", 1, False), executor)
+    if not streams:
+        made.stream = None
+    return made
+
+
+def _wrong(kind):
+    """The method with a client whose training gives no numbers from the second round on."""
+
+    @dataclass(frozen=True)
+    class Wrong(kind):
+        def update(self, c):
+            trained, state = super().update(c)
+            bad = (c.id == WRONG) & (c.round > 1)
+            return {name: torch.where(bad, torch.nan, value) for name, value in trained.items()}, state
+
+    return Wrong()
+
+
+@pytest.mark.parametrize("executor", [Stacked, Loop])
+@pytest.mark.parametrize("method", [FedAvg(), find_method("fedavgm")(), find_method("finetune")(), Local()])
+def test_the_same_to_the_bit(method, executor):
+    streamed, whole = _simulation(method, executor), _simulation(method, executor, streams=False)
+    assert len(streamed.executor.cuts(CLIENTS)) > 1
+    for _ in range(3):
+        assert timeless(streamed.round()) == timeless(whole.round())
+    assert largest_difference(streamed.state(), whole.state()) == 0
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Local])
+def test_a_reply_that_is_left_out(kind):
+    streamed, whole = (
+        _simulation(_wrong(kind), participation=1.0),
+        _simulation(_wrong(kind), streams=False, participation=1.0),
+    )
+    for round in range(3):
+        record = streamed.round()
+        assert record.dropped == ([WRONG] if round else [])
+        assert timeless(record) == timeless(whole.round())
+    assert largest_difference(streamed.state(), whole.state()) == 0
+    assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local.values())
+
+
+def test_a_round_is_computed_twice_once(monkeypatch):
+    """Whoever is left out once may be so in every round: uploads are kept from then on."""
+    streamed, asked = _simulation(_wrong(FedAvg), participation=1.0), []
+    chunk = streamed.executor.chunk
+    monkeypatch.setattr(streamed.executor, "chunk", lambda round, *rest: asked.append(round) or chunk(round, *rest))
+    for _ in range(3):
+        streamed.round()
+    assert asked == [1, 1, 2, 2, 2, 2, 3, 3]
+
+
+def test_uploads_are_gone():
+    streamed = _simulation(FedAvg())
+    ids = torch.arange(CLIENTS)
+    down = Down(streamed.params, dict.fromkeys(streamed.task.blocks, True))
+    replies = streamed.stream.run(1, ids, down, ())
+    assert replies.stack.up.params == replies.stack.held.local == {}
+    assert replies.upload_bytes() == 8 * sum(value.numel() for value in streamed.initial.values())
+
+
+def test_what_others_were_given_does_not_change():
+    streamed = _simulation(Local(), participation=1.0)
+    streamed.round()
+    given = streamed.state()
+    before = copy.deepcopy(given)
+    streamed.round()
+    assert largest_difference(given, before) == 0
+    assert largest_difference(streamed.state(), before) > 0
