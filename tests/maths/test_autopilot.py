@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from equipoise.contract import Server, Training, When
+from equipoise.contract import Server, Training, Up, When
 from equipoise.core.errors import UsageError
-from equipoise.methods import steering
+from equipoise.methods import policies, safe, steering
 from equipoise.methods.autopilot import EPOCHS, Autopilot
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
@@ -265,3 +266,55 @@ def test_one_client_cannot_choose_everybody_s_rate():
     assert steering.believed(told).tolist() == [1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 20.0]
     assert torch.equal(steering.believed(told[:9]), told[:9])
     assert torch.equal(steering.believed(told[-4:]), told[-4:])  # too few to tell
+
+
+# --- safe -----------------------------------------------------------------------------------------------------------
+
+
+def test_some_clients_try_the_correction_and_the_others_keep_the_chosen_rate() -> None:
+    task, method = small_task(clients=20), Autopilot(safe=True)
+    params, ids = task.init_params(0), torch.arange(20)
+    state = method.server_init(task, params) | {"rate": tensor(0.05), "z": tensor(-math.log(2))}
+    server = Server(task, task.training, params, state, 0, 5, 16, 1.0)
+    down, after = method.give(server, ids)
+    assert int(down.each["tried"].sum()) == 5  # a quarter, which is what its account pays for
+    assert down.train.lr.tolist() == pytest.approx([0.025 if one else 0.05 for one in down.each["tried"]])
+    told = {name: value[:1].repeat(20, *[1] * (value.dim() - 1)) for name, value in metrics().items()}
+    told |= {"tried": down.each["tried"], "own": torch.where(down.each["tried"], 0.5 * math.e**0.1, 0.5)}
+    p, judged = method.weigh(replace(server, state=after), ids, Up(params, {}, told))
+    n = task.sizes(ids).double().masked_fill(down.each["tried"], 0.0)  # all errors are equal
+    assert p.tolist() == pytest.approx((n / n.sum()).tolist())
+    assert float(judged["safe"]["account"]) == pytest.approx(0.25 - 0.25 * 0.1)
+    still = method.give(replace(server, state={**state, "z": tensor(0.0)}), ids)[0]
+    assert not bool(still.each["tried"].any())
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> str:
+    """A policy that always asks for less."""
+    policies.write(tmp_path / "hostile.safetensors", tensor([-9.0] + [0.0] * 8), {})
+    return str(tmp_path / "hostile.safetensors")
+
+
+def test_a_policy_that_stops_all_training_stops_those_it_can_pay_for(hostile: str) -> None:
+    task = small_task(clients=20)
+    free, held = (simulate(Autopilot(policy=hostile, safe=held), task, 10) for held in (False, True))
+    loss = [
+        float(task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "public")["loss"])
+        for sim in (free, held)
+    ]
+    assert loss[1] < 0.9 * loss[0]
+    assert 0 < sum(max(0.0, -log.notes["better"]) * sum(log.notes["tried"]) / 20 for log in held.logs) <= safe.START
+
+
+def test_safe_runs_alike_on_both_executors(hostile: str) -> None:
+    method = Autopilot(policy=hostile, safe=True)
+    loop, stacked = (simulate(method, small_task(), 4, executor) for executor in ("loop", "stacked"))
+    assert any(sum(log.notes["tried"]) for log in stacked.logs)
+    assert largest_difference(loop.state(), stacked.state()) < 1e-9
+
+
+def test_safe_without_validation_data_is_refused() -> None:
+    task = small_task(val_share=0.0)
+    with pytest.raises(UsageError, match="val_share"):
+        Autopilot(safe=True).check(task, task.training)

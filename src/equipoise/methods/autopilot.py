@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up, option
 from equipoise.contract.method import weighted_mean
 from equipoise.core.errors import UsageError
-from equipoise.methods import measuring, policies, steering
+from equipoise.methods import measuring, policies, safe, steering
 
 EPOCHS = 8  # the least that clients train
 
@@ -30,11 +30,16 @@ class Autopilot(Method):
     policy: str = option(
         "rule", "what corrects the rate: rule, learned (trained on many federations), or a file of train-policy"
     )
+    safe: bool = option(
+        False, "try the corrected rate on a share of the clients, and keep it if validation data say so"
+    )
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
         if type(task).steepness is Task.steepness:
             raise UsageError(f"{self.name} measures gradients, and task '{task.name}' has none: choose another method")
+        if self.safe and not task.has("val"):
+            raise UsageError(f"safe judges by validation data, and task '{task.name}' has none: set val_share")
         policies.row(self.policy)
 
     # --- client -----------------------------------------------------------------------------------------------------
@@ -62,6 +67,8 @@ class Autopilot(Method):
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
         up.metrics |= measuring.told(c, state)
+        if self.safe:
+            up.metrics["tried"] = c.down.each["tried"]
         if c.task.has("val"):
             models = c.trained, measuring.at_whole_rate(c) if self.finishing(c) else c.trained
             up.metrics |= measuring.compared(c, state["half"], models)
@@ -81,19 +88,30 @@ class Autopilot(Method):
 
     def server_init(self, task: Task, params: Tree) -> State:
         v = {name: torch.zeros_like(w) for name, w in params.items()}
-        return {"v": v, **steering.start(), "row": policies.row(self.policy)}
+        state = {"v": v, **steering.start(), "row": policies.row(self.policy)}
+        return state | {"safe": safe.opened()} if self.safe else state
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        """The rate, once it is chosen; the last cohort's loss; how personal models are made."""
+        """The rate, once it is chosen, with its correction; the last cohort's loss; how personal models are made."""
         down, state = super().give(s, ids)
+        rate = (state["rate"] * state["z"].exp()).expand(len(ids))
+        if self.safe:
+            tried, held = safe.choose(s, state["safe"], ids)
+            tried = tried & (state["z"] < 0)  # what corrects nothing is no trial
+            down, state = replace(down, each={"tried": tried}), {**state, "safe": held}
+            rate = torch.where(tried, rate, state["rate"])
         extra = {"loss": state["loss"], "rate": state["rate"], "whole": state["whole"] < 0}
-        train = Train(torch.full_like(ids, s.training.epochs), (state["rate"] * state["z"].exp()).expand(len(ids)))
+        train = Train(torch.full_like(ids, s.training.epochs), rate)
         return replace(down, extra=extra, train=train if float(state["rate"]) > 0 else None), state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
         k = 0.5 * (1 - steering.late(s.round, s.rounds))
         p = s.task.sizes(ids) * (up.metrics["error"] + steering.LEAST_ERROR) ** k
-        return p / p.sum(), s.state
+        if not self.safe:
+            return p / p.sum(), s.state
+        judged = {"tried": up.metrics["tried"], "received_loss": up.metrics["val"], "trained_loss": up.metrics["own"]}
+        p, held = safe.judge(s, s.state["safe"], judged, p / p.sum())
+        return p, {**s.state, "safe": held}
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         state, m = self.steer(s, ids, up.metrics)

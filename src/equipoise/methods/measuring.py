@@ -11,9 +11,10 @@ from equipoise.methods import steering
 
 REPORTS = {
     **dict.fromkeys(("loss", "val", "reached", "own", "trials", "whole"), LOSS),
-    **{"error": SHARE, "errors": SHARE, "square": COUNT, "step": COUNT, "rows": COUNT, "later": Range(-1.0, 1.0)},
+    **dict.fromkeys(("error", "errors", "tried"), SHARE),
+    **{"square": COUNT, "step": COUNT, "rows": COUNT, "later": Range(-1.0, 1.0)},
 }
-"""What :func:`told` and :func:`compared` upload."""
+"""What :func:`told` and :func:`compared` upload, and whether a client tried the correction (safe.py)."""
 
 
 def empty() -> State:

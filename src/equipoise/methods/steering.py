@@ -17,6 +17,7 @@ MOST_MOMENTUM, HORIZON = 0.97, 8.0  # momentum looks back over an eighth of the 
 LEAST_RATE = 0.1  # the least part of the rate that is left in the last round, or for clients with little loss
 WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
 TINY = 1e-12
+POOLED = ("loss", "square", "val", "reached", "own", "whole", "errors", "trials")
 FAR = 10.0  # times what nearly all clients tell: more is not believed
 
 
@@ -35,6 +36,7 @@ def pooled(seen: Tree, n: Tensor) -> Tree:
     means = {
         name: mean(told) if told.dim() == 1 else torch.stack([mean(part) for part in told.T])
         for name, told in seen.items()
+        if name in POOLED
     }
     if "later" in seen:
         means |= {"later": n @ seen["later"] / n.sum(), "rows": seen["rows"].sum()}
