@@ -8,7 +8,7 @@ from equipoise.contract import Tree
 from equipoise.core.trees import Ints
 from equipoise.runtime.round import Simulation
 
-AT_ONCE = 1000  # clients, which bounds the memory
+AT_ONCE = 250  # clients: with the rows and the outputs of so many, scoring stays small beside a round
 Parts = Iterable[tuple[Ints, Tree]]
 """Some clients and the stack of their models, part by part."""
 
