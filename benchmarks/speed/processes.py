@@ -1,8 +1,8 @@
 """Two processes against one and the plain loop: W1 (100 logistic clients), W2 (20 convolutional), a cohort of 10,000.
 
 Contestants take turns, each for a while, since the rounds of a run follow each other. Wall-clock ratios mean something
-on a machine that does nothing else; so the processors' seconds of each process stand beside them: what two processes
-can gain at most is one process's seconds over those of the busier.
+on a machine that does nothing else. The processors' seconds of each process stand beside them; they count what it waits
+awake for another. :mod:`benchmarks.speed.round_parts` tells where the time goes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ def scaling(
         "CPU ms per round of 1 process": round(alone, 2),
         "CPU ms per round of the leader": round(leader, 2),
         "CPU ms per round of the others, each": round(follower, 2),
-        "times one process: by the busier one's CPU": round(alone / max(leader, follower), 2),
     }
 
 

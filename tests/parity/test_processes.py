@@ -1,6 +1,7 @@
 """Many processes give the numbers of one, to the bit; they end when they should, and a run outlives any of them."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,7 +23,8 @@ from equipoise.runs import choosing, spreading
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.device import place
 from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.group import FIRST, Group, Lost, backend_of
+from equipoise.runtime.group import FIRST, Launched, Lost, backend_of
+from equipoise.runtime.lines import SHORT, Forked, lines
 from equipoise.runtime.pack import pack, unpack
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.share import Share, serve
@@ -49,6 +51,40 @@ def test_trees_survive_the_wire():
     assert (back["yes"], back["none"], back["t"], back["empty"]) == (True, None, [1, "x"], {})
     assert back["zero"].shape == (3, 0)
     assert back["one"].item() == 2.5
+
+
+@pytest.fixture
+def ends():
+    """The lines of two processes, which one can play alone."""
+    one, other = lines(2, multiprocessing.get_context("fork"))
+    both = Forked(0, [one, {}]), Forked(1, [{}, other])
+    yield *both, other[0]
+    for end in both:
+        end.leave()
+
+
+def test_messages_of_any_length_cross_and_keep_their_order(ends):
+    one, other, _ = ends
+    long = {"rows": torch.arange(40 * SHORT)}
+    under_way = [(one, one.send(1, long)), (one, one.send(1, {"short": 1})), (other, other.send(0, long))]
+    assert largest_difference(one.receive(1), long) == 0.0
+    assert largest_difference(other.receive(0), long) == 0.0
+    assert other.receive(0) == {"short": 1}
+    for sender, work in under_way:
+        sender.sent(work, 1 - sender.rank)
+
+
+def test_a_message_counts_although_its_sender_ended_before_it_rang(ends):
+    one, other, line = ends
+    one.send(1, {"last": True})
+    assert line.mine.acquire(timeout=1)
+    one.leave()
+    assert other.receive(0) == {"last": True}
+    with pytest.raises(Lost, match="process 1 of 2 has ended"):
+        other.receive(0)
+    for message in ({}, {"long": torch.zeros(40 * SHORT)}):
+        with pytest.raises(Lost, match="process 1 of 2 has ended"):
+            other.sent(other.send(0, message), 0)
 
 
 def test_the_longest_first_by_hand():
@@ -158,7 +194,7 @@ def test_a_process_for_each_of_two_devices():
 
 def test_long_messages_of_devices_travel_between_devices(monkeypatch):
     """A wire is pretended: short parts and what may cross lie in main memory, the rest on the device."""
-    wire, group = [], Group.__new__(Group)
+    wire, group = [], Launched.__new__(Launched)
     group.rank, group.size, group._wire = 0, 2, FAR
     monkeypatch.setattr(dist, "isend", lambda part, to: wire.append(part))
     monkeypatch.setattr(dist, "recv", lambda into, sender: into.copy_(wire.pop(0)))

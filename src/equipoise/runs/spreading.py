@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +20,8 @@ from equipoise.records.folder import Folder
 from equipoise.runtime.attacks import ATTACKS, parse
 from equipoise.runtime.choose import EXECUTORS, Choice
 from equipoise.runtime.executors import Local
-from equipoise.runtime.group import Group, Lost
+from equipoise.runtime.group import Group, Launched, Lost
+from equipoise.runtime.lines import Forked, Lines, lines
 from equipoise.runtime.rows import Room
 from equipoise.runtime.share import Share, serve
 from equipoise.runtime.spread import Spread
@@ -68,8 +68,9 @@ def together(means: Means, settings: Settings, task: Task, choice: Choice, folde
     rank, size = Group.launched()
     room = room_of(means, folder)
     with contextlib.ExitStack() as end:
+        group: Group
         if size > 1:
-            group = Group(rank, size, device=task.device)
+            group = Launched(rank, size, task.device)
         else:
             if task.device.type != "cpu":
                 raise UsageError("processes of one command compute on the processor: use torchrun, one per device")
@@ -86,7 +87,7 @@ def follow(settings: Settings, task: Task, means: Means, out: Path) -> None:
     """The life of a process that ``torchrun`` started beside the one that leads the run in ``out``."""
     check(settings, task)
     with contextlib.suppress(Lost):  # the leader says so, or torchrun
-        group = Group(*Group.launched(), device=task.device)
+        group = Launched(*Group.launched(), task.device)
         _follow(settings, task, group, room_of(means, Folder(out).checkpoint.parent))
         group.leave()
 
@@ -110,32 +111,28 @@ def forked(count: int, work: Callable[[Group], None]) -> Iterator[Group]:
         raise UsageError("processes need a system that can fork: start the run with torchrun")
     context = multiprocessing.get_context("fork")
     watched, alive = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "meeting")
-        others = [
-            context.Process(target=_child, args=(rank, count, file, watched, alive, work), daemon=True)
-            for rank in range(1, count)
-        ]
+    ends = lines(count, context)
+    others = [
+        context.Process(target=_child, args=(rank, ends, watched, alive, work), daemon=True) for rank in range(1, count)
+    ]
+    for process in others:
+        process.start()
+    try:
+        yield Forked(0, ends)
+    finally:
+        alive.close()
         for process in others:
-            process.start()
-        try:
-            yield Group(0, count, file)
-        finally:
-            alive.close()
-            for process in others:
-                process.join(timeout=5)
-                if process.is_alive():
-                    process.kill()
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
 
 
-def _child(
-    rank: int, size: int, file: str, watched: Connection, alive: Connection, work: Callable[[Group], None]
-) -> None:
+def _child(rank: int, ends: list[Lines], watched: Connection, alive: Connection, work: Callable[[Group], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's affair
     alive.close()  # else the end of the leader would not be seen
     threading.Thread(target=_end_with_leader, args=(watched,), daemon=True).start()
     with contextlib.suppress(Lost):  # the leader says so
-        work(Group(rank, size, file))
+        work(Forked(rank, ends))
 
 
 def _end_with_leader(watched: Connection) -> None:

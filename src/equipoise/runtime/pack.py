@@ -46,7 +46,8 @@ def pack(tree: State, least: int = 0) -> Tensor:
 
 def unpack(buffer: Tensor) -> State:
     """The inverse of :func:`pack`; tensors are views of the buffer."""
-    length = int(buffer[:LENGTHS].view(torch.int64)[1])
+    data = buffer.numpy().data
+    length = _lengths(data)[1]
     start = _aligned(LENGTHS + length)
     whole: dict[str, Tensor] = {}  # the buffer as numbers of each kind
 
@@ -62,13 +63,18 @@ def unpack(buffer: Tensor) -> State:
         first = (start + offset) // numbers.itemsize
         return numbers[first : first + math.prod(shape)].view(shape)
 
-    tree: State = restore(json.loads(bytes(buffer[LENGTHS : LENGTHS + length].numpy().data)))["tree"]
+    tree: State = restore(json.loads(bytes(data[LENGTHS : LENGTHS + length])))["tree"]
     return tree
 
 
-def length_of(beginning: Tensor) -> int:
+def length_of(beginning: bytearray | memoryview) -> int:
     """Bytes of the message that begins so."""
-    return int(beginning[:LENGTHS].view(torch.int64)[0])
+    return _lengths(beginning)[0]
+
+
+def _lengths(beginning: bytearray | memoryview) -> list[int]:
+    numbers: list[int] = np.frombuffer(beginning, np.int64, 2).tolist()
+    return numbers
 
 
 def _aligned(size: int) -> int:

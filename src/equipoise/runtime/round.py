@@ -138,9 +138,9 @@ class Simulation:
             elif self.clock and not bool(intake.in_time.any()):
                 outcome.skipped = "nobody's reply came before the round ended"
             sound[list(left_out)] = False
+            judged = self.executor.judge(server.params, splits if method.has_global(task) else ())
             received = self._bill(intake)
             replies.settle(outcome.rows)
-            judged = self.executor.judge(server.params, splits if method.has_global(task) else ())
             for part in intake.parts:  # a client whose update was of no use keeps what it held
                 held = part.held if self.keeps_local else replace(part.held, local={})
                 self.store.keep(part.ids, held, part.scores, outcome.rows[part.places])
@@ -161,8 +161,6 @@ class Simulation:
             round=t,
             clients=len(ids),
             seen=int((self.store.counts["rounds"] > 0).sum()),
-            test=self._scores("test", judged) if "test" in splits else None,
-            val=self._scores("val", judged) if "val" in splits else None,
             train=train,
             steps=None if reply is None or reply.steps is None else int(reply.steps.sum()),
             # Lists of a cohort say nothing without its ids.
@@ -179,6 +177,9 @@ class Simulation:
             privacy=self._privacy(ids, replies, int(outcome.rows.sum())),
             notes={name: _note(value) for name, value in notes.items()},
             stop=method.stop(server) or self._out_of_time(),
+            # Last of all: another process may be judging meanwhile.
+            test=self._scores("test", judged) if "test" in splits else None,
+            val=self._scores("val", judged) if "val" in splits else None,
             seconds=time.perf_counter() - started,
         )
 

@@ -38,11 +38,9 @@ class Share:
     def answer(self, call: State) -> State:
         """Do what one message asks; gives the message to send back."""
         calls: dict[str, Callable[[State], State]] = {
-            **{"run": self.run, "sums": self.sums, "rows": self.rows, "judge": self.judge}
+            **{"run": self.run, "sums": self.sums, "settle": self.settle, "rows": self.rows, "judge": self.judge}
         }
         with torch.no_grad():
-            if "settle" in call:
-                self._settle(call["settle"])
             return calls[call["do"]](call)
 
     def run(self, call: State) -> State:
@@ -76,12 +74,13 @@ class Share:
             answer |= self.sums({"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]})
         return answer
 
-    def _settle(self, taken: Tensor) -> None:
-        """Keep what came of those whose reply counted."""
+    def settle(self, call: State) -> State:
+        """Keep what came of those whose reply counted; nobody waits for an answer."""
         if len(self._ids):
             held = trees.concatenate([part.held for part in self._parts])
             held = held if self.keeps_local else replace(held, local={})
-            self.store.keep(self._ids, held, {}, taken)
+            self.store.keep(self._ids, held, {}, call["taken"])
+        return {}
 
     def sums(self, call: State) -> State:
         """The method's sums over each chunk."""
@@ -135,4 +134,5 @@ def serve(share: Share, group: Group) -> None:
             answer = {"lost": str(error)}
         except Exception:
             answer = {"failed": traceback.format_exc()}
-        group.sent(group.send(0, answer), 0)
+        if answer or call["do"] != "settle":
+            group.sent(group.send(0, answer), 0)

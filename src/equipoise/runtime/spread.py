@@ -88,8 +88,6 @@ class Spread(Executor):
         self._owner = np.full(inner.task.clients, -1, np.int32)
         self.pace = Pace(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
-        self.settled: list[State] = [{} for _ in range(self.processes)]
-        """Whose reply counted, for each process; it goes with the next call."""
 
     def cuts(self, clients: int) -> list[slice]:
         return self.share.inner.cuts(clients)
@@ -129,8 +127,6 @@ class Spread(Executor):
 
     def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
-        calls = [{**call, **more} for call, more in zip(calls, self.settled, strict=True)]
-        self.settled = [{} for _ in calls]
         under_way = {process: self.group.send(process, calls[process]) for process in range(1, self.group.size)}
         own = self.share.answer(calls[0])
         for process, work in under_way.items():
@@ -142,9 +138,7 @@ class Spread(Executor):
         last = self.group.size - 1
         if not splits or not last:
             return super().judge(params, splits)
-        call = {"do": "judge", "params": params, "splits": list(splits), **self.settled[last]}
-        self.settled[last] = {}
-        under_way = self.group.send(last, call)
+        under_way = self.group.send(last, {"do": "judge", "params": params, "splits": list(splits)})
         found: dict[str, Tree] = {}
 
         def wait() -> dict[str, Tree]:
@@ -154,6 +148,12 @@ class Spread(Executor):
             return found
 
         return wait
+
+    def settle(self, taken: list[Tensor]) -> None:
+        """Tell each process whose reply counted, after what it is at; what goes wrong there is its next answer."""
+        for process in range(1, self.group.size):
+            self.group.sent(self.group.send(process, {"do": "settle", "taken": taken[process]}), process)
+        self.share.settle({"taken": taken[0]})
 
     def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, brought here from all processes."""
@@ -247,7 +247,7 @@ class _Elsewhere(Replies):
 
     def settle(self, taken: Tensor) -> None:
         assert self.spread is not None
-        self.spread.settled = [{"settle": taken[rows]} for rows in self.parts]
+        self.spread.settle([taken[rows] for rows in self.parts])
 
     def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
         foreseen = bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)

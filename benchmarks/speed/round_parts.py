@@ -1,0 +1,168 @@
+"""Where the time of a W1 round goes: in one process, in the leading one of two, and in the other.
+
+Each part is the time on the wall within its functions, less that within other parts, in the fastest fifth of rounds.
+One process and two take turns as in :mod:`benchmarks.speed.processes`. To look costs some per cent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lab.provenance import measured
+from benchmarks.speed.processes import ROUNDS, TURN, logistic
+from equipoise.contract import State
+from equipoise.methods.fedavg import FedAvg
+from equipoise.runs.spreading import forked
+from equipoise.runtime import adopt, executors, lines, round, share, spread
+from equipoise.runtime.executors import Local, Replies, Stacked
+from equipoise.runtime.group import Group
+from equipoise.runtime.lines import Forked
+from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.share import Share, serve
+from equipoise.runtime.spread import Spread
+from equipoise.runtime.store import ClientStore
+
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "local training and clients' evaluations": [(Stacked, "chunk")],
+    "putting chunks together": [(Local, "run")],
+    "checks, sums, the server's step": [
+        *((adopt.Facts, "of"), (Replies, "sums"), (Share, "sums"), (spread._Elsewhere, "sums")),
+        *((round, "adopt"), (round, "too_long")),
+    ],
+    "evaluation of the server's model": [(executors, "judged"), (share, "judged")],
+    "what clients keep": [(ClientStore, name) for name in ("held", "keep", "count")],
+    "planning and messages": [
+        *((Spread, "run"), (Spread, "ask"), (spread._Elsewhere, "of"), (Share, "run")),
+        *((lines, "pack"), (lines, "unpack"), (lines, "_fill"), (Forked, "send"), (Forked, "receive")),
+    ],
+    "waiting for the other": [(Forked, "_wait")],
+    "scores, log, the rest of the round": [(Simulation, "round")],
+}
+
+
+class Parts:
+    """Seconds of each part since :meth:`take` was last called."""
+
+    def __init__(self) -> None:
+        self._inside: list[float] = []
+        self._spent: dict[str, float] = defaultdict(float)
+
+    def take(self) -> dict[str, float]:
+        spent, self._spent = self._spent, defaultdict(float)
+        return spent
+
+    def watch(self) -> None:
+        """From now on, in this process and those that it forks."""
+        for part, functions in PARTS.items():
+            for owner, name in functions:
+                plain = vars(owner)[name]
+                if isinstance(plain, classmethod):
+                    setattr(owner, name, classmethod(self._timed(part, plain.__func__)))
+                else:
+                    setattr(owner, name, self._timed(part, plain))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            self._inside.append(0.0)
+            try:
+                return function(*arguments, **named)
+            finally:
+                took = time.perf_counter() - started
+                self._spent[part] += took - self._inside.pop()
+                if self._inside:
+                    self._inside[-1] += took
+
+        return timed
+
+
+def parts_of(epochs: int, seconds: float, parts: Parts, folder: Path) -> dict[str, Any]:
+    task, kind, _ = logistic(100, epochs, plain=False)
+    inner = partial(kind, FedAvg(), task, task.training, 0, ROUNDS)
+    schedule = Schedule(ROUNDS, 0, 1.0, "stacked", 1, True)
+
+    def follow(group: Group) -> None:
+        mine, found = Share(inner(), group, True), []
+
+        def answer(call: State) -> State:
+            if call["do"] == "run":  # a round begins
+                found.append(parts.take())
+            return Share.answer(mine, call)
+
+        mine.answer = answer  # type: ignore[method-assign]
+        serve(mine, group)
+        (folder / "other.json").write_text(json.dumps(_fastest(found[2:])))
+
+    with forked(2, follow) as group:
+        executor = Spread(Share(inner(), group, True), group)
+        ways = {
+            "1 process": Simulation(FedAvg(), task, task.training, schedule).round,
+            "2 processes, the leading one": Simulation(
+                FedAvg(), task, task.training, schedule, lambda *_: executor
+            ).round,
+        }
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for name, run in ways.items():
+                stop = time.perf_counter() + TURN
+                run()  # finds others' data in the caches
+                while time.perf_counter() < stop:
+                    parts.take()
+                    run()
+                    found[name].append(parts.take())
+        executor.close()
+        group.leave()
+    both: dict[str, Any] = {name: _fastest(values) for name, values in found.items()}
+    both["2 processes, the other"] = json.loads((folder / "other.json").read_text())
+    one, two = ([1e3 * sum(each.values()) for each in values] for values in found.values())
+    return {
+        "ms per round, fastest": {"1 process": _ms(min(one)), "2 processes": _ms(min(two))},
+        "ms per round, median": {
+            "1 process": _ms(statistics.median(one)),
+            "2 processes": _ms(statistics.median(two)),
+        },
+        "ms of the parts": both,
+    }
+
+
+def _fastest(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the fastest fifth."""
+    rounds = sorted(rounds, key=lambda parts: sum(parts.values()))
+    rounds = rounds[: max(1, len(rounds) // 5)]
+    return {part: _ms(1e3 * statistics.fmean(each.get(part, 0.0) for each in rounds)) for part in PARTS}
+
+
+def _ms(value: float) -> float:
+    return float(f"{value:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for each workload")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    parts = Parts()
+    parts.watch()
+    with tempfile.TemporaryDirectory() as folder:
+        found = {
+            f"W1, {epochs} epoch{'s' * (epochs > 1)}": parts_of(epochs, chosen.seconds, parts, Path(folder))
+            for epochs in (1, 5)
+        }
+    measured("round_parts", found)
+
+
+if __name__ == "__main__":
+    main()
