@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -151,6 +152,32 @@ def test_any_number_of_processes_is_one_to_the_bit(name, clients, numbers):
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
         assert records == others[1]
         assert largest_difference(models, others[2]) == 0.0
+
+
+def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
+    """Over torch.distributed, where a message leaves only when the other takes it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        for name, value in (("ADDR", "127.0.0.1"), ("PORT", str(free.getsockname()[1]))):
+            monkeypatch.setenv(f"MASTER_{name}", value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    method, task = find_method("scaffold")(), small_task("linear", clients=120, samples=20)
+    inner = partial(Stacked, method, task, task.training, 0, 3)
+    state, records, _ = _simulate(Stacked, method, task, 1)
+
+    def follow(group):
+        group = Launched(group.rank, group.size)
+        serve(Share(inner(), group, True), group)
+
+    with spreading.forked(2, follow) as unused:
+        unused.leave()
+        group = Launched(0, 2)
+        spread = Spread(Share(inner(), group, True), group)
+        simulation = Simulation(method, task, task.training, Schedule(3, 0, 0.9, "stacked", 1, True), lambda *_: spread)
+        assert [timeless(simulation.round()) for _ in range(3)] == records
+        assert largest_difference(simulation.state(), state) == 0.0
+        spread.close()
+        group.leave()
 
 
 def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,7 @@ class Spread(Executor):
         self._owner = np.full(inner.task.clients, -1, np.int32)
         self.pace = Pace(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
+        self._under_way: list[tuple[int, Any]] = []
 
     def cuts(self, clients: int) -> list[slice]:
         return self.share.inner.cuts(clients)
@@ -127,23 +129,23 @@ class Spread(Executor):
 
     def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
-        under_way = {process: self.group.send(process, calls[process]) for process in range(1, self.group.size)}
+        others = range(1, self.group.size)
+        for process in others:
+            self._send(process, calls[process])
         own = self.share.answer(calls[0])
-        for process, work in under_way.items():
-            self.group.sent(work, process)
-        return [own, *(self._checked(self.group.receive(process), process) for process in under_way)]
+        self._all_sent()
+        return [own, *(self._checked(self.group.receive(process), process) for process in others)]
 
     def judge(self, params: Tree, splits: tuple[str, ...]) -> Judged:
         """By the last process, while this one goes on."""
         last = self.group.size - 1
         if not splits or not last:
             return super().judge(params, splits)
-        under_way = self.group.send(last, {"do": "judge", "params": params, "splits": list(splits)})
+        self._send(last, {"do": "judge", "params": params, "splits": list(splits)})
         found: dict[str, Tree] = {}
 
         def wait() -> dict[str, Tree]:
             if not found:
-                self.group.sent(under_way, last)
                 found.update(self._checked(self.group.receive(last), last))
             return found
 
@@ -152,7 +154,7 @@ class Spread(Executor):
     def settle(self, taken: list[Tensor]) -> None:
         """Tell each process whose reply counted, after what it is at; what goes wrong there is its next answer."""
         for process in range(1, self.group.size):
-            self.group.sent(self.group.send(process, {"do": "settle", "taken": taken[process]}), process)
+            self._send(process, {"do": "settle", "taken": taken[process]})
         self.share.settle({"taken": taken[0]})
 
     def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
@@ -182,7 +184,17 @@ class Spread(Executor):
     def close(self) -> None:
         """Let the other processes go."""
         for process in range(1, self.group.size):
-            self.group.sent(self.group.send(process, {"do": "end"}), process)
+            self._send(process, {"do": "end"})
+        self._all_sent()
+
+    def _send(self, process: int, call: State) -> None:
+        """Without waiting: it may leave only when the other takes it, who may have to be rid of an answer first."""
+        self._under_way.append((process, self.group.send(process, call)))
+
+    def _all_sent(self) -> None:
+        for process, work in self._under_way:
+            self.group.sent(work, process)
+        self._under_way.clear()
 
     def _moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
         moves: list[State] = [{"out": {}, "in": {}} for _ in rows]
