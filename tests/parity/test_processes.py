@@ -180,6 +180,30 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
         group.leave()
 
 
+def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
+    calls = [{"do": "settle"}, {"do": "rows"}, {"do": "settle"}, {"do": "judge"}, {"do": "end"}]
+    answers = []
+
+    class Played:
+        def receive(self, sender):
+            return calls.pop(0)
+
+        def send(self, to, answer):
+            answers.append(answer)
+
+        def sent(self, under_way, to):
+            pass
+
+    class Failing:
+        def answer(self, call):
+            if len(calls) == 2:  # the second settling
+                raise UsageError("no room on disk")
+            return {} if call["do"] == "settle" else {"done": call["do"]}
+
+    serve(Failing(), Played())
+    assert answers == [{"done": "rows"}, {"refused": "no room on disk"}]
+
+
 def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
     """A client whose upload is not finite is left out: its process is asked for the sums without it."""
     method, task = find_method("fedavg")(), small_task("linear", clients=120, samples=20)

@@ -75,7 +75,7 @@ class Share:
         return answer
 
     def settle(self, call: State) -> State:
-        """Keep what came of those whose reply counted; nobody waits for an answer."""
+        """Keep what came of those whose reply counted."""
         if len(self._ids):
             held = trees.concatenate([part.held for part in self._parts])
             held = held if self.keeps_local else replace(held, local={})
@@ -124,15 +124,25 @@ class Share:
 
 
 def serve(share: Share, group: Group) -> None:
-    """The life of a process that does not lead: one message after another until the last."""
+    """The life of a process that does not lead: one message after another until the last.
+
+    Nobody waits for an answer where clients settle: what went wrong there is the next one.
+    """
+    wrong: State = {}
     while (call := group.receive(0))["do"] != "end":
-        try:
-            answer = share.answer(call)
-        except UsageError as error:
-            answer = {"refused": str(error)}
-        except Lost as error:  # the leader ends the run, and says who it was
-            answer = {"lost": str(error)}
-        except Exception:
-            answer = {"failed": traceback.format_exc()}
-        if answer or call["do"] != "settle":
+        answer = wrong or _tried(share, call)
+        if call["do"] == "settle":
+            wrong = answer
+        else:
             group.sent(group.send(0, answer), 0)
+
+
+def _tried(share: Share, call: State) -> State:
+    try:
+        return share.answer(call)
+    except UsageError as error:
+        return {"refused": str(error)}
+    except Lost as error:  # the leader ends the run, and says who it was
+        return {"lost": str(error)}
+    except Exception:
+        return {"failed": traceback.format_exc()}

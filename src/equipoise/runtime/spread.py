@@ -152,7 +152,7 @@ class Spread(Executor):
         return wait
 
     def settle(self, taken: list[Tensor]) -> None:
-        """Tell each process whose reply counted, after what it is at; what goes wrong there is its next answer."""
+        """Tell each process whose reply counted, after what it is at; none answers."""
         for process in range(1, self.group.size):
             self._send(process, {"do": "settle", "taken": taken[process]})
         self.share.settle({"taken": taken[0]})
