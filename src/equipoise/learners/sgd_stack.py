@@ -48,8 +48,7 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         counts = np.full(rows.shape[:2], training.batch_size) if plan.counts is None else plan.counts[:, order]
         true_rows = torch.from_numpy(np.maximum(counts, 1))
     held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))
-    params = {name: value[sort] for name, value in fit.params.items()}
-    params |= {name: params[name].mT.contiguous().mT for name in task.wide if name in params}
+    params = {name: _own(value, None if in_order else sort, name in task.wide) for name, value in fit.params.items()}
     aux = _rows(fit.aux, sort)
     rule = _Rule(fit, when, sort)
     laned = _laned(task, fit, when, params, split.x)
@@ -186,6 +185,18 @@ def _sample_weights(counts: Ints, batch_size: int, task: Network) -> Tensor:
     """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
     safe = np.maximum(counts, 1)[..., None]
     return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(task.device, task.dtype)
+
+
+def _own(value: Tensor, order: Tensor | None, wide: bool) -> Tensor:
+    """A copy to train in place, in this order; if ``wide``, its matrices lie transposed in memory."""
+    found = value if order is None else value[order]
+    if wide:
+        return _copy(found.mT).mT
+    return _copy(value) if order is None else found
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _each(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:

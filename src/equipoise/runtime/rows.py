@@ -65,9 +65,10 @@ class Rows:
     def take(self, slots: Tensor) -> State:
         """A copy of some rows."""
         if self._files is None:
-            return row(self._front, slots)
+            found: State = map_leaves(lambda value: value.index_select(0, slots), self._front)
+            return found
         here = slots < self.here
-        found: State = map_leaves(
+        found = map_leaves(
             lambda value: value.new_empty((len(slots), *value.shape[1:])).index_copy_(
                 0, here.nonzero().flatten(), value[slots[here]]
             ),
