@@ -93,6 +93,16 @@ def test_a_stack_of_clients_learns_as_one_after_another(
     assert task.evaluate_stack(ids, stack, "test")["loss"].isfinite().all()
 
 
+def test_heads_of_a_language_model_are_scored_one_by_one_or_together(pretrained: Path, reviews: Path) -> None:
+    """Before anything else was computed with the task, as where one client follows another."""
+    task = built(reviews, pretrained / "gpt2", "rank=2 names=shared,private", kind="next-token")
+    start, names = task.init_params(0), task.blocks["private"]
+    heads = {name: torch.randn(3, *start[name].shape) for name in names}
+    found = task.evaluate_heads(torch.tensor(1), start, heads, "test")
+    each = [task.evaluate(torch.tensor(1), start | {n: w[k] for n, w in heads.items()}, "test") for k in range(3)]
+    assert largest_difference(found, {name: torch.stack([one[name] for one in each]) for name in found}) < 1e-5
+
+
 def test_gpt2_keeps_weights_transposed_and_adapters_know_it(pretrained: Path) -> None:
     plain = next_token(str(pretrained / "gpt2"), 0).model.transformer.h[0].attn.c_attn
     module = adapted(torch.nn.Sequential(plain), Adapter(rank=2, alpha=4), 0)

@@ -306,10 +306,8 @@ class FromExamples(Falsified):
         )
 
     def constant(self, client: int) -> Tree:
-        trained, (x, y) = (
-            self._rows_of_one(torch.tensor(client), "train")[1],
-            self._rows_of_one(torch.tensor(client), "test"),
-        )
+        _, trained = self._rows_of_one(torch.tensor(client), "train")
+        x, y = self._rows_of_one(torch.tensor(client), "test")
         outputs = self.objective.constant(trained).expand(1, len(x), -1)
         return trees.row(self._score(outputs, y[None], None), 0)
 
@@ -318,6 +316,7 @@ class FromExamples(Falsified):
             return super().evaluate_heads(ids, params, heads, split)
         x, y = self._rows_of_one(ids, split)
         body, heads = (trees.moved(tree, self.device) for tree in (params, heads))
+        self.row_bytes()  # which bounds the rows at once, and cannot be measured within the map
         # What does not depend on the heads is not mapped over them, but computed once.
         mapped = vmap(lambda head: self.logits(body | head, x))
         return self._score(mapped(heads), y[None], None)
