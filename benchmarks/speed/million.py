@@ -29,28 +29,34 @@ COHORT, ROUNDS, FEW, MANY, GIB = 1_000, 200, 10_000, 1_000_000, 0.25
 SIZES = (COHORT, FEW, 100_000, MANY)
 
 
-def settings_of(clients: int, **training: float) -> Settings:
-    options = {"method": "scaffold", "clients": clients, "participation": COHORT / clients, "rounds": ROUNDS}
+def settings_of(clients: int, rounds: int = ROUNDS, **training: float) -> Settings:
+    options = {"method": "scaffold", "clients": clients, "participation": COHORT / clients, "rounds": rounds}
     return Settings.of({**options, **training})
 
 
-def whole(folder: Path, training: dict[str, float]) -> dict[str, object]:
+def whole(folder: Path, rounds: int, training: dict[str, float]) -> dict[str, object]:
     """The run of a million; the last rounds are those with most clients seen."""
     cpu = [time.process_time()]
+    seen = peak = 0
 
     def watch(record: RoundRecord) -> None:
+        nonlocal seen, peak
         cpu.append(time.process_time())
+        seen, peak = record.seen, peak_mib()
         if record.round % 10 == 0:
             print(record.round, record.seen, peak_mib(), file=sys.stderr, flush=True)
 
     started = time.perf_counter()
-    run(settings_of(MANY, **training), folder / "run", watch=watch, means=Means(processes=1, state_memory=GIB))
+    settings = settings_of(MANY, rounds, **training)
+    run(settings, folder / "run", watch=watch, means=Means(processes=1, state_memory=GIB))
     spent = [after - before for before, after in pairwise(cpu)]
     saved = sum(file.stat().st_size for file in (folder / "run" / "checkpoint").iterdir())
     return {
-        "rounds": ROUNDS,
+        "rounds": rounds,
+        "clients seen": seen,
         "training": training or "the task's own",
         "state memory GiB": GIB,
+        "MiB peak of the rounds": peak,
         "MiB peak": peak_mib(),
         "seconds in all": round(time.perf_counter() - started, 1),
         "CPU seconds per round, first 20": round(statistics.median(spent[:20]), 3),
@@ -95,16 +101,16 @@ def main() -> None:
     parser.add_argument("--run", action="store_true", help="the run of a million")
     parser.add_argument("--epochs", type=int, help="of the run; memory and disk do not depend on it")
     parser.add_argument("--batch-size", type=int, help="of the run")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of each population that take turns")
+    parser.add_argument("--rounds", type=int, help="of the run (200), or of each population that takes turns (20)")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.run:
         training = {"epochs": chosen.epochs, "batch_size": chosen.batch_size}
         with tempfile.TemporaryDirectory() as folder:
             given = {name: value for name, value in training.items() if value is not None}
-            measured("million", whole(Path(folder), given))
+            measured("million", whole(Path(folder), chosen.rounds or ROUNDS, given))
     else:
-        measured("million_beside", beside(chosen.rounds))
+        measured("million_beside", beside(chosen.rounds or 20))
 
 
 if __name__ == "__main__":
