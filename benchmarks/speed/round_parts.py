@@ -1,7 +1,7 @@
 """What a W1 round costs part by part: in one process, in the leading one of two, and in the other.
 
-Each part is the processor's time within its functions, less that within other parts, in the cheapest fifth of rounds. So
-whatever else the machine does counts little; waiting counts where it is done awake, and stands by itself. One process
+Each part is the processor's time within its functions, less that within other parts, in the cheapest fifth of rounds.
+So whatever else the machine does counts little; waiting counts where it is done awake, and stands by itself. One process
 and two take turns as in :mod:`benchmarks.speed.processes`, which has the time on the wall.
 """
 
@@ -131,7 +131,7 @@ def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
     return {
         "ms of the parts": both,
         "ms of all but waiting": {name: _ms(value) for name, value in computed.items()},
-        "times one process, at most, by what the leading one computes": _ms(one / leader),
+        "times one process, by what the leading one computes": _ms(one / leader),
     }
 
 
