@@ -6,13 +6,16 @@ Fashion-MNIST turned and as negatives over a perceptron that saw it upright.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
+from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
 from benchmarks.pretraining import base, digest, file_of
 
@@ -71,16 +74,26 @@ def cells(results: Results) -> list[Cell]:
 
 
 def _best(results: Results, axes: Mapping[str, Any]) -> float | None:
+    place = {"population": axes["population"], "way": axes["way"]}
+    return best(results.where(**place, seed=TUNED), rates(**place))
+
+
+def best(tried: list[Record], rates: tuple[float, ...]) -> float | None:
     """The rate with the best validation score of the first seed, once all are known."""
-    tried = results.where(population=axes["population"], way=axes["way"], seed=TUNED)
-    if len(tried) < len(rates(axes["population"], axes["way"])):
+    if not tried or len(tried) < len(rates):
         return None
-    best: float = max(tried, key=lambda record: record["val"])["rate"]
-    return best
+    found: float = max(tried, key=lambda record: record["val"])["rate"]
+    return found
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
-    base(cell.axes["population"])
+    population = cell.axes["population"]
+    base(population)
+    return {**measured(cell, folder), "base": digest(population)}
+
+
+def measured(cell: Cell, folder: Path) -> dict[str, Any]:
+    """What a run reached and took."""
     before, started = _peak_from_here(), time.process_time()
     done = run(cell.options, folder)
     spent, peak = time.process_time() - started, _status("VmHWM")
@@ -94,12 +107,13 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "peak_mib": peak - before,
         "cpu_seconds": spent,
         "executor": done.summary["executor"],
-        "base": digest(cell.axes["population"]),
     }
 
 
 def _peak_from_here() -> float:
-    """Forget the process's highest memory so far; what it has now, in MiB."""
+    """Forget the process's highest memory so far, and what earlier cells freed; what it has now, in MiB."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
@@ -111,19 +125,24 @@ def _status(key: str) -> float:
 
 def ways(population: str) -> Any:
     def made(results: Results) -> list[str]:
-        rows = []
-        for way in WAYS:
-            rate = _best(results, {"population": population, "way": way})
-            found = results.where(population=population, way=way, rate=rate)
-            if found:
-                figures = [spread(r[key] for r in found) for key in ("personal", "p10")]
-                costs = [spread((r[key] for r in found), d) for key, d in (("megabytes", 2), ("peak_mib", 0))]
-                used = found[0].config["lr"]
-                rows.append([way, *figures, *costs, spread((r["cpu_seconds"] for r in found), 0), used, len(found)])
-        heads = ["what is trained", "personal %", "worst decile %", "MB in all", "peak MiB", "CPU s", "lr", "seeds"]
-        return table(heads, rows)
+        places = ({"population": population, "way": way} for way in WAYS)
+        return compared((place["way"], results.where(**place, rate=_best(results, place))) for place in places)
 
     return made
+
+
+def compared(found: Iterable[tuple[str, list[Record]]]) -> list[str]:
+    """A table of ways, each with its cells."""
+    rows = []
+    for way, own in found:
+        if own:
+            figures = [spread(r[key] for r in own) for key in ("personal", "p10")]
+            costs = [spread((r[key] for r in own), d) for key, d in (("megabytes", 2), ("peak_mib", 0))]
+            rows.append(
+                [way, *figures, *costs, spread((r["cpu_seconds"] for r in own), 0), own[0].config["lr"], len(own)]
+            )
+    heads = ["what is trained", "personal %", "worst decile %", "MB in all", "peak MiB", "CPU s", "lr", "seeds"]
+    return table(heads, rows)
 
 
 def untouched(results: Results) -> list[str]:
