@@ -58,7 +58,7 @@ def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecut
             found = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
             return _told(found, simulation)
-        personal = _evaluated(task, personal_parts(simulation))
+        personal = _evaluated(task, personal_parts(simulation), len(simulation.store.ids))
         columns: dict[str, list[float]] = {}
         if personal and isinstance(task, Supervised) and task.client_names:
             columns = _beside(task, personal_parts(simulation), simulation.schedule.seed)
@@ -67,10 +67,22 @@ def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecut
     return Final(found, personal, columns)
 
 
-def _evaluated(task: Task, parts: Parts) -> Tree:
-    """Each model on its own client's test rows."""
-    scores = [task.evaluate_stack(torch.from_numpy(ids), models, "test") for ids, models in parts if models]
-    return trees.concatenate(scores) if scores else {}
+def _evaluated(task: Task, parts: Parts, clients: int) -> Tree:
+    """Each model on its own client's test rows.
+
+    Room for the scores of all is made once: small tensors that were kept between the large ones of each part would keep
+    the memory of all parts from being used again.
+    """
+    found: Tree = {}
+    done = 0
+    for ids, models in parts:
+        if models:
+            scores = task.evaluate_stack(torch.from_numpy(ids), models, "test")
+            found = found or {name: value.new_empty(clients) for name, value in scores.items()}
+            for name, value in scores.items():
+                found[name][done : done + len(ids)] = value
+        done += len(ids)
+    return found
 
 
 def _beside(task: Supervised, parts: Parts, seed: int) -> dict[str, list[float]]:
@@ -120,4 +132,4 @@ def _alone(simulation: Simulation, make: MakeExecutor) -> Tensor:
     for _ in range(s.rounds):
         alone.round()
     parts = ((ids, alone.store.held(ids).local) for ids in parted(simulation.store.ids))
-    return _evaluated(task, parts)[task.headline].double()
+    return _evaluated(task, parts, len(simulation.store.ids))[task.headline].double()
