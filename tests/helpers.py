@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from equipoise.contract import Method, Task, Training
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
@@ -44,12 +45,17 @@ def simulate(
 
 
 def largest_difference(a: Any, b: Any) -> float:
-    """The largest difference between two trees of the same shape."""
+    """The largest difference between two trees of the same shape; infinite where only one has a number."""
     from torch.utils import _pytree as pytree
 
     left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
     assert len(left) == len(right)
-    return max((float((x.double() - y.double()).abs().max()) for x, y in zip(left, right, strict=True)), default=0.0)
+    return max((_apart(x.double(), y.double()) for x, y in zip(left, right, strict=True)), default=0.0)
+
+
+def _apart(x: Tensor, y: Tensor) -> float:
+    same = (x == y) | (x.isnan() & y.isnan())
+    return float((x - y).abs().masked_fill(same, 0).nan_to_num(nan=torch.inf).max())
 
 
 Timed = TypeVar("Timed", RoundRecord, Summary)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from equipoise.core.errors import UsageError
-from equipoise.methods.equilibrium import LEAST_ERROR, Equilibrium
+from equipoise.methods.equilibrium import Equilibrium
 from equipoise.methods.fedavgm import FedAvgM
 from equipoise.methods.page import shared
+from equipoise.methods.steering import LEAST_ERROR
 from helpers import TRAINING, largest_difference, simulate, small_task
 
 

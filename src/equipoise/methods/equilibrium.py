@@ -32,10 +32,10 @@ from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
 from equipoise.learners.ddpg import export
 from equipoise.methods.page import shared
+from equipoise.methods.steering import LEAST_ERROR
 
 CONTROLS = ("zero", "learned", "random")
 LOSS_AT_FULL_RATE = 0.5  # eta_i = lr_high sqrt(f_i / 0.5) below this loss, lr_high above it
-LEAST_ERROR = 0.02  # a client without errors still counts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from equipoise.contract import Client, Method, Train, Tree
 from equipoise.core.errors import UsageError
 
 POLISH = 5  # epochs of a client's last touch at a tenth of its rate, for each power of ten of bias to its side
-LEAST_ERROR = 0.02  # a client without errors still counts in a biased mean
 
 
 def lean(bias: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from equipoise.methods.page import actions
-from equipoise.methods.page.leaning import LEAST_ERROR
+from equipoise.methods.steering import LEAST_ERROR
 
 LEAST = 0.01  # losses below count as this: validation sets are small, and 1/f would have no bound
 
