@@ -295,7 +295,8 @@ def test_through_the_proxy_the_control_api_is_closed(safe_fleet: Fleet, tmp_path
 
 def test_the_simulation_runtime_gives_the_same_models(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="there is no Ray here: pip install 'equipoise[flower-simulation]'")
-    app, given = tmp_path / "app", {**BASE, "method": "fedper", "rounds": 2}
+    app = tmp_path / "app"
+    given = {**BASE, "method": "fedper", "rounds": 2, "wait": 240.0}  # a busy machine takes minutes to start its actors
     project.write(app, given)
     done = cli("run", str(app), "--simulation")
     if "timed out during startup" in done.stderr:
