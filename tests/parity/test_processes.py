@@ -1,7 +1,6 @@
 """Many processes give the numbers of one, to the bit; they end when they should, and a run outlives any of them."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -25,8 +24,6 @@ from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.device import place
 from equipoise.runtime.executors import Loop, Stacked
 from equipoise.runtime.group import FIRST, Launched, Lost, backend_of
-from equipoise.runtime.lines import SHORT, Forked, lines
-from equipoise.runtime.pack import pack, unpack
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.runtime.share import Share, serve
 from equipoise.runtime.spread import Pace, Spread, placed
@@ -37,55 +34,6 @@ from helpers_device import FAR, FarTensor, Pretended
 
 SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
 SCAFFOLD = Settings.of({**SMALL, "method": "scaffold"})
-
-
-def test_trees_survive_the_wire():
-    tree = {
-        "a": {"value": torch.arange(5), "dtype": torch.randn(2, 3).double()},
-        "yes": True,
-        "none": None,
-        "t": [1, "x"],
-    }
-    back = unpack(pack({**tree, "empty": {}, "zero": torch.zeros(3, 0), "one": torch.tensor(2.5)}))
-    assert torch.equal(back["a"]["value"], tree["a"]["value"])
-    assert torch.equal(back["a"]["dtype"], tree["a"]["dtype"])
-    assert (back["yes"], back["none"], back["t"], back["empty"]) == (True, None, [1, "x"], {})
-    assert back["zero"].shape == (3, 0)
-    assert back["one"].item() == 2.5
-
-
-@pytest.fixture
-def ends():
-    """The lines of two processes, which one can play alone."""
-    one, other = lines(2, multiprocessing.get_context("fork"))
-    both = Forked(0, [one, {}]), Forked(1, [{}, other])
-    yield *both, other[0]
-    for end in both:
-        end.leave()
-
-
-def test_messages_of_any_length_cross_and_keep_their_order(ends):
-    one, other, _ = ends
-    long = {"rows": torch.arange(40 * SHORT)}
-    under_way = [(one, one.send(1, long)), (one, one.send(1, {"short": 1})), (other, other.send(0, long))]
-    assert largest_difference(one.receive(1), long) == 0.0
-    assert largest_difference(other.receive(0), long) == 0.0
-    assert other.receive(0) == {"short": 1}
-    for sender, work in under_way:
-        sender.sent(work, 1 - sender.rank)
-
-
-def test_a_message_counts_although_its_sender_ended_before_it_rang(ends):
-    one, other, line = ends
-    one.send(1, {"last": True})
-    assert line.mine.acquire(timeout=1)
-    one.leave()
-    assert other.receive(0) == {"last": True}
-    with pytest.raises(Lost, match="process 1 of 2 has ended"):
-        other.receive(0)
-    for message in ({}, {"long": torch.zeros(40 * SHORT)}):
-        with pytest.raises(Lost, match="process 1 of 2 has ended"):
-            other.sent(other.send(0, message), 0)
 
 
 def test_the_longest_first_by_hand():

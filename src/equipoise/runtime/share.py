@@ -66,9 +66,9 @@ class Share:
         seconds = time.perf_counter() - started
         size = trees.tree_bytes(self._parts[0].up, stacked=True)
         told = [replace(part, held=Held(), up=self._told(part.up)) for part in self._parts]
-        all = Facts.joined(facts)
-        why = {str(place): text for place, text in all.reasons.items()}
-        known = {"finite": all.finite, "long": all.long, "reasons": why}
+        whole = Facts.joined(facts)
+        why = {str(place): text for place, text in whole.reasons.items()}
+        known = {"finite": whole.finite, "long": whole.long, "reasons": why}
         answer = {"replies": trees.plain(trees.concatenate(told)), "facts": known, "bytes": size, "seconds": seconds}
         if len(call["weights"]):
             answer |= self.sums({"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]})
