@@ -43,6 +43,12 @@ class Replies:
     """Bytes of one upload, where uploads are not in the stack."""
     kept: bool = False
     """Whether what clients hold is kept already."""
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Those by which sums over all clients are known already, if any are."""
+
+    def foreseen(self, taken: Tensor, weights: Tensor | Tree) -> bool:
+        """Whether these are the sums that are known already."""
+        return bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
 
     def facts(self, method: Method, sent: Tree) -> Facts:
         """What decides which of them are used."""

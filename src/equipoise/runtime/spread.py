@@ -227,8 +227,7 @@ class _Elsewhere(Replies):
     place: list[int] = field(default_factory=list)
     """The process of each chunk."""
     early: list[State] = field(default_factory=list)
-    """The sums over all clients by these :attr:`weights`, if they came with the replies."""
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The sums over all clients by the :attr:`weights`, if they came with the replies."""
 
     @classmethod
     def of(
@@ -262,8 +261,7 @@ class _Elsewhere(Replies):
         self.spread.settle([taken[rows] for rows in self.parts])
 
     def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
-        foreseen = bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
-        answers = self.early if foreseen else self._ask(taken, weights)
+        answers = self.early if self.foreseen(taken, weights) else self._ask(taken, weights)
         turn = [0] * len(answers)
         parts: list[State | None] = []
         for process in self.place:
