@@ -24,7 +24,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"rounds": 40, "epochs": 50, "agents": 10},
     "acrobot": {"rounds": 50, "epochs": 50, "agents": 10},
     "pendulum": {"rounds": 20, "epochs": 200, "agents": 6},
-    "hopper": {"rounds": 200, "epochs": 250, "agents": 4, "parallel": 4},
+    "hopper": {"rounds": 200, "epochs": 250, "agents": 4, "parallel": 4, "batch_size": 256},
 }
 WANTED = {"cartpole": len(SEEDS), "acrobot": len(SEEDS), "pendulum": 5, "hopper": 5}  # seeds of each
 DEAR = {("acrobot", "fedpolicy"): 5}  # seeds of methods that take several times as long there
