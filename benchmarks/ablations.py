@@ -90,6 +90,17 @@ class NoMomentum(Autopilot):
 
 
 @dataclass(frozen=True)
+class NoReach(Autopilot):
+    """Small coordinates move as little as the clients moved them."""
+
+    name: ClassVar[str] = "no-reach"
+
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        state, m = super().steer(s, ids, seen)
+        return {**state, "reach": torch.full((), steering.TINY, dtype=torch.float64)}, m
+
+
+@dataclass(frozen=True)
 class NoErrors(Autopilot):
     """Weights by data size alone."""
 
@@ -135,5 +146,5 @@ class AsTrained(Autopilot):
 
 ALL = (
     *(ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoNeed, NoMomentum),
-    *(NoErrors, NoSizes, NoDecay, AsTrained),
+    *(NoReach, NoErrors, NoSizes, NoDecay, AsTrained),
 )

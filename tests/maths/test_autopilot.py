@@ -10,7 +10,7 @@ import torch
 
 from equipoise.contract import Server, Training, Up, When
 from equipoise.core.errors import UsageError
-from equipoise.methods import policies, safe, steering
+from equipoise.methods import policies, safe, steering, stepping
 from equipoise.methods.autopilot import EPOCHS, Autopilot
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task
@@ -134,8 +134,12 @@ def test_the_first_round_by_hand() -> None:
     assert sim.logs[0].train["epochs"].mean == EPOCHS
     # T = 1: no momentum, hence no decay; the only round is late, so that weights are by data size alone.
     n = task.sizes(ids).double()
-    mean = {name: torch.tensordot(n / n.sum(), w, 1) for name, w in sim.store.local.items()}
-    assert largest_difference(sim.params, mean) < 1e-12
+    for name, each in sim.store.local.items():
+        first, change = sim.initial[name], torch.tensordot(n / n.sum(), each, 1) - sim.initial[name]
+        r = torch.stack([(own - first).square().mean().sqrt() for own in each]).sort().values[2]  # the lower median
+        q = change.abs() + 0.1 * change.square().mean().sqrt()  # of one round
+        expected = first + change * (0.5 * math.sqrt(2) * r / q).clamp(1.0, 100.0)
+        assert largest_difference(sim.params[name], expected) < 1e-9
 
 
 @pytest.mark.parametrize(("trials", "rate"), [([1.0, 0.7], 0.3), ([1.0, 0.9], 0.05), ([1.0, 1e6], 0.05)])
@@ -187,6 +191,7 @@ def steered(**change: float) -> tuple[Any, float]:
 def test_steering_by_hand() -> None:
     state, m = steered()
     assert m == 0.5
+    assert float(state["reach"]) == pytest.approx(0.5 * math.sqrt(2))
     assert float(state["rate"]) == 0.05
     assert float(state["z"]) == pytest.approx(-0.45 + math.tanh(0.4 * math.log(1.1)))
     assert state["val"].tolist() == [1.0, 1.0]
@@ -198,8 +203,54 @@ def test_momentum_is_dropped_where_validation_loss_rises_and_the_rate_halved_far
 ) -> None:
     state, m = steered(val=val)
     assert m == 0.0
+    assert float(state["reach"]) == 0.25
     down = math.tanh(0.4 * math.log(val / 1.1))
     assert float(state["z"]) == pytest.approx(-0.45 - down - halved * math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("fall", "m", "reach"), [(0.049, 0.0, 0.5), (0.051, 0.0, math.sqrt(0.5)), (0.063, 0.5, math.sqrt(0.5))]
+)
+def test_momentum_and_reach_need_a_fall_of_validation_loss(fall: float, m: float, reach: float) -> None:
+    """Of (4/16)^2 = 0.0625 in logarithms, and of 0.05."""
+    state, kept = steered(val=1.1 * math.exp(-fall))
+    assert kept == m
+    assert float(state["reach"]) == pytest.approx(reach)
+
+
+def test_reach_stays_within_a_factor_of_twenty() -> None:
+    assert float(steering.reach(tensor(19.0), True, False)) == 20.0
+    assert float(steering.reach(tensor(0.06), False, True)) == 0.05
+
+
+def test_losses_are_compared_with_a_quarter_of_the_first_at_least() -> None:
+    state = steering.after(steering.start(), tensor(2.0))
+    assert float(steering.level(state)) == 2.0
+    state = steering.after(state, tensor(0.1))
+    assert float(steering.level(state)) == 0.5
+
+
+def test_small_coordinates_are_amplified_by_hand() -> None:
+    """One layer of two coordinates that move by 3 and 0.03 in each round; r = 6, c = 1/2."""
+    w, change = {"a": tensor([1.0, 1.0])}, {"a": tensor([3.0, 0.03])}
+    by, state = stepping.Step(0.5, tensor(0.5), 1.0), stepping.start({"a": tensor([1.0, 1.0])})
+    rest = 0.1 * math.sqrt((9 + 0.0009) / 2)
+    new, state = stepping.moved(w, change, {"a": tensor(6.0)}, by, state)
+    assert new["a"].tolist() == pytest.approx([4.0, 1 + 0.03 * 3 / (0.03 + rest)])
+    new, state = stepping.moved(w, change, {"a": tensor(6.0)}, by, state)  # v = 1.5 D, the mean square is as before
+    assert new["a"].tolist() == pytest.approx([5.5, 1 + 0.045 * 3 / (0.03 + rest)])
+    assert float(state["steps"]) == 2
+    half, _ = stepping.moved(w, change, {"a": tensor(6.0)}, replace(by, left=0.0), stepping.start(w))
+    assert half["a"].tolist() == pytest.approx([4.0, 1.03])  # nothing is left of it
+    far, _ = stepping.moved(w, change, {"a": tensor(1e9)}, by, stepping.start(w))
+    assert far["a"].tolist() == pytest.approx([301.0, 4.0])  # a hundred times at most
+    still, _ = stepping.moved(w, {"a": 0 * w["a"]}, {"a": tensor(0.0)}, by, stepping.start(w))
+    assert torch.equal(still["a"], w["a"])  # a layer that nobody trains
+
+
+def test_one_client_does_not_set_the_length_of_steps() -> None:
+    uploads = {"a": tensor([[1.0, 1.0], [2.0, 2.0], [1e9, 1e9]])}
+    assert float(stepping.lengths({"a": tensor([0.0, 0.0])}, uploads)["a"]) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -246,6 +297,7 @@ def test_the_whole_rate_moves_personal_models_and_nothing_else(executor: str) ->
 def test_without_validation_data_the_chosen_rate_is_all() -> None:
     sim = simulate(Autopilot(), small_task(val_share=0.0), 4)
     assert float(sim.server_state["z"]) == 0.0
+    assert float(sim.server_state["reach"]) == 0.0  # nothing would hold it back
     assert largest_difference(sim.store.local, sim.personal_models()[1]) < 1e-12
 
 

@@ -12,16 +12,17 @@ from torch import Tensor
 from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up, option
 from equipoise.contract.method import weighted_mean
 from equipoise.core.errors import UsageError
-from equipoise.methods import measuring, policies, safe, steering
+from equipoise.methods import measuring, policies, safe, steering, stepping
 
 EPOCHS = 8  # the least that clients train
 
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """eta_i = decay(t/T) need(f_i/f) eta exp(z);  p_i ~ n_i (error_i + .02)^k;  v <- m(T) v + sum p_i (w_i - w).
+    """eta_i = decay(t/T) need(f_i/f) eta exp(z);  p_i ~ n_i (error_i + .02)^k;  D = sum p_i (w_i - w);
+    v <- m(T) v + D;  w <- w + v max(1, c r/q)^left(t/T).
 
-    eta is the configured rate unless a trial shows that f / (4 |g|^2) is much better; z and m follow validation loss.
+    eta is the configured rate unless a trial shows that f / (4 |g|^2) is much better; z, m, c follow validation loss.
     """
 
     name: ClassVar[str] = "autopilot"
@@ -87,8 +88,7 @@ class Autopilot(Method):
     # --- server -----------------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree) -> State:
-        v = {name: torch.zeros_like(w) for name, w in params.items()}
-        state = {"v": v, **steering.start(), "row": policies.row(self.policy)}
+        state = {**stepping.start(params), **steering.start(), "row": policies.row(self.policy)}
         return state | {"safe": safe.opened()} if self.safe else state
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
@@ -100,7 +100,7 @@ class Autopilot(Method):
             tried = tried & (state["z"] < 0)  # what corrects nothing is no trial
             down, state = replace(down, each={"tried": tried}), {**state, "safe": held}
             rate = torch.where(tried, rate, state["rate"])
-        extra = {"loss": state["loss"], "rate": state["rate"], "whole": state["whole"] < 0}
+        extra = {"loss": steering.level(state), "rate": state["rate"], "whole": state["whole"] < 0}
         train = Train(torch.full_like(ids, s.training.epochs), rate)
         return replace(down, extra=extra, train=train if float(state["rate"]) > 0 else None), state
 
@@ -116,13 +116,14 @@ class Autopilot(Method):
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         state, m = self.steer(s, ids, up.metrics)
         w, mean = s.params, weighted_mean(up.params, weights)
-        v = {name: m * state["v"][name] + (mean[name] - w[name]) for name in w}
-        return {name: w[name] + v[name] for name in w}, {**state, "v": v}
+        change = {name: mean[name] - w[name] for name in w}
+        by = stepping.Step(m, state["reach"], 1 - steering.momentum(s.rounds) * steering.late(s.round, s.rounds))
+        return stepping.moved(w, change, stepping.lengths(w, up.params), by, state)
 
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
         """What this round's measurements mean for the next; and this round's momentum."""
         pooled = steering.pooled(seen, s.task.sizes(ids).double())
-        state, m = {**s.state, "loss": pooled["loss"]}, steering.momentum(s.rounds)
+        state, m = steering.after(s.state, pooled["loss"]), steering.momentum(s.rounds)
         if float(state["rate"]) == 0:
             measured = steering.much_better(pooled["trials"])
             state["rate"] = torch.where(measured, seen["step"].median(), s.training.lr)
@@ -130,6 +131,6 @@ class Autopilot(Method):
         if "own" not in pooled:
             return state, m
         chance = steering.noise(seen["val"], s.task.clients)
-        state, rose = steering.corrected(state, pooled, chance, s.round / s.rounds)
-        s.notes["z"] = state["z"]
-        return state, 0.0 if rose else m
+        state, fell = steering.corrected(state, pooled, chance, s.round, s.rounds)
+        s.notes |= {"z": state["z"], "reach": state["reach"]}
+        return state, m if fell else 0.0

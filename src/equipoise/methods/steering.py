@@ -16,6 +16,10 @@ LEAST_ERROR = 0.02  # a client without errors still counts
 MOST_MOMENTUM, HORIZON = 0.97, 8.0  # momentum looks back over an eighth of the run, and never over more than 33 rounds
 LEAST_RATE = 0.1  # the least part of the rate that is left in the last round, or for clients with little loss
 WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
+FIRST = 0.25  # the part of the first loss below which clients' losses make all of them take smaller steps
+NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
+STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
+HASTE = 4.0  # validation loss must fall by (4/T)^2 for momentum to be kept: the shorter the run, the steeper
 TINY = 1e-12
 POOLED = ("loss", "square", "val", "reached", "own", "whole", "errors", "trials")
 FAR = 10.0  # times what nearly all clients tell: more is not believed
@@ -104,22 +108,41 @@ def start() -> State:
     """Nothing is known yet: no rate, no loss, nothing that validation losses (last and least) could rise above."""
     zero = torch.zeros((), dtype=torch.float64)
     unseen = torch.full((2,), torch.inf, dtype=torch.float64)
-    return {"rate": zero, "z": zero, "loss": zero, "val": unseen, "whole": zero}
+    return {"rate": zero, "z": zero, "loss": zero, "first": zero, "val": unseen, "whole": zero, "reach": zero}
 
 
-def corrected(state: State, means: Tree, chance: Tensor, time: float) -> tuple[State, bool]:
-    """The state after a round with these means, and whether validation loss rose by more than ``chance``.
+def after(state: State, loss: Tensor) -> State:
+    """The state that knows a cohort's loss, and whether it is the first one."""
+    return {**state, "loss": loss, "first": torch.where(state["first"] > 0, state["first"], loss)}
+
+
+def level(state: State) -> Tensor:
+    """The loss f that a client's own is compared with: the last cohort's, but at least a quarter of the first."""
+    return torch.maximum(state["loss"], FIRST * state["first"])
+
+
+def reach(c: Tensor, fell: bool, rose: bool) -> Tensor:
+    """c: a half before the first round; times the root of 2 where validation loss fell much, halved where it rose."""
+    c = torch.where(c > 0, c, NEAR) * (0.5 if rose else math.sqrt(2) if fell else 1.0)
+    return c.clamp(1 / FAR_OUT, FAR_OUT)
+
+
+def corrected(state: State, means: Tree, chance: Tensor, round: int, rounds: int) -> tuple[State, bool]:
+    """The state after a round with these means, and whether validation loss fell far enough for momentum to be kept;
+    ``chance`` is what a cohort's loss moves by itself.
 
     z follows the policy's row, and the rate is halved where validation loss lies far above its least. ``whole`` counts
     how often personal models were worse when they were trained at the whole rate.
     """
     (last, least), val = state["val"], means["val"]
-    seen = view(means, last, least, state["rate"] * state["z"].exp(), time)
+    seen = view(means, last, least, state["rate"] * state["z"].exp(), round / rounds)
     z, rose = correction(state["z"], state["row"], seen), risen(val, last, chance)
     if rose and risen(val, least, chance + WORSE):
         z = z - math.log(2)
     whole = state["whole"] + worse(means["errors"], torch.stack([means["own"], means["whole"]]), means["rows"])
-    return {**state, "z": z, "whole": whole, "val": torch.stack([val, torch.minimum(least, val)])}, rose
+    c = reach(state["reach"], risen(last, val, chance + STEEP), rose)
+    known = {"val": torch.stack([val, torch.minimum(least, val)]), "reach": c, "z": z, "whole": whole}
+    return {**state, **known}, not risen(val, last, chance - (HASTE / rounds) ** 2)
 
 
 def correction(z: Tensor, row: Tensor, seen: Tensor) -> Tensor:
