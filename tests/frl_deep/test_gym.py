@@ -150,6 +150,13 @@ class Boastful(Counter):
     observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
 
+class Broken(Counter):
+    """Its author has made a mistake that its third step meets."""
+
+    def step(self, action):
+        return super().step([0, 1][self.count])  # the list is too short
+
+
 class Layered(Counter):
     """Shows what nobody can see."""
 
@@ -202,6 +209,10 @@ def test_traits_of_foreign_environments():
         ("--env-id Pendulum-v1 --model embedded", "takes a vector as its action"),
         ("--env-id CartPole-v1 --return-high -1", "must be below"),
         (f"--env-id {__file__}:Boastful", "and its observation_space says (8, 8, 3)"),
+        (
+            f"--env-id {__file__}:Broken --agents 2",
+            "agent 0 failed: IndexError: list index out of range (test_gym.py, line",
+        ),
         (f"--env-id {__file__}:Layered", "only a vector, the number of a state or an image"),
         ("--env-id CartPole-v1 --model cnn", "shows no image"),
         ("--env-id FrozenLake-v1 --normalise", "normalise is for vectors"),

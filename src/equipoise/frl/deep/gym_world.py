@@ -7,9 +7,11 @@ process alone: after a resume they start anew, and the run says so.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,20 @@ def makers(env_id: str, arguments: Sequence[dict[str, Any]]) -> list[Callable[..
     return [partial(make, **one) for one in arguments]
 
 
+@contextlib.contextmanager
+def told_of(agent: int) -> Iterator[None]:
+    """What an environment's own code raises, in one line with its place there."""
+    try:
+        yield
+    except Exception as error:  # whatever code that others wrote may raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = (str(error).strip() or "no reason is given").splitlines()[0]
+        raise UsageError(
+            f"the environment of agent {agent} failed: {type(error).__name__}: {reason} "
+            f"({Path(place.filename).name}, line {place.lineno}, in {place.name}): mend it there"
+        ) from error
+
+
 class GymWorld(World):
     """One vector environment per agent and purpose."""
 
@@ -75,15 +91,18 @@ class GymWorld(World):
         senses: Senses | None = None,
         frames: int = 1,
         usual: Sequence[tuple[Floats, Floats]] | None = None,
+        known_as: Sequence[int] = (),
     ) -> None:
-        """``usual``: mean and spread of what each agent is shown, which are then taken out of it."""
+        """``usual``: mean and spread of what each agent is shown, which are then taken out of it. ``known_as``: their
+        numbers in the federation, where these are some of its agents."""
         from gymnasium import spaces
 
-        self.make, self.lowest, self.highest = make, lowest, highest
+        self.make, self.lowest, self.highest, self.known_as = make, lowest, highest, known_as or range(len(make))
         one = make[0]()
         acts, spec = one.action_space, one.spec
         self.sight = Sight.of(one.observation_space, frames)
-        shown, said = np.shape(one.reset(seed=0)[0]), one.observation_space.shape
+        with told_of(self.known_as[0]):
+            shown, said = np.shape(one.reset(seed=0)[0]), one.observation_space.shape
         if shown != said:
             raise UsageError(f"the environment shows an array {shown}, and its observation_space says {said}")
         self.state_size = simulators.state_size(one)
@@ -113,8 +132,8 @@ class GymWorld(World):
 
     def subset(self, ids: Ints) -> World:
         usual = None if self.usual is None else [self.usual[agent] for agent in ids]
-        makers, frames = [self.make[agent] for agent in ids], self.sight.frames
-        return GymWorld(makers, self.lowest, self.highest, self.senses.rows(ids), frames, usual)
+        makers, numbers = ([of[agent] for agent in ids] for of in (self.make, self.known_as))
+        return GymWorld(makers, self.lowest, self.highest, self.senses.rows(ids), self.sight.frames, usual, numbers)
 
     def envs(self, ids: Tensor, copies: int, purpose: str) -> list[Any]:
         """Vector environments of these agents, made once."""
@@ -160,7 +179,8 @@ class GymPlay(Play):
         for k, agent in enumerate(self.agents):
             if purpose == GOING_ON and world.left.get(agent) == _mark(self.calls[k], raw[k]):
                 continue  # its episodes stand where it left them
-            first = self.envs[k].reset(seed=_seeds(draws[k]))[0]
+            with told_of(world.known_as[agent]):
+                first = self.envs[k].reset(seed=_seeds(draws[k]))[0]
             if self.calls[k] and world.state_size:
                 for env, state in zip(self.envs[k].envs, kept["state"][k].numpy(), strict=True):
                     simulators.load(env, state)
@@ -171,7 +191,10 @@ class GymPlay(Play):
 
     def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
         orders = self.world.command(action, self.senses.motor)
-        steps = [env.step(own) for env, own in zip(self.envs, orders, strict=True)]
+        steps = []
+        for agent, env, own in zip(self.agents, self.envs, orders, strict=True):
+            with told_of(self.world.known_as[agent]):
+                steps.append(env.step(own))
         shown = [self.world.numbers(agent, step[0]) for agent, step in zip(self.agents, steps, strict=True)]
         following = self.world.sight.go_on(self.raw, np.stack(shown))
         reward, terminated, truncated = (np.stack([step[part] for step in steps]) for part in (1, 2, 3))
@@ -187,7 +210,8 @@ class GymPlay(Play):
             return seen
         seen = seen.copy()
         for k in np.flatnonzero(over.any(1)):
-            again, _ = self.envs[k].reset(seed=_seeds(draws[k]), options={"reset_mask": over[k]})
+            with told_of(self.world.known_as[self.agents[k]]):
+                again, _ = self.envs[k].reset(seed=_seeds(draws[k]), options={"reset_mask": over[k]})
             seen[k, over[k]] = self.world.sight.begin(self.world.numbers(self.agents[k], again))[over[k]]
         return seen
 
