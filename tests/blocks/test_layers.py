@@ -11,6 +11,7 @@ import equipoise as eq
 from equipoise.contract import Method
 from equipoise.core.errors import UsageError
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedbn import FedBN
 from equipoise.methods.fedrep import FedRep
@@ -114,6 +115,15 @@ def test_the_mean_of_statistics_is_fedavgs() -> None:
     sizes = here.sizes(torch.arange(here.clients)).double()
     mean = (sizes[:, None] * done.store.local[STATISTICS[0]]).sum(0) / sizes.sum()
     assert torch.allclose(done.params[STATISTICS[0]], mean)
+
+
+def test_autopilot_averages_statistics_and_steps_with_the_rest() -> None:
+    """A variance that is extrapolated may become negative."""
+    sim = simulate(Autopilot(), task(), 1)
+    n = sim.task.sizes(torch.arange(sim.task.clients)).double()
+    for name in STATISTICS:
+        mean = torch.tensordot(n / n.sum(), sim.store.local[name], 1)
+        assert largest_difference(sim.params[name], mean) < 1e-12
 
 
 def test_statistics_move_only_with_their_block() -> None:

@@ -118,7 +118,8 @@ class Autopilot(Method):
         w, mean = s.params, weighted_mean(up.params, weights)
         change = {name: mean[name] - w[name] for name in w}
         by = stepping.Step(m, state["reach"], 1 - steering.momentum(s.rounds) * steering.late(s.round, s.rounds))
-        return stepping.moved(w, change, stepping.lengths(w, up.params), by, state)
+        new, state = stepping.moved(w, change, stepping.lengths(w, up.params), by, state)
+        return {name: mean[name] if name in s.task.statistics else new[name] for name in w}, state  # no variance below 0
 
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
         """What this round's measurements mean for the next; and this round's momentum."""
