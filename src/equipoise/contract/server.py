@@ -30,6 +30,11 @@ class Server:
         """Scores ``[K]`` of a stack of models on the server's own data."""
         return self.task.evaluate_server(stack, split)
 
+    def stepped(self, new: Tree, mean: Tree) -> Tree:
+        """``new``, but for the statistics of batch normalisation, which are those of the clients' ``mean``: a variance
+        that a step extrapolates may become negative."""
+        return {name: mean[name] if name in self.task.statistics else value for name, value in new.items()}
+
     def within(self, key: str) -> Server:
         """The same server seen by a method that is part of another."""
         inner = copy.copy(self)

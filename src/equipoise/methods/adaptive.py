@@ -35,4 +35,4 @@ class AdaptiveServer(Method):
         m = {name: b * m[name] + (1 - b) * d for name, d in change.items()}
         v = {name: self.second(v[name], d.square()) for name, d in change.items()}
         step = {name: self.server_rate * m[name] / (v[name].sqrt() + self.tau) for name in w}
-        return {name: w[name] + step[name] for name in w}, {"m": m, "v": v}
+        return s.stepped({name: w[name] + step[name] for name in w}, mean), {"m": m, "v": v}

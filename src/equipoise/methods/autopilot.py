@@ -119,7 +119,7 @@ class Autopilot(Method):
         change = {name: mean[name] - w[name] for name in w}
         by = stepping.Step(m, state["reach"], 1 - steering.momentum(s.rounds) * steering.late(s.round, s.rounds))
         new, state = stepping.moved(w, change, stepping.lengths(w, up.params), by, state)
-        return {name: mean[name] if name in s.task.statistics else new[name] for name in w}, state  # no variance below 0
+        return s.stepped(new, mean), state
 
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
         """What this round's measurements mean for the next; and this round's momentum."""

@@ -26,4 +26,4 @@ class FedAvgM(Method):
     def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         mean, w = sums["mean"], s.params
         v = {name: self.server_momentum * s.state["v"][name] + (w[name] - mean[name]) for name in w}
-        return {name: w[name] - v[name] for name in w}, {"v": v}
+        return s.stepped({name: w[name] - v[name] for name in w}, mean), {"v": v}

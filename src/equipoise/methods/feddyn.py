@@ -63,4 +63,4 @@ class FedDyn(Method):
         share = self.alpha / s.task.clients
         h = {name: old - share * sums["moved"][name] for name, old in s.state["h"].items()}
         mean = sums["mean"]
-        return {name: mean[name] - h[name] / self.alpha for name in mean}, {"h": h}
+        return s.stepped({name: mean[name] - h[name] / self.alpha for name in mean}, mean), {"h": h}

@@ -26,4 +26,4 @@ class FedExP(Method):
         whole = sum(float((mean[name] - w[name]).double().square().sum()) for name in mean)
         rate = max(1.0, float(weights @ each.sum(0)) / (2 * (whole + self.epsilon)))
         s.notes["server_rate"] = rate
-        return {name: w[name] + rate * (mean[name] - w[name]) for name in w}, s.state
+        return s.stepped({name: w[name] + rate * (mean[name] - w[name]) for name in w}, mean), s.state

@@ -49,4 +49,5 @@ class FedHyper(Method):
         shift = self.rate(s.state["shift"] + agreement, first) - first
         step = first + shift if self.side == "global" else torch.ones_like(shift)
         s.notes["rate"] = first + shift
-        return {name: w[name] + step.to(w[name].dtype) * change[name] for name in w}, {"last": change, "shift": shift}
+        new = {name: w[name] + step.to(w[name].dtype) * change[name] for name in w}
+        return s.stepped(new, mean), {"last": change, "shift": shift}

@@ -79,4 +79,4 @@ class Scaffold(Method):
         y, x = sums["mean"], s.params
         moved = {name: x[name] + self.server_lr * (y[name] - x[name]) for name in x}
         c = {name: old + sums["c"][name] / s.task.clients for name, old in s.state["c"].items()}
-        return moved, {"c": c}
+        return s.stepped(moved, y), {"c": c}
