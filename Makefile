@@ -17,7 +17,7 @@ $(SETUP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: .venv/.light
-	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,equilibrium --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
+	$(BIN)/equipoise compare --task synthetic --methods fedavg,page,autopilot --warmup 20 --seeds 1 --rounds 80 --out runs/demo --overwrite
 
 # A worker for each core; the tests of one file share what they make, so they stay together.
 test: lint

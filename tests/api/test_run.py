@@ -120,7 +120,7 @@ def test_models_predict_what_the_run_scored(finished: eq.Run) -> None:
 
 
 def test_certify_and_export(tmp_path: Path) -> None:
-    run = eq.run(tmp_path / "run", method="equilibrium", rounds=2, **SMALL)
+    run = eq.run(tmp_path / "run", method="autopilot", rounds=2, **SMALL)
     found = run.certify(samples=2)
     assert found == run.summary.certificate
     assert found.samples == 2

@@ -19,6 +19,7 @@ from equipoise.runs.running import Interrupted, build_task, resume_run, run
 from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 from helpers import cut_and_resumed, largest_difference, simulate, small_task, timeless
+from helpers_own import BY_ERROR
 from helpers_quadratic import Quadratic
 
 HALVING = Training(epochs=1, lr=0.5, batch_size=1)  # with a = 1 a step goes halfway: y_i = (w + b_i) / 2
@@ -94,7 +95,7 @@ def test_a_deadline_leaves_the_slow_one_out_and_over_selection_too(tmp_path):
     assert [(round(log.clock, 6), log.clients, log.ids) for log in run.logs] == [(1.0, 2, [0]), (2.0, 2, [0])]
 
 
-METHODS = ["fedavg", "fedper", "fedavgm", "ditto", "fedadam", "equilibrium"]
+METHODS = ["fedavg", "fedper", "fedavgm", "ditto", "fedadam", BY_ERROR]
 
 
 @pytest.mark.parametrize(("name", "executor"), [*((name, "stacked") for name in METHODS), ("fedper", "loop")])
@@ -203,7 +204,7 @@ def test_methods_that_count_on_prompt_replies_are_refused(name):
     [
         ({"mode": "async", "dp_clip": 1.0}, "not offered with robust, secure, delay or dp_clip"),
         ({"mode": "async", "robust": "median"}, "not offered with robust, secure, delay or dp_clip"),
-        ({"mode": "async", "method": "equilibrium", "control": "learned"}, "is not offered in mode async"),
+        ({"mode": "async", "method": "joint", "model": "mlp"}, "is not offered in mode async"),
         ({"devices": "phones", "dp_clip": 1.0, "dp_noise": 1.0}, "devices that are away at times"),
     ],
 )

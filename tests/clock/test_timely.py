@@ -14,6 +14,7 @@ from equipoise.runtime.round import Schedule, Simulation
 from equipoise.settings.config import Settings
 from equipoise.wrappers.timely import timely
 from helpers import largest_difference, small_task
+from helpers_own import BY_ERROR
 
 
 def played(method, task, timing, executor="stacked", rounds=2):
@@ -49,17 +50,17 @@ def test_epochs_by_hand(tmp_path):
     assert len(played(find_method("fedavg")(), task, late).logs[0].absent) == task.clients
 
 
-@pytest.mark.parametrize("method", ["equilibrium", "page"])
+@pytest.mark.parametrize("method", [BY_ERROR, "page"])
 def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
     task, timing = small_task(), Timing(devices=table(tmp_path, 100), deadline="2s", fit_deadline=True)
     stacked, loop = (played(find_method(method)(), task, timing, executor) for executor in ("stacked", "loop"))
     assert largest_difference(stacked.params, loop.params) < 1e-9
     for log in stacked.logs:
         most, epochs = log.notes["affordable"], log.decisions["epochs"]
-        asked = 8 if method == "equilibrium" else math.inf  # of the rule; agents ask for what they like
+        asked = 4 if method == BY_ERROR else math.inf  # agents ask for what they like
         assert all(taken <= max(1, able) for taken, able in zip(epochs, most, strict=True))
         assert asked == math.inf or epochs == [min(asked, max(1, able)) for able in most]
-        assert min(most) < 8
+        assert min(most) < 4
 
 
 def test_without_it_the_method_is_the_method():

@@ -12,14 +12,15 @@ from equipoise.methods.scaffold import Scaffold
 from equipoise.runtime.chunks import added, cut, summed
 from equipoise.wrappers.late import delayed
 from helpers import largest_difference, simulate, small_task
+from helpers_own import BY_ERROR
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "equilibrium", "pfedme"])
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", BY_ERROR])
 def test_made_of_sums(name):
     assert find_method(name)().summed
 
 
-@pytest.mark.parametrize("name", ["page", "fedpolicy", "fedsynq"])
+@pytest.mark.parametrize("name", ["page", "autopilot", "fedpolicy", "fedsynq"])
 def test_every_upload_is_needed(name):
     assert not find_method(name)().summed
 
@@ -65,7 +66,7 @@ def test_sums_of_chunks_add_up_by_hand():
     assert added([None, first, None])["mean"]["w"].tolist() == [1.0]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "scaffold", "feddyn", "equilibrium", "pfedme"])
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "scaffold", "feddyn", "pfedme", BY_ERROR])
 def test_by_sums_as_with_every_upload(name):
     """The same method, once in chunks by its sums and once by its aggregate of everything."""
     method, task = find_method(name)(), small_task("linear", clients=130)

@@ -15,7 +15,7 @@ from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.fedpolicy.policies import FULL_ROUNDS
 from equipoise.runtime.round import Schedule, Simulation
-from helpers import largest_difference, simulate, small_task
+from helpers import TRAINING, largest_difference, simulate, small_task
 
 FOUR = parts.Parts()
 SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
@@ -94,10 +94,22 @@ def test_full_over_a_base_is_the_base() -> None:
     ours = simulate(FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3)
     theirs = simulate(find_method("fedavgm")(server_momentum=0.5), task, 3)
     assert largest_difference(ours.params, theirs.params) == 0
-    for controller in ("autopilot", "equilibrium", "page"):
+    for controller in ("autopilot", "page"):
         joint = simulate(Joint(base=controller, policy="full"), task, 3)
         alone = simulate(find_method(controller)(), task, 3)
         assert largest_difference(joint.params, alone.params) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"policy": "random", "sync": "on", "copies": 2}])
+def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
+    """What autopilot measures in each client is of the model that the client really starts from."""
+    method = Joint(**options)
+    assert method.below == find_method("autopilot")()
+    loop, stacked = (simulate(method, small_task(), FULL_ROUNDS + 3, executor) for executor in ("loop", "stacked"))
+    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+    assert len({part for log in stacked.logs for part in log.notes["part"]}) > 1
+    assert stacked.logs[-1].train["epochs"].min == 8
+    assert stacked.logs[-1].train["lr"].mean < TRAINING.lr  # it decays
 
 
 def test_bad_options_are_refused() -> None:

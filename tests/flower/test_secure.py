@@ -28,6 +28,7 @@ from equipoise.wrappers.private import private, seeded
 from equipoise.wrappers.secure import MOST, Secure, decoded, encoded
 from flower.test_remote import ROUNDS, Here, federate, server_side
 from helpers import largest_difference, simulate, small_task
+from helpers_own import BY_ERROR
 
 WORDS = 7
 
@@ -159,7 +160,7 @@ def test_who_is_offered_and_who_is_not() -> None:
         "ditto",
         "pfedme",
     }
-    assert not OFFERED.keys() & {"page", "equilibrium", "fedpolicy", "autopilot", "local"}
+    assert not OFFERED.keys() & {"page", "fedpolicy", "autopilot", "local"}
 
 
 @pytest.mark.parametrize("name", sorted(OFFERED))
@@ -301,7 +302,7 @@ def test_both_epsilons_of_the_page_on_privacy() -> None:
 
 REFUSED = [
     ("--method page", "page is not offered with --secure: its server must see the upload of every client"),
-    ("--method equilibrium", "beside its model a client reports 'error'"),
+    (f"--method {BY_ERROR}", "beside its model a client reports 'error'"),
     ("--method local", "its clients upload no model"),
     ("--robust trust", "secure is not offered with robust"),
     ("--delay 2", "secure is not offered with delay"),

@@ -9,8 +9,9 @@ import torch
 from equipoise.cli import main
 from equipoise.contract import Fit, Method, When
 from equipoise.core.errors import UsageError
-from equipoise.methods.equilibrium import Equilibrium
+from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.fedavgm import FedAvgM
 from equipoise.methods.page.actions import epochs_of, rate_of
 from equipoise.methods.page.page import Page
 from equipoise.runs.certificate import certify
@@ -57,8 +58,8 @@ def test_the_servers_gain_by_hand() -> None:
     [
         Page(warmup=1),
         Page(base="scaffold", adapt="alpha,eta"),
-        Equilibrium(),
-        Equilibrium(control="learned"),
+        Autopilot(),
+        FedAvgM(),
     ],
 )
 def test_a_certificate_leaves_the_run_as_it_was(method: Method) -> None:

@@ -31,6 +31,7 @@ from equipoise.settings.config import Settings
 from equipoise.settings.means import Means
 from helpers import largest_difference, small_task, timeless
 from helpers_device import FAR, FarTensor, Pretended
+from helpers_own import BY_ERROR
 
 SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
 SCAFFOLD = Settings.of({**SMALL, "method": "scaffold"})
@@ -85,7 +86,7 @@ def _simulate(kind, method, task, processes, rounds=3):
     ("name", "clients", "numbers"),
     [
         *(("fedavg", 230, (2, 3)), ("scaffold", 230, (2, 3))),
-        *((name, 120, (2,)) for name in ("ditto", "equilibrium", "page")),
+        *((name, 120, (2,)) for name in ("ditto", "autopilot", "page", BY_ERROR)),
     ],
 )
 def test_any_number_of_processes_is_one_to_the_bit(name, clients, numbers):

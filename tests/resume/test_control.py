@@ -1,6 +1,5 @@
 """Agents are state like any other: a run that is saved, loaded and continued is the same run, to the bit."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,8 @@ from equipoise.contract import Method
 from equipoise.core import files as checkpoint
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.dapfl import DapFL
-from equipoise.methods.equilibrium import Equilibrium
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.joint import Joint
-from equipoise.methods.page import shared
 from equipoise.methods.page.page import Page
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task, timeless
@@ -26,22 +23,21 @@ METHODS: dict[str, Method] = {
     "page over fedala": Page(warmup=1, base="fedala"),
     "dapfl": DapFL(warmup=1, replay=8),
     "autopilot": Autopilot(),
-    "equilibrium": Equilibrium(),
-    "equilibrium learned": Equilibrium(control="learned"),
-    "equilibrium random": Equilibrium(control="random"),
+    "page at random": Page(warmup=1, control="random"),
+    "autopilot, safe": Autopilot(safe=True),
     "fedpolicy random": FedPolicy(policy="random", sync="on"),
     "fedpolicy probe": FedPolicy(policy="probe", copies=2),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
     "fedpolicy learned": FedPolicy(copies=3),
     "fedpolicy lookahead": FedPolicy(policy="lookahead"),
     "joint": Joint(),
+    "joint with copies": Joint(copies=2),
     "joint with page": Joint(base="page", base_options="warmup=1"),
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "CONFIG", dataclasses.replace(shared.CONFIG, warmup=3, steps=2, batch=8, capacity=64))
+def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -> None:
     method = METHODS[name]
     whole = simulate(method, small_task(), 4, participation=0.5)
     task, schedule = small_task(), Schedule(4, 0, 0.5, "stacked", 1, True)

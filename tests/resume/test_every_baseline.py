@@ -9,7 +9,7 @@ from equipoise.methods import all_methods
 from equipoise.runtime.round import Schedule, Simulation
 from helpers import largest_difference, simulate, small_task, timeless
 
-OTHERS = ("dapfl", "equilibrium")  # see tests/resume/test_control.py
+OTHERS = ("dapfl", "autopilot")  # see tests/resume/test_control.py
 BASELINES = {name: m for name, m in all_methods().items() if m.__module__.count(".") == 2 and name not in OTHERS}
 
 

@@ -11,8 +11,8 @@ import torch
 from equipoise.contract import Method, Training
 from equipoise.data.federation import Federation
 from equipoise.data.target import Target
+from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.ditto import Ditto
-from equipoise.methods.equilibrium import Equilibrium
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.scaffold import Scaffold
@@ -44,7 +44,7 @@ def task(kind: str, model: str = "mlp", training: Training = TRAINING) -> FromEx
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(), Scaffold(), Ditto(), Equilibrium()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(), Scaffold(), Ditto(), Autopilot()], ids=lambda m: m.name)
 def test_loop_is_stacked(kind: str, method: Method) -> None:
     loop, stacked = (simulate(method, task(kind), executor=name) for name in ("loop", "stacked"))
     assert largest_difference(loop.params, stacked.params) < 1e-12

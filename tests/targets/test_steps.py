@@ -36,7 +36,7 @@ def test_all_training_of_a_round_counts(method: Method, epochs: int, executor: s
 
 def test_equal_steps_give_rounds_by_what_a_round_costs() -> None:
     usual = {"task": "synthetic", "clients": 5, "rounds": 40, "epochs": 2}
-    cells = with_equal_steps({"fedavg": usual, "ditto": usual, "equilibrium": usual})
+    cells = with_equal_steps({"fedavg": usual, "ditto": usual, "autopilot": usual})
     budget = 40 * steps_of_a_round(settings_of({"method": "fedavg", **usual}))
     assert cells["fedavg"]["rounds"] == 40
     for method, given in cells.items():

@@ -26,7 +26,7 @@ from equipoise.core.trees import map_leaves, plain
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
 from equipoise.flower.remote import Remote
-from equipoise.methods.equilibrium import Equilibrium
+from equipoise.methods.autopilot import Autopilot
 from helpers import simulate, small_task
 from trust.sittings import Found, sit
 
@@ -55,7 +55,7 @@ class Fuzz:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.method, self.task = Equilibrium(), small_task("linear")
+        self.method, self.task = Autopilot(), small_task("linear")
         self.remote = Remote(
             self.method, self.task, self.task.training, 0, 1, wire=None, run=RUN, time_limit=1.0, fewest=1
         )

@@ -65,11 +65,11 @@ def simulation(method, lie, **options):
 
 
 LIES = {
-    "equilibrium": ({}, "error", -5.0),
-    "equilibrium learned": ({"control": "learned"}, "agent_reward", 1e200),
+    "autopilot": ({}, "error", -5.0),
     "fedpolicy": ({}, "part", 255),
     "fedpolicy dqn": ({"policy": "dqn"}, "report", 1e150),
     "page": ({"warmup": 1}, "agent_action", 7.0),
+    "page reward": ({"warmup": 1}, "agent_reward", 1e200),
 }
 
 
@@ -96,7 +96,7 @@ def test_a_lie_costs_the_liar_its_place_and_nobody_else(name):
         assert other.test == log.test
 
 
-@pytest.mark.parametrize("name", ["equilibrium", "fedpolicy", "page"])
+@pytest.mark.parametrize("name", ["autopilot", "fedpolicy", "page"])
 def test_the_same_on_flower(name, tmp_path):
     _, metric, value = LIES[name]
     method, task = SUPERVISED[name](), small_task("mlp")
@@ -109,7 +109,7 @@ def test_the_same_on_flower(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(SUPERVISED.keys() - {"fedbn"}))  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
-    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}], "equilibrium": [{}, {"control": "learned"}]}
+    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}], "autopilot": [{}, {"safe": True}]}
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
         try:

@@ -236,7 +236,7 @@ def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
     assert [simulation.round().dropped for _ in range(3)][1:] == [[liar]] * 2
 
 
-@pytest.mark.parametrize("name", ["fedavg", "equilibrium", "fedpolicy", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg", "autopilot", "fedpolicy", "scaffold"])
 def test_without_attackers_nobody_is_left_out(name):
     """The default protection does not touch honest runs: equal to the bit with and without it."""
     task = small_task("mlp")
@@ -279,7 +279,7 @@ def test_a_wrong_attack_is_refused(text):
 
 def uploads(executor, attack):
     task = small_task("mlp")
-    method = all_methods()["equilibrium"]()
+    method = all_methods()["autopilot"]()
     seen = []
     make = attacked(executor, attack)
 

@@ -23,7 +23,7 @@ from equipoise.cli import main
 from trust.sittings import Found, sit
 from trust.test_faults import SMALL, result, same
 
-METHODS = ("fedavg", "scaffold", "equilibrium", "ditto")
+METHODS = ("fedavg", "scaffold", "autopilot", "ditto")
 MOST = 6  # kills of one run
 
 

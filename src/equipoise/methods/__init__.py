@@ -19,9 +19,9 @@ from equipoise.core.errors import UsageError, nearest
 from equipoise.methods.own import adopted, named_elsewhere
 
 if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
+    from equipoise.methods.autopilot import Autopilot as Autopilot
     from equipoise.methods.dapfl import DapFL as DapFL
     from equipoise.methods.ditto import Ditto as Ditto
-    from equipoise.methods.equilibrium import Equilibrium as Equilibrium
     from equipoise.methods.fedala import FedAla as FedAla
     from equipoise.methods.fedavg import FedAvg as FedAvg
     from equipoise.methods.fedavgm import FedAvgM as FedAvgM
@@ -62,6 +62,8 @@ __all__ = ["all_methods", "find_method"]
 PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
 FORMER = {"page-shared": "it is now page with --agents shared (--reading paper for what its agents were paid)"}
 """Names that methods had once, and what they are called now."""
+SAME = {"equilibrium": "autopilot"}
+"""Former names that still may be given, and the method that each means; a run is recorded with the latter."""
 
 
 def all_methods() -> dict[str, type[Method]]:
@@ -83,6 +85,7 @@ def find_method(wanted: str | type[Method]) -> type[Method]:
         return wanted if ships(wanted) else adopted(wanted)
     if ":" in wanted:
         return named_elsewhere(wanted)
+    wanted = SAME.get(wanted, wanted)
     file = wanted.replace("-", "_")
     for package in PACKAGES:
         if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:

@@ -15,12 +15,12 @@ class Joint(FedPolicy):
     """Both sides of a round are decided: how clients train and are weighed, and what each gets back."""
 
     name: ClassVar[str] = "joint"
-    base: str = option("equilibrium", "controller of training and aggregation: equilibrium or page")
+    base: str = option("autopilot", "controller of training and aggregation: autopilot or page")
 
     def check(self, task: Task, training: Training) -> None:
         if "decide" not in self.below.decides:
             raise UsageError(
                 f"joint needs a base that decides how clients train, and '{self.base}' leaves it as configured: "
-                "choose equilibrium or page, or the method fedpolicy"
+                "choose autopilot or page, or the method fedpolicy"
             )
         super().check(task, training)

@@ -20,25 +20,7 @@ from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE, remember
 from equipoise.methods.page.player import NETS, server_uniform
 
-FEATURES = 5  # of a client's state, besides its last action
 LEAST = 1e-3
-
-# --- a bounded residual around a rule: 0 is the rule itself, 1 and -1 are three times and a third of its rate, --------
-# --- twice and half of its epochs -----------------------------------------------------------------------------------
-
-CONFIG = Config(
-    critic_lr=1e-3,
-    actor_lr=1e-4,
-    gamma=0.9,
-    batch=64,
-    steps=16,
-    capacity=10_000,
-    warmup=1000,
-    noise="none",
-)
-ACTIONS = 2
-NOISE = 0.3  # spread of exploration in the first round; it vanishes with the rounds
-SPAN_RATE, SPAN_EPOCHS = 3.0, 2.0
 
 REPORTS = {
     "agent_state": Range(-100.0, 100.0),  # logarithms of losses
@@ -48,41 +30,6 @@ REPORTS = {
     "agent_closed": SHARE,
 }
 """What :func:`report` uploads."""
-
-
-def epochs_around(rule: Tensor, action: Tensor) -> Tensor:
-    return (rule * SPAN_EPOCHS**action).round().clamp(min=1).long()
-
-
-def rate_around(rule: Tensor, action: Tensor) -> Tensor:
-    return rule * SPAN_RATE**action
-
-
-def residual_init(actions: int) -> State:
-    """The player of a client that moves around a rule, with the log losses of the last models it saw."""
-    zero = torch.zeros((), dtype=DTYPE)
-    return client_init(FEATURES + actions, actions) | {"received": zero, "trained": zero}
-
-
-def move(c: Client, config: Config, player: State, view: Tensor, loss: Tensor, spread: float) -> tuple[Tensor, State]:
-    """The next action around a rule, paid by how much the last one lowered the log loss of the model in hand, and of
-    the one that came back.
-
-    ``view``: what the method shows the agent first; ``loss``: of the received model, on validation data.
-    """
-    received = log_loss(loss)
-    known = player["turns"] > 0
-    change = torch.where(known, received - player["received"], torch.zeros_like(received))
-    gained = torch.where(known, player["received"] - player["trained"], torch.zeros_like(received))
-    left = torch.full_like(received, 1 - c.round / c.rounds)
-    observed = torch.stack([view, received, change, gained, left, *player["action"]])
-    player = {**player, "reward": gained - change, "received": received}
-    return turn(c, config, player, observed, spread)
-
-
-def close(player: State, loss: Tensor) -> State:
-    """``loss``: of the trained model, on validation data."""
-    return {**player, "trained": log_loss(loss)}
 
 
 # --- client ---------------------------------------------------------------------------------------------------------
@@ -127,13 +74,12 @@ def anything(c: Client, actions: int) -> Tensor:
 def turn(c: Client, config: Config, player: State, observed: Tensor, spread: float) -> tuple[Tensor, State]:
     """The next action; and the last one's transition, which what is observed now closes.
 
-    The actor came down with the model, and perhaps whether it decides already, or chance does.
+    The actor came down with the model, and whether it decides already, or chance does.
     """
     actions = player["action"].shape[-1]
     noise = spread * torch.special.ndtri(_draws(c, actions).clamp(1e-12, 1 - 1e-12))
     action = (ddpg.apply(config, c.down.extra["policy"], observed, actions) + noise).clamp(-1, 1)
-    if "ready" in c.down.extra:
-        action = torch.where(c.down.extra["ready"], action, anything(c, actions))
+    action = torch.where(c.down.extra["ready"], action, anything(c, actions))
     transition = {
         "state": player["state"],
         "action": player["action"],
