@@ -115,14 +115,6 @@ QUESTIONS: tuple[Question, ...] = (
     *both(*GAME, "no learning (`--control zero`)", "readings", variant("around"), variant("around-zero"), "column"),
     *both(*GAME, "chance (`--control random`)", "readings", variant("around"), variant("around-random"), "column"),
     *both(
-        "1 training",
-        "a learned residual",
-        "the rule of `equilibrium`",
-        "page",
-        variant("equilibrium-learned"),
-        variant("equilibrium-zero"),
-    ),
-    *both(
         "3 aggregate",
         "momentum by the length of the run",
         "none",

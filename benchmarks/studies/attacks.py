@@ -34,9 +34,9 @@ HARD = (
     *(f"{attack}:{share}" for share in SHARES for attack in ("flip", "little", "labels", "backdoor")),
 )
 ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01", "labels:0.01")
-METHODS = ("fedavg", "equilibrium", "fedpolicy")
+METHODS = ("fedavg", "autopilot", "fedpolicy")
 PROTECTED = (
-    *("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "ditto", "pfedme", "finetune", "equilibrium", "autopilot"),
+    *("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "ditto", "pfedme", "finetune", "autopilot"),
     "page",
 )
 TWO_BLOCKS = ("fedper", "fedrep", "fedbabu", "fedrod", "fedala", "fedpolicy")  # these need a deeper model
@@ -62,7 +62,7 @@ def options(task: str, method: str, rule: str, attack: str, seed: int) -> dict[s
         return None
     if rule not in MAIN and (task != "synthetic" or method != "fedavg" or seed != SEEDS[0]):
         return None
-    if task == "fashion-mnist" and (method == "equilibrium" or attack not in HARD):
+    if task == "fashion-mnist" and (method == "autopilot" or attack not in HARD):
         return None
     base: dict[str, Any] = {**SYNTHETIC, "rounds": 60} if task == "synthetic" else {**FASHION, "rounds": 20}
     if method == "fedavg":

@@ -20,7 +20,6 @@ SIDES = ("global", "personal")
 MAIN: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
     "fedavg-8": {"method": "fedavg", "epochs": 8},
-    "equilibrium": {"method": "equilibrium"},
     "autopilot": {"method": "autopilot"},
 }
 FEDAVG = ("fedavg", "fedavg-8")
@@ -64,37 +63,33 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return result | {f"{side}_loss": scores[side].loss for side in SIDES}
 
 
-def common(results: Results, family: str, controller: str) -> dict[str, list[Record]]:
-    """A family's cells of a controller and of both FedAvgs, of the seeds that all three have."""
-    found = {variant: results.where(family=family, variant=variant) for variant in (*FEDAVG, controller)}
+def common(results: Results, family: str) -> dict[str, list[Record]]:
+    """A family's cells of autopilot and of both FedAvgs, of the seeds that all three have."""
+    found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
     shared = set.intersection(*({record["seed"] for record in kept} for kept in found.values()))
     return {variant: [record for record in kept if record["seed"] in shared] for variant, kept in found.items()}
 
 
-def over_fedavg(kept: dict[str, list[Record]], controller: str) -> list[str]:
-    """How far a controller is ahead of the FedAvg that is better on average, by side."""
+def over_fedavg(kept: dict[str, list[Record]]) -> list[str]:
+    """How far autopilot is ahead of the FedAvg that is better on average, by side."""
     cells = []
     for side in SIDES:
         level = {variant: fmean(record[side] for record in kept[variant]) for variant in kept}
         better = max(FEDAVG, key=lambda variant: level[variant])
-        gap = f"{level[controller] - level[better]:+.2f}"
-        cells.append(paired(kept[controller], kept[better], side, 2) or gap)
+        gap = level["autopilot"] - level[better]
+        cells.append(paired(kept["autopilot"], kept[better], side, 2) or f"{gap:+.2f}")
     return cells
 
 
 def against_fedavg(results: Results) -> list[str]:
-    """Mean accuracies, and the differences to the better FedAvg of each column; equilibrium's on its own seeds."""
+    """Mean accuracies, and the differences to the better FedAvg of each column."""
     rows = []
     for family in FAMILIES:
-        kept, beside = (common(results, family, controller) for controller in ("autopilot", "equilibrium"))
-        if not kept["autopilot"]:
-            continue
-        levels = [" / ".join(spread(record[side] for record in kept[v]) for side in SIDES) for v in kept]
-        ours = [len(kept["autopilot"]), *levels, *over_fedavg(kept, "autopilot")]
-        count = len(beside["equilibrium"])
-        rows.append([family, *ours, count, *(over_fedavg(beside, "equilibrium") if count else (None, None))])
-    head = ["family", "seeds", *FEDAVG, "autopilot", "autopilot - better FedAvg, global", "personal"]
-    return table([*head, "equilibrium's seeds", "equilibrium - better FedAvg, global", "personal"], rows)
+        kept = common(results, family)
+        if kept["autopilot"]:
+            levels = [" / ".join(spread(record[side] for record in kept[v]) for side in SIDES) for v in kept]
+            rows.append([family, len(kept["autopilot"]), *levels, *over_fedavg(kept)])
+    return table(["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"], rows)
 
 
 def pairs(results: Results, ours: str, theirs: str, families: Iterable[str]) -> dict[str, list[tuple[Record, Record]]]:

@@ -44,8 +44,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dqn-sync": LEARNED | {"policy": "dqn", "sync": "on"},
     "bandit-sync": LEARNED | {"policy": "bandit", "sync": "on"},
     "random-sync": LEARNED | {"policy": "random", "sync": "on"},
-    "joint": {"method": "joint", "base_options": "server_momentum=0.5 local_epochs=2"},
-    "equilibrium": {"method": "equilibrium", "server_momentum": 0.5, "local_epochs": 2},
+    "joint": {"method": "joint"},
+    "autopilot": {"method": "autopilot"},
     "finetune": {"method": "finetune"},
     "fedavgm": {"method": "fedavgm", "server_momentum": 0.5},
     **{name: {"method": name} for name in ("fedprox", "scaffold", "fedrep", "ditto", "fedala", "fedbabu")},
@@ -74,7 +74,7 @@ BASELINES: tuple[str, ...] = (
     "fedbabu",
 )
 BASELINES += ("lgfedavg", "local", "finetune")
-CLAIMANTS = ("learned", "learned-with-none", "learned-finetune", "joint", "equilibrium")  # joint without choices
+CLAIMANTS = ("learned", "learned-with-none", "learned-finetune", "joint", "autopilot")  # joint without choices
 THRIFTY = ("fedavg", "fedper", "finetune", "probe-sync", "learned", "learned-with-none", "joint")
 LAST = 3  # evaluations whose mean is an accuracy: one alone is noisy
 NEWCOMER_EPOCHS = 5
@@ -215,7 +215,8 @@ def relative_gains(results: Results) -> list[str]:
     for title, pick in (("average", fmean), ("largest", max)):
         row = [f"**{title}**"]
         for key in ("last", "tuned"):
-            row += ["", *(f"{pick(gains[key, name]):+.2f} %" for name in CLAIMANTS)]
+            known = (gains[key, name] for name in CLAIMANTS)
+            row += ["", *(f"{pick(values):+.2f} %" if values else None for values in known)]
         rows.append(row)
     tuned = [f"{claimant}, fine-tuned" for claimant in CLAIMANTS]
     return table(["scenario", "strongest", *CLAIMANTS, "strongest fine-tuned", *tuned], rows)

@@ -19,12 +19,8 @@ THREE = FRESH[:3]
 SIDES = {"global": "global", "local": "trained", "received": "received", "personal": "personal"}
 # The paper's own game; its other readings, and their controls, are the study readings.
 PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "agents": "each", "window": 0}
-RULE: dict[str, Any] = {"method": "equilibrium"}
-MISFIT: dict[str, Any] = {**RULE, "lr_low": 0.002, "lr_high": 0.02}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "equilibrium-zero": (RULE, FRESH),
-    "equilibrium-learned": (RULE | {"control": "learned"}, FRESH),
-    "equilibrium-random": (RULE | {"control": "random"}, FRESH),
+    "autopilot": ({"method": "autopilot"}, FRESH),
     "fedavgm-97": ({"method": "fedavgm", "server_momentum": 0.97, "epochs": 8}, FRESH),
     "fedavg": ({"method": "fedavg"}, THREE),
     "page": (PAGE, FRESH),
@@ -39,20 +35,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "page-only-eta": (PAGE | {"adapt": "eta"}, THREE),
     "page-only-alpha": (PAGE | {"adapt": "alpha"}, THREE),
     "page-alpha-eta": (PAGE | {"adapt": "alpha,eta"}, THREE),
-    # A rule whose rates are five times too small, as a user's first guess may be: does learning repair it?
-    "misfit-zero": (MISFIT, FRESH),
-    "misfit-learned": (MISFIT | {"control": "learned"}, FRESH),
-    "misfit-random": (MISFIT | {"control": "random"}, FRESH),
     "page-until-settled": (PAGE | {"rounds": 1000, "window": 50}, THREE),
     "page-1000-rounds": (PAGE | {"rounds": 1000}, THREE),
     "fedavg-1000-rounds": ({"method": "fedavg", "rounds": 1000}, THREE),
     "page-50-clients": (PAGE | {"clients": 50}, THREE),
-    "equilibrium-50-clients": (RULE | {"clients": 50}, THREE),
-    "equilibrium-1000-clients": (RULE | {"clients": 1000}, FRESH[:1]),
     # Its server scores every upload: 4 s per round.
     "page-1000-clients": (PAGE | {"clients": 1000, "rounds": 100}, FRESH[:1]),
-    # The rule's first default; its two results are why seeds 1 and 2 are not among the fresh ones.
-    "equilibrium-5-epochs": (RULE | {"local_epochs": 5}, (1, 2)),
 }
 GAME: tuple[str, ...] = (
     "fedavg",
@@ -65,18 +53,11 @@ GAME: tuple[str, ...] = (
 )
 GAME += ("page-only-p", "fedavg-1000-rounds", "page-1000-rounds", "page-until-settled")
 BIAS = ("page-bias-10-1", "page", "page-bias-1-10")
-CLIENTS: tuple[str, ...] = ("page-50-clients", "page", "page-1000-clients")
-CLIENTS += ("equilibrium-50-clients", "equilibrium-zero", "equilibrium-1000-clients")
-OURS = ("equilibrium-zero", "equilibrium-random", "equilibrium-learned", "fedavgm-97", "equilibrium-5-epochs")
-REPAIR = ("misfit-zero", "misfit-random", "misfit-learned")
+CLIENTS = ("page-50-clients", "page", "page-1000-clients")
+OURS = ("autopilot", "fedavgm-97")
 BUDGETS = ("page", "page-resources-unpriced", "page-resources")
 PAIRS = (
-    ("equilibrium-learned", "equilibrium-zero"),
-    ("equilibrium-learned", "equilibrium-random"),
-    ("equilibrium-random", "equilibrium-zero"),
-    ("equilibrium-zero", "fedavgm-97"),
-    ("misfit-learned", "misfit-zero"),
-    ("misfit-learned", "misfit-random"),
+    ("autopilot", "fedavgm-97"),
     ("page-bias-10-1", "page"),
     ("page-bias-1-10", "page"),
     ("page-resources", "page"),
@@ -156,7 +137,7 @@ def budgets(results: Results) -> list[str]:
 
 def certificates(results: Results) -> list[str]:
     rows = []
-    for name in dict.fromkeys((*GAME, *BIAS, *CLIENTS, *OURS, *REPAIR, *BUDGETS)):
+    for name in dict.fromkeys((*GAME, *BIAS, *CLIENTS, *OURS, *BUDGETS)):
         certified = [r["certificate"] for r in results.where(variant=name) if "certificate" in r.result]
         if found := [certificate for certificate in certified if "server" in certificate]:
             columns = [[c["clients"][key] for c in found] for key in ("largest", "mean")]
@@ -182,14 +163,13 @@ def speed(results: Results) -> list[str]:
 
 STUDY = Study(
     name="page",
-    cells=lambda results: grid(options, variant=VARIANTS, seed=(1, 2, *FRESH)),
+    cells=lambda results: grid(options, variant=VARIANTS, seed=FRESH),
     measure=measure,
     tables={
         "game": accuracies(*GAME),
         "bias": accuracies(*BIAS),
         "clients": accuracies(*CLIENTS),
         "ours": accuracies(*OURS),
-        "repair": accuracies(*REPAIR),
         "energy": accuracies(*BUDGETS),
         **{"budgets": budgets, "pairs": pairs, "certificates": certificates, "pendulum": pendulum, "speed": speed},
     },

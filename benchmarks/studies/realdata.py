@@ -16,10 +16,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavgm": {"server_momentum": 0.5},
     "fedrep": {"head_epochs": 2},
     "page": {"window": 0, "warmup": 10, "reading": "paper", "agents": "each"},
-    "equilibrium": {"server_momentum": 0.5},
+    "autopilot": {},
 }
-PERSONAL = ("fedavg", "fedrecon", "pfedme", "ditto", "fedala", "fedrod", "page", "equilibrium")
-FEW = ("fedavg", "scaffold", "local", "fedper", "ditto", "fedala", "equilibrium")
+PERSONAL = ("fedavg", "fedrecon", "pfedme", "ditto", "fedala", "fedrod", "page", "autopilot")
+FEW = ("fedavg", "scaffold", "local", "fedper", "ditto", "fedala", "autopilot")
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,16 @@ COLUMNS = {
     for name, own in (LABELS | SIZES).items()
 } | {
     "cifar100": Column(CIFAR, FEW, (1, 2)),
-    "shakespeare": Column(PLAYS, ("fedavg", "local", "fedper", "ditto", "equilibrium"), (1, 2)),
+    "shakespeare": Column(PLAYS, ("fedavg", "local", "fedper", "ditto", "autopilot"), (1, 2)),
 }
 
 
 def options(column: str, method: str, seed: int) -> dict[str, Any] | None:
-    where, mine = COLUMNS[column], {**METHODS[method]}
+    where = COLUMNS[column]
     if method not in where.methods or seed not in where.seeds:
         return None
-    if method == "equilibrium":  # the rule's defaults are Synthetic's: here it trains as the others do
-        mine |= {"local_epochs": where.options["epochs"], "lr_high": where.options["lr"]}
     every = {"eval_every": max(1, where.options["rounds"] // 10), "checkpoint_every": 10**6}
-    return {**where.options, **every, **mine, "method": method, "seed": seed}
+    return {**where.options, **every, **METHODS[method], "method": method, "seed": seed}
 
 
 def cells(results: Results) -> list[Cell]:

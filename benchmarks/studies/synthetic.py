@@ -26,7 +26,7 @@ METHODS: tuple[str, ...] = (
     "fedala",
     "page",
 )
-METHODS += ("equilibrium", "local", "finetune")
+METHODS += ("autopilot", "local", "finetune")
 SEEDS, TRIALS = (0, 1, 2), 8
 SEARCH: dict[str, Any] = {"task": "synthetic", "rounds": 40, "eval_every": 5, "seed": 100}
 SHOWN = ("global %", "personal %", "fine-tuned %", "worst decile %", "rounds to converge: global", "rounds to converge")

@@ -41,14 +41,13 @@ METHODS = (
     "ditto",
     "fedala",
     "fedper",
-    "equilibrium",
     "autopilot",
     "page",
     "fedpolicy",
 )
 JUDGED = 5
 """Splits below which nobody's gain is judged: the interval of two is as wide as one likes."""
-OWN = ("equilibrium", "autopilot", "page", "fedpolicy")
+OWN = ("autopilot", "page", "fedpolicy")
 """Ours (two are completions of papers), whose best has an aim (see :func:`judged`)."""
 OUTSIDE = (NETWORK, *SCIKIT)
 

@@ -25,7 +25,7 @@ def short(study: str, name: str, folder: Path, **changed: Any) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["equilibrium-zero-seed11", "page-resources-seed11"])
+@pytest.mark.parametrize("name", ["fedavgm-97-seed11", "page-resources-seed11"])
 def test_page(name: str, tmp_path: Path) -> None:
     assert not short("page", name, tmp_path, clients=10, **SHORT)
 
@@ -39,7 +39,7 @@ def test_fedpolicy(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fmnist-delta0.1-equilibrium-seed1", "fmnist-delta0.1-local-seed1"])
+@pytest.mark.parametrize("name", ["fmnist-delta0.1-page-seed1", "fmnist-delta0.1-local-seed1"])
 def test_realdata(name: str, tmp_path: Path) -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data sets in {DATA}")
