@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from equipoise.cli import main
 from equipoise.clock.fleet import Fleet
 from equipoise.clock.options import Timing
 from equipoise.contract import Training
@@ -61,6 +62,20 @@ def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
         assert all(taken <= max(1, able) for taken, able in zip(epochs, most, strict=True))
         assert asked == math.inf or epochs == [min(asked, max(1, able)) for able in most]
         assert min(most) < 4
+
+
+@pytest.mark.parametrize("method", ["autopilot", "joint"])
+def test_methods_whose_clients_train_on_trial_are_refused(method):
+    task, timing = small_task("mlp"), Timing(deadline="2s", fit_deadline=True)
+    with pytest.raises(UsageError, match=f"cannot serve {method}, whose clients also train on trial"):
+        timely(find_method(method)(), timing).check(task, task.training)
+
+
+def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
+    out = tmp_path / "x"
+    assert main(["run", "--method", "autopilot", "--deadline", "2s", "--fit-deadline", "--out", str(out)]) == 2
+    assert "train on trial" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_without_it_the_method_is_the_method():

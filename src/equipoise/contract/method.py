@@ -48,6 +48,8 @@ class Method(Options):
     """The model that it is made for, where the task offers it and the user asks for no other."""
     one_start: ClassVar[bool] = False
     """Whether its memory is sound only if all clients start from one whole model (control variates and their like)."""
+    tries: ClassVar[bool] = False
+    """Whether its clients also train on trial, beside what they decided: no deadline can be met by deciding less."""
     prompt: ClassVar[bool] = False
     """Whether its server counts on each reply in the very round that asked for it (agents that are rewarded then)."""
     trains: ClassVar[str] = "gradient"

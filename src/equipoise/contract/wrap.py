@@ -50,6 +50,10 @@ class Wrapper(Method):
         return self.below.prompt
 
     @property
+    def tries(self) -> bool:  # type: ignore[override]
+        return self.below.tries
+
+    @property
     def summed(self) -> bool:  # type: ignore[override]
         return self.below.summed
 

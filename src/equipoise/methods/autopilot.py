@@ -28,6 +28,7 @@ class Autopilot(Method):
     name: ClassVar[str] = "autopilot"
     family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = measuring.REPORTS
+    tries: ClassVar[bool] = True
     policy: str = option(
         "rule", "what corrects the rate: rule, learned (trained on many federations), or a file of train-policy"
     )

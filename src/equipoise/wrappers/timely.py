@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise.clock.options import Timing
-from equipoise.contract import Around, Client, Method, State, Train
+from equipoise.contract import Around, Client, Method, State, Task, Train, Training
+from equipoise.core.errors import UsageError
 from equipoise.core.trees import tree_bytes
 
 MOST = 10**6  # epochs: more than anybody asks for
@@ -27,6 +28,14 @@ class Timely(Around):
     """
 
     timing: Timing
+
+    def check(self, task: Task, training: Training) -> None:
+        super().check(task, training)
+        if self.tries:
+            raise UsageError(
+                f"fit_deadline cannot serve {self.name}, whose clients also train on trial: leave fit_deadline out, "
+                "with a deadline that is long enough for the slowest, or choose another method"
+            )
 
     def decide(self, c: Client) -> tuple[Train, State]:
         train, state = super().decide(c)
