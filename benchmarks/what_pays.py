@@ -125,6 +125,15 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     *both(
         "3 aggregate",
+        "small coordinates amplified",
+        "as clients moved them",
+        "autopilot",
+        variant("autopilot"),
+        variant("no-reach"),
+        "family",
+    ),
+    *both(
+        "3 aggregate",
         "weights by size and error",
         "by size",
         "autopilot",
