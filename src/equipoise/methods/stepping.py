@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import State, Tree
+from equipoise.methods.steering import TINY
 
 MOST = 100.0  # times that a coordinate is amplified
 REST = 0.1  # the part of a layer's mean that is added to each of its coordinates: rounding is not amplified
-TINY = 1e-12
 
 
 @dataclass(frozen=True)
