@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Server, State, Train, Tree, Up
+from equipoise.contract import Client, Server, State, Train, Tree, Up
 from equipoise.methods import steering
 from equipoise.methods.autopilot import Autopilot
 
@@ -69,17 +69,6 @@ class NoRestraint(Autopilot):
 
 
 @dataclass(frozen=True)
-class NoNeed(Autopilot):
-    """All clients take the whole rate."""
-
-    name: ClassVar[str] = "no-need"
-
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = super().give(s, ids)
-        return replace(down, extra={**down.extra, "loss": torch.zeros_like(down.extra["loss"])}), state
-
-
-@dataclass(frozen=True)
 class NoMomentum(Autopilot):
     """The weighted mean of the uploads."""
 
@@ -101,26 +90,13 @@ class NoReach(Autopilot):
 
 
 @dataclass(frozen=True)
-class NoErrors(Autopilot):
-    """Weights by data size alone."""
-
-    name: ClassVar[str] = "no-errors"
-
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return Method.weigh(self, s, ids, up)
-
-
-@dataclass(frozen=True)
 class NoSizes(Autopilot):
-    """Weights by errors alone."""
+    """Every client weighs alike."""
 
     name: ClassVar[str] = "no-sizes"
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        p, state = super().weigh(s, ids, up)
-        assert isinstance(p, Tensor)
-        p = p / s.task.sizes(ids)
-        return p / p.sum(), state
+        return torch.full((len(ids),), 1 / len(ids), dtype=torch.float64), s.state
 
 
 @dataclass(frozen=True)
@@ -134,17 +110,4 @@ class NoDecay(Autopilot):
         return Train(train.epochs, train.lr / steering.decay(c.round, c.rounds)), state
 
 
-@dataclass(frozen=True)
-class AsTrained(Autopilot):
-    """Personal models are the trained ones."""
-
-    name: ClassVar[str] = "as-trained"
-
-    def finishing(self, c: Client) -> bool:
-        return False
-
-
-ALL = (
-    *(ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoNeed, NoMomentum),
-    *(NoReach, NoErrors, NoSizes, NoDecay, AsTrained),
-)
+ALL = (ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoMomentum, NoReach, NoSizes, NoDecay)

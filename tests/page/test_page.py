@@ -12,8 +12,7 @@ from equipoise.learners import ddpg
 from equipoise.methods.page import actions, player, settle
 from equipoise.methods.page.game import TABLE_7
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.readings import LEAST
-from equipoise.methods.steering import LEAST_ERROR
+from equipoise.methods.page.readings import LEAST, LEAST_ERROR
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.readings import LEAST, READINGS
-from equipoise.methods.steering import LEAST_ERROR
+from equipoise.methods.page.readings import LEAST, LEAST_ERROR, READINGS
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}

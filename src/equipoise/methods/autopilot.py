@@ -19,8 +19,8 @@ EPOCHS = 8  # the least that clients train
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """eta_i = decay(t/T) need(f_i/f) eta exp(z);  p_i ~ n_i (error_i + .02)^k;  D = sum p_i (w_i - w);
-    v <- m(T) v + D;  w <- w + v max(1, c r/q)^left(t/T).
+    """eta(t) = eta sqrt(f(t)/f(1)) exp(z) decay(t/T);  p_i ~ n_i;  D = sum p_i (w_i - w);  v <- m(T) v + D;
+    w <- w + v max(1, c r/q)^left(t/T).
 
     eta is the configured rate unless a trial shows that f / (4 |g|^2) is much better; z, m, c follow validation loss.
     """
@@ -56,8 +56,7 @@ class Autopilot(Method):
             rates = rate, steering.polyak(state["loss"], state["square"])
             state["trials"] = measuring.trials(c, epochs, rates)
             rate = torch.where(steering.much_better(state["trials"]), rates[1], rates[0])
-        need = steering.need(state["loss"], c.down.extra["loss"])
-        return Train(epochs, rate * need * steering.decay(c.round, c.rounds)), state
+        return Train(epochs, rate * steering.decay(c.round, c.rounds)), state
 
     def update(self, c: Client) -> tuple[Tree, State]:
         """In two halves, to see whether the later one still helps on validation data."""
@@ -72,19 +71,8 @@ class Autopilot(Method):
         if self.safe:
             up.metrics["tried"] = c.down.each["tried"]
         if c.task.has("val"):
-            models = c.trained, measuring.at_whole_rate(c) if self.finishing(c) else c.trained
-            up.metrics |= measuring.compared(c, state["half"], models)
+            up.metrics |= measuring.validated(c, state["half"])
         return up, state
-
-    def finishing(self, c: Client) -> bool:
-        """In the last quarter of the run rates have decayed, and personal models may want to be trained at more."""
-        return c.task.has("val") and c.down.train is not None and steering.late(c.round, c.rounds) > 0.5
-
-    def personal(self, c: Client) -> Tree:
-        whole = c.down.extra["whole"]
-        if not self.finishing(c) or not c.anybody(whole):
-            return {**c.trained}  # as a model of its own in every round: what is kept of a client has one shape
-        return {name: torch.where(whole, w, c.trained[name]) for name, w in measuring.at_whole_rate(c).items()}
 
     # --- server -----------------------------------------------------------------------------------------------------
 
@@ -93,26 +81,25 @@ class Autopilot(Method):
         return state | {"safe": safe.opened()} if self.safe else state
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        """The rate, once it is chosen, with its correction; the last cohort's loss; how personal models are made."""
+        """The rate with its correction, once it is chosen."""
         down, state = super().give(s, ids)
-        rate = (state["rate"] * state["z"].exp()).expand(len(ids))
+        chosen = state["rate"] * state["need"]
+        rate = (chosen * state["z"].exp()).expand(len(ids))
         if self.safe:
             tried, held = safe.choose(s, state["safe"], ids)
             tried = tried & (state["z"] < 0)  # what corrects nothing is no trial
             down, state = replace(down, each={"tried": tried}), {**state, "safe": held}
-            rate = torch.where(tried, rate, state["rate"])
-        extra = {"loss": steering.level(state), "rate": state["rate"], "whole": state["whole"] < 0}
+            rate = torch.where(tried, rate, chosen)
         train = Train(torch.full_like(ids, s.training.epochs), rate)
-        return replace(down, extra=extra, train=train if float(state["rate"]) > 0 else None), state
+        return replace(down, train=train if float(state["rate"]) > 0 else None), state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        k = 0.5 * (1 - steering.late(s.round, s.rounds))
-        p = s.task.sizes(ids) * (up.metrics["error"] + steering.LEAST_ERROR) ** k
+        p, state = super().weigh(s, ids, up)
         if not self.safe:
-            return p / p.sum(), s.state
+            return p, state
         judged = {"tried": up.metrics["tried"], "received_loss": up.metrics["val"], "trained_loss": up.metrics["own"]}
-        p, held = safe.judge(s, s.state["safe"], judged, p / p.sum())
-        return p, {**s.state, "safe": held}
+        p, held = safe.judge(s, state["safe"], judged, p)
+        return p, {**state, "safe": held}
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         state, m = self.steer(s, ids, up.metrics)
@@ -125,10 +112,12 @@ class Autopilot(Method):
     def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
         """What this round's measurements mean for the next; and this round's momentum."""
         pooled = steering.pooled(seen, s.task.sizes(ids).double())
-        state, m = steering.after(s.state, pooled["loss"]), steering.momentum(s.rounds)
+        state, m = {**s.state}, steering.momentum(s.rounds)
         if float(state["rate"]) == 0:
             measured = steering.much_better(pooled["trials"])
             state["rate"] = torch.where(measured, seen["step"].median(), s.training.lr)
+            state["first"] = pooled["loss"]
+        state["need"] = steering.need(pooled["loss"], state["first"])
         s.notes |= {"rate": state["rate"], "validation_loss": pooled["val"]}
         if "own" not in pooled:
             return state, m

@@ -12,16 +12,13 @@ from equipoise.contract.ranges import ENOUGH, nearly_most
 
 BOLD = 0.25  # the part of Polyak's step that is taken
 MUCH_BETTER = 0.8  # the part of the configured rate's loss that the measured rate must leave to be chosen
-LEAST_ERROR = 0.02  # a client without errors still counts
-MOST_MOMENTUM, HORIZON = 0.97, 8.0  # momentum looks back over an eighth of the run, and never over more than 33 rounds
-LEAST_RATE = 0.1  # the least part of the rate that is left in the last round, or for clients with little loss
+MOST_MOMENTUM, HORIZON = 0.97, 8.0  # after 8 rounds momentum looks back over an eighth of the others, 33 at most
 WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
-FIRST = 0.25  # the part of the first loss below which clients' losses make all of them take smaller steps
 NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
 STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
 HASTE = 4.0  # validation loss must fall by (4/T)^2 for momentum to be kept: the shorter the run, the steeper
 TINY = 1e-12
-POOLED = ("loss", "square", "val", "reached", "own", "whole", "errors", "trials")
+POOLED = ("loss", "square", "val", "reached", "own", "trials")
 FAR = 10.0  # times what nearly all clients tell: more is not believed
 
 
@@ -32,7 +29,7 @@ def believed(told: Tensor) -> Tensor:
 
 
 def pooled(seen: Tree, n: Tensor) -> Tree:
-    """Means over the cohort by data size n, of what is believed; of ``later``, a sign, as told; of ``rows`` the sum."""
+    """Means over the cohort by data size n, of what is believed; of ``later``, a sign, as told."""
 
     def mean(told: Tensor) -> Tensor:
         return (n @ believed(told) / n.sum()).clamp(min=TINY)
@@ -43,13 +40,13 @@ def pooled(seen: Tree, n: Tensor) -> Tree:
         if name in POOLED
     }
     if "later" in seen:
-        means |= {"later": n @ seen["later"] / n.sum(), "rows": seen["rows"].sum()}
+        means["later"] = n @ seen["later"] / n.sum()
     return means
 
 
 def momentum(rounds: int) -> float:
-    """m = min(.97, max(0, 1 - 8/T))."""
-    return min(MOST_MOMENTUM, max(0.0, 1 - HORIZON / rounds))
+    """m = min(.97, max(0, 1 - 8/(T - 8))), and 0 in shorter runs."""
+    return min(MOST_MOMENTUM, 1 - HORIZON / max(HORIZON, rounds - HORIZON))
 
 
 def late(round: int, rounds: int) -> float:
@@ -58,8 +55,8 @@ def late(round: int, rounds: int) -> float:
 
 
 def decay(round: int, rounds: int) -> float:
-    """What is left of the rate: in the last round one over the rounds that momentum sees, but at least a tenth."""
-    return float(max(LEAST_RATE, 1 - momentum(rounds)) ** late(round, rounds))
+    """What is left of the rate: in the last round one over the rounds that momentum sees."""
+    return float((1 - momentum(rounds)) ** late(round, rounds))
 
 
 def polyak(loss: Tensor, square: Tensor) -> Tensor:
@@ -72,9 +69,9 @@ def much_better(trials: Tensor) -> Tensor:
     return trials[1] < MUCH_BETTER * trials[0]
 
 
-def need(loss: Tensor, mean: Tensor) -> Tensor:
-    """The part of the rate that a client takes: the root of its loss by the mean of all, from a tenth to one."""
-    return (loss / mean.clamp(min=TINY)).sqrt().clamp(LEAST_RATE, 1.0)
+def need(loss: Tensor, first: Tensor) -> Tensor:
+    """The part of the rate that clients take who have less to learn: the root of their loss by the first cohort's."""
+    return (loss / first).sqrt().clamp(max=1.0)
 
 
 SEEN = ("one", "later", "rise", "above", "rate", "time", "gained", "gap", "dropped")
@@ -105,20 +102,10 @@ def _log(ratio: Tensor) -> Tensor:
 
 
 def start() -> State:
-    """Nothing is known yet: no rate, no loss, nothing that validation losses (last and least) could rise above."""
+    """Nothing is known yet: no rate, nothing that validation losses (last and least) could rise above."""
     zero = torch.zeros((), dtype=torch.float64)
     unseen = torch.full((2,), torch.inf, dtype=torch.float64)
-    return {"rate": zero, "z": zero, "loss": zero, "first": zero, "val": unseen, "whole": zero, "reach": zero}
-
-
-def after(state: State, loss: Tensor) -> State:
-    """The state that knows a cohort's loss, and whether it is the first one."""
-    return {**state, "loss": loss, "first": torch.where(state["first"] > 0, state["first"], loss)}
-
-
-def level(state: State) -> Tensor:
-    """The loss f that a client's own is compared with: the last cohort's, but at least a quarter of the first."""
-    return torch.maximum(state["loss"], FIRST * state["first"])
+    return {"rate": zero, "first": zero, "need": zero + 1, "z": zero, "val": unseen, "reach": zero}
 
 
 def reach(c: Tensor, fell: bool, rose: bool) -> Tensor:
@@ -131,17 +118,16 @@ def corrected(state: State, means: Tree, chance: Tensor, round: int, rounds: int
     """The state after a round with these means, and whether validation loss fell far enough for momentum to be kept;
     ``chance`` is what a cohort's loss moves by itself.
 
-    z follows the policy's row, and the rate is halved where validation loss lies far above its least. ``whole`` counts
-    how often personal models were worse when they were trained at the whole rate.
+    z follows the policy's row, and the rate is halved where validation loss lies far above its least.
     """
     (last, least), val = state["val"], means["val"]
-    seen = view(means, last, least, state["rate"] * state["z"].exp(), round / rounds)
+    rate = state["rate"] * state["need"] * state["z"].exp()
+    seen = view(means, last, least, rate, round / rounds)
     z, rose = correction(state["z"], state["row"], seen), risen(val, last, chance)
     if rose and risen(val, least, chance + WORSE):
         z = z - math.log(2)
-    whole = state["whole"] + worse(means["errors"], torch.stack([means["own"], means["whole"]]), means["rows"])
     c = reach(state["reach"], risen(last, val, chance + STEEP), rose)
-    known = {"val": torch.stack([val, torch.minimum(least, val)]), "reach": c, "z": z, "whole": whole}
+    known = {"val": torch.stack([val, torch.minimum(least, val)]), "reach": c, "z": z}
     return {**state, **known}, not risen(val, last, chance - (HASTE / rounds) ** 2)
 
 
@@ -160,11 +146,3 @@ def noise(told: Tensor, clients: int) -> Tensor:
 def risen(val: Tensor, earlier: Tensor, room: Tensor) -> bool:
     """Whether a validation loss lies above an earlier one by more than this room, in logarithms."""
     return bool(val > earlier * room.exp())
-
-
-def worse(errors: Tensor, losses: Tensor, rows: Tensor) -> Tensor:
-    """1 if the second of two models is worse than the first, -1 if it is better: by error where that differs by more
-    than its standard error on so many rows, else by loss, which over-confident models spoil."""
-    error, gap = errors.mean(), errors[1] - errors[0]
-    chance = (error * (1 - error) / rows.clamp(min=1)).clamp(min=0).sqrt()
-    return torch.where(gap.abs() > chance, gap, losses[1] - losses[0]).sign()
