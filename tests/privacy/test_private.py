@@ -135,7 +135,7 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         ("scaffold", {}, "keep a memory of the uploads"),
         ("feddyn", {}, "keep a memory of the uploads"),
         ("page", {}, "'received_loss', which would leave it unprotected"),
-        ("autopilot", {}, "'error', which would leave it unprotected"),
+        ("autopilot", {}, "'loss', which would leave it unprotected"),
         ("fedex", {}, "which would leave it unprotected"),
         ("fedpolicy", {}, "which would leave it unprotected"),
         ("fedpolicy", {"policy": "backbone", "sync": "off"}, "knows nothing to clip its change of it against"),

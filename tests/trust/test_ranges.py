@@ -65,7 +65,7 @@ def simulation(method, lie, **options):
 
 
 LIES = {
-    "autopilot": ({}, "error", -5.0),
+    "autopilot": ({}, "val", -5.0),
     "fedpolicy": ({}, "part", 255),
     "fedpolicy dqn": ({"policy": "dqn"}, "report", 1e150),
     "page": ({"warmup": 1}, "agent_action", 7.0),
