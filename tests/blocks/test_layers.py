@@ -117,12 +117,14 @@ def test_the_mean_of_statistics_is_fedavgs() -> None:
     assert torch.allclose(done.params[STATISTICS[0]], mean)
 
 
-@pytest.mark.parametrize(
-    "name", ["autopilot", "fedadam", "fedavgm", "feddyn", "fedexp", "fedhyper", "fedyogi", "scaffold"]
-)
-def test_servers_that_step_average_statistics(name: str) -> None:
+STEPPING = ("autopilot", "fedadam", "fedavgm", "feddyn", "fedexp", "fedhyper", "fedyogi", "scaffold")
+FAR = {"pfedme": {"beta": 2.0}, "fedrecon": {"server_lr": 2.0}}
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in STEPPING), *FAR.items()])
+def test_servers_that_step_average_statistics(name: str, options: dict[str, float]) -> None:
     """A variance that is extrapolated may become negative. Weights are by data size, or equal where a paper says so."""
-    sim = simulate(all_methods()[name](), task(), 3)
+    sim = simulate(all_methods()[name](**options), task(), 3)
     sizes = sim.task.sizes(torch.arange(sim.task.clients)).double()
     for weights in (sizes / sizes.sum(), torch.full_like(sizes, 1 / len(sizes))):
         means = {name: torch.tensordot(weights, sim.store.local[name], 1) for name in STATISTICS}

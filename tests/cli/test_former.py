@@ -57,6 +57,8 @@ def test_a_comparison_takes_the_name_and_only_one_of_the_two(
     capsys.readouterr()
     assert typed("compare", "--methods", "autopilot,equilibrium", "--out", str(tmp_path / "twice")) == 2
     assert "must name each method once" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="'autopilot' is named twice"):
+        eq.compare(methods=["equilibrium", "autopilot"], out=tmp_path / "twice", **SMALL)
     as_it_was(out / "equilibrium" / "seed-0")
     assert main(["resume", str(out)]) == 2
     assert "a run of the earlier equilibrium cannot be continued" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from equipoise.api.result import Run
 from equipoise.api.running import new_folder
 from equipoise.api.task import Task
 from equipoise.core.errors import UsageError, nearest
+from equipoise.methods import SAME
 from equipoise.records.scores import NAMED
 from equipoise.report import paired, tables
 from equipoise.report.page import html
@@ -135,7 +136,8 @@ def compare(
     """
     by_label: dict[str, GivenMethod] = {}
     for method in methods:
-        if (label := label_of(method)) in by_label:
+        label = label_of(method)
+        if SAME.get(label, label) in {SAME.get(known, known) for known in by_label}:
             raise UsageError(f"method '{label}' is named twice: leave one out")
         by_label[label] = method
     if not by_label:

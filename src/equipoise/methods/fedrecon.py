@@ -46,7 +46,8 @@ class FedRecon(Split):
     def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """g <- g + eta_s sum (n_i/n) (g_i - g)."""
         mean, g = sums["mean"], s.params
-        return {**g, **{name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}}, s.state
+        moved = {name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}
+        return {**g, **s.stepped(moved, mean)}, s.state
 
     def _recon(self, c: Client) -> Train:
         return replace(c.train, epochs=torch.full_like(c.train.epochs, self.recon_epochs))

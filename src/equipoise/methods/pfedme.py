@@ -67,4 +67,4 @@ class PFedMe(Method):
     def step(self, s: Server, sums: State) -> tuple[Tree, State]:
         """w <- (1 - beta) w + beta mean_S w_i."""
         mean, w = sums["mean"], s.params
-        return {name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, s.state
+        return s.stepped({name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, mean), s.state
