@@ -21,10 +21,10 @@ SETTING |= {"epochs": 2, "lr": 0.1, "rounds": 60, "executor": "stacked"}
 CNN = SETTING | {"model": "cnn", "rounds": 30, "lr": 0.05, "executor": "loop"}  # convolutions gain nothing stacked
 SCENARIOS: dict[str, dict[str, Any]] = dict.fromkeys(("M3", "M1", "L.1", "F", "M2", "I", "S", "L.3", "L.5"), SETTING)
 LARGER: dict[str, dict[str, Any]] = {
-    "cnn-M3": CNN,
-    "cifar10-M3": CNN | {"task": "cifar10"},
-    "cnn-L.3": CNN,
-    "cifar100-L.3": CNN | {"task": "cifar100"},
+    **{"cnn-M3": CNN, "cnn-L.3": CNN, "cifar10-M3": CNN | {"task": "cifar10"}},
+    **{
+        f"{task}-{labels}": CNN | {"task": task} for labels in ("L.3", "L.1", "L.5") for task in ("cifar10", "cifar100")
+    },
 }
 ALL = (*SCENARIOS, *LARGER)
 CHOICES = "full,backbone,head,none"
