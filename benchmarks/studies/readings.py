@@ -36,7 +36,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 FIRST = ("fedavg", "around", "around-safe", "around-zero", "around-random")
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
 COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
-    "synthetic-small": (SYNTHETIC | {"clients": 30, "rounds": 150}, FIRST, SEEDS),
     "synthetic-300": (SYNTHETIC, tuple(VARIANTS), SEEDS),
     "synthetic-900": (SYNTHETIC | {"rounds": 900}, FIRST, SEEDS),
     "fmnist": (FMNIST | {"delta": 0.3}, (*FIRST, "around-each", "paper-each"), SEEDS),
@@ -108,7 +107,6 @@ STUDY = Study(
     cells=lambda results: grid(options, column=COLUMNS, variant=VARIANTS, seed=SEEDS),
     measure=measure,
     tables={
-        "small": accuracies("synthetic-small"),
         "synthetic": accuracies("synthetic-300"),
         "longer": accuracies("synthetic-900"),
         "fmnist": accuracies("fmnist"),

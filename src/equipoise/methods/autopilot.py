@@ -19,10 +19,11 @@ EPOCHS = 8  # the least that clients train
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """eta(t) = eta sqrt(f(t)/f(1)) exp(z) decay(t/T);  p_i ~ n_i;  D = sum p_i (w_i - w);  v <- m(T) v + D;
+    """eta(t) = eta need(f(t)/f(1)) exp(z) decay(t/T);  p_i ~ n_i;  D = sum p_i (w_i - w);  v <- m(T) v + D;
     w <- w + v max(1, c r/q)^left(t/T).
 
-    eta is the configured rate unless a trial shows that f / (4 |g|^2) is much better; z, m, c follow validation loss.
+    eta is the configured rate unless a trial shows that f / (4 |g|^2), or one between, is much better; z, m, c follow
+    validation loss.
     """
 
     name: ClassVar[str] = "autopilot"
@@ -53,9 +54,9 @@ class Autopilot(Method):
         state = {**c.state, **measuring.received(c)}
         epochs, rate = c.train.epochs.clamp(min=EPOCHS), c.train.lr.double()
         if c.down.train is None:  # nobody has chosen a rate yet
-            rates = rate, steering.polyak(state["loss"], state["square"])
+            rates = steering.on_trial(rate, steering.polyak(state["loss"], state["square"]))
             state["trials"] = measuring.trials(c, epochs, rates)
-            rate = torch.where(steering.much_better(state["trials"]), rates[1], rates[0])
+            rate = steering.chosen(rates, state["trials"])
         return Train(epochs, rate * steering.decay(c.round, c.rounds)), state
 
     def update(self, c: Client) -> tuple[Tree, State]:
@@ -114,9 +115,8 @@ class Autopilot(Method):
         pooled = steering.pooled(seen, s.task.sizes(ids).double())
         state, m = {**s.state}, steering.momentum(s.rounds)
         if float(state["rate"]) == 0:
-            measured = steering.much_better(pooled["trials"])
-            state["rate"] = torch.where(measured, seen["step"].median(), s.training.lr)
-            state["first"] = pooled["loss"]
+            rates = steering.on_trial(torch.full_like(state["rate"], s.training.lr), seen["step"].median())
+            state |= {"rate": steering.chosen(rates, pooled["trials"]), "first": pooled["loss"]}
         state["need"] = steering.need(pooled["loss"], state["first"])
         s.notes |= {"rate": state["rate"], "validation_loss": pooled["val"]}
         if "own" not in pooled:

@@ -1,4 +1,4 @@
-"""What autopilot's clients measure: of the received model, of two rates on trial, of the trained model."""
+"""What autopilot's clients measure: of the received model, of three rates on trial, of the trained model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORTS = {
 def empty() -> State:
     """Before a client's first round."""
     measured = {name: torch.zeros((), dtype=torch.float64) for name in ("loss", "square", "val", "half")}
-    return measured | {"trials": torch.zeros(2, dtype=torch.float64)}
+    return measured | {"trials": torch.zeros(3, dtype=torch.float64)}
 
 
 def judged(c: Client, model: Tree) -> Tensor:
@@ -33,8 +33,8 @@ def received(c: Client) -> State:
     return {"loss": loss, "square": c.steepness(c.start), "val": val, "half": val}
 
 
-def trials(c: Client, epochs: Tensor, rates: tuple[Tensor, Tensor]) -> Tensor:
-    """The losses that training from the received model leaves at each of two rates."""
+def trials(c: Client, epochs: Tensor, rates: Tensor) -> Tensor:
+    """The losses that training from the received model leaves at each of these rates."""
     losses = [judged(c, c.fit(c.start, train=Train(epochs, rate))) for rate in rates]
     return torch.stack(losses).nan_to_num(nan=MOST_LOSS).clamp(max=MOST_LOSS)
 

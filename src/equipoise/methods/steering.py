@@ -11,8 +11,9 @@ from equipoise.contract import State, Tree
 from equipoise.contract.ranges import ENOUGH, nearly_most
 
 BOLD = 0.25  # the part of Polyak's step that is taken
-MUCH_BETTER = 0.8  # the part of the configured rate's loss that the measured rate must leave to be chosen
+MUCH_BETTER = 0.8  # the part of the configured rate's loss that another rate must leave to be chosen
 MOST_MOMENTUM, HORIZON = 0.97, 8.0  # after 8 rounds momentum looks back over an eighth of the others, 33 at most
+HALF = 0.5  # the part of the first loss below which rates fall
 WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
 NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
 STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
@@ -64,14 +65,21 @@ def polyak(loss: Tensor, square: Tensor) -> Tensor:
     return BOLD * loss.clamp(min=TINY) / square.clamp(min=TINY)
 
 
-def much_better(trials: Tensor) -> Tensor:
-    """Of the losses that training left at the configured and at the measured rate: whether the second is much less."""
-    return trials[1] < MUCH_BETTER * trials[0]
+def on_trial(configured: Tensor, measured: Tensor) -> Tensor:
+    """Three rates: the configured one, the measured one, and the one between, since they may lie orders apart."""
+    return torch.stack([configured, (configured * measured).sqrt(), measured])
+
+
+def chosen(rates: Tensor, losses: Tensor) -> Tensor:
+    """Of rates on trial the one that left the least loss, if that is much less than the first one's; else the first."""
+    best = losses.argmin(0, keepdim=True)
+    much = losses.gather(0, best) < MUCH_BETTER * losses[:1]
+    return torch.where(much, rates.gather(0, best), rates[:1])[0]
 
 
 def need(loss: Tensor, first: Tensor) -> Tensor:
-    """The part of the rate that clients take who have less to learn: the root of their loss by the first cohort's."""
-    return (loss / first).sqrt().clamp(max=1.0)
+    """The part of the rate for a cohort whose loss lies below half of the first one's: the root of their ratio."""
+    return (loss / (HALF * first)).sqrt().clamp(max=1.0)
 
 
 SEEN = ("one", "later", "rise", "above", "rate", "time", "gained", "gap", "dropped")
