@@ -69,6 +69,17 @@ class NoRestraint(Autopilot):
 
 
 @dataclass(frozen=True)
+class NoNeed(Autopilot):
+    """The rate does not fall with the loss."""
+
+    name: ClassVar[str] = "no-need"
+
+    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+        state, m = super().steer(s, ids, seen)
+        return {**state, "need": torch.ones((), dtype=torch.float64)}, m
+
+
+@dataclass(frozen=True)
 class NoMomentum(Autopilot):
     """The weighted mean of the uploads."""
 
@@ -110,4 +121,4 @@ class NoDecay(Autopilot):
         return Train(train.epochs, train.lr / steering.decay(c.round, c.rounds)), state
 
 
-ALL = (ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoMomentum, NoReach, NoSizes, NoDecay)
+ALL = (ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoNeed, NoMomentum, NoReach, NoSizes, NoDecay)
