@@ -13,7 +13,7 @@ from equipoise.contract.ranges import ENOUGH, nearly_most
 BOLD = 0.25  # the part of Polyak's step that is taken
 MUCH_BETTER = 0.8  # the part of the configured rate's loss that another rate must leave to be chosen
 MOST_MOMENTUM, HORIZON = 0.97, 8.0  # after 8 rounds momentum looks back over an eighth of the others, 33 at most
-HALF = 0.5  # the part of the first loss below which rates fall
+CONTENT = 0.5  # the part of the first loss below which rates fall
 WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
 NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
 STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
@@ -79,7 +79,7 @@ def chosen(rates: Tensor, losses: Tensor) -> Tensor:
 
 def need(loss: Tensor, first: Tensor) -> Tensor:
     """The part of the rate for a cohort whose loss lies below half of the first one's: the root of their ratio."""
-    return (loss / (HALF * first)).sqrt().clamp(max=1.0)
+    return (loss / (CONTENT * first)).sqrt().clamp(max=1.0)
 
 
 SEEN = ("one", "later", "rise", "above", "rate", "time", "gained", "gap", "dropped")
