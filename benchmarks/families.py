@@ -141,7 +141,7 @@ def watch(arms: bool = False) -> Clients:
 
 FMNIST: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 6000, "server_rows": 3000}
 CNN: dict[str, Any] = {"model": "cnn", "pool": 2, "train_rows": 3000, "server_rows": 1500, "clients": 10}
-PLAYS: dict[str, Any] = {"task": "shakespeare", "clients": 6, "role_samples": 300, "server_rows": 600}
+PLAYS: dict[str, Any] = {"task": "shakespeare", "clients": 6, "role_samples": 150, "server_rows": 600}
 SYNTHETIC: dict[str, Any] = {"task": "synthetic"}
 FAMILIES = {
     "synthetic-10": Family(SYNTHETIC, 10),
