@@ -26,8 +26,11 @@ def tensor(value: Any) -> torch.Tensor:
 def test_momentum_and_decay_know_the_horizon() -> None:
     assert [steering.momentum(T) for T in (1, 8, 16, 24, 108, 300)] == pytest.approx([0, 0, 0, 0.5, 0.92, 0.97])
     assert [steering.late(t, 10) for t in (1, 5, 6, 10)] == pytest.approx([0, 0, 0.2, 1])
-    assert [steering.lasting(T) for T in (1, 8, 10, 80, 300)] == pytest.approx([1, 1, 0.8, 0.1, 0.03])
-    assert [steering.decay(t, 32) for t in (16, 24, 32)] == pytest.approx([1.0, 0.5, 0.25])
+    assert [steering.decay(t, 10) for t in (5, 10)] == [1.0, 1.0]  # without momentum there is no decay
+    assert [steering.decay(t, 24) for t in (12, 18, 24)] == pytest.approx([1.0, 0.5**0.5, 0.5])
+    assert steering.decay(300, 300) == pytest.approx(0.03)  # one over the rounds that momentum sees
+    assert [steering.faded(T, T) for T in (1, 8, 10, 80, 300)] == pytest.approx([1, 1, 0.8, 0.1, 0.03])
+    assert [steering.faded(t, 16) for t in (8, 12, 16)] == pytest.approx([1, 0.75, 0.5])
 
 
 def test_a_quarter_of_polyaks_step() -> None:

@@ -106,7 +106,7 @@ class Autopilot(Method):
         state, m = self.steer(s, ids, up.metrics)
         w, mean = s.params, weighted_mean(up.params, weights)
         change = {name: mean[name] - w[name] for name in w}
-        by = stepping.Step(m, state["reach"], 1 - (1 - steering.lasting(s.rounds)) * steering.late(s.round, s.rounds))
+        by = stepping.Step(m, state["reach"], steering.faded(s.round, s.rounds))
         new, state = stepping.moved(w, change, stepping.lengths(w, up.params), by, state)
         return s.stepped(new, mean), state
 

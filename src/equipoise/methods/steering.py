@@ -45,14 +45,14 @@ def pooled(seen: Tree, n: Tensor) -> Tree:
     return means
 
 
-def lasting(rounds: float) -> float:
-    """What is left, in the last round of so many, of the rate and of how far small coordinates are amplified."""
+def share(rounds: float) -> float:
+    """Eight rounds as a part of so many: at most 1, and at least one of the 33 that momentum may see."""
     return max(1 - MOST_MOMENTUM, min(1.0, HORIZON / rounds))
 
 
 def momentum(rounds: int) -> float:
-    """m = min(.97, max(0, 1 - 8/(T - 8))), and 0 in shorter runs."""
-    return 1 - lasting(max(HORIZON, rounds - HORIZON))
+    """m = min(.97, max(0, 1 - 8/(T - 8))), and 0 in runs of up to 16 rounds."""
+    return 1 - share(max(HORIZON, rounds - HORIZON))
 
 
 def late(round: int, rounds: int) -> float:
@@ -61,8 +61,13 @@ def late(round: int, rounds: int) -> float:
 
 
 def decay(round: int, rounds: int) -> float:
-    """What is left of the rate in this round."""
-    return float(lasting(rounds) ** late(round, rounds))
+    """What is left of the rate: in the last round one over the rounds that momentum sees."""
+    return float((1 - momentum(rounds)) ** late(round, rounds))
+
+
+def faded(round: int, rounds: int) -> float:
+    """What is left of the amplification's exponent: in the last round 8/T, for nobody sees whether that one went well."""
+    return 1 - (1 - share(rounds)) * late(round, rounds)
 
 
 def polyak(loss: Tensor, square: Tensor) -> Tensor:
