@@ -66,7 +66,7 @@ def decay(round: int, rounds: int) -> float:
 
 
 def faded(round: int, rounds: int) -> float:
-    """What is left of the amplification's exponent: in the last round 8/T, for nobody sees whether that one went well."""
+    """What is left of the amplification's exponent: in the last round 8/T, for nobody sees how that one went."""
     return 1 - (1 - share(rounds)) * late(round, rounds)
 
 
