@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.cli import main
 from equipoise.contract import Method
 from equipoise.core import files as checkpoint
 from equipoise.methods.autopilot import Autopilot
@@ -50,3 +51,19 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
     assert largest_difference(whole.state(), second.state()) == 0
     for one, other in zip(whole.logs, logs, strict=True):
         assert timeless(one) == timeless(other)
+
+
+def test_a_checkpoint_of_a_method_that_kept_less_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one of an earlier version does: a run that is half of one version and half of another is none of them."""
+    out = tmp_path / "run"
+    small = "--clients 4 --samples 40 --epochs 1 --checkpoint-every 1 --quiet".split()
+    assert main(["run", "--method", "autopilot", *small, "--rounds", "2", "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    file = out / "checkpoint" / "last.safetensors"
+    state, about = checkpoint.load(file)
+    del state["simulation"]["server"]["need"]
+    checkpoint.save(file, state, about)
+    assert main(["resume", str(out)]) == 2
+    assert "of another version: 'need' is missing" in capsys.readouterr().err

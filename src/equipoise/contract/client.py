@@ -123,10 +123,6 @@ class Client(ABC):
         """Training samples of each class, if the task has labels."""
 
     @abstractmethod
-    def rows(self, split: str) -> Tensor:
-        """Samples that it holds in this split: how far a score on them can be trusted."""
-
-    @abstractmethod
     def device(self) -> Profile:
         """What its device can do; where it is real, what the default device can."""
 

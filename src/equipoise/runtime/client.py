@@ -146,12 +146,6 @@ class RunningClient(Client):
 
         return primitives.call(count, count, self.id)
 
-    def rows(self, split: str) -> Tensor:
-        def count(ids: Tensor) -> Tensor:
-            return self.task.rows(ids.reshape(-1), split).reshape(ids.shape)
-
-        return primitives.call(count, count, self.id)
-
     def device(self) -> Profile:
         names = [item.name for item in fields(Profile)]
 

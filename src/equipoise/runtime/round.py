@@ -200,6 +200,8 @@ class Simulation:
 
     def load(self, state: State, done: int) -> None:
         """The inverse of :meth:`state`; without a part ``store``, :meth:`take_back` must follow."""
+        if gone := self.server_state.keys() - state["server"].keys():
+            raise KeyError(min(gone))
         self.params, self.server_state, self.done = state["params"], state["server"], done
         if "store" in state:
             stored = state["store"]
