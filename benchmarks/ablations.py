@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Server, State, Train, Tree, Up
+from equipoise.contract.method import equal_weights
 from equipoise.methods import steering
 from equipoise.methods.autopilot import Autopilot
 
@@ -107,7 +108,7 @@ class NoSizes(Autopilot):
     name: ClassVar[str] = "no-sizes"
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return torch.full((len(ids),), 1 / len(ids), dtype=torch.float64), s.state
+        return equal_weights(ids), s.state
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from equipoise.settings.config import Settings
 from equipoise.tasks.from_examples import FromExamples
 
 DATA = Path(os.environ.get("EQUIPOISE_DATA", Path(__file__).parents[2] / "shared" / "data"))
-CHEAP, DEAR = tuple(range(100, 108)), (100, 101, 102)  # seeds that no setting was chosen on
+CHEAP, DEAR = tuple(range(100, 108)), (100, 101, 102)  # what had been seen on them: studies/autopilot.md
 FEW_ROWS = tuple(range(100, 200))  # a hospital's test set has some dozens of rows: fewer seeds tell little
 Clients = list[tuple[NDArray[np.float32], NDArray[np.int64]]]
 

@@ -82,7 +82,7 @@ def test_search_works_from_the_disk(site: Path, browser: Browser) -> None:
     browser.get((site / "concepts.html").as_uri())
     field = browser.find_element("css selector", "input.md-search__input")
     browser.execute_script("arguments[0].focus(); arguments[0].value = 'SCAFFOL'", field)
-    field.send_keys("D")  # as if pasted: of one letter alone there are more hits than the theme's search can take
+    field.send_keys("D")  # as if pasted: one letter alone has more hits than the theme's search can take
     found = "return [...document.querySelectorAll('.md-search-result__item a')].map(a => a.href)"
     for _ in range(10 * PATIENCE):
         if links := browser.execute_script(found):
