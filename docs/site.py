@@ -71,7 +71,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Docstrings name code as Sphinx does, :class:`Method`; here the code alone is enough."""
+    """Docstrings name code as Sphinx does, :class:`Method`; here the code alone is enough.
+
+    Tables of results are not searched: nobody looks for a figure, and the theme's search fails at so many hits.
+    """
+    if page.file.src_uri.startswith(RESULTS):
+        html = html.replace("<table>", "<table data-search-exclude>")
     return re.sub(r":(?:class|func|meth|mod|data|attr):(?=<code>)", "", html)
 
 
