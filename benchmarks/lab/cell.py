@@ -78,5 +78,6 @@ def one_round_from(start: Tree, options: Mapping[str, Any]) -> Scores:
 
 
 def percent(score: Mapping[str, Any] | None, digits: int = 2, of: str = "acc") -> float | None:
-    """An accuracy of a log in percent; None where there is none."""
-    return round(100 * score[of], digits) if score else None
+    """An accuracy of a log in percent; None where there is none, or where training diverged."""
+    value = score[of] if score else None
+    return None if value is None else round(100 * value, digits)

@@ -151,18 +151,24 @@ def parts(results: Results) -> list[str]:
     """What autopilot loses without a part: differences over common seeds, mean over families."""
     rows = []
     for variant in PARTS:
-        row: list[Any] = [variant]
-        sums: dict[str, list[float]] = {side: [] for side in SIDES}
-        for family in ABLATED:
-            both = pairs(results, variant, "autopilot", [family]).get(family)
-            change = {side: fmean(a[side] - b[side] for a, b in both) for side in SIDES} if both else {}
-            for side in change:
-                sums[side].append(change[side])
-            row.append(" / ".join(f"{change[side]:+.1f}" for side in SIDES) if both else None)
-        if sums["global"]:
-            row.append(" / ".join(f"{fmean(values):+.1f}" for values in sums.values()))
-            rows.append(row)
+        found = pairs(results, variant, "autopilot", ABLATED)
+        lost = {family: change(both) for family, both in found.items()}
+        known = [values for values in lost.values() if values]
+        total = [fmean(values) for values in zip(*known, strict=True)] if len(known) == len(lost) else []
+        if lost:
+            rows.append([variant, *(shown(lost[f]) if f in lost else None for f in ABLATED), shown(total)])
     return table(["without", *ABLATED, "mean"], rows) if rows else ["Not measured yet."]
+
+
+def change(both: list[tuple[Record, Record]]) -> list[float]:
+    """Mean difference by side; nothing where a run diverged."""
+    if any(record[side] is None for pair in both for record in pair for side in SIDES):
+        return []
+    return [fmean(ours[side] - theirs[side] for ours, theirs in both) for side in SIDES]
+
+
+def shown(changes: list[float]) -> str:
+    return " / ".join(f"{value:+.1f}" for value in changes) or "diverged"
 
 
 STUDY = Study(

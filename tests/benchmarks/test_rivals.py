@@ -4,6 +4,7 @@ from pathlib import Path
 
 from benchmarks import rivals
 from benchmarks.lab import Results
+from benchmarks.lab.cell import percent
 from benchmarks.lab.cells import Record
 from benchmarks.studies import autopilot
 
@@ -43,3 +44,28 @@ def test_autopilot_is_counted_on_all_seeds_it_shares_with_both_fedavgs(tmp_path:
     assert row[:2] == ["flights", "3"]
     assert row[4] == "72.0 ± 11.0 / 72.0 ± 11.0"
     assert row[5:] == [f"+2.00 ± {4.303 / 3**0.5:.2f}"] * 2
+
+
+def test_a_part_without_which_runs_diverge_says_so_and_has_no_mean(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    figures: dict[tuple[str, str], float | None] = {
+        **{("heart-linear", "autopilot"): 80.0, ("flights", "autopilot"): 60.0},
+        **{("heart-linear", "no-restraint"): 77.0, ("flights", "no-restraint"): None},
+        **{("heart-linear", "no-decay"): 79.0, ("flights", "no-decay"): 58.0},
+    }
+    for (family, variant), value in figures.items():
+        axes = {"family": family, "variant": variant, "seed": 100}
+        results.add(Record(f"{family}-{variant}", axes, {}, {"global": value, "personal": value}))
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in autopilot.parts(results)[:-1])
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert set(found) == {"no-restraint", "no-decay"}
+    assert [found["no-restraint"][name] for name in ("heart-linear", "flights", "mean")] == [
+        "-3.0 / -3.0",
+        "diverged",
+        "diverged",
+    ]
+    assert [found["no-decay"][name] for name in ("heart-linear", "flights", "mean", "watch")] == [
+        *("-1.0 / -1.0", "-2.0 / -2.0", "-1.5 / -1.5", "-"),
+    ]
+    assert percent({"acc": None}) is None
+    assert percent({"acc": 0.98765}) == 98.77
