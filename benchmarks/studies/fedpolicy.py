@@ -100,6 +100,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         if "trained" in log:
             curve.append([log["round"], percent(log["personal"]), percent(log["global"]), spent])
     notes = [log.get("notes", {}) for log in done.logs]
+    steps = [log["steps"] for log in done.logs]
     names = ("error_of_last", "error_of_foreseen")
     errors = {name: mean(note.get(name) for note in notes) for name in names}
     return {
@@ -111,6 +112,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "global": percent(last["global"], 6),
         "newcomer": newcomer(cell.options, done.server_model({})) if last["global"] else None,
         **summary["bytes"],
+        "effort": sum(steps) / (len(steps) * min(steps)),  # gradient steps in proportion to those of plain rounds
         "parts": [note["part"] for note in notes] if "part" in notes[0] else None,
         "probe_errors": {name: value for name, value in errors.items() if value is not None},
         "curve": curve,
@@ -194,44 +196,50 @@ def against_fixed(seeds: tuple[int, ...]) -> Callable[[Results], list[str]]:
 
 
 def relative_gains(results: Results) -> list[str]:
+    """Of every claimant over the strongest baseline, on the seeds that both have; then over populations."""
     rows: list[list[Any]] = []
-    gains: dict[tuple[str, str], list[float]] = {}
+    gains: dict[tuple[str, str], dict[str, float]] = {}
     for scenario in (scenario for scenario in ALL if found(results, scenario, "learned")):
         row: list[Any] = [scenario]
+        cells = {name: found(results, scenario, name) for name in (*BASELINES, *CLAIMANTS)}
         for key in ("last", "tuned"):
-            means = {name: mean(r[key] for r in found(results, scenario, name)) for name in (*BASELINES, *CLAIMANTS)}
-            strongest = max(BASELINES, key=lambda name: means[name] or 0.0)
-            level = means[strongest] or 0.0
-            row.append(f"{strongest} {level:.1f}")
+            means = {name: mean(r[key] for r in cells[name]) or 0.0 for name in BASELINES}
+            strongest = max(BASELINES, key=lambda name: means[name])
+            row.append(f"{strongest} {means[strongest]:.1f}")
             for claimant in CLAIMANTS:
-                value = means[claimant]
-                gain = None if value is None else 100 * (value / level - 1)
+                gain = relative_gain(cells[claimant], cells[strongest], key)
                 row.append(None if gain is None else f"{gain:+.2f} %")
-                gains.setdefault((key, claimant), []).extend([] if gain is None else [gain])
+                gains.setdefault((key, claimant), {}).update({} if gain is None else {scenario: gain})
         rows.append(row)
+    skewed = [scenario for scenario in ALL if scenario.rpartition("-")[2].startswith("L.")]
     for title, pick in (("average", fmean), ("largest", max)):
-        row = [f"**{title}**"]
-        for key in ("last", "tuned"):
-            known = (gains[key, name] for name in CLAIMANTS)
-            row += ["", *(f"{pick(values):+.2f} %" if values else None for values in known)]
-        rows.append(row)
+        for group, among in (("all", ALL), ("skewed labels", skewed)):
+            row = [f"**{title}, {group}**"]
+            for key in ("last", "tuned"):
+                known = ([gain for s, gain in gains[key, name].items() if s in among] for name in CLAIMANTS)
+                row += ["", *(f"{pick(values):+.2f} %" if values else None for values in known)]
+            rows.append(row)
     tuned = [f"{claimant}, fine-tuned" for claimant in CLAIMANTS]
     return table(["scenario", "strongest", *CLAIMANTS, "strongest fine-tuned", *tuned], rows)
 
 
+def relative_gain(ours: list[Record], theirs: list[Record], key: str) -> float | None:
+    """In percent of the others' mean, over common seeds."""
+    common = {r["seed"] for r in ours} & {r["seed"] for r in theirs}
+    mine, other = (mean(r[key] for r in group if r["seed"] in common) for group in (ours, theirs))
+    return None if mine is None or other is None else 100 * (mine / other - 1)
+
+
 def looking_ahead(results: Results) -> list[str]:
-    """``lookahead`` beside ``learned``, on the seeds that both have."""
+    """``lookahead`` minus ``learned``, on the seeds that both have, and what it costs."""
     rows = []
     for scenario in ALL:
-        pair = [found(results, scenario, variant) for variant in ("learned", "lookahead")]
-        seeds = set.intersection(*({r["seed"] for r in own} for own in pair))
-        own = [[r for r in group if r["seed"] in seeds] for group in pair]
-        if seeds:
-            figures = [[mean(r[key] for r in group) for group in own] for key in ("last", "tuned", "global")]
-            texts = [" / ".join(f"{value:.1f}" for value in values if value is not None) for values in figures]
-            rows.append([scenario, ", ".join(map(str, sorted(seeds))), *texts])
-    head = ["scenario", "seeds", "personal: learned / lookahead", "fine-tuned", "global"]
-    return table(head, rows)
+        ours, theirs = (found(results, scenario, variant) for variant in ("lookahead", "learned"))
+        if ours and theirs:
+            gains = [paired(ours, theirs, key, 1) for key in ("last", "tuned", "global")]
+            rows.append([scenario, len(ours), *gains, spread((r["effort"] for r in ours), 2)])
+    head = ["scenario", "seeds", "personal: lookahead − learned", "fine-tuned", "global"]
+    return table([*head, "gradient steps, those of learned being 1"], rows)
 
 
 def bytes_to_targets(results: Results) -> list[str]:
