@@ -243,10 +243,9 @@ def test_momentum_and_reach_need_a_fall_of_validation_loss(fall: float, m: float
     assert float(state["reach"]) == pytest.approx(reach)
 
 
-@pytest.mark.parametrize(("rounds", "least"), [(10, 0.05), (100, 0.05), (150, 0.125), (300, 1.0), (900, 1.0)])
-def test_reach_stays_within_a_factor_of_twenty_and_in_long_runs_above_one(rounds: int, least: float) -> None:
-    assert float(steering.reach(tensor(19.0), True, False, rounds)) == 20.0
-    assert float(steering.reach(tensor(0.06), False, True, rounds)) == least
+def test_reach_stays_within_a_factor_of_twenty() -> None:
+    assert float(steering.reach(tensor(19.0), True, False)) == 20.0
+    assert float(steering.reach(tensor(0.06), False, True)) == 0.05
 
 
 def test_small_coordinates_are_amplified_by_hand() -> None:

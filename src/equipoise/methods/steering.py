@@ -16,7 +16,6 @@ MOST_MOMENTUM, HORIZON = 0.97, 8.0  # after 8 rounds momentum looks back over an
 CONTENT = 0.5  # the part of the first loss below which rates fall
 WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
 NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
-LONG = 300  # rounds, in which noise alone would halve c again and again
 STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
 HASTE = 4.0  # validation loss must fall by (4/T)^2 for momentum to be kept: the shorter the run, the steeper
 TINY = 1e-12
@@ -127,11 +126,10 @@ def start() -> State:
     return {"rate": zero, "first": zero, "need": zero + 1, "z": zero, "val": unseen, "reach": zero}
 
 
-def reach(c: Tensor, fell: bool, rose: bool, rounds: int) -> Tensor:
-    """c: a half before the first round; times the root of 2 where validation loss fell much, halved where it rose; at
-    least (T/300)^3 up to 1, and 1/20."""
+def reach(c: Tensor, fell: bool, rose: bool) -> Tensor:
+    """c: a half before the first round; times the root of 2 where validation loss fell much, halved where it rose."""
     c = torch.where(c > 0, c, NEAR) * (0.5 if rose else math.sqrt(2) if fell else 1.0)
-    return c.clamp(max(1 / FAR_OUT, min(1.0, (rounds / LONG) ** 3)), FAR_OUT)
+    return c.clamp(1 / FAR_OUT, FAR_OUT)
 
 
 def corrected(state: State, means: Tree, chance: Tensor, round: int, rounds: int) -> tuple[State, bool]:
@@ -146,7 +144,7 @@ def corrected(state: State, means: Tree, chance: Tensor, round: int, rounds: int
     z, rose = correction(state["z"], state["row"], seen), risen(val, last, chance)
     if rose and risen(val, least, chance + WORSE):
         z = z - math.log(2)
-    c = reach(state["reach"], risen(last, val, chance + STEEP), rose, rounds)
+    c = reach(state["reach"], risen(last, val, chance + STEEP), rose)
     known = {"val": torch.stack([val, torch.minimum(least, val)]), "reach": c, "z": z}
     return {**state, **known}, not risen(val, last, chance - (HASTE / rounds) ** 2)
 
