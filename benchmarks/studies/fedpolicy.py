@@ -21,7 +21,7 @@ SETTING |= {"epochs": 2, "lr": 0.1, "rounds": 60, "executor": "stacked"}
 CNN = SETTING | {"model": "cnn", "rounds": 30, "lr": 0.05, "executor": "loop"}  # convolutions gain nothing stacked
 SCENARIOS: dict[str, dict[str, Any]] = dict.fromkeys(("M3", "M1", "L.1", "F", "M2", "I", "S", "L.3", "L.5"), SETTING)
 CIFAR10 = CNN | {"task": "cifar10", "lr": 0.1}
-CIFAR100 = CIFAR10 | {"task": "cifar100", "train_rows": 10_000}  # with 60 images per class nobody learns anything
+CIFAR100 = CIFAR10 | {"task": "cifar100", "clients": 20}  # it has 100 by itself
 LARGER: dict[str, dict[str, Any]] = {
     **{"cnn-M3": CNN, "cnn-L.3": CNN},
     **{f"cifar10-{labels}": CIFAR10 for labels in ("L.1", "L.3", "L.5")},
