@@ -111,9 +111,9 @@ QUESTIONS: tuple[Question, ...] = (
         federation="family",
     ),
     *both("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "page", variant("page"), variant("fedavg")),
-    *both(*GAME, "`fedavg`", "readings", variant("around"), variant("fedavg"), "column"),
-    *both(*GAME, "no learning (`--control zero`)", "readings", variant("around"), variant("around-zero"), "column"),
-    *both(*GAME, "chance (`--control random`)", "readings", variant("around"), variant("around-random"), "column"),
+    *both(*GAME, "`fedavg`", "readings", variant("relative"), variant("fedavg"), "column"),
+    *both(*GAME, "no learning (`--control zero`)", "readings", variant("relative"), variant("relative-zero"), "column"),
+    *both(*GAME, "chance (`--control random`)", "readings", variant("relative"), variant("relative-random"), "column"),
     *both(
         "3 aggregate",
         "momentum by the length of the run",

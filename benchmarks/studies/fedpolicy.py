@@ -40,7 +40,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "probe-sync": LEARNED | {"policy": "probe", "sync": "on", "parts": CHOICES},
     "learned-plain": LEARNED | {"sync": "off"},
     "dqn": LEARNED | {"policy": "dqn"},
-    "learned-copies": LEARNED | {"copies": 4},
     "learned-finetune": LEARNED | {"base": "finetune"},
     "dqn-sync": LEARNED | {"policy": "dqn", "sync": "on"},
     "bandit-sync": LEARNED | {"policy": "bandit", "sync": "on"},
@@ -51,10 +50,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedavgm": {"method": "fedavgm", "server_momentum": 0.5},
     **{name: {"method": name} for name in ("fedprox", "scaffold", "fedrep", "ditto", "fedala", "fedbabu")},
     "learned-always-probing": LEARNED | {"probe_every": 1},
-    "lookahead": LEARNED | {"policy": "lookahead"},
 }
 AT_LEAST = ("fedavg", "learned", "fedper", "lgfedavg", "local", "joint")
-FEW = (*AT_LEAST, "lookahead")  # on fresh seeds
 FEW_OF_LARGER = (*AT_LEAST, "fedavgm", "scaffold")  # with the MLP, the strongest where labels are skewed
 FIXED = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}  # what a fixed choice is known as
 BASELINES: tuple[str, ...] = (
@@ -78,7 +75,7 @@ NEWCOMER_EPOCHS = 5
 def options(scenario: str, variant: str, seed: int) -> dict[str, Any] | None:
     if scenario in LARGER and (seed in FRESH or variant not in FEW_OF_LARGER):
         return None
-    if seed in FRESH and variant not in FEW:
+    if seed in FRESH and variant not in AT_LEAST:
         return None
     setting, population = (SCENARIOS | LARGER)[scenario], scenario.rpartition("-")[2]
     every = {"eval_every": 3, "checkpoint_every": 10**6, "finetune": True}
@@ -230,18 +227,6 @@ def relative_gain(ours: list[Record], theirs: list[Record], key: str) -> float |
     return None if mine is None or other is None else 100 * (mine / other - 1)
 
 
-def looking_ahead(results: Results) -> list[str]:
-    """``lookahead`` minus ``learned``, on the seeds that both have, and what it costs."""
-    rows = []
-    for scenario in ALL:
-        ours, theirs = (found(results, scenario, variant) for variant in ("lookahead", "learned"))
-        if ours and theirs:
-            gains = [paired(ours, theirs, key, 1) for key in ("last", "tuned", "global")]
-            rows.append([scenario, len(ours), *gains, spread((r["effort"] for r in ours), 2)])
-    head = ["scenario", "seeds", "personal: lookahead − learned", "fine-tuned", "global"]
-    return table([*head, "gradient steps, those of learned being 1"], rows)
-
-
 def bytes_to_targets(results: Results) -> list[str]:
     rows: list[list[Any]] = []
     for scenario in ALL:
@@ -284,7 +269,6 @@ STUDY = Study(
     tables={
         "against_fixed": against_fixed(SEEDS),
         "against_fixed_fresh": against_fixed(FRESH),
-        "looking_ahead": looking_ahead,
         **{"relative_gains": relative_gains, "bytes_to_targets": bytes_to_targets, "scenarios": scenarios},
     },
     figures={"parts.svg": parts},

@@ -26,7 +26,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "page": (PAGE, FRESH),
     "page-bias-10-1": (PAGE | {"bias": "10:1"}, FRESH),
     "page-bias-1-10": (PAGE | {"bias": "1:10"}, THREE),
-    "page-as-published": (PAGE | {"reading": "published"}, THREE),
+    "page-authors-code": (PAGE | {"reading": "authors-code"}, THREE),
     "dapfl": ({"method": "dapfl"}, THREE),
     "page-resources": (PAGE | {"resources": "default"}, THREE),
     # Prices that never rise: what the agents would spend if nobody asked.
@@ -45,7 +45,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 GAME: tuple[str, ...] = (
     "fedavg",
     "page",
-    "page-as-published",
+    "page-authors-code",
     "dapfl",
     "page-only-alpha",
     "page-only-eta",

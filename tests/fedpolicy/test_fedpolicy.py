@@ -10,7 +10,7 @@ from equipoise.clock.fleet import Fleet
 from equipoise.contract import Server
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.methods.fedpolicy import fedpolicy, foresight, parts, probes, record
+from equipoise.methods.fedpolicy import foresight, parts, probes, record
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.fedpolicy.policies import FULL_ROUNDS
@@ -100,7 +100,7 @@ def test_full_over_a_base_is_the_base() -> None:
         assert largest_difference(joint.params, alone.params) == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "random", "sync": "on", "copies": 2}])
+@pytest.mark.parametrize("options", [{}, {"policy": "random", "sync": "on"}])
 def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
     """What autopilot measures in each client is of the model that the client really starts from."""
     method = Joint(**options)
@@ -120,7 +120,6 @@ def test_bad_options_are_refused() -> None:
         ({"parts": "backbone,head"}, "parts"),
         ({"sync": "maybe"}, "sync"),
         ({"rho": 0.0}, "rho"),
-        ({"copies": -1}, "copies"),
         ({"probe_every": 0}, "probe_every"),
         ({"policy_gamma": 1.0}, "policy_gamma"),
         ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavg'"),
@@ -332,31 +331,12 @@ def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
     assert any(log.notes["probes"] for log in logs)
 
 
-# --- copies: the global side ----------------------------------------------------------------------------------------
-
-
-def test_copies_give_fedavg_beside_local_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedpolicy, "USABLE", 0.0)
-    task = small_task()
-    sim = simulate(FedPolicy(policy="none", copies=1), task, 4)
-    assert largest_difference(sim.store.local, simulate(find_method("local")(), task, 4).store.local) == 0
-    assert largest_difference(sim.params, simulate(find_method("fedavg")(), task, 4).params) == 0
-    assert sim.logs[0].notes["gradients"] == [2 * n for n in steps(task)]
-
-
-def test_copies_are_made_only_where_the_global_model_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedpolicy, "USABLE", 9.0)
-    task = small_task()
-    sim = simulate(FedPolicy(policy="none", copies=2), task, 2)
-    assert sim.logs[1].notes["gradients"] == steps(task)
-    assert largest_difference(sim.params, simulate(FedPolicy(policy="none"), task, 2).params) == 0
-
-
-def steps(task: Any) -> list[int]:
-    return task.steps(torch.arange(6), torch.full((6,), 2), task.training).tolist()
-
-
 def test_what_the_server_keeps_stays_finite() -> None:
     """Parts that are not allowed have a value of minus infinity; a state with such a number would end the run."""
     done = simulate(FedPolicy(), small_task(), rounds=7)
     assert [log.skipped for log in done.logs] == [None] * 7
+
+
+def test_how_clients_train_is_left_to_the_base() -> None:
+    assert "update" not in FedPolicy().decides
+    assert "update" in FedPolicy(base="fedprox").decides

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.studies.readings import FreeWeights, RewardLevel
 from equipoise.contract import Server, Train, Up
 from equipoise.core.errors import UsageError
 from equipoise.learners import ddpg
@@ -17,7 +18,7 @@ from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
 PAPER: dict[str, Any] = {**SHORT, "reading": "paper", "agents": "each"}
-PUBLISHED: dict[str, Any] = {**PAPER, "reading": "published"}
+AUTHORS_CODE: dict[str, Any] = {**PAPER, "reading": "authors-code"}
 
 
 def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -47,16 +48,16 @@ def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_i
     assert actions.exponent_of(ends).tolist() == [0.0, 0.5, 1.0]
 
 
-def test_the_published_map_means_the_corner_for_an_untrained_actor() -> None:
-    """The fault of the authors' code that `published` keeps: tanh = 0 is already the largest rate and 20 epochs."""
+def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -> None:
+    """The fault of the authors' code that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
     start, zero = Train(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
-    expected = {"published": (20, 0.1), "paper": (11, 0.01), "around": (1, 0.5)}
+    expected = {"authors-code": (20, 0.1), "paper": (11, 0.01), "relative": (1, 0.5)}
     for reading, (epochs, lr) in expected.items():
         method = Page(reading=reading)
         train = method.meaning(method.read.kept(zero, 0.001, 0.1), start)
         assert (int(train.epochs), float(train.lr)) == (epochs, pytest.approx(lr))
-    assert Page(reading="published").read.kept(zero, 0.001, 0.1).tolist() == pytest.approx([0.1, 0.1])
-    assert Page(reading="published").agent(small_task()).normalise is False
+    assert Page(reading="authors-code").read.kept(zero, 0.001, 0.1).tolist() == pytest.approx([0.1, 0.1])
+    assert Page(reading="authors-code").agent(small_task()).normalise is False
 
 
 def test_rates_are_those_of_table_7() -> None:
@@ -120,16 +121,16 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    "method",
     [
-        PAPER,
-        PUBLISHED,
-        {**PAPER, "base": "scaffold", "adapt": "alpha,eta"},
-        *({**SHORT, "agents": "each", "reading": name} for name in ("around", "free-weights", "levels")),
+        Page(**PAPER),
+        Page(**AUTHORS_CODE),
+        Page(**PAPER, base="scaffold", adapt="alpha,eta"),
+        *(kind(**SHORT, agents="each") for kind in (Page, FreeWeights, RewardLevel)),
     ],
 )
-def test_learning_agents_run_alike_on_both_executors(options: dict[str, Any]) -> None:
-    loop, stacked = (simulate(Page(**options), small_task(), 20, executor) for executor in ("loop", "stacked"))
+def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
+    loop, stacked = (simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked"))
     updates = stacked.store.state["player"]["agent"]["updates"]
     assert int(updates.min()) == 18
     assert largest_difference(loop.state(), stacked.state()) < 1e-7
@@ -152,9 +153,9 @@ def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() 
     assert sum(sim.logs[0].notes["p"]) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_published_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
+def test_the_authors_code_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
     task = small_task()
-    sim = simulate(Page(**PUBLISHED), task, 1)
+    sim = simulate(Page(**AUTHORS_CODE), task, 1)
     loss = task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "test")["loss"]
     assert float(sim.server_state["follower"]["reward"]) == pytest.approx(float(1 / loss))
     assert sim.server_state["follower"]["state"].tolist() == [0.0] * 6
@@ -215,8 +216,10 @@ def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -
     assert largest_difference(one["actor"], other["actor"]) < 1e-9
 
 
-def test_published_the_bias_scales_rewards() -> None:
-    plain, local, server = (simulate(Page(**PUBLISHED, bias=bias), small_task(), 1) for bias in ("1:1", "1:10", "10:1"))
+def test_in_the_authors_code_the_bias_scales_rewards() -> None:
+    plain, local, server = (
+        simulate(Page(**AUTHORS_CODE, bias=bias), small_task(), 1) for bias in ("1:1", "1:10", "10:1")
+    )
     paid = [sim.store.state["player"]["reward"] for sim in (plain, local, server)]
     assert largest_difference(10 * paid[0], paid[1]) < 1e-9
     assert largest_difference(paid[0], paid[2]) == 0.0
@@ -237,9 +240,9 @@ def test_published_the_bias_scales_rewards() -> None:
         ({"adapt": "alpha,gamma"}, "adapt is"),
         ({"adapt": ""}, "adapt is"),
         ({"lr_low": 0.2}, "lr_low"),
-        ({"reading": "box2"}, "reading is"),
+        ({"reading": "around"}, "reading is"),
         ({"control": "zeros"}, "control is"),
-        ({"reading": "published"}, "--agents each"),
+        ({"reading": "authors-code"}, "--agents each"),
         ({"warmup": -1}, "warmup"),
         ({"base": "page"}, "both would decide"),
         ({"base": "scaffold"}, "sound under its own"),
@@ -257,7 +260,7 @@ def test_no_validation_data_is_refused_unless_test_data_pay() -> None:
     task = small_task(val_share=0.0)
     with pytest.raises(UsageError, match="val_share"):
         Page().check(task, task.training)
-    Page(**PUBLISHED).check(task, task.training)
+    Page(**AUTHORS_CODE).check(task, task.training)
 
 
 def test_dropped_clients_leave_the_weights_a_simplex() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.page.page import Page
 from equipoise.methods.page.readings import LEAST, LEAST_ERROR, READINGS
@@ -47,8 +48,8 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
 
 
 def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() -> None:
-    for reading, mean in (("around", 0.0), ("levels", None)):
-        sim = simulate(Page(reading=reading, **SHORT), small_task(), 1)
+    for kind, mean in ((Page, 0.0), (RewardLevel, None)):
+        sim = simulate(kind(**SHORT), small_task(), 1)
         paid = sim.store.state["player"]["reward"]
         sim.round()
         learned_from = sim.server_state["leader"]["replay"]["reward"][:6]
@@ -58,23 +59,20 @@ def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() 
 
 def test_levels_are_paid_as_in_the_paper_and_looked_ahead_for() -> None:
     task = small_task()
-    sim = simulate(Page(reading="levels", **SHORT), task, 1)
+    sim = simulate(RewardLevel(**SHORT), task, 1)
     f = task.evaluate_stack(IDS, sim.store.local, "val")["loss"].double()
     p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert largest_difference(sim.store.state["player"]["reward"], 1 / f.clamp(min=LEAST)) < 1e-12
     assert float(sim.server_state["follower"]["reward"]) == pytest.approx(float(1 / (p @ f)), rel=1e-4)
-    assert {name: read.gamma for name, read in READINGS.items() if read.gamma == 0} == {
-        "around": 0.0, "free-weights": 0.0, "box": 0.0,
-    }  # fmt: skip
+    assert {name: read.gamma for name, read in READINGS.items() if read.gamma == 0} == {"relative": 0.0}
+    assert [kind().read.gamma for kind in (FreeWeights, Absolute, RewardLevel)] == [0.0, 0.0, 0.99]
 
 
 def test_zero_is_what_is_configured() -> None:
     """Free weights at zero are FedAvg's own; of one exponent it is one half."""
     task = small_task()
     plain = simulate(FedAvg(), task, 3)
-    free, half = (
-        simulate(Page(reading=reading, control="zero", **SHORT), task, 3) for reading in ("free-weights", "around")
-    )
+    free, half = (simulate(kind(control="zero", **SHORT), task, 3) for kind in (FreeWeights, Page))
     assert largest_difference(free.params, plain.params) < 1e-12
     assert free.logs[-1].decisions == half.logs[-1].decisions == plain.logs[-1].decisions
     error = 1 - task.evaluate_stack(IDS, everybody(half.initial), "train")["acc"].double()
@@ -84,11 +82,22 @@ def test_zero_is_what_is_configured() -> None:
     assert "follower" not in half.server_state
 
 
-@pytest.mark.parametrize(("reading", "most"), [("around", 2 * 2), ("free-weights", 2 * 2), ("box", 6), ("paper", 6)])
-def test_random_actions_fill_the_range_and_nothing_is_learned(reading: str, most: int) -> None:
+RANDOM: dict[str, Any] = {**SHORT, "control": "random", "epochs_most": 6}
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        (Page(**RANDOM), 2 * 2),
+        (FreeWeights(**RANDOM), 2 * 2),
+        (Absolute(**RANDOM), 6),
+        (Page(**RANDOM, reading="paper"), 6),
+    ],
+)
+def test_random_actions_fill_the_range_and_nothing_is_learned(method: Page, most: int) -> None:
     task = small_task()
     assert task.training.epochs == 2
-    sim = simulate(Page(reading=reading, control="random", epochs_most=6, **SHORT), task, 10)
+    sim = simulate(method, task, 10)
     decisions = [log.decisions for log in sim.logs if log.decisions]
     assert {epochs for chosen in decisions for epochs in chosen["epochs"]} == set(range(1, most + 1))
     assert len({tuple(log.notes["p"]) for log in sim.logs}) == 10

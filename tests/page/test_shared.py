@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.contract import Server, Up
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import tree_bytes
@@ -189,9 +190,10 @@ def test_transitions_by_hand() -> None:
     assert torch.equal(server["replay"]["next"][0], sim.server_state["follower"]["state"])
 
 
-@pytest.mark.parametrize("reading", ["paper", "around", "box", "levels", "free-weights"])
-def test_learning_agents_run_alike_on_both_executors(reading: str) -> None:
-    method = Page(**{**SHORT, "reading": reading})
+@pytest.mark.parametrize(
+    "method", [Page(**PAPER), *(kind(**SHORT) for kind in (Page, Absolute, RewardLevel, FreeWeights))]
+)
+def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
     loop, stacked = (simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked"))
     state = stacked.server_state
     agent = method.leads.config(small_task())

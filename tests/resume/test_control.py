@@ -19,7 +19,7 @@ METHODS: dict[str, Method] = {
     "page": Page(warmup=1),
     "page for each": Page(warmup=1, agents="each"),
     "page with shared scores": Page(warmup=1, reading="paper"),
-    "page as published": Page(warmup=1, reading="published", agents="each"),
+    "page as in the authors' code": Page(warmup=1, reading="authors-code", agents="each"),
     "page over scaffold": Page(warmup=1, base="scaffold", adapt="alpha,eta"),
     "page over fedala": Page(warmup=1, base="fedala"),
     "dapfl": DapFL(warmup=1, replay=8),
@@ -27,12 +27,10 @@ METHODS: dict[str, Method] = {
     "page at random": Page(warmup=1, control="random"),
     "autopilot, safe": Autopilot(safe=True),
     "fedpolicy random": FedPolicy(policy="random", sync="on"),
-    "fedpolicy probe": FedPolicy(policy="probe", copies=2),
+    "fedpolicy probe": FedPolicy(policy="probe"),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
-    "fedpolicy learned": FedPolicy(copies=3),
-    "fedpolicy lookahead": FedPolicy(policy="lookahead"),
+    "fedpolicy learned": FedPolicy(),
     "joint": Joint(),
-    "joint with copies": Joint(copies=2),
     "joint with page": Joint(base="page", base_options="warmup=1"),
 }
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Down, Range, Server, State, Task, Training, Tree, Up, option
-from equipoise.contract.ranges import SHARE
 from equipoise.core.errors import UsageError
-from equipoise.methods.fedpolicy import lookahead, policies, probes, record
+from equipoise.methods.fedpolicy import policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
 from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts, choices_of, freshness
 from equipoise.methods.over import Over
@@ -24,9 +23,7 @@ POLICIES: dict[str, type[policies.Policy]] = {
     "bandit": policies.Bandit,
     "dqn": policies.Dqn,
     "learned": Learned,
-    "lookahead": lookahead.LookAhead,
 }
-USABLE = 0.5  # of the own model's accuracy: below it the global model tells of other clients only
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,20 @@ class FedPolicy(Over):
     )
     sync: str = option(
         "auto",
-        "weights that know who installed what; auto is on for learned and lookahead",
+        "weights that know who installed what; auto is on for learned",
         choices=("on", "off", "auto"),
     )
     rho: float = option(
         0.5, "what an upload still counts for each round since its client installed the block", above=0, high=1
     )
-    copies: int = option(
-        0, "rounds between those in which clients also train a copy of the global model; 0 for never", low=0
-    )
     price: float = option(
         0.01,
-        "accuracy that a download of the whole model costs in a reward, and in the choices of learned and lookahead, "
-        "on average: with devices as much more or less as its time",
+        "accuracy that a download of the whole model costs in a reward, and in the choices of learned, on average: "
+        "with devices as much more or less as its time",
         low=0,
     )
     probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares", low=0)
-    probe_every: int = option(16, "rounds between probes at most, for the policies learned and lookahead", low=1)
+    probe_every: int = option(16, "rounds between probes at most, for the policy learned", low=1)
     policy_gamma: float = option(0.5, "discount of the next round in the policy dqn", low=0, below=1)
 
     @property
@@ -67,17 +61,12 @@ class FedPolicy(Over):
             "part": Range(0.0, len(self.sets) - 1.0),
             "scores": probes.SCORE,
             "report": record.REPORT,
-            "copied": SHARE,
         }
         return {**super().reports, **told}
 
     @property
     def keeps_model(self) -> bool:  # type: ignore[override]
         return True
-
-    @property
-    def decides(self) -> frozenset[str]:
-        return (self._own if self.agent.ahead else self._own - {"update"}) | self.below.decides
 
     @cached_property
     def agent(self) -> policies.Policy:
@@ -108,7 +97,7 @@ class FedPolicy(Over):
         self.sets.check(task)
         if self.policy in PUBLISHED and self.policy not in self.sets.names:
             raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
-        if (self.agent.probes or self.agent.learns or self.copies) and not task.has("val"):
+        if (self.agent.probes or self.agent.learns) and not task.has("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task '{task.name}' has none: "
                 "set val_share"
@@ -130,69 +119,32 @@ class FedPolicy(Over):
 
     # --- client -----------------------------------------------------------------------------------------------------
 
-    @property
-    def looks(self) -> bool:
-        """Whether clients may be asked to probe; they are told their part then, since more is sent."""
-        return self.agent.probes or self.copies > 0
-
     def client_init(self, task: Task, params: Tree) -> State:
         state = super().client_init(task, params)
-        if not self.looks:
-            return state
-        more = lookahead.client_init() if self.agent.ahead else {}
-        return state | {"probe": probes.client_init(self.sets) | more}
+        return state | {"probe": probes.client_init(self.sets)} if self.agent.probes else state
 
     def install(self, c: Client) -> tuple[Tree, State]:
         """Decision 4b: what was sent, or what the server says of it, or what scores best of it."""
         inner, state = c.within("base"), dict(c.state)
-        if self.looks:
+        if self.agent.probes:
             words = c.down.each
-            state["probe"], part = probes.look(c, self.sets, c.state["probe"], words["look"]), words["part"].long()
-            if self.agent.probes:
-                value = probes.worth(state["probe"]["scores"], words["trust"], words["lean"])
-                value = value.masked_fill(~self.agent.rules.mask, -torch.inf)
-                best = value.argmax(-1)
-                part = torch.where(words["choose"], best, part)
-                if self.agent.ahead:
-                    state["probe"] = state["probe"] | {"second": lookahead.runner_up(value, best)}
-            state["probe"] = state["probe"] | {"part": part}
+            probe = probes.look(c, self.sets, c.state["probe"], words["look"])
+            value = probes.worth(probe["scores"], words["trust"], words["lean"])
+            best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
+            part = torch.where(words["choose"], best, words["part"].long())
+            state["probe"] = probe | {"part": part}
             inner.down = replace(c.down, sent=self.sets.sent(c.task, self.sets.taken(part)))
         start, state["base"] = self.below.install(inner)
         return start, state
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        trained, state = super().update(c)
-        return lookahead.both(c, self.below, self.sets, trained, state) if self.agent.ahead else (trained, state)
-
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
         metrics = dict(up.metrics)
-        if self.copying(c.round):
-            up, metrics["copied"] = self._copy(c, up)
         if self.agent.probes:
             metrics |= {"part": state["probe"]["part"].to(torch.uint8), "scores": state["probe"]["scores"]}
         if self.agent.learns:
             metrics["report"] = probes.report(state["probe"]) if self.agent.probes else record.report(c)
         return Up(up.params, up.extra, metrics), state
-
-    def copying(self, round: int) -> bool:
-        return self.copies > 0 and round % self.copies == 0
-
-    def _copy(self, c: Client, up: Up) -> tuple[Up, Tensor]:
-        """Where the global model is of use, the upload is a copy of it, trained apart from the personal model."""
-        acc = c.state["probe"]["acc"]
-        useful = acc[0] >= USABLE * acc[-1]
-        gradients = c.notes.get("gradients", c.steps(c.train)) * (1 + useful.long())
-        if c.anybody(useful):
-            inner = c.within("base")
-            inner.start = c.down.params
-            inner.trained, inner.state = self.below.update(inner)
-            copied, _ = self.below.upload(inner)
-            up = replace(
-                up, params={name: torch.where(useful, copied.params[name], w) for name, w in up.params.items()}
-            )
-        c.notes["gradients"] = gradients
-        return up, useful
 
     # --- server -----------------------------------------------------------------------------------------------------
 
@@ -204,17 +156,15 @@ class FedPolicy(Over):
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         down, state = super().give(s, ids)
-        whole = self.copying(s.round)
-        offer, memory = self.agent.offer(s, state["known"], state["policy"], ids, whole)
-        each, look = dict(down.each), offer.look | whole
-        if self.looks:
-            each |= {"part": offer.part.to(torch.uint8), "look": look}
+        offer, memory = self.agent.offer(s, state["known"], state["policy"], ids)
+        each = dict(down.each)
         if self.agent.probes:
             assert offer.trust is not None
             assert offer.lean is not None
-            each |= {"choose": offer.choose, "trust": offer.trust.float(), "lean": offer.lean.float()}
+            each |= {"part": offer.part.to(torch.uint8), "look": offer.look, "choose": offer.choose}
+            each |= {"trust": offer.trust.float(), "lean": offer.lean.float()}
         known = {**state["known"], "offered": state["known"]["offered"].index_copy(0, ids, offer.part)}
-        down = replace(down, sent=self.sets.sent(s.task, self.sets.takes[offer.part] | look[:, None]), each=each)
+        down = replace(down, sent=self.sets.sent(s.task, self.sets.takes[offer.part] | offer.look[:, None]), each=each)
         return down, {**state, "known": known, "policy": memory}
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
@@ -226,13 +176,13 @@ class FedPolicy(Over):
             if "weigh" not in self.below.decides:
                 assert isinstance(weights, Tensor)
                 weights = weights.sqrt()
-            weights = self.sets.block_weights(s.task, up.params, weights, self._fresh(s, state, ids, up))
+            weights = self.sets.block_weights(s.task, up.params, weights, self._fresh(s, state, ids))
         return weights, state
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         params, state = super().aggregate(s, ids, up, weights)
         if self.synced:
-            params = self.sets.keep_stale(s.task, s.params, params, self._fresh(s, state, ids, up))
+            params = self.sets.keep_stale(s.task, s.params, params, self._fresh(s, state, ids))
         known = state["known"]
         if self.agent.learns:
             told, part = self.agent.told(known, state["policy"], ids)
@@ -242,8 +192,5 @@ class FedPolicy(Over):
         memory = self.agent.learn(s, known, state["policy"], ids, up.metrics)
         return params, {**state, "known": known, "policy": memory}
 
-    def _fresh(self, s: Server, state: State, ids: Tensor, up: Up) -> Tensor:
-        age = record.age(state["known"], ids, s.round)
-        if "copied" in up.metrics:
-            age = age.masked_fill(up.metrics["copied"][:, None], 0)
-        return freshness(age, self.rho)
+    def _fresh(self, s: Server, state: State, ids: Tensor) -> Tensor:
+        return freshness(record.age(state["known"], ids, s.round), self.rho)

@@ -65,7 +65,7 @@ class Learned(Dqn):
             "cross": torch.zeros(seen, parts, dtype=DTYPE),
         }
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         now = record.features(known, ids, self.rules.parts, s)
         memory = {**memory, "agent": self.studied(s, self.watched(s, known, memory["agent"], ids, now))}
         seen = self.visible(s, memory, ids, now)
@@ -83,7 +83,7 @@ class Learned(Dqn):
         best = torch.where(sharing, own.argmax(1), best)
         late = s.round - memory["probed"][ids] >= memory["pause"][ids]
         surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
-        look = ((late | surprise) & bool(left) | whole) & (s.round >= FULL_ROUNDS)
+        look = (late | surprise) & bool(left) & (s.round >= FULL_ROUNDS)
         free = look & ~starting & ~sharing
         exploring = free & (draws(s, ids, 1, streams.POLICY[0])[:, 0] < EPSILON * left)
         exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE

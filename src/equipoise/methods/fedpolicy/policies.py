@@ -70,18 +70,13 @@ class Policy(ABC):
     """Whether clients score what they could hold when they are asked to, and may choose."""
     learns: ClassVar[bool] = False
     """Whether clients report how they fare."""
-    ahead: ClassVar[bool] = False
-    """Whether a choosing client trains from two parts and keeps the better."""
 
     def init(self, clients: int) -> State:
         return {}
 
     @abstractmethod
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
-        """``known``: the server's record of its clients; ``memory``: the policy's own.
-
-        ``whole``: everything is sent in this round, whatever the policy offers.
-        """
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+        """``known``: the server's record of its clients; ``memory``: the policy's own."""
 
     def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Which of these clients' reports are new, and of what parts they tell."""
@@ -97,14 +92,14 @@ class Always(Policy):
 
     part: str = "full"
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         return Offer.of(torch.full_like(ids, self.rules.parts.index(self.part))), memory
 
 
 class Random(Policy):
     """Any of the allowed parts."""
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         return Offer.of(anything(s, self.rules, ids)), memory
 
 
@@ -113,7 +108,7 @@ class Probe(Policy):
 
     probes = True
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         rows = s.task.rows(ids, "val").to(DTYPE)
         trust = (rows / (rows + DOUBT))[:, None].expand(-1, len(self.rules.parts))
         look = torch.ones_like(ids, dtype=torch.bool)
@@ -138,7 +133,7 @@ class Dqn(Policy):
             "open": torch.zeros(clients, dtype=torch.bool),
         }
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor, whole: bool) -> tuple[Offer, State]:
+    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         memory = self.experience(s, known, memory, ids)
         best = dqn.values(self.config, memory["agent"], memory["state"][ids]).masked_fill(~self.rules.mask, -math.inf)
         part = best.argmax(1)

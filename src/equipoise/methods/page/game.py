@@ -25,7 +25,7 @@ class Game(Over):
     """Who plays, what may be chosen, how the game is read and when it ends."""
 
     reading: str = option(
-        "around", "how the paper's game is read: what actions mean and what is paid", choices=tuple(READINGS)
+        "relative", "how the paper's game is read: what actions mean and what is paid", choices=tuple(READINGS)
     )
     agents: str = option("shared", "one agent that all clients share, or one for each", choices=("shared", "each"))
     control: str = option(
@@ -88,11 +88,11 @@ class Game(Over):
         if not self.lr_low < self.lr_high:
             raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
         if self.agents == "shared" and self.read.published:
-            raise UsageError("the reading published has one agent for each client: add --agents each")
+            raise UsageError("the reading authors-code has one agent for each client: add --agents each")
         if self.safe and not self.read.around:
             raise UsageError(
                 f"safe compares moves with what is configured, and the reading {self.reading} knows no such rule: "
-                "choose around, levels or free-weights"
+                "choose relative"
             )
         if self.read.split == "val" and not task.has("val"):
             raise UsageError(

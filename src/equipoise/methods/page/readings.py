@@ -75,10 +75,7 @@ class Reading:
 
 
 READINGS = {
-    "around": Reading(),
-    "free-weights": Reading(exponent=False),
-    "levels": Reading(difference=False),
-    "box": Reading(around=False),
+    "relative": Reading(),
     "paper": Reading(around=False, exponent=False, difference=False),
-    "published": Reading(around=False, exponent=False, difference=False, published=True),
+    "authors-code": Reading(around=False, exponent=False, difference=False, published=True),
 }
