@@ -7,8 +7,8 @@ from data.test_tasks import small_task as small_real
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods, find_method
-from equipoise.runs.running import build_task, run
 from equipoise.runs.choosing import worth_sharing
+from equipoise.runs.running import build_task, run
 from equipoise.runs.spreading import together
 from equipoise.runtime.choose import Choice, choose
 from equipoise.runtime.device import place
