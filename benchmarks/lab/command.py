@@ -11,7 +11,7 @@ from benchmarks.lab import study as studies
 from benchmarks.lab.cells import Results
 from benchmarks.lab.provenance import RESULTS
 from benchmarks.lab.runner import execute, missing
-from equipoise.runtime.workers import available_cores
+from equipoise.runtime.device import available_cores
 
 
 def main(arguments: list[str] | None = None) -> None:

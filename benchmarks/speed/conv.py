@@ -1,16 +1,18 @@
 """W2: 20 clients with 600 images 28x28 each, CNN conv16-conv32-fc128-fc10, batch 32, one epoch, everybody each round.
 
-Equipoise's ways to run a convolutional model against a well-written plain loop, with one thread and with one a core;
-rounds of the contestants take turns in one run; the fastest and the median round of each are written. On a machine
-that other work shares, threads collapse: read the load beside the figures, or leave them out (``--single``).
+Equipoise's ways to run a convolutional model against a well-written plain loop, with one thread, with one thread per
+core and with one process per core. Rounds of the contestants take turns in one run; the fastest and the median round of
+each are written. On a machine that other work shares, threads collapse: read the load beside the figures, or leave them
+out (``--single``).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -23,13 +25,18 @@ from equipoise.data.federation import Federation
 from equipoise.data.forms import Pixels
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models import MODELS
+from equipoise.runs.spreading import forked
 from equipoise.runtime.choose import MakeExecutor
+from equipoise.runtime.device import available_cores
 from equipoise.runtime.executors import Loop, Stacked
+from equipoise.runtime.group import Group
 from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.workers import Workers, available_cores
+from equipoise.runtime.share import Share, serve
+from equipoise.runtime.spread import Spread
 from equipoise.tasks.from_examples import FromExamples
 
 CLIENTS, IMAGES, BATCH, LR = 20, 600, 32, 0.05
+ROUNDS = 10**9  # more than are ever measured
 TRAINING = Training(epochs=1, lr=LR, batch_size=BATCH)
 Round = Callable[[], object]
 
@@ -48,10 +55,29 @@ def federation() -> Federation:
     return Federation(splits, {"public": rows(1), "test": rows(1)}, 10, Pixels((0.286,), (0.353,)))
 
 
+def task_of(data: Federation) -> FromExamples:
+    return FromExamples("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
+
+
 def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
-    task = FromExamples("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
-    schedule = Schedule(10**9, 0, 1.0, "loop", 10**9, False)  # no evaluation: training and aggregation only
-    return Simulation(FedAvg(), task, TRAINING, schedule, executor).round
+    schedule = Schedule(ROUNDS, 0, 1.0, "loop", ROUNDS, False)  # no evaluation: training and aggregation only
+    return Simulation(FedAvg(), task_of(data), TRAINING, schedule, executor).round
+
+
+@contextlib.contextmanager
+def round_of_processes(data: Federation, processes: int) -> Iterator[Round]:
+    """Yield a round of clients that this process and forked ones share, one client after another."""
+    inner = partial(Loop, FedAvg(), task_of(data), TRAINING, 0, ROUNDS)
+    with forked(processes, lambda group: _follow(Share(inner(), group, False), group)) as group:
+        spread = Spread(Share(inner(), group, False), group)
+        yield equipoise_round(data, lambda *_: spread)
+        spread.close()
+        group.leave()
+
+
+def _follow(share: Share, group: Group) -> None:
+    torch.set_num_threads(1)
+    serve(share, group)
 
 
 def plain_round(data: Federation) -> Round:
@@ -90,8 +116,14 @@ def main() -> None:
     parser.add_argument("--single", action="store_true", help="leave out the contestants with several threads")
     chosen = parser.parse_args()
     data, cores = federation(), available_cores()
+    with round_of_processes(data, cores) as shared:  # forks first, before threads exist
+        measured("conv", {"rounds": chosen.rounds, "results": compare(data, cores, shared, chosen)})
+
+
+def compare(data: Federation, cores: int, shared: Round, chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return milliseconds of a round of each contestant, and how many times as fast as the plain loop it is."""
     contestants: dict[str, tuple[int, Round]] = {
-        "workers": (1, equipoise_round(data, partial(Workers, workers=cores))),  # forks first, before threads exist
+        f"loop, {cores} processes": (1, shared),
         "plain loop, 1 thread": (1, plain_round(data)),
         f"plain loop, {cores} threads": (cores, plain_round(data)),
         "loop, 1 thread": (1, equipoise_round(data, Loop)),
@@ -110,7 +142,7 @@ def main() -> None:
                 times[name].append(time.perf_counter() - started)
     fastest = {name: min(values) for name, values in times.items()}
     baselines = {"times_plain": "plain loop, 1 thread", "times_plain_threads": f"plain loop, {cores} threads"}
-    rows = {
+    return {
         name: {
             "ms": round(1000 * seconds, 1),
             "median_ms": round(1000 * statistics.median(times[name]), 1),
@@ -118,7 +150,6 @@ def main() -> None:
         }
         for name, seconds in fastest.items()
     }
-    measured("conv", {"rounds": chosen.rounds, "results": rows})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from benchmarks.lab.provenance import measured
 from benchmarks.speed import conv, engine
 from equipoise.contract import Task, Training
 from equipoise.methods.fedavg import FedAvg
-from equipoise.models import MODELS
 from equipoise.models.linear import linear
 from equipoise.runs.spreading import forked
 from equipoise.runtime.executors import Local, Loop, Stacked
@@ -48,8 +47,7 @@ def logistic(clients: int, epochs: int, plain: bool = True) -> Workload:
 
 def convolutional() -> Workload:
     data = conv.federation()
-    task = FromExamples("w2", MODELS["cnn"](data.shape, 10), data, conv.TRAINING)
-    return task, Loop, conv.plain_round(data)
+    return conv.task_of(data), Loop, conv.plain_round(data)
 
 
 def scaling(

@@ -21,7 +21,7 @@ from benchmarks.lab.provenance import measured
 from equipoise.frl import tabular
 from equipoise.frl.mdp import TabularMDP, garnet, toy_text, two_state
 from equipoise.frl.policies import behaviour
-from equipoise.runtime.workers import available_cores
+from equipoise.runtime.device import available_cores
 
 AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
 

@@ -90,10 +90,9 @@ def test_whole_channels_are_dropped() -> None:
 
 @pytest.mark.parametrize("method", [FedAvg(), FedBN(), FedRep(head_epochs=1), PFedMe(inner_steps=2)])
 def test_all_executors_agree(method: Method) -> None:
-    runs = [simulate(method, task(), rounds=2, executor=executor) for executor in ("loop", "stacked", "workers")]
-    for other in runs[1:]:
-        assert largest_difference(runs[0].params, other.params) < 1e-9
-        assert largest_difference(runs[0].store.local, other.store.local) < 1e-9
+    loop, stacked = (simulate(method, task(), rounds=2, executor=executor) for executor in ("loop", "stacked"))
+    assert largest_difference(loop.params, stacked.params) < 1e-9
+    assert largest_difference(loop.store.local, stacked.store.local) < 1e-9
 
 
 def test_statistics_move_and_travel_or_stay() -> None:

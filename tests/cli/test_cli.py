@@ -211,7 +211,7 @@ BAD = [
     (["run", "--momentum", "1"], "momentum is 1.0"),
     (["run", "--participation", "0"], "participation is 0.0: must be a number in (0, 1]"),
     (["run", "--participation", "1.5"], "participation is 1.5"),
-    (["run", "--executor", "fast"], "executor is 'fast': must be one of auto, stacked, loop, workers"),
+    (["run", "--executor", "fast"], "executor is 'fast': must be one of auto, stacked, loop"),
     (["run", "--clients", "0"], "clients is 0"),
     (["run", "--config", "nowhere.toml"], "no config file 'nowhere.toml'"),
     (["run", "--method", "nowhere.py:Mine"], "no file 'nowhere.py'"),

@@ -132,7 +132,7 @@ def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> No
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: 0.1; above 0)" in text
     assert "(default: 1.0; in (0, 1])" in text
-    assert "one of auto, stacked, loop, workers" in text
+    assert "one of auto, stacked, loop" in text
     assert "--task.alpha" not in text
 
 

@@ -202,8 +202,8 @@ def test_methods_that_count_on_prompt_replies_are_refused(name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "async", "dp_clip": 1.0}, "not offered with robust, secure, delay or dp_clip"),
-        ({"mode": "async", "robust": "median"}, "not offered with robust, secure, delay or dp_clip"),
+        ({"mode": "async", "dp_clip": 1.0}, "not offered with robust, secure or dp_clip"),
+        ({"mode": "async", "robust": "median"}, "not offered with robust, secure or dp_clip"),
         ({"mode": "async", "method": "joint", "model": "mlp"}, "is not offered in mode async"),
         ({"devices": "phones", "dp_clip": 1.0, "dp_noise": 1.0}, "devices that are away at times"),
     ],

@@ -12,8 +12,8 @@ from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods, find_method
 from equipoise.privacy.options import Privacy
-from equipoise.wrappers.late import Delayed, delayed
 from equipoise.wrappers.private import Private, private
+from equipoise.wrappers.robust.wrapper import robust
 from helpers import largest_difference, simulate, small_task
 
 
@@ -83,7 +83,7 @@ def test_decision_0_of_a_methods_own():
     run = simulate(Oldest(), small_task(), 3)
     assert sorted(run.store.ids.tolist()) == [0, 1]
     assert run.store.counts["rounds"].tolist() == [3, 3]
-    both = simulate(delayed(Oldest(), 1, 0.5), small_task(), 3)
+    both = simulate(robust(Oldest(), "median"), small_task(), 3)
     assert sorted(both.store.ids.tolist()) == [0, 1]
 
 
@@ -109,4 +109,3 @@ def test_noise_counts_on_chance_alone():
 def test_every_hook_is_forwarded():
     """A hook that Wrapper forgot would silently be FedAvg's."""
     assert set(HOOKS) <= set(vars(Wrapper))
-    assert isinstance(delayed(Method(), 1, 1.0), Delayed)

@@ -13,8 +13,8 @@ from helpers import small_task
 def test_what_is_taken_cannot_be_registered_again():
     with pytest.raises(ValueError, match="belong to 'orders of batches"):
         streams.Streams("something new", 999, 2)
-    with pytest.raises(ValueError, match="belongs to 'clients that are late'"):
-        streams.Tag(0x1A7E, "something new")
+    with pytest.raises(ValueError, match="belongs to 'clients that are held out'"):
+        streams.Tag(0x4E77, "something new")
     with pytest.raises(IndexError, match="has streams 0 to 9999, not 10000"):
         streams.OWN[10_000]
 

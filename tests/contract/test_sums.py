@@ -10,7 +10,6 @@ from equipoise.contract import Method, Up, equal_weights
 from equipoise.methods import find_method
 from equipoise.methods.scaffold import Scaffold
 from equipoise.runtime.chunks import added, cut, summed
-from equipoise.wrappers.late import delayed
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
 
@@ -32,7 +31,6 @@ def test_a_class_that_says_nothing_is_taken_for_one_that_needs_every_upload():
             return equal_weights(ids), s.state
 
     assert not Own().summed
-    assert not delayed(Scaffold(), 1, 0.5).summed
 
 
 @pytest.mark.parametrize("clients", [1, 49, 50, 99, 100, 127, 1000, 5000, 200_000])

@@ -60,11 +60,10 @@ def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_pa
 def test_every_executor_gives_the_same_newcomers(tmp_path):
     found = [
         run(Settings.of({**OPTIONS, "executor": executor}), tmp_path / executor).newcomers.after
-        for executor in ("loop", "workers", "stacked")
+        for executor in ("loop", "stacked")
     ]
-    assert found[0] == found[1]
     for k in (0, 1, 5):
-        assert found[0][k].acc == pytest.approx(found[2][k].acc, abs=1e-6)
+        assert found[0][k].acc == pytest.approx(found[1][k].acc, abs=1e-6)
 
 
 def test_bad_shares_are_refused():
@@ -79,7 +78,7 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     from equipoise.runs import choosing
     from equipoise.runtime.choose import Choice
 
-    monkeypatch.setattr(choosing, "choose", lambda *_: Choice("loop", why="measured"))
+    monkeypatch.setattr(choosing, "choose", lambda *_, **__: Choice("loop", why="measured"))
     settings = Settings.of({**OPTIONS, "holdout_clients": 0.0})
     stop = iter([False, True])
 
@@ -89,5 +88,5 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "out", watch=watch)
-    monkeypatch.setattr(choosing, "choose", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(choosing, "choose", lambda *_, **__: pytest.fail("measured again"))
     assert resume_run(tmp_path / "out").about.executor == "loop, 1 thread (measured)"

@@ -305,7 +305,6 @@ REFUSED = [
     (f"--method {BY_ERROR}", "beside its model a client reports 'error'"),
     ("--method local", "its clients upload no model"),
     ("--robust trust", "secure is not offered with robust"),
-    ("--delay 2", "secure is not offered with delay"),
     ("--clients 2", "secure is for 3 to 1024 clients per round, here are 2"),
 ]
 

@@ -136,7 +136,7 @@ def _by_hand(method: list[Method], training: list[Training], executor: str) -> S
     return parts[-1]
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked", "workers"])
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
 @pytest.mark.parametrize(
     ("method", "training", "methods", "trainings"),
     [

@@ -7,10 +7,13 @@ from data.test_tasks import small_task as small_real
 from equipoise.contract import Training
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods, find_method
+from equipoise.runs.choosing import worth_sharing
 from equipoise.runs.running import build_task, run
-from equipoise.runtime.choose import choose
+from equipoise.runs.spreading import together
+from equipoise.runtime.choose import Choice, choose
 from equipoise.runtime.device import place
 from equipoise.settings.config import Settings
+from equipoise.settings.means import Means
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
 
@@ -86,10 +89,16 @@ def test_the_device_is_chosen_and_named(monkeypatch):
         place(agents, "cuda")
 
 
-def test_processes_are_for_the_processor(monkeypatch):
+def test_processes_are_for_the_processor(monkeypatch, tmp_path):
     task = small_real("cnn").on(FAR)
-    with pytest.raises(UsageError, match="--device cpu"):
-        simulate(find_method("fedavg")(), task, 1, "workers")
     monkeypatch.setattr("equipoise.runtime.choose.available_cores", lambda: 4)
     with Pretended():
-        assert choose(task, Training(batch_size=4), 3).executor != "workers"
+        choice = choose(task, Training(batch_size=4), 3, shared=True)
+    assert "processes" not in choice.why
+    settings = Settings.of({"task": "fmnist", "model": "cnn"})
+    assert worth_sharing(settings, task, Choice("loop", processes=2)) == (1, "")
+    with (
+        pytest.raises(UsageError, match="processes of one command compute on the processor"),
+        together(Means(processes=2), settings, task, choice, tmp_path),
+    ):
+        pass

@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 import equipoise as eq
+from data.test_tasks import small_task as small_images
 from equipoise.cli import main
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
+from equipoise.privacy.options import Privacy
 from equipoise.runs import choosing, spreading
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.device import place
@@ -29,6 +31,7 @@ from equipoise.runtime.share import Share, serve
 from equipoise.runtime.spread import Pace, Spread, placed
 from equipoise.settings.config import Settings
 from equipoise.settings.means import Means
+from equipoise.wrappers.private import private
 from helpers import largest_difference, small_task, timeless
 from helpers_device import FAR, FarTensor, Pretended
 from helpers_own import BY_ERROR
@@ -172,13 +175,42 @@ def _leaves(tree):
     return [leaf for value in tree.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
 
 
-def test_one_by_one_too():
-    method, task = find_method("scaffold")(), small_task("linear", clients=7)
-    task.measured = True  # as a model that does not stack: every client is a chunk
+def _one_by_one(method, task, numbers):
     state, records, _ = _simulate(Loop, method, task, 1)
-    others = _simulate(Loop, method, task, 3)
-    assert largest_difference(state, others[0]) == 0.0
-    assert records == others[1]
+    for processes in numbers:
+        others = _simulate(Loop, method, task, processes)
+        assert largest_difference(state, others[0]) == 0.0
+        assert records == others[1]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedala", "fedrod", "page"])
+def test_one_by_one_too(name):
+    task = small_task(clients=7)
+    task.measured = True  # as a model that does not stack: every client is a chunk
+    _one_by_one(find_method(name)(), task, (2, 3, 7))
+
+
+def test_one_by_one_under_privacy():
+    task = small_task("mlp", clients=7)
+    task.measured = True
+    _one_by_one(private(find_method("fedper")(), Privacy(0.5, 0.3)), task, (2,))
+
+
+def test_convolutional_models_too():
+    _one_by_one(find_method("fedavg")(), small_images("cnn"), (2,))
+
+
+def test_an_error_in_another_process_is_shown_where_it_matters(monkeypatch, tmp_path):
+    here = os.getpid()
+
+    def update(self, c):
+        if os.getpid() != here:
+            raise ValueError("out of luck")
+        return c.fit(c.start), c.state
+
+    monkeypatch.setattr(find_method("fedavg"), "update", update)
+    with pytest.raises(RuntimeError, match=r"(?s)process 2 of 2 failed.*out of luck"):
+        run(Settings.of(SMALL), tmp_path / "run", means=Means(processes=2))
 
 
 def test_a_process_for_each_of_two_devices():
@@ -297,8 +329,8 @@ def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
         run(Settings.of({**options, "rounds": 1}), tmp_path / "run", means=Means(processes=2))
 
 
-@pytest.mark.parametrize("more", [{"attack": "labels:0.2"}, {"executor": "workers", "workers": 2, "clients": 12}])
-def test_hostile_rows_and_workers_are_shared_too(more, tmp_path):
+@pytest.mark.parametrize("more", [{"attack": "labels:0.2"}, {"executor": "loop", "clients": 12}])
+def test_hostile_rows_and_clients_one_by_one_are_shared_too(more, tmp_path):
     settings = Settings.of({**SMALL, **more, "rounds": 2})
     run(settings, tmp_path / "one", means=Means(processes=1))
     run(settings, tmp_path / "two", means=Means(processes=2))

@@ -113,13 +113,6 @@ def test_loop_equals_stacked_under_privacy(name: str, participation: float) -> N
     assert largest_difference(loop.state(), stacked.state()) < 1e-9
 
 
-def test_workers_equal_loop_under_privacy() -> None:
-    method, task = private(FedPer(), Privacy(0.5, 0.3)), small_task("mlp")
-    loop, workers = simulate(method, task, 2, "loop"), simulate(method, task, 2, "workers")
-    workers.executor.close()  # type: ignore[attr-defined]
-    assert largest_difference(loop.state(), workers.state()) == 0
-
-
 def test_bytes_and_blocks_are_those_of_the_method() -> None:
     task = small_task("mlp")
     one, other = simulate(FedPer(), task, 1), simulate(private(FedPer(), Privacy(0.5, 0.3)), task, 1)

@@ -22,6 +22,7 @@ from equipoise.models.adapters import AdaptedProduct, Adapter, adapted
 from equipoise.models.pretrained import NextToken, TextClassifier, classifier, next_token
 from equipoise.runs.running import run
 from equipoise.settings.config import Settings
+from equipoise.settings.means import Means
 from equipoise.tasks import find_task
 from equipoise.tasks.from_examples import FromExamples
 from helpers import cut_and_resumed, largest_difference, timeless
@@ -141,7 +142,7 @@ def test_a_cut_run_goes_on_and_processes_agree(pretrained: Path, reviews: Path, 
     loop = Settings.of({**given, "executor": "loop"})
     whole = timeless(run(loop, tmp_path / "whole"))
     assert timeless(cut_and_resumed(loop, tmp_path / "cut", at=1)) == whole
-    spread = timeless(run(Settings.of({**given, "executor": "workers", "workers": 2}), tmp_path / "workers"))
+    spread = timeless(run(loop, tmp_path / "spread", means=Means(processes=2)))
     assert replace(spread, about=whole.about) == whole
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import tempfile
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ import torch
 
 from benchmarks.lab.provenance import ROOT, measured
 from benchmarks.speed import conv, engine
+from equipoise.runtime.device import available_cores
 from equipoise.runtime.executors import Loop
-from equipoise.runtime.workers import Workers, available_cores
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
 
@@ -68,7 +69,8 @@ def main() -> None:
             path = Path(folder) / f"{work}.npz"
             export(path)
             for epochs in (1, 5) if work == "w1" else (1,):
-                ms = engine.take_turns(contestants(work, epochs), 10.0)
+                with contestants(work, epochs) as ours:
+                    ms = engine.take_turns(ours, 10.0)
                 for name, (python, script) in peers.items():
                     if python:
                         ms[name] = peer(python, script, path, epochs, chosen.rounds)
@@ -79,18 +81,20 @@ def main() -> None:
     measured("peers", result)
 
 
-def contestants(work: str, epochs: int) -> dict[str, engine.Round]:
-    """Ours and the plain loop, each on one thread; our workers use all cores, as Flower's two do."""
+@contextlib.contextmanager
+def contestants(work: str, epochs: int) -> Iterator[dict[str, engine.Round]]:
+    """Yield ours and the plain loop, each on one thread; our processes use all cores, as Flower's two workers do."""
     if work == "w2":
         images = conv.federation()
-        workers = partial(Workers, workers=available_cores())
-        return {
-            "equipoise, workers": conv.equipoise_round(images, workers),
-            "equipoise, loop": conv.equipoise_round(images, Loop),
-            "plain loop": conv.plain_round(images),
-        }
+        with conv.round_of_processes(images, available_cores()) as shared:
+            yield {
+                "equipoise, processes": shared,
+                "equipoise, loop": conv.equipoise_round(images, Loop),
+                "plain loop": conv.plain_round(images),
+            }
+        return
     data = engine.data_of(100)
-    return {
+    yield {
         "plain loop": engine.plain_round(data, epochs),
         "equipoise, general engine": engine.equipoise_round(data, epochs, closed_form=False),
         "equipoise, closed form": engine.equipoise_round(data, epochs, closed_form=True),

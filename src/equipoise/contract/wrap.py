@@ -1,4 +1,4 @@
-"""A method around another: the one way in which methods are made private, late, or joined."""
+"""A method around another: the one way in which methods are made private or robust, or are joined."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 from equipoise.core.errors import UsageError
 from equipoise.flower import launch, options
 from equipoise.runs.running import build_task
-from equipoise.runtime.workers import available_cores
+from equipoise.runtime.device import available_cores
 
 QUIET = {**launch.QUIET, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 

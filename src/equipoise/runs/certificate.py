@@ -20,7 +20,6 @@ from equipoise.methods.page.actions import epochs_of, rate_of, simplex
 from equipoise.records.results import Certificate, ClientGains, ServerGains
 from equipoise.runtime.executors import Stacked
 from equipoise.runtime.round import Simulation
-from equipoise.wrappers.late import Delayed
 
 LEAST = 0.01  # losses below count as this, as in PAGE's rewards
 CALLS = 8  # batched calls in which the clients' deviations are played, so that progress can be told
@@ -78,8 +77,8 @@ def _server(
     """Gains of other weights: in the paper's utility 1 / sum p_i f_i, and in that of the aggregate on public data."""
     method = simulation.method.at(s.round, simulation.schedule.rounds)
     p, s.state = method.weigh(s, ids, up)
-    if not isinstance(p, Tensor) or not method.has_global(simulation.task) or isinstance(method, Delayed):
-        return None  # no weights of whole models, or weights of uploads from other rounds as well
+    if not isinstance(p, Tensor) or not method.has_global(simulation.task):
+        return None  # no weights of whole models
     u = torch.rand(samples, len(ids), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     tried = torch.cat([p.double().unsqueeze(0), simplex(2 * u - 1)])
     f = scores["val"]["trained"]["loss"].double()

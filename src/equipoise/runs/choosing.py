@@ -14,9 +14,10 @@ from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
 from equipoise.records.folder import Folder
+from equipoise.runs.keeping import threads
 from equipoise.runs.spreading import alone
-from equipoise.runtime.choose import EXECUTORS, Choice, choose, seconds_of_a_step
-from equipoise.runtime.workers import available_cores
+from equipoise.runtime.choose import Choice, choose, seconds_of_a_step
+from equipoise.runtime.device import available_cores
 from equipoise.settings.config import Settings
 
 STARTING = 3.0  # seconds that processes must save in all, to be started unasked
@@ -28,14 +29,16 @@ def chosen(settings: Settings, task: Task, folder: Folder) -> Choice:
     """The executor; what was measured once holds for the whole run, also after a crash."""
     run, file = settings.run, folder.executor
     if run.executor != "auto":
-        return Choice(run.executor, run.threads, run.workers or available_cores())
+        return Choice(run.executor, run.threads)
     if file.exists():
         try:
             return Choice(**json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
             raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
-    choice = choose(task, settings.training.at(1, run.rounds), len(_first_cohort(settings, task)))
-    choice = replace(choice, threads=max(choice.threads, run.threads) if choice.executor != "workers" else 1)
+    cohort = len(_first_cohort(settings, task))
+    choice = choose(task, settings.training.at(1, run.rounds), cohort, shared=not alone(settings, task))
+    if choice.processes == 1:
+        choice = replace(choice, threads=max(choice.threads, run.threads))
     checkpoint.write_text(file, json.dumps(asdict(choice)))
     return choice
 
@@ -43,18 +46,21 @@ def chosen(settings: Settings, task: Task, folder: Folder) -> Choice:
 def worth_sharing(settings: Settings, task: Task, choice: Choice) -> tuple[int, str]:
     """How many processes the run is to have where nobody says, and a remark on it; none where one is obvious."""
     run = settings.run
-    shares = run.executor == "auto" and choice.executor == "stacked" and task.device.type == "cpu"
-    if not shares or alone(settings, task) or "fork" not in multiprocessing.get_all_start_methods():
+    faster = choice.executor == "stacked" or choice.processes > 1
+    if run.executor != "auto" or not faster or task.device.type != "cpu":
+        return 1, ""
+    if alone(settings, task) or "fork" not in multiprocessing.get_all_start_methods():
         return 1, ""
     ids = _first_cohort(settings, task)
     training = settings.training.at(1, run.rounds)
-    chunks = EXECUTORS["stacked"](settings.policy, task, training, run.seed, run.rounds).cuts(len(ids))
+    chunks = choice.make(settings.policy, task, training, run.seed, run.rounds).cuts(len(ids))
     processes = min(available_cores(), len(chunks))
     cohort = torch.from_numpy(ids)
     steps = int(task.steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
     if processes == 1 or steps * run.rounds * FASTEST < STARTING:
         return 1, ""
-    each = steps * seconds_of_a_step(task, training, chunks[0].stop)
+    with threads(1):  # as in each of several processes
+        each = steps * seconds_of_a_step(task, training, chunks[0].stop)
     saved = run.rounds * (each * (1 - 1 / processes) - MESSAGES)
     measured = f"local training takes one about {1000 * each:.0f} ms per round"
     if saved < STARTING:

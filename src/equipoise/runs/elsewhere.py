@@ -16,8 +16,6 @@ def refuse_simulated(settings: Settings) -> None:
             "devices, semi, deadline, over_select, until and select are for simulations: clients that are elsewhere "
             "have a clock of their own"
         )
-    if run.delay:
-        raise UsageError("delay is for simulations: clients that are elsewhere are late by themselves")
     if run.beside_local:
         raise UsageError("beside_local is for simulations: clients that are elsewhere train with --method local")
     if run.attack:

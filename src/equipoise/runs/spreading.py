@@ -57,8 +57,8 @@ def room_of(means: Means, folder: Path) -> Room:
 
 
 def alike(choice: Choice) -> Choice:
-    """The same numbers with one thread per process: workers take clients one by one, as a loop does."""
-    return replace(choice, executor="loop" if choice.executor == "workers" else choice.executor, threads=1, workers=0)
+    """Return the choice with one thread per process."""
+    return replace(choice, threads=1)
 
 
 @contextlib.contextmanager

@@ -6,13 +6,12 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
 from equipoise.contract import Fit, Method, Task, Training, Tree, When
+from equipoise.runtime.device import available_cores
 from equipoise.runtime.executors import Executor, Loop, Stacked
-from equipoise.runtime.workers import Workers, available_cores
 
 MEASURED_BATCH = 32  # larger batches are measured at this size, to keep the measurement short
 STACKED_CLIENTS = 8
@@ -24,35 +23,57 @@ MakeExecutor = Callable[[Method, Task, Training, int, int], Executor]
 
 @dataclass(frozen=True)
 class Choice:
-    """How clients are computed, and why."""
+    """How one process computes its clients, and why.
+
+    Attributes:
+        executor: A key of `EXECUTORS`.
+        threads: Threads of one tensor operation.
+        processes: Processes that shared the clients where this was measured; 1 where that was not faster, or was
+            not measured. How many there are in a run is decided at its start and changes no result.
+        why: The reason, for the reader of a summary.
+    """
 
     executor: str
     threads: int = 1
-    workers: int = 0
+    processes: int = 1
     why: str = "as asked"
 
     @property
     def make(self) -> MakeExecutor:
-        return partial(Workers, workers=self.workers) if self.executor == "workers" else EXECUTORS[self.executor]
+        return EXECUTORS[self.executor]
 
     @property
     def name(self) -> str:
-        return f"{self.executor} with {self.threads} threads" if self.threads > 1 else self.executor
+        if self.processes > 1:
+            return f"{self.executor} in {self.processes} processes"
+        if self.threads > 1:
+            return f"{self.executor} with {self.threads} threads"
+        return self.executor
 
     def __str__(self) -> str:
-        size = f"{self.workers} processes" if self.executor == "workers" else f"{self.threads} thread"
-        return f"{self.executor}, {size}{'s' if self.executor != 'workers' and self.threads > 1 else ''} ({self.why})"
+        plural = "s" if self.threads > 1 else ""
+        return f"{self.executor}, {self.threads} thread{plural} ({self.why})"
 
 
-def choose(task: Task, training: Training, cohort: int) -> Choice:
-    """The fastest way for a cohort of so many clients on this machine, now."""
+def choose(task: Task, training: Training, cohort: int, shared: bool = False) -> Choice:
+    """Return the fastest way to compute a cohort on this machine, now.
+
+    Args:
+        task: The task of the clients.
+        training: How they train.
+        cohort: The number of clients of a round.
+        shared: Whether several processes may share the clients; that is then measured, too.
+
+    Returns:
+        The choice; `loop` on one thread unless another way is clearly faster.
+    """
     if not task.measured:
         why = "dense layers" if task.forks else "the task computes its clients together"
         return Choice("stacked", why=why)
     before = torch.get_num_threads()
     try:
         cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own
-        ways = _measure(task, training, cohort, cores)
+        ways = _measure(task, training, cohort, cores, shared)
     finally:
         torch.set_num_threads(before)
     best, plain = min(ways, key=lambda way: ways[way]), Choice("loop")
@@ -67,18 +88,18 @@ def automatic(method: Method, task: Task, training: Training, seed: int, rounds:
     return choose(task, training, task.clients).make(method, task, training, seed, rounds)
 
 
-EXECUTORS: dict[str, MakeExecutor] = {"auto": automatic, "stacked": Stacked, "loop": Loop, "workers": Workers}
+EXECUTORS: dict[str, MakeExecutor] = {"auto": automatic, "stacked": Stacked, "loop": Loop}
 
 
-def _measure(task: Task, training: Training, cohort: int, cores: int) -> dict[Choice, float]:
+def _measure(task: Task, training: Training, cohort: int, cores: int, shared: bool) -> dict[Choice, float]:
     """Seconds a step of one client, each way."""
     torch.set_num_threads(1)
     ways = {Choice("loop"): seconds_of_a_step(task, training, 1)}
     if task.stackable and cohort > 1:
         ways[Choice("stacked")] = seconds_of_a_step(task, training, min(cohort, STACKED_CLIENTS))
-    if cores > 1 and cohort > 1 and "fork" in multiprocessing.get_all_start_methods():
-        processes = min(cores, cohort)
-        ways[Choice("workers", workers=processes)] = _seconds_together(task, training, processes) / processes
+    processes = min(cores, cohort)
+    if shared and processes > 1 and "fork" in multiprocessing.get_all_start_methods():
+        ways[Choice("loop", processes=processes)] = _seconds_together(task, training, processes) / processes
     if cores > 1:
         torch.set_num_threads(cores)
         ways[Choice("loop", threads=cores)] = seconds_of_a_step(task, training, 1)

@@ -1,4 +1,4 @@
-"""Where networks are trained and scored: a CUDA device where there is one. The code is the same everywhere."""
+"""Where networks are trained and scored: a CUDA device where there is one, else the cores of the processor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import torch
 
 from equipoise.contract import Task
 from equipoise.core.errors import UsageError
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def place(task: Task, name: str) -> Task:

@@ -18,9 +18,9 @@ from multiprocessing.synchronize import Semaphore
 import torch
 
 from equipoise.core.trees import State
+from equipoise.runtime.device import available_cores
 from equipoise.runtime.group import Group
 from equipoise.runtime.pack import LENGTHS, length_of, pack, unpack
-from equipoise.runtime.workers import available_cores
 
 SHORT = 2**15  # bytes: a socket takes some such messages before anybody reads them
 AWAKE = 0.002  # seconds

@@ -23,7 +23,6 @@ from equipoise.selection.uniform import Uniform
 from equipoise.settings.names import Known, options, resolved, takes
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import TaskSpec, find_task
-from equipoise.wrappers.late import delayed
 from equipoise.wrappers.private import private
 from equipoise.wrappers.robust.wrapper import robust
 from equipoise.wrappers.secure import secured
@@ -102,11 +101,10 @@ class Settings:
 
     @property
     def policy(self) -> Method:
-        """The method as it is run: private, in secure sums, with late clients, under a robust rule, if asked for."""
+        """The method as it is run: private, in secure sums, under a robust rule, if asked for."""
         fitting = timely(self.method, self.timing)
         inner = secured(private(fitting, self.privacy), self.run.secure)
-        late = delayed(inner, self.run.delay, self.run.late)
-        return telling(robust(late, self.run.robust), self.selection)
+        return telling(robust(inner, self.run.robust), self.selection)
 
     @property
     def deciding(self) -> Selection | None:
@@ -139,10 +137,9 @@ def _refuse_former(asked: str, given: Mapping[str, Any], known: Known) -> None:
 
 def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing, task: TaskSpec) -> RunConfig:
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
-    if timing.carries and (run.robust or run.delay or run.secure or privacy.on):
+    if timing.carries and (run.robust or run.secure or privacy.on):
         raise UsageError(
-            f"mode {timing.mode} is not offered with robust, secure, delay or dp_clip: they count on a round's own "
-            "replies"
+            f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a round's own replies"
         )
     if privacy.noisy and not Fleet(timing.world, run.seed).always_there:
         raise UsageError(
@@ -151,13 +148,12 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing,
         )
     if run.attack:
         parse_attack(run.attack)
-    if run.robust and (run.delay or privacy.noisy):
-        raise UsageError("robust is not offered with delay or dp_noise: it must see every upload of the round as it is")
+    if run.robust and privacy.noisy:
+        raise UsageError("robust is not offered with dp_noise: it must see every upload of the round as it is")
     robust(method, run.robust)
-    if run.secure and (run.robust or run.delay):
+    if run.secure and run.robust:
         raise UsageError(
-            f"secure is not offered with {'robust' if run.robust else 'delay'}: its server must see every upload by "
-            "itself, and sees their sum alone"
+            "secure is not offered with robust: its server must see every upload by itself, and sees their sum alone"
         )
     if run.secure and privacy.dp_quantile:
         raise UsageError(
@@ -168,8 +164,6 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing,
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation scores without noise"
         )
-    if run.delay and privacy.on:
-        raise UsageError("delay is not offered with dp_clip: epsilon is counted for means of one round's uploads")
     if privacy.on and isinstance(run.participation, Schedule):
         raise UsageError("participation must be one number with dp_clip: epsilon is counted for cohorts of one size")
     model = run.model

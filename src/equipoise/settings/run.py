@@ -33,14 +33,11 @@ class RunConfig(Options):
     )
     executor: str = option(
         "auto",
-        "stacked (all clients at once), loop (one after another), workers (processes), or auto: what suits the model",
+        "stacked (all clients at once), loop (one after another), or auto: what suits the model",
         choices=EXECUTORS,
     )
     threads: int = option(1, "threads of one tensor operation, unless auto finds more to be faster", low=1)
-    workers: int = option(0, "processes of the workers executor; 0 for one per core", low=0)
     device: str = option("auto", "where networks are computed: cpu, cuda, or auto: cuda where there is one")
-    delay: int = option(0, "rounds after which the uploads of late clients reach the aggregate; 0 for at once", low=0)
-    late: float = option(1.0, "share of the clients that are late, if there is a delay", above=0, high=1)
     robust: str = option(
         "",
         "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, geometric, krum:S, "

@@ -1,1 +1,1 @@
-"""Any method made private or late: methods around methods."""
+"""Any method made private, robust, secure or timely: methods around methods."""

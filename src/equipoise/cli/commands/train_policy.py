@@ -17,7 +17,7 @@ ABOUT = (
 def main(arguments: list[str]) -> int:
     from equipoise.core.options import rule_of
     from equipoise.runs.train_policy import Search, train
-    from equipoise.runtime.workers import available_cores
+    from equipoise.runtime.device import available_cores
 
     parser = Parser("train-policy", ABOUT)
     parser.add_argument("--out", default="policy.safetensors", help="file of the policy (default: policy.safetensors)")
