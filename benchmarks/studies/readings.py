@@ -19,7 +19,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "around": AROUND,
     "around-zero": AROUND | {"control": "zero"},
     "around-random": AROUND | {"control": "random"},
-    "around-safe": AROUND | {"safe": True},
     "around-each": EACH,
     "levels": AROUND | {"reading": "levels"},
     "free-weights": AROUND | {"reading": "free-weights"},
@@ -33,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper-random": EACH | {"reading": "paper", "control": "random"},
     "published": EACH | {"reading": "published"},
 }
-FIRST = ("fedavg", "around", "around-safe", "around-zero", "around-random")
+FIRST = ("fedavg", "around", "around-zero", "around-random")
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
 COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "synthetic-300": (SYNTHETIC, tuple(VARIANTS), SEEDS),
@@ -92,7 +91,6 @@ def pairs(results: Results) -> list[str]:
         for one, other in (
             *((name, "fedavg") for name in variants if name != "fedavg"),
             ("around", "around-zero"),
-            ("around-safe", "around-zero"),
             ("around", "around-random"),
         ):
             ours, theirs = (found(results, column, name) for name in (one, other))

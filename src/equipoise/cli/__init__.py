@@ -14,7 +14,6 @@ COMMANDS = {
     "run": "Train with one method; the result is a folder with scores, models and a report.",
     "compare": "Train with several methods over several seeds; the result is one table.",
     "tune": "Search for good options of methods on validation data.",
-    "train-policy": "Train autopilot's policy on many small federations.",
     "resume": "Continue a run or a comparison that was stopped.",
     "watch": "Follow a run or a comparison from another terminal.",
     "report": "Write one HTML page about one run or several.",
