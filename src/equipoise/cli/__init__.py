@@ -25,7 +25,7 @@ COMMANDS = {
     "list": "List the methods, the tasks or the models.",
     "flower": "Deploy on real machines with Flower.",
 }
-"""What each command does; its code is ``main`` in ``equipoise.cli.commands.NAME``, with ``_`` for ``-``."""
+"""What each command does; its code is ``main`` in ``equipoise.cli.commands.NAME``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if first not in COMMANDS:
             what = "argument" if first.startswith("-") else "command"
             raise UsageError(f"unknown {what} '{first}'{nearest(first, COMMANDS)}; see equipoise --help")
-        return int(importlib.import_module(f"equipoise.cli.commands.{first.replace('-', '_')}").main(arguments[1:]))
+        return int(importlib.import_module(f"equipoise.cli.commands.{first}").main(arguments[1:]))
     except UsageError as error:
         return _told(str(error), 2)
     except KeyboardInterrupt:
