@@ -105,11 +105,6 @@ QUESTIONS: tuple[Question, ...] = (
         variant("configured-rate"),
         "family",
     ),
-    *both(
-        *("1 training", "a policy trained on other federations", "autopilot's rule", "autopilot"),
-        *(variant("autopilot-learned"), variant("autopilot")),
-        federation="family",
-    ),
     *both("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "page", variant("page"), variant("fedavg")),
     *both(*GAME, "`fedavg`", "readings", variant("relative"), variant("fedavg"), "column"),
     *both(*GAME, "no learning (`--control zero`)", "readings", variant("relative"), variant("relative-zero"), "column"),

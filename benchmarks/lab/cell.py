@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from equipoise.contract import Method, Task
+from equipoise.core.config_file import read_config
 from equipoise.core.trees import Tree
 from equipoise.records.scores import Scores
 from equipoise.runs.running import build_task
@@ -42,8 +43,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        return found
+        return read_config(self.folder / "config.json")
 
     def clients(self, column: str) -> list[float]:
         """A column of ``clients.csv``: one figure per client."""

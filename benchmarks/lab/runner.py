@@ -19,6 +19,7 @@ import torch
 from benchmarks.lab.cells import Cell, Record, Results
 from benchmarks.lab.provenance import provenance
 from benchmarks.lab.study import Study, find
+from equipoise.core.config_file import read_config
 from equipoise.runs.running import Interrupted
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
@@ -88,7 +89,7 @@ def measure(study: str, cell: Cell, keep: Path | None) -> Record:
         result = find(study).measure(cell, folder)
         seconds = round(time.perf_counter() - begin, 2)
         config = folder / "config.json"
-        full = json.loads(config.read_text()) if config.exists() else dict(cell.options)
+        full = read_config(config) if config.exists() else dict(cell.options)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

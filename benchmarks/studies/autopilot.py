@@ -23,9 +23,6 @@ MAIN: dict[str, dict[str, Any]] = {
     "autopilot": {"method": "autopilot"},
 }
 FEDAVG = ("fedavg", "fedavg-8")
-LEARNED = {"autopilot-learned": {"method": "autopilot", "policy": "learned"}}
-UNSEEN = ("heart-linear", "heart-mlp", "watch", "flights", "fmnist-skew-mlp", "fmnist-turned-mlp")
-"""Families that are of no kind with those on which the policy was trained."""
 PARTS = {kind.name: {"method": f"benchmarks.ablations:{kind.__name__}"} for kind in ablations.ALL}
 ABLATED = (
     *("synthetic-10", "synthetic-30", "synthetic-30-sizes", "synthetic-30-tenth", "fmnist-skew-mlp"),
@@ -45,7 +42,6 @@ def cells(results: Results) -> list[Cell]:
 
     return [
         *grid(FAMILIES, MAIN),
-        *grid(UNSEEN, LEARNED),
         *grid(ABLATED, PARTS, ABLATION_SEEDS),
         *rivals.cells(results),
     ]
@@ -125,18 +121,6 @@ def against_rivals(results: Results) -> list[str]:
     return table(head, rows) if rows else ["Not measured yet."]
 
 
-def learned(results: Results) -> list[str]:
-    """The trained policy minus the rule, on families unlike those of its training."""
-    rows: list[list[Any]] = []
-    for family, both in pairs(results, "autopilot-learned", "autopilot", UNSEEN).items():
-        mine, other = ([pair[k] for pair in both] for k in (0, 1))
-        rows.append([family, len(both), *(paired(mine, other, side, 2) for side in SIDES)])
-    if not rows:
-        return ["Not measured yet."]
-    rows.append(["mean over families", *ahead(results, "autopilot-learned", "autopilot", UNSEEN)])
-    return table(["family", "seeds (families)", "learned ahead, global", "personal"], rows)
-
-
 def losses(results: Results) -> list[str]:
     """Test loss of the global model."""
     rows = []
@@ -176,7 +160,9 @@ STUDY = Study(
     cells=cells,
     measure=measure,
     tables={
-        **{"against_fedavg": against_fedavg, "against_rivals": against_rivals, "learned": learned},
-        **{"losses": losses, "parts": parts},
+        "against_fedavg": against_fedavg,
+        "against_rivals": against_rivals,
+        "losses": losses,
+        "parts": parts,
     },
 )

@@ -57,7 +57,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "relative": RELATIVE,
     "relative-zero": RELATIVE | {"control": "zero"},
     "relative-random": RELATIVE | {"control": "random"},
-    "relative-safe": RELATIVE | {"safe": True},
     "relative-each": EACH,
     "reward-level": RELATIVE | {"method": f"{__name__}:RewardLevel"},
     "free-weights": RELATIVE | {"method": f"{__name__}:FreeWeights"},
@@ -71,7 +70,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper-random": EACH | {"reading": "paper", "control": "random"},
     "authors-code": EACH | {"reading": "authors-code"},
 }
-FIRST = ("fedavg", "relative", "relative-safe", "relative-zero", "relative-random")
+FIRST = ("fedavg", "relative", "relative-zero", "relative-random")
 SYNTHETIC = {"task": "synthetic", "executor": "stacked", "rounds": 300}
 COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "synthetic-300": (SYNTHETIC, tuple(VARIANTS), SEEDS),
@@ -130,7 +129,6 @@ def pairs(results: Results) -> list[str]:
         for one, other in (
             *((name, "fedavg") for name in variants if name != "fedavg"),
             ("relative", "relative-zero"),
-            ("relative-safe", "relative-zero"),
             ("relative", "relative-random"),
         ):
             ours, theirs = (found(results, column, name) for name in (one, other))

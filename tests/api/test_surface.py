@@ -112,7 +112,7 @@ def test_the_api_as_designed(here: Path) -> None:
     """Each line of the design's code, on less data."""
     pytest.importorskip("pyarrow", reason="the extra data is not installed")
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
-    run = eq.run(method="equilibrium", task="synthetic", seed=0, **SHORT)
+    run = eq.run(method="autopilot", task="synthetic", seed=0, **SHORT)
     assert 0 <= run.final.global_.acc <= 1
     assert 0 <= run.final.personal.p10 <= 1
     assert run.final.bytes.up > 0
@@ -123,7 +123,7 @@ def test_the_api_as_designed(here: Path) -> None:
     )
     assert good.final.stopped == "good enough"
     eq.run(method="fedavg", task=task, lr=eq.cosine(0.1, 0.001), epochs=eq.steps({0: 1, 50: 5}), rounds=2)
-    run = eq.run("runs/first", method="equilibrium", task=task, rounds=2)
+    run = eq.run("runs/first", method="autopilot", task=task, rounds=2)
     run = eq.open("runs/first", task=task)
     assert isinstance(run.model(), nn.Module)
     assert isinstance(run.model(client="va"), nn.Module)

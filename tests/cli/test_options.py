@@ -1,4 +1,4 @@
-"""Options: bounds stand with the option; names of method and task may be the same; former names still open."""
+"""Options: bounds stand with the option; names of method and task may be the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from equipoise.cli import main
 from equipoise.contract import Method, Options, OverRounds, Training, option
 from equipoise.core.errors import UsageError
-from equipoise.core.options import rule_of
 from equipoise.core.schedules import Schedule, cosine, steps
 from equipoise.data.synthetic import SyntheticConfig
 from equipoise.flower.options import Deployment
@@ -24,10 +23,8 @@ from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
-from equipoise.methods.pfedme import PFedMe
 from equipoise.methods.rl.linear_rep import LinearRepresentation
 from equipoise.privacy.options import Privacy
-from equipoise.runs.running import resume_run, run
 from equipoise.settings.config import Settings
 from equipoise.settings.names import options
 from equipoise.settings.run import RunConfig
@@ -163,28 +160,10 @@ def test_an_ambiguous_name_is_refused_with_both_full_names(more: dict[str, float
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "value", "task_value"),
-    [
-        ("feddyn", {"reg": 0.03, "alpha": 0.5}, FedDyn(alpha=0.03), {"alpha": 0.5}),
-        ("feddyn", {"alpha": 0.5, "reg": 0.03}, FedDyn(alpha=0.03), {"alpha": 0.5}),
-        ("pfedme", {"mix": 0.7, "beta": 0.5}, PFedMe(beta=0.7), {"beta": 0.5}),
-        ("feddyn", {"reg": 0.03}, FedDyn(alpha=0.03), {"alpha": 0.0}),
-    ],
-)
-def test_beside_a_former_name_the_short_one_is_the_tasks(
-    method: str, given: dict[str, float], value: Method, task_value: dict[str, float]
-) -> None:
-    found = Settings.of({**SMALL, "method": method, **given})
-    assert found.method == value
-    assert {name: getattr(found.task_config, name) for name in task_value} == task_value
-
-
-@pytest.mark.parametrize(
     "given",
     [
-        {"reg": 0.1, "method.alpha": 0.1},
-        {"task.alpha": 0.1, "reg": 0.1, "alpha": 0.1},
         {"lam": 1.0, "method.lam": 1.0, "method": "ditto"},
+        {"task.size_sigma": 0.5, "size_sigma": 0.5},
     ],
 )
 def test_an_option_is_given_once(given: dict[str, Any]) -> None:
@@ -210,22 +189,6 @@ def test_all_problems_are_told_at_once() -> None:
         Settings.of({"learning_rate": 1, "round": 0})
     assert "'learning_rate'" in str(error.value)
     assert "'round'" in str(error.value)
-
-
-def test_an_old_folder_opens_and_resumes(tmp_path: Path) -> None:
-    """Its config.json holds FedDyn's alpha as reg, and Synthetic's as alpha."""
-    settings = Settings.of({**SMALL, "method": "feddyn", "method.alpha": 0.03, "task.alpha": 0.5})
-    whole = run(settings, tmp_path / "new")
-    old = settings.flat
-    old["reg"], old["alpha"] = old.pop("method.alpha"), old.pop("task.alpha")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/config.json").write_text(json.dumps(old))
-    resumed = resume_run(tmp_path / "old")
-    assert dataclasses.replace(resumed, seconds=whole.seconds) == whole
-    assert run(settings, tmp_path / "old", resume=True) == resumed
-    assert main(["report", str(tmp_path / "old")]) == 0
-    page = (tmp_path / "old/report.html").read_text()
-    assert "--reg 0.03" in page
 
 
 def test_the_command_line_and_files_take_full_names_and_schedules(tmp_path: Path) -> None:
@@ -291,9 +254,3 @@ def test_the_critics_have_table_7s_rate_of_the_task_they_are_on() -> None:
     for name, rate in rates.items():
         assert find_task(name)
         assert Page().agent(SimpleNamespace(name=name)).critic_lr == rate  # type: ignore[arg-type]
-
-
-def test_former_names_are_nobody_elses() -> None:
-    for method in all_methods().values():
-        names = {item.name for item in dataclasses.fields(method)}
-        assert not names & {old for item in dataclasses.fields(method) for old in rule_of(item).was}

@@ -13,6 +13,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.contract import Method
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import row
 from equipoise.flower import codec
@@ -323,4 +324,4 @@ def test_secure_from_the_command_line(tmp_path: Path) -> None:
     told = {name: json.loads((tmp_path / name / "summary.json").read_text())["privacy"] for name in ("sum", "each")}
     assert told["sum"]["epsilon"] == told["each"]["epsilon"] == told["sum"]["epsilon_server"]
     assert told["sum"]["epsilon_server"] < told["each"]["epsilon_server"]
-    assert Settings.of(json.loads((tmp_path / "sum" / "config.json").read_text())).run.secure
+    assert Settings.of(read_config(tmp_path / "sum" / "config.json")).run.secure

@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from equipoise.contract import Server, Training, Up, When
+from equipoise.contract import Server, Training, When
 from equipoise.core.errors import UsageError
-from equipoise.methods import policies, safe, steering, stepping
+from equipoise.methods import steering, stepping
 from equipoise.methods.autopilot import EPOCHS, Autopilot
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic
@@ -56,36 +55,25 @@ def test_another_rate_than_the_configured_must_leave_a_fifth_less_loss(losses: l
     assert float(steering.chosen(tensor([0.1, 0.01, 0.001]), tensor(losses))) == rate
 
 
-def pooled(**change: float) -> dict[str, torch.Tensor]:
-    seen = {"loss": 1.0, "square": 4.0, "val": 1.2, "own": 0.6, "reached": 0.5, "later": -0.5} | change
-    return {name: tensor(value) for name, value in seen.items()}
+def test_the_rise_of_validation_loss_by_hand() -> None:
+    assert float(steering.rise(tensor(1.2), tensor(2.4))) == pytest.approx(-math.log(2))
+    assert float(steering.rise(tensor(9.0), tensor(1.0))) == 1.0  # at most, either way
+    assert float(steering.rise(tensor(1.0), tensor(9.0))) == -1.0
+    assert float(steering.rise(tensor(1.2), tensor(math.inf))) == 0.0  # nothing came before
 
 
-def test_what_the_correction_sees_by_hand() -> None:
-    seen = steering.view(pooled(), tensor(2.4), tensor(1.0), tensor(0.125), 0.3)
-    log2 = math.log(2)
-    expected = [1, -0.5, -log2, math.log(1.2), -log2 / 3, 0.3, -log2, math.log(1.2), -log2]
-    assert seen.tolist() == pytest.approx(expected)
-    first = steering.view(pooled(), tensor(math.inf), tensor(math.inf), tensor(0.125), 0.3)
-    assert first[2:4].tolist() == [0, 0]  # nothing came before
+def test_the_rise_does_not_depend_on_the_scale_of_the_loss() -> None:
+    one, other = (steering.rise(tensor(scale * 1.2), tensor(scale * 2.4)) for scale in (1.0, 7.0))
+    assert float(other) == pytest.approx(float(one))
 
 
-def test_what_the_correction_sees_does_not_depend_on_the_scale_of_loss_or_gradient() -> None:
-    one = steering.view(pooled(), tensor(2.4), tensor(1.0), tensor(0.125), 0.3)
-    losses = {name: 7 * float(pooled()[name]) for name in ("loss", "val", "own", "reached")}
-    rate = tensor(0.125 * 7 / 3)
-    other = steering.view(pooled(**losses, square=12.0), tensor(16.8), tensor(7.0), rate, 0.3)
-    assert other.tolist() == pytest.approx(one.tolist())
-
-
-def test_the_rule_corrects_against_what_validation_says() -> None:
-    row = tensor(steering.RULE)
-    seen = steering.view(pooled(later=-1.0), tensor(2.4), tensor(1.0), tensor(0.125), 0.3)
+def test_the_rate_is_corrected_against_what_validation_says() -> None:
     up = math.tanh(0.4 + 0.4 * math.log(2))
-    assert float(steering.correction(tensor(-2.0), row, seen)) == pytest.approx(-1.8 + up)
-    assert float(steering.correction(tensor(-0.1), row, seen)) == 0.0  # the chosen rate is the largest
-    seen = steering.view(pooled(later=1.0), tensor(0.01), tensor(0.01), tensor(0.125), 0.3)
-    assert float(steering.correction(tensor(0.0), row, seen)) == pytest.approx(-math.tanh(0.8))
+    rise = steering.rise(tensor(1.2), tensor(2.4))
+    assert float(steering.correction(tensor(-2.0), tensor(-1.0), rise)) == pytest.approx(-1.8 + up)
+    assert float(steering.correction(tensor(-0.1), tensor(-1.0), rise)) == 0.0  # the chosen rate is the largest
+    rise = steering.rise(tensor(1.2), tensor(0.01))
+    assert float(steering.correction(tensor(0.0), tensor(1.0), rise)) == pytest.approx(-math.tanh(0.8))
 
 
 def test_risen_means_by_more_than_the_room() -> None:
@@ -295,55 +283,3 @@ def test_one_client_cannot_choose_everybody_s_rate():
     assert steering.believed(told).tolist() == [1.0, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 20.0]
     assert torch.equal(steering.believed(told[:9]), told[:9])
     assert torch.equal(steering.believed(told[-4:]), told[-4:])  # too few to tell
-
-
-# --- safe -----------------------------------------------------------------------------------------------------------
-
-
-def test_some_clients_try_the_correction_and_the_others_keep_the_chosen_rate() -> None:
-    task, method = small_task(clients=20), Autopilot(safe=True)
-    params, ids = task.init_params(0), torch.arange(20)
-    state = method.server_init(task, params) | {"rate": tensor(0.05), "z": tensor(-math.log(2))}
-    server = Server(task, task.training, params, state, 0, 5, 16, 1.0)
-    down, after = method.give(server, ids)
-    assert int(down.each["tried"].sum()) == 5  # a quarter, which is what its account pays for
-    assert down.train.lr.tolist() == pytest.approx([0.025 if one else 0.05 for one in down.each["tried"]])
-    told = {name: value[:1].repeat(20, *[1] * (value.dim() - 1)) for name, value in metrics().items()}
-    told |= {"tried": down.each["tried"], "own": torch.where(down.each["tried"], 0.5 * math.e**0.1, 0.5)}
-    p, judged = method.weigh(replace(server, state=after), ids, Up(params, {}, told))
-    n = task.sizes(ids).double().masked_fill(down.each["tried"], 0.0)
-    assert p.tolist() == pytest.approx((n / n.sum()).tolist())
-    assert float(judged["safe"]["account"]) == pytest.approx(0.25 - 0.25 * 0.1)
-    still = method.give(replace(server, state={**state, "z": tensor(0.0)}), ids)[0]
-    assert not bool(still.each["tried"].any())
-
-
-@pytest.fixture
-def hostile(tmp_path: Path) -> str:
-    """A policy that always asks for less."""
-    policies.write(tmp_path / "hostile.safetensors", tensor([-9.0] + [0.0] * 8), {})
-    return str(tmp_path / "hostile.safetensors")
-
-
-def test_a_policy_that_stops_all_training_stops_those_it_can_pay_for(hostile: str) -> None:
-    task = small_task(clients=20)
-    free, held = (simulate(Autopilot(policy=hostile, safe=held), task, 10) for held in (False, True))
-    loss = [
-        float(task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "public")["loss"])
-        for sim in (free, held)
-    ]
-    assert loss[1] < 0.9 * loss[0]
-    assert 0 < sum(max(0.0, -log.notes["better"]) * sum(log.notes["tried"]) / 20 for log in held.logs) <= safe.START
-
-
-def test_safe_runs_alike_on_both_executors(hostile: str) -> None:
-    method = Autopilot(policy=hostile, safe=True)
-    loop, stacked = (simulate(method, small_task(), 4, executor) for executor in ("loop", "stacked"))
-    assert any(sum(log.notes["tried"]) for log in stacked.logs)
-    assert largest_difference(loop.state(), stacked.state()) < 1e-9
-
-
-def test_safe_without_validation_data_is_refused() -> None:
-    task = small_task(val_share=0.0)
-    with pytest.raises(UsageError, match="val_share"):
-        Autopilot(safe=True).check(task, task.training)

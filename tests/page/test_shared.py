@@ -10,10 +10,8 @@ from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.contract import Server, Up
-from equipoise.core.errors import UsageError
 from equipoise.core.trees import tree_bytes
 from equipoise.learners import ddpg
-from equipoise.methods import find_method
 from equipoise.methods.page import actions, cohort, shared
 from equipoise.methods.page.follower import STEPS, Cohort
 from equipoise.methods.page.game import FADE
@@ -283,8 +281,3 @@ def test_noise_fades_over_the_run_and_in_the_box_as_in_the_paper() -> None:
     box = Page(warmup=10, reading="paper").leads
     assert [box.spread(t, 900) for t in (1, 10, 10 + FADE // 2, 10 + FADE, 800)] == pytest.approx([0.2, 0.2, 0.1, 0, 0])
     assert [Page().leads.spread(t, 100) for t in (0, 50, 100)] == pytest.approx([0.2, 0.1, 0.0])
-
-
-def test_the_former_method_says_what_it_is_called_now() -> None:
-    with pytest.raises(UsageError, match="page with --agents shared"):
-        find_method("page-shared")

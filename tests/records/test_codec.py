@@ -5,6 +5,7 @@ import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,9 @@ from equipoise.records.results import Certificate, ClientGains, Finetuned, Newco
 from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import About, Converged, Summary
+from equipoise.runs.running import run
+from equipoise.settings.config import Settings
 from helpers_records import NO_SUMMARY, record, scores
-
-OLD = Path(__file__).parent / "old"  # folders that were written before records were types
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**40)
@@ -89,38 +90,57 @@ def test_a_summary_survives_json(one: Summary) -> None:
     assert codec.decode(Summary, json.loads(codec.dumps(one))) == one
 
 
-def test_a_certificate_is_read_under_the_former_name_of_its_number() -> None:
-    """The largest relative gain was called epsilon, which is what differential privacy calls something else."""
-    gains = {"largest": 0.05, "mean": 0.01, "gaining": 0.5}
-    found = codec.decode(Certificate, {"round": 3, "samples": 2, "clients": gains, "epsilon": 0.05})
-    assert found.largest_gain == 0.05
-    assert codec.encode(found)["largest_gain"] == 0.05
-    with pytest.raises(ValueError, match="'largest_gain' is missing"):
-        codec.decode(Certificate, {"round": 3, "samples": 2, "clients": gains})
+RUNS: dict[str, dict[str, Any]] = {
+    "newcomers": {"holdout_clients": 0.25, "finetune": True, "clients": 8, "samples": 40},
+    "cohort": {"participation": 0.5, "clients": 8, "samples": 40},
+    "page": {"method": "page", "clients": 4, "samples": 40},
+    "private": {"dp_clip": 1.0, "dp_noise": 1.0, "clients": 8, "samples": 40},
+    "tabular": {"method": "fedsynq", "task": "two-state", "agents": 4},
+    "linear": {"method": "pfedtd-rep", "task": "planted", "agents": 3},
+    "deep": {"method": "dqn", "task": "cartpole", "agents": 2, "epochs": 20},
+}
 
 
-@pytest.mark.parametrize("folder", sorted(OLD.iterdir()), ids=lambda path: path.name)
-def test_old_folders_open_and_are_written_back_byte_for_byte(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=RUNS)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """Supervised and agents' tasks; newcomers, fine-tuning, privacy, cohorts, per-client decisions."""
-    old, new = Folder(folder), Folder(tmp_path)
-    new.write_rounds(old.records())
-    new.write_summary(old.read_summary())
-    assert new.rounds.read_bytes() == old.rounds.read_bytes()
-    assert new.summary.read_bytes() == old.summary.read_bytes()
+    if request.param == "private":
+        pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    folder = Folder(tmp_path_factory.mktemp(request.param) / "run")
+    run(Settings.of({"rounds": 3, "seed": 3, **RUNS[request.param]}), folder.path)
+    return folder
 
 
-def test_scores_read_as_they_are_spoken() -> None:
-    summary = Folder(OLD / "hold").read_summary()
-    assert summary.global_.acc == summary.test.global_["acc"] == 0.5266666666666666
-    assert summary.personal.p10 == 0.49333333333333335
-    assert summary.bytes.up == 133920
+def test_a_run_is_read_and_written_back_byte_for_byte(finished: Folder, tmp_path: Path) -> None:
+    again = Folder(tmp_path)
+    again.write_rounds(finished.records())
+    again.write_summary(finished.read_summary())
+    assert again.rounds.read_bytes() == finished.rounds.read_bytes()
+    assert again.summary.read_bytes() == finished.summary.read_bytes()
+
+
+@pytest.mark.parametrize("finished", ["newcomers"], indirect=True)
+def test_scores_read_as_they_are_spoken(finished: Folder) -> None:
+    summary, tree = finished.read_summary(), json.loads(finished.summary.read_text())
+    assert summary.global_.acc == summary.test.global_["acc"] == tree["global"]["acc"]
+    assert summary.personal.p10 == tree["personal"]["p10"]
+    assert summary.bytes.up == tree["bytes"]["up"]
     assert summary.newcomers is not None
-    assert summary.newcomers.after[5].acc == 0.8777777777777779
+    assert summary.newcomers.after[5].acc == tree["newcomers"]["5"]["acc"]
     assert summary.finetuned is not None
-    assert (summary.finetuned.scores.headline, summary.finetuned.epochs) == ("acc", 12)
-    agents = Folder(OLD / "cp-dqn").records()[-1]
+    assert (summary.finetuned.scores.headline, summary.finetuned.epochs) == ("acc", tree["finetuned"]["epochs"])
+
+
+@pytest.mark.parametrize("finished", ["deep"], indirect=True)
+def test_a_return_is_read_as_it_is_spoken(finished: Folder) -> None:
+    agents = finished.records()[-1]
     assert agents.trained.return_ == agents.trained["return"]
-    assert Folder(OLD / "fedsynq").read_summary().extra["coverage"]["c_het"] == 20.0
+
+
+@pytest.mark.parametrize("finished", ["tabular"], indirect=True)
+def test_what_a_task_adds_is_read_too(finished: Folder) -> None:
+    tree = json.loads(finished.summary.read_text())
+    assert finished.read_summary().extra["coverage"] == tree["coverage"]
 
 
 def test_where_nothing_was_evaluated_scores_are_empty() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
+from equipoise.core.config_file import read_config, write_config
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import Spread
@@ -21,7 +22,6 @@ from equipoise.report.page.table import table
 from equipoise.report.reading import Group, Run, read
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
 from equipoise.tasks.from_examples import FromExamples
 from helpers_records import NO_SUMMARY, line, record, scores
 
@@ -151,7 +151,7 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
             notes = {"part": rng.integers(0, 4, clients).tolist()}
             train = {"epochs": Spread(10, 1, 20)}
             file.write(line(t, clients=clients, test=test, train=train, decisions=decisions, notes=notes))
-    (tmp_path / "config.json").write_text(json.dumps({"method": "page", "task": "synthetic", "seed": 0}))
+    write_config(tmp_path / "config.json", {"method": "page", "task": "synthetic", "seed": 0})
     table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]
     (tmp_path / "clients.csv").write_text("\n".join(table))
     held = [f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rng.integers(0, 50, (clients, 10)).tolist())]
@@ -259,7 +259,7 @@ def test_labels_tell_equal_methods_apart(tmp_path: Path) -> None:
     for lr in (0.1, 0.2):
         folder = tmp_path / str(lr)
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"method": "fedavg", "task": "synthetic", "seed": 0, "lr": lr}))
+        write_config(folder / "config.json", {"method": "fedavg", "task": "synthetic", "seed": 0, "lr": lr})
         (folder / "rounds.jsonl").write_text(line(test=scores(trained={"acc": 1.0})) + '{"round": 2, "tra')
     groups = folders.gather([tmp_path])
     assert [group.label for group in groups] == ["fedavg lr=0.1", "fedavg lr=0.2"]

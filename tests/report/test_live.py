@@ -1,13 +1,13 @@
 """The terminal view: courses, time left, files that grow and shrink, runs and comparisons."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from equipoise.cli import main
+from equipoise.core.config_file import write_config
 from equipoise.records.rounds import Bytes, Spread
 from equipoise.report.terminal import live
 from equipoise.report.terminal.tail import Tail
@@ -31,7 +31,7 @@ def log(t: int, acc: float) -> str:
 
 @pytest.fixture
 def growing(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"method": "page", "task": "t", "seed": 3, "rounds": 40}))
+    write_config(tmp_path / "config.json", {"method": "page", "task": "t", "seed": 3, "rounds": 40})
     return tmp_path
 
 

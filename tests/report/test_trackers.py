@@ -9,6 +9,7 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
+from equipoise.core.config_file import read_config
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.trackers import tracking as trackers
@@ -132,7 +133,7 @@ def test_mlflow_has_params_and_metrics_of_a_comparison(tmp_path: Path) -> None:
     runs = mlflow_runs(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert len(runs) == 4
     for folder, params, status, found in runs:
-        config = json.loads((Path(folder) / "config.json").read_text())
+        config = read_config(Path(folder) / "config.json")
         assert params == {name: str(value) for name, value in config.items() if value != ""} | {
             name: params[name] for name, value in config.items() if value == ""
         }

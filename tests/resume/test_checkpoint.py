@@ -1,12 +1,11 @@
 """Trees on disk: nested, empty branches and all types survive; damage is noticed and named."""
 
-import json
-
 import pytest
 import torch
 
 from equipoise.cli import main
 from equipoise.core import files as checkpoint
+from equipoise.core.config_file import write_config
 from equipoise.core.errors import UsageError
 from helpers_disk import Faulty, on
 
@@ -81,6 +80,6 @@ def test_resume_with_a_corrupt_file_says_so_and_overwrites_nothing(tmp_path, cap
 
 
 def test_resume_of_a_config_with_unknown_options_says_which(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps({"method": "fedavg", "rouns": 3}))
+    write_config(tmp_path / "config.json", {"method": "fedavg", "rouns": 3})
     assert main(["resume", str(tmp_path)]) == 2
     assert "unknown option 'rouns'" in capsys.readouterr().err

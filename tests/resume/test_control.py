@@ -25,7 +25,6 @@ METHODS: dict[str, Method] = {
     "dapfl": DapFL(warmup=1, replay=8),
     "autopilot": Autopilot(),
     "page at random": Page(warmup=1, control="random"),
-    "autopilot, safe": Autopilot(safe=True),
     "fedpolicy random": FedPolicy(policy="random", sync="on"),
     "fedpolicy probe": FedPolicy(policy="probe"),
     "fedpolicy dqn": FedPolicy(policy="dqn"),

@@ -142,12 +142,6 @@ def test_bad_places_are_one_sentence(tmp_path: Path) -> None:
         build_task(settings(tmp_path / "all.csv", client_column="who"))
 
 
-def test_the_former_name_of_the_target_still_works(clinics: Path) -> None:
-    given = {"ignore_columns": "age", "seed": 3}
-    old, new = (build_task(settings(clinics, **given, **{name: "flag"})) for name in ("label_column", "target"))
-    assert old.fingerprint() == new.fingerprint()
-
-
 def test_names_are_in_every_result(clinics: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     summary = equipoise.run(out, task="own", data=str(clinics), rounds=2).final

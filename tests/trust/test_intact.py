@@ -1,4 +1,4 @@
-"""Damage is noticed and named: headers, config, log, models; two runs never share a folder; old folders still open."""
+"""Damage is noticed and named: headers, config, log, models; other formats are refused; folders are never shared."""
 
 import json
 import os
@@ -10,10 +10,12 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+import equipoise
 from equipoise.cli import main
 from equipoise.core import files
+from equipoise.core.config_file import FORMAT
 from equipoise.core.errors import UsageError
 from helpers_disk import contents
 from trust.test_faults import SMALL
@@ -115,22 +117,31 @@ def test_what_is_not_text_is_refused_in_one_line(name, tmp_path, capsys):
         refused(["resume", str(out)], capsys)
 
 
-def test_folders_of_earlier_versions_still_open(unfinished, capsys):
-    """Their checkpoints have a checksum over the tensors alone, their models none, and neither knows of the log."""
-    last = unfinished / "checkpoint" / "last.safetensors"
-    tensors, about = files.read_tensors(last)
-    meta = json.loads(about["meta"])
-    about["meta"] = json.dumps({"round": meta["round"], "best": meta["best"]})
-    save_file(tensors, last, {**about, "crc": str(files._content_checksum(tensors, 0))})
-    for model in (unfinished / "models").glob("*.safetensors"):
-        save_file(load_file(model), model)
-    assert main(["export", str(unfinished)]) == 0
-    assert main(["report", str(unfinished)]) == 0
-    assert main(["resume", str(unfinished), "--quiet"]) == 0
-    assert json.loads((unfinished / "summary.json").read_text())["rounds"] == 3
-    save_file(tensors, last, {**about, "crc": "1"})
+OPENERS = ("resume", "report", "export", "certify", "watch", "predict")
+
+
+@pytest.mark.parametrize("recorded", [None, 1, FORMAT + 1], ids=["none", "earlier", "later"])
+def test_a_folder_of_another_version_is_refused_in_one_line(recorded, unfinished, capsys):
+    config = json.loads((unfinished / "config.json").read_text())
+    assert config.pop("format") == FORMAT
+    other = {"format": recorded} if recorded else {}
+    (unfinished / "config.json").write_text(json.dumps({**other, **config}))
+    before = contents(unfinished)
+    out = ["--out", str(unfinished)]
+    commands = {name: [name, str(unfinished)] for name in OPENERS}
+    commands["predict"] += ["rows.csv", "--out", "predicted.csv"]
+    for command in (*commands.values(), [*RUN, "--resume", *out], ["run", "--config", str(unfinished / "config.json")]):
+        assert "config.json' was written by another version of Equipoise" in refused(command, capsys)
+    with pytest.raises(UsageError, match="another version of Equipoise"):
+        equipoise.open(unfinished)
+    assert contents(unfinished) == before
+    assert main([*RUN, "--overwrite", *out]) == 0  # to begin anew is allowed
+
+
+def test_a_tensor_file_without_a_checksum_is_refused(tmp_path):
+    save_file({"a": torch.ones(4)}, tmp_path / "x.safetensors")
     with pytest.raises(UsageError, match="checksum"):
-        files.load(last)
+        files.read_tensors(tmp_path / "x.safetensors")
 
 
 def test_two_runs_never_share_a_folder(tmp_path, capsys):

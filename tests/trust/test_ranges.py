@@ -109,7 +109,7 @@ def test_the_same_on_flower(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(SUPERVISED.keys() - {"fedbn"}))  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
-    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}], "autopilot": [{}, {"safe": True}]}
+    kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}]}
     for options in kinds.get(name, [{}]):
         method, seen = SUPERVISED[name](**options), set()
         try:

@@ -14,7 +14,6 @@ from equipoise.api.result import Run
 from equipoise.api.running import new_folder
 from equipoise.api.task import Task
 from equipoise.core.errors import UsageError, nearest
-from equipoise.methods import SAME
 from equipoise.records.scores import NAMED
 from equipoise.report import paired, tables
 from equipoise.report.page import html
@@ -137,7 +136,7 @@ def compare(
     by_label: dict[str, GivenMethod] = {}
     for method in methods:
         label = label_of(method)
-        if SAME.get(label, label) in {SAME.get(known, known) for known in by_label}:
+        if label in by_label:
             raise UsageError(f"method '{label}' is named twice: leave one out")
         by_label[label] = method
     if not by_label:

@@ -15,6 +15,7 @@ from equipoise.api.given import given_means
 from equipoise.api.page import Page
 from equipoise.api.task import Task
 from equipoise.contract import Method
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.learners.targets import objective_of
 from equipoise.records.folder import Folder
@@ -28,7 +29,6 @@ from equipoise.runs.certify import certify_run
 from equipoise.runs.predict import Predictor
 from equipoise.runs.running import Interrupted, resume_run
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
 from equipoise.settings.given import settings_in
 
 OnRound = Callable[[RoundRecord], str | None]

@@ -14,7 +14,6 @@ COMMANDS = {
     "run": "Train with one method; the result is a folder with scores, models and a report.",
     "compare": "Train with several methods over several seeds; the result is one table.",
     "tune": "Search for good options of methods on validation data.",
-    "train-policy": "Train autopilot's policy on many small federations.",
     "resume": "Continue a run or a comparison that was stopped.",
     "watch": "Follow a run or a comparison from another terminal.",
     "report": "Write one HTML page about one run or several.",
@@ -26,7 +25,7 @@ COMMANDS = {
     "list": "List the methods, the tasks or the models.",
     "flower": "Deploy on real machines with Flower.",
 }
-"""What each command does; its code is ``main`` in ``equipoise.cli.commands.NAME``, with ``_`` for ``-``."""
+"""What each command does; its code is ``main`` in ``equipoise.cli.commands.NAME``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if first not in COMMANDS:
             what = "argument" if first.startswith("-") else "command"
             raise UsageError(f"unknown {what} '{first}'{nearest(first, COMMANDS)}; see equipoise --help")
-        return int(importlib.import_module(f"equipoise.cli.commands.{first.replace('-', '_')}").main(arguments[1:]))
+        return int(importlib.import_module(f"equipoise.cli.commands.{first}").main(arguments[1:]))
     except UsageError as error:
         return _told(str(error), 2)
     except KeyboardInterrupt:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli.parser import Parser
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.core.text import parse
-from equipoise.settings.files import read_config
 from equipoise.settings.names import Known, Option, resolved, takes
 
 OWNERS = {
@@ -54,7 +54,7 @@ def add_options(parser: Parser, known: Known, early: dict[str, Any], arguments: 
         _add(groups[item.owner], key, item, item.help.replace("%", "%%") if shown else argparse.SUPPRESS)
     there = set(known)
     for item in known.values():  # names that are understood, but never shown
-        for name in sorted({item.name, item.full, *item.rule.was} - there):
+        for name in sorted({item.name, item.full} - there):
             _add(groups[item.owner], name, item, argparse.SUPPRESS)
             there.add(name)
 

@@ -8,7 +8,7 @@ from typing import Any
 from equipoise.cli.arguments import add_options, early_options, given_options, own_options
 from equipoise.cli.parser import Parser
 from equipoise.core.errors import UsageError
-from equipoise.methods import SAME, all_methods, find_method
+from equipoise.methods import all_methods, find_method
 from equipoise.runs.compare import suitable
 from equipoise.settings.names import options
 from equipoise.tasks import find_task
@@ -22,7 +22,7 @@ def several(arguments: list[str], parser: Parser) -> tuple[dict[str, Any], dict[
     asking = ("-h", "--help", "--help-all")
     text = parser.parse_known_args([a for a in arguments if a not in asking])[0].methods
     names = list(all_methods()) if text == "all" else [name for name in text.split(",") if name]
-    if not names or len({SAME.get(name, name) for name in names}) < len(names):
+    if not names or len(set(names)) < len(names):
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
     early = early_options(arguments)
     each = {name: options(find_method(name), find_task(early["task"])) for name in names}

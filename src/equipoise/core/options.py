@@ -1,4 +1,4 @@
-"""Options of typed configs: default, sentence, bounds and former names stand with the option.
+"""Options of typed configs: default, sentence and bounds stand with the option.
 
 From there values are checked (:func:`problems`), refusals worded (:func:`wanted`) and help and reference written
 (:func:`documented`).
@@ -30,7 +30,6 @@ class Rule:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    was: tuple[str, ...] = ()
 
     def allows(self, value: Any) -> bool:
         if isinstance(value, str):
@@ -67,7 +66,6 @@ def option(
     above: float | None = None,
     below: float | None = None,
     choices: Iterable[str] = (),
-    was: Iterable[str] = (),
 ) -> Any:
     """A field of a typed config.
 
@@ -77,9 +75,8 @@ def option(
         low, high: bounds that are allowed themselves; ``high=math.inf`` allows infinity.
         above, below: bounds that are not.
         choices: the texts that it takes.
-        was: names that it had before; files of old runs hold them.
     """
-    return field(default=default, metadata={"rule": Rule(help, low, high, above, below, tuple(choices), tuple(was))})
+    return field(default=default, metadata={"rule": Rule(help, low, high, above, below, tuple(choices))})
 
 
 def with_default(config: type, name: str, default: Any) -> Any:

@@ -44,7 +44,6 @@ COHORT_AGENT = Streams("the agent that weighs whoever replied: nets and learning
 COHORT_MEMBERS = Streams("which of a cohort are remembered", 1007)
 COHORT_NOISE = Streams("exploration of the weights of a cohort", 1008)
 DEVICES = Streams("a client's device: what it is, its hours, the luck of a round", 1009, 3)
-TRIAL = Streams("which clients try the moves of an agent", 1012)
 SELECTION = Streams("who is asked: chances of clients, then a learned policy's own", 1013, 2)
 POLICY = Streams("policies of redistribution", 1100, 100)
 FIRST_STATES = Streams("states in which agents begin", 2000)

@@ -60,10 +60,6 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
 
 __all__ = ["all_methods", "find_method"]
 PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
-FORMER = {"page-shared": "it is now page with --agents shared (--reading paper for what its agents were paid)"}
-"""Names that methods had once, and what they are called now."""
-SAME = {"equilibrium": "autopilot"}
-"""Former names that still may be given, and the method that each means; a run is recorded with the latter."""
 
 
 def all_methods() -> dict[str, type[Method]]:
@@ -85,15 +81,12 @@ def find_method(wanted: str | type[Method]) -> type[Method]:
         return wanted if ships(wanted) else adopted(wanted)
     if ":" in wanted:
         return named_elsewhere(wanted)
-    wanted = SAME.get(wanted, wanted)
     file = wanted.replace("-", "_")
     for package in PACKAGES:
         if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:
             method = _method_in(importlib.import_module(f"{package}.{file}"))
             if method is not None and method.name == wanted:
                 return method
-    if wanted in FORMER:
-        raise UsageError(f"there is no method '{wanted}' any more: {FORMER[wanted]}")
     raise UsageError(f"unknown method '{wanted}'{nearest(wanted, all_methods())}; see 'equipoise list methods'")
 
 

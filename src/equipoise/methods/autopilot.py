@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up, option
+from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up
 from equipoise.contract.method import weighted_mean
 from equipoise.core.errors import UsageError
-from equipoise.methods import measuring, policies, safe, steering, stepping
+from equipoise.methods import measuring, steering, stepping
 
 EPOCHS = 8  # the least that clients train
 
@@ -30,20 +30,11 @@ class Autopilot(Method):
     family: ClassVar[str] = "controller"
     reports: ClassVar[Mapping[str, Range]] = measuring.REPORTS
     tries: ClassVar[bool] = True
-    policy: str = option(
-        "rule", "what corrects the rate: rule, learned (trained on many federations), or a file of train-policy"
-    )
-    safe: bool = option(
-        False, "try the corrected rate on a share of the clients, and keep it if validation data say so"
-    )
 
     def check(self, task: Task, training: Training) -> None:
         super().check(task, training)
         if type(task).steepness is Task.steepness:
             raise UsageError(f"{self.name} measures gradients, and task '{task.name}' has none: choose another method")
-        if self.safe and not task.has("val"):
-            raise UsageError(f"safe judges by validation data, and task '{task.name}' has none: set val_share")
-        policies.row(self.policy)
 
     # --- client -----------------------------------------------------------------------------------------------------
 
@@ -69,8 +60,6 @@ class Autopilot(Method):
     def upload(self, c: Client) -> tuple[Up, State]:
         up, state = super().upload(c)
         up.metrics |= measuring.told(c, state)
-        if self.safe:
-            up.metrics["tried"] = c.down.each["tried"]
         if c.task.has("val"):
             up.metrics |= measuring.validated(c, state["half"])
         return up, state
@@ -78,29 +67,14 @@ class Autopilot(Method):
     # --- server -----------------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree) -> State:
-        state = {**stepping.start(params), **steering.start(), "row": policies.row(self.policy)}
-        return state | {"safe": safe.opened()} if self.safe else state
+        return {**stepping.start(params), **steering.start()}
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
         """The rate with its correction, once it is chosen."""
         down, state = super().give(s, ids)
-        chosen = state["rate"] * state["need"]
-        rate = (chosen * state["z"].exp()).expand(len(ids))
-        if self.safe:
-            tried, held = safe.choose(s, state["safe"], ids)
-            tried = tried & (state["z"] < 0)  # what corrects nothing is no trial
-            down, state = replace(down, each={"tried": tried}), {**state, "safe": held}
-            rate = torch.where(tried, rate, chosen)
+        rate = (state["rate"] * state["need"] * state["z"].exp()).expand(len(ids))
         train = Train(torch.full_like(ids, s.training.epochs), rate)
         return replace(down, train=train if float(state["rate"]) > 0 else None), state
-
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        p, state = super().weigh(s, ids, up)
-        if not self.safe:
-            return p, state
-        judged = {"tried": up.metrics["tried"], "received_loss": up.metrics["val"], "trained_loss": up.metrics["own"]}
-        p, held = safe.judge(s, state["safe"], judged, p)
-        return p, {**state, "safe": held}
 
     def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
         state, m = self.steer(s, ids, up.metrics)
@@ -119,9 +93,9 @@ class Autopilot(Method):
             state |= {"rate": steering.chosen(rates, pooled["trials"]), "first": pooled["loss"]}
         state["need"] = steering.need(pooled["loss"], state["first"])
         s.notes |= {"rate": state["rate"], "validation_loss": pooled["val"]}
-        if "own" not in pooled:
+        if "later" not in pooled:
             return state, m
         chance = steering.noise(seen["val"], s.task.clients)
-        state, fell = steering.corrected(state, pooled, chance, s.round, s.rounds)
+        state, fell = steering.corrected(state, pooled, chance, s.rounds)
         s.notes |= {"z": state["z"], "reach": state["reach"]}
         return state, m if fell else 0.0

@@ -34,7 +34,7 @@ class FedDyn(Method):
     one_start: ClassVar[bool] = True
     summed: ClassVar[bool] = True
     search: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
-    alpha: float = option(0.01, "strength of the dynamic regulariser", above=0, was=("reg",))
+    alpha: float = option(0.01, "strength of the dynamic regulariser", above=0)
 
     def check(self, task: Task, training: Training) -> None:
         refuse_unstable_pull(self, "alpha", training)

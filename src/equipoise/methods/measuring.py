@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from equipoise.contract import Client, Range, State, Train, Tree
-from equipoise.contract.ranges import COUNT, LOSS, MOST_LOSS, SHARE
+from equipoise.contract.ranges import COUNT, LOSS, MOST_LOSS
 from equipoise.methods import steering
 
 REPORTS = {
     **dict.fromkeys(("loss", "val", "reached", "own", "trials"), LOSS),
-    **{"square": COUNT, "step": COUNT, "later": Range(-1.0, 1.0), "tried": SHARE},
+    **{"square": COUNT, "step": COUNT, "later": Range(-1.0, 1.0)},
 }
-"""What :func:`told` and :func:`validated` upload, and whether a client tried the correction (safe.py)."""
+"""What :func:`told` and :func:`validated` upload. ``square``, ``reached`` and ``own`` are checked against their ranges,
+so that a client whose training diverged is left out; nothing else is computed from them."""
 
 
 def empty() -> State:

@@ -11,7 +11,7 @@ from equipoise.contract import Method, Task, Training, Wrapper, option
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.options import kinds, rule_of
 from equipoise.core.text import parse
-from equipoise.methods import SAME, find_method
+from equipoise.methods import find_method
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,6 @@ class Over(Wrapper):
 
     @cached_property
     def below(self) -> Method:
-        if self.base in SAME:  # it is recorded as it is given, and what is recorded has one name
-            raise UsageError(f"there is no base '{self.base}' any more: choose {SAME[self.base]}")
         kind, values = find_method(self.base), {}
         known: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
         for text in self.base_options.split():

@@ -37,7 +37,7 @@ class PFedMe(Method):
     lam: OverRounds[float] = option(15.0, "strength lambda of the envelope", above=0)
     inner_steps: int = option(5, "SGD steps K on each batch, for theta", low=1)
     outer_lr: OverRounds[float] = option(0.005, "rate eta at which the local copy w_i follows theta", above=0)
-    beta: OverRounds[float] = option(1.0, "the server's step towards the clients' mean", above=0, was=("mix",))
+    beta: OverRounds[float] = option(1.0, "the server's step towards the clients' mean", above=0)
 
     def check(self, task: Task, training: Training) -> None:
         if self.outer_lr * self.lam >= 1:

@@ -18,8 +18,9 @@ WORSE = 0.1  # how far validation loss may lie above its least (in logarithms) b
 NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
 STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
 HASTE = 4.0  # validation loss must fall by (4/T)^2 for momentum to be kept: the shorter the run, the steeper
+GAIN = 0.4  # of the correction, for both of its inputs
 TINY = 1e-12
-POOLED = ("loss", "square", "val", "reached", "own", "trials")
+POOLED = ("loss", "val", "trials")
 FAR = 10.0  # times what nearly all clients tell: more is not believed
 
 
@@ -92,33 +93,6 @@ def need(loss: Tensor, first: Tensor) -> Tensor:
     return (loss / (CONTENT * first)).sqrt().clamp(max=1.0)
 
 
-SEEN = ("one", "later", "rise", "above", "rate", "time", "gained", "gap", "dropped")
-"""What the correction of the rate is a function of; see :func:`view`."""
-RULE = (0.0, -0.4, -0.4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""The weights of these that were set by hand."""
-
-
-def view(pooled: Tree, last: Tensor, least: Tensor, rate: Tensor, time: float) -> Tensor:
-    """What the cohort's measurements say, free of scales, by the names of :data:`SEEN`.
-
-    ``later``: mean sign of what the later half of training did to validation loss. ``rise`` and ``above``: validation
-    loss of the received model against that of the round before and the least so far. ``rate``: the step against
-    Polyak's. ``gained``: what training does to validation loss. ``gap``: validation against training loss.
-    ``dropped``: what training does to training loss. All but the first two and ``time`` are logarithms of ratios.
-    """
-    val, loss = pooled["val"], pooled["loss"]
-    one = torch.ones_like(val)
-    rise, above = (_log(val / earlier) if bool(earlier.isfinite()) else 0 * one for earlier in (last, least))
-    step = (rate * pooled["square"] / loss).clamp(min=TINY).log() / 3
-    ratios = (pooled["own"] / val, val / loss, pooled["reached"] / loss)
-    seen = (one, pooled["later"], rise, above.clamp(min=0), step.clamp(-2, 2), time * one, *map(_log, ratios))
-    return torch.stack(seen)
-
-
-def _log(ratio: Tensor) -> Tensor:
-    return ratio.log().clamp(-1, 1)
-
-
 def start() -> State:
     """Nothing is known yet: no rate, nothing that validation losses (last and least) could rise above."""
     zero = torch.zeros((), dtype=torch.float64)
@@ -132,16 +106,15 @@ def reach(c: Tensor, fell: bool, rose: bool) -> Tensor:
     return c.clamp(1 / FAR_OUT, FAR_OUT)
 
 
-def corrected(state: State, means: Tree, chance: Tensor, round: int, rounds: int) -> tuple[State, bool]:
+def corrected(state: State, means: Tree, chance: Tensor, rounds: int) -> tuple[State, bool]:
     """The state after a round with these means, and whether validation loss fell far enough for momentum to be kept;
     ``chance`` is what a cohort's loss moves by itself.
 
-    z follows the policy's row, and the rate is halved where validation loss lies far above its least.
+    z follows :func:`correction`, and the rate is halved where validation loss lies far above its least.
     """
     (last, least), val = state["val"], means["val"]
-    rate = state["rate"] * state["need"] * state["z"].exp()
-    seen = view(means, last, least, rate, round / rounds)
-    z, rose = correction(state["z"], state["row"], seen), risen(val, last, chance)
+    z = correction(state["z"], means["later"], rise(val, last))
+    rose = risen(val, last, chance)
     if rose and risen(val, least, chance + WORSE):
         z = z - math.log(2)
     c = reach(state["reach"], risen(last, val, chance + STEEP), rose)
@@ -149,9 +122,19 @@ def corrected(state: State, means: Tree, chance: Tensor, round: int, rounds: int
     return {**state, **known}, not risen(val, last, chance - (HASTE / rounds) ** 2)
 
 
-def correction(z: Tensor, row: Tensor, seen: Tensor) -> Tensor:
-    """z <- min(0, .9 z + tanh(row . seen)): a sum that leaks, since one that does not was found to drift."""
-    return (0.9 * z + torch.tanh(row @ seen)).clamp(max=0.0)
+def rise(val: Tensor, last: Tensor) -> Tensor:
+    """Change of a validation loss since the round before, in logarithms within -1 and 1; zero in the first round."""
+    if not bool(last.isfinite()):
+        return torch.zeros_like(val)
+    return (val / last).log().clamp(-1, 1)
+
+
+def correction(z: Tensor, later: Tensor, rise: Tensor) -> Tensor:
+    """z <- min(0, .9 z - tanh(.4 (later + rise))): a sum that leaks, since one that does not was found to drift.
+
+    ``later`` is the mean sign of what the later half of training did to validation loss.
+    """
+    return (0.9 * z + torch.tanh(-GAIN * later - GAIN * rise)).clamp(max=0.0)
 
 
 def noise(told: Tensor, clients: int) -> Tensor:

@@ -1,8 +1,7 @@
 """Records to JSON and back, by the types of their fields: the one place where names and numbers change form.
 
 A field is written under its name without the underscore that Python's reserved words need (``global_``); one that has
-its default is left out; the parts of a :data:`Flat` one stand beside their owner's. A field that had another name
-says so (``metadata={"was": name}``), and is still read under it. JSON has no NaN and no infinity:
+its default is left out; the parts of a :data:`Flat` one stand beside their owner's. JSON has no NaN and no infinity:
 they become null, and null is read as NaN where a number must be.
 """
 
@@ -100,11 +99,11 @@ def _decode_record(kind: Any, tree: dict[str, Any], name: str) -> Any:
     for item in fields(kind):
         if item in flattened:
             continue
-        key = _key(item) if _key(item) in rest else item.metadata.get("was", _key(item))
+        key = _key(item)
         if key in rest:
             found[item.name] = _decode(hints[item.name], rest.pop(key), f"{name}.{key}".lstrip("."))
         elif _default(item) is MISSING:
-            raise ValueError(f"'{_key(item)}' is missing" + (f" in '{name}'" if name else ""))
+            raise ValueError(f"'{key}' is missing" + (f" in '{name}'" if name else ""))
     for item in flattened:
         known = set(_names(hints[item.name]))
         mine = {key: rest.pop(key) for key in list(rest) if not known or key in known}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.core import files
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError, nearest
 from equipoise.records import codec
 from equipoise.records.rounds import RoundRecord
@@ -91,9 +92,10 @@ class Folder:
         return self.path / "labels.csv"
 
     def demand(self) -> None:
-        """Refuse a folder that is not a run's."""
+        """Refuse a folder that is not a run's, or whose run was written in another format."""
         if not self.config.is_file():
             raise UsageError(f"'{self.path}' is not a run folder: it has no config.json")
+        read_config(self.config)
 
     def begun(self) -> bool:
         """Whether there is anything in it; not if a run was cut short before it wrote its config."""
@@ -138,12 +140,12 @@ class Folder:
         if not self.checkpoint.is_file():
             return
         meta = files.read_meta(self.checkpoint)
-        if "config" in meta and files.checksum(self.config.read_bytes()) != meta["config"]:
+        if files.checksum(self.config.read_bytes()) != meta["config"]:
             raise UsageError(f"'{self.config}' was changed after the run began: its checksum does not match")
         lines = self.rounds.read_bytes().splitlines(keepends=True) if self.rounds.exists() else []
         if len(lines) < meta["round"]:
             raise UsageError(f"'{self.rounds}' has fewer rounds than the checkpoint: it was cut or edited")
-        if "log" in meta and files.checksum(b"".join(lines[: meta["round"]])) not in meta["log"]:
+        if files.checksum(b"".join(lines[: meta["round"]])) not in meta["log"]:
             raise UsageError(f"'{self.rounds}' was damaged or edited: its checksum does not match")
 
     def stream(self) -> Iterator[RoundRecord]:

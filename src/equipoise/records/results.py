@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from equipoise.records.codec import Flat
 from equipoise.records.scores import Scores
@@ -54,5 +54,5 @@ class Certificate:
     clients: ClientGains
     server: ServerGains | None = None
     """``None`` where the server does not choose weights."""
-    largest_gain: float = field(metadata={"was": "epsilon"})
+    largest_gain: float
     """The largest relative gain of any player: 0.05 means that somebody could raise its utility by 5 %."""

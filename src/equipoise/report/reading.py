@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
 from equipoise.records.tables import read_names, read_table
-from equipoise.settings.files import read_config
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Group:
 def read(path: Path) -> Run:
     """One run folder; what is missing in an unfinished one stays empty."""
     folder = Folder(path)
+    folder.demand()
     folder.check()
     summary = folder.read_summary() if folder.summary.is_file() else None
     records = [_slim(record) for record in folder.stream()]

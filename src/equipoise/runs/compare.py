@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import files as checkpoint
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.records import codec
 from equipoise.records.folder import Folder
@@ -16,7 +17,6 @@ from equipoise.report import folders, paired, tables, targets
 from equipoise.report.page import pareto
 from equipoise.runs.running import Watch, build_task, run
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
 from equipoise.settings.given import settings_of
 from equipoise.settings.means import Means
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equipoise.contract import Supervised
 from equipoise.core import files
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.data.recordings import Steps, Windows, read_steps, steps_of
 from equipoise.data.tables.choices import listed
@@ -31,7 +32,6 @@ from equipoise.runs.card import Card, read_card
 from equipoise.runs.models import read_model
 from equipoise.runs.running import build_task
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
 from equipoise.settings.given import settings_in
 
 AT_ONCE = 2**12  # rows, which bounds the memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from equipoise.clock.fleet import Fleet
 from equipoise.contract import Supervised, Task, Tree
 from equipoise.core import files as checkpoint
 from equipoise.core import random
+from equipoise.core.config_file import write_config
 from equipoise.core.errors import UsageError
 from equipoise.core.stacks import write_stack
 from equipoise.core.trees import Ints
@@ -95,7 +95,7 @@ def run(
         folder.clear()
         checkpoint.make_folder(folder.checkpoint.parent)
         unchanged.keep(folder, settings, task)
-        checkpoint.write_text(folder.config, json.dumps(settings.flat, indent=1))
+        write_config(folder.config, settings.flat)
         _remark(task, tell)
         with _start(settings, task, folder, make_executor, means or Means(), tell) as running:
             return running.to_the_end(watch)

@@ -14,13 +14,13 @@ from equipoise.core.errors import UsageError, nearest
 from equipoise.core.schedules import Schedule
 from equipoise.core.text import from_file, to_file
 from equipoise.data.tables.choices import ColumnChoices
-from equipoise.methods import SAME, find_method, recorded_name
+from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.options import Privacy
 from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.selection import find_selection
 from equipoise.selection import recorded_name as selection_name
 from equipoise.selection.uniform import Uniform
-from equipoise.settings.names import Known, options, resolved, takes
+from equipoise.settings.names import options, resolved
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.wrappers.private import private
@@ -51,15 +51,12 @@ class Settings:
         """Settings from option names and values; what is not given has its default."""
         asked = given.get("method", "fedavg")
         method, task = find_method(asked), find_task(given.get("task", "synthetic"))
-        # A class is recorded by its name, and a former name as what it means now.
-        named = SAME.get(asked, asked) if isinstance(asked, str) else recorded_name(method)
+        named = asked if isinstance(asked, str) else recorded_name(method)
         selection = find_selection(given.get("select", "uniform"))
         chosen = given.get("select", "uniform")
         chosen = chosen if isinstance(chosen, str) else selection_name(selection)
         given = {**given, "method": named, "task": task.recorded_name, "select": chosen}
         known, wrong = options(method, task), []
-        if asked in SAME:
-            _refuse_former(asked, given, known)
         values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
         for key, value in resolved(known, given).items():
             try:
@@ -124,15 +121,6 @@ class Settings:
         }
         known = options(type(self.method), self.task_spec)
         return {key: to_file(getattr(parts[item.owner], item.name)) for key, item in known.items()}
-
-
-def _refuse_former(asked: str, given: Mapping[str, Any], known: Known) -> None:
-    """A former name is one for new runs alone: the config of an earlier run has options that are gone."""
-    if gone := [name for name in given if not takes(known, name)]:
-        raise UsageError(
-            f"'{asked}' is now the method {SAME[asked]}, which has no option {', '.join(gone)}: leave that out for a "
-            f"new run; a run of the earlier {asked} cannot be continued"
-        )
 
 
 def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing, task: TaskSpec) -> RunConfig:

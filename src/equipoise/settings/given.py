@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.contract import Method
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import IN_PYTHON, UsageError
 from equipoise.methods import find_method, recorded_name
 from equipoise.settings.config import Settings
-from equipoise.settings.files import read_config
 from equipoise.tasks import TaskSpec, find_task
 
 

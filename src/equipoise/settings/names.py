@@ -7,7 +7,7 @@ An option's short name is enough where it is unique. Where method and task both 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
@@ -77,19 +77,15 @@ def of_config(config: type, owner: str, defaults: Options | None = None) -> list
 
 
 def takes(known: Known, name: str) -> bool:
-    """Whether there is an option with this short, full or former name."""
-    return any(name in (item.name, item.full, *item.rule.was) for item in known.values())
+    """Whether there is an option with this short or full name."""
+    return any(name in (item.name, item.full) for item in known.values())
 
 
-def find(known: Known, name: str, among: Iterable[str] = ()) -> str:
-    """The key in ``known`` of an option with this short, full or former name, given ``among`` others."""
+def find(known: Known, name: str) -> str:
+    """The key in ``known`` of an option with this short or full name."""
     if name in known:
         return name
-    keys = [key for key, item in known.items() if name in (item.full, *item.rule.was)]
-    if not keys:
-        # A file with the former name of one of them is from a time when the short name could only mean the other.
-        former = set(among)
-        keys = [key for key, item in known.items() if item.name == name and not former & set(item.rule.was)]
+    keys = [key for key, item in known.items() if name in (item.name, item.full)]
     if len(keys) == 1:
         return keys[0]
     if keys:
@@ -103,7 +99,7 @@ def resolved(known: Known, given: Mapping[str, Any]) -> dict[str, Any]:
     wrong: list[str] = []
     for name, value in given.items():
         try:
-            key = find(known, name, given)
+            key = find(known, name)
             if key in found:
                 raise UsageError(f"option '{name}' is given twice, under two names")
             found[key] = value

@@ -17,11 +17,11 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse(arguments)
     means = means_of(vars(chosen))
     from equipoise.cli.showing import telling, to_the_end
+    from equipoise.core.config_file import read_config
     from equipoise.records.folder import Folder
     from equipoise.report.trackers.tracking import Tracking
     from equipoise.runs.running import resume_run
     from equipoise.settings.config import Settings
-    from equipoise.settings.files import read_config
     from equipoise.settings.means import Means
 
     out = Path(chosen.folder)

@@ -16,9 +16,7 @@ from equipoise.data.target import KINDS
 class ColumnChoices(Options):
     """What is predicted, and how columns are taken."""
 
-    target: str = option(
-        "label", "column to be predicted, or two classes of it by a threshold: 'num > 0'", was=("label_column",)
-    )
+    target: str = option("label", "column to be predicted, or two classes of it by a threshold: 'num > 0'")
     kind: str = option("", "what the target is; empty for survival with an event, else classes", choices=("", *KINDS))
     event: str = option("", "for survival: column that is 1 where the event was seen at the target's time, else 0")
     ignore_columns: str = option("", "columns to leave out before anything else, with commas between")

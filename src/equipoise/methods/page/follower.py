@@ -13,7 +13,6 @@ from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.page import cohort, player
 from equipoise.methods.page.game import Game
-from equipoise.methods.page.player import told
 
 STEPS = 4  # updates per round of a player that sees one transition per round
 
@@ -112,10 +111,3 @@ def chosen(game: Game) -> Follower:
     if game.read.exponent:
         return Exponent(game)
     return Cohort(game) if game.agents == "shared" else Each(game)
-
-
-def unmoved(state: State) -> State:
-    """As if the server's player, where there is one, had left the rule alone."""
-    if "follower" not in state:
-        return state
-    return told(state, "follower", action=torch.zeros_like(state["follower"]["action"]))

@@ -31,7 +31,6 @@ class Game(Over):
     control: str = option(
         "learned", "who decides: agents that learn; to compare, zero (where they start) or random", choices=CONTROLS
     )
-    safe: bool = option(False, "try moves on a share of the clients, and keep them if validation data say so")
     adapt: str = option("alpha,eta,p", "what agents decide: any of alpha (epochs), eta (rate), p (weights)")
     epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
     lr_low: float = option(0.001, "smallest rate that an agent may choose", above=0)
@@ -89,17 +88,12 @@ class Game(Over):
             raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
         if self.agents == "shared" and self.read.published:
             raise UsageError("the reading authors-code has one agent for each client: add --agents each")
-        if self.safe and not self.read.around:
-            raise UsageError(
-                f"safe compares moves with what is configured, and the reading {self.reading} knows no such rule: "
-                "choose relative"
-            )
         if self.read.split == "val" and not task.has("val"):
             raise UsageError(
                 f"{self.name} rewards its agents on validation data, and task '{task.name}' has none: set val_share"
             )
         super().check(task, training)
-        if "p" in self.factors or self.safe:
+        if "p" in self.factors:
             self.needs_free_weights(task)
         leaning.check(self.bias, self.factors, self.below, self.read.published)
         energy.check(self.resources, self.own)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from equipoise.contract import Client, Down, Range, Server, State, Task, Train, Tree, Up
 from equipoise.contract.ranges import LOSS, SHARE, within_reach
-from equipoise.methods import safe
 from equipoise.methods.page import energy, follower, leader, leaning, settle, shared
 from equipoise.methods.page.game import Game
 from equipoise.methods.page.player import told
@@ -35,7 +34,7 @@ class Page(Game):
 
     @property
     def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
-        return {**super().reports, **SCORES, **shared.REPORTS, **safe.REPORTS}
+        return {**super().reports, **SCORES, **shared.REPORTS}
 
     @property
     def leads(self) -> leader.Control:
@@ -66,8 +65,6 @@ class Page(Game):
             state["energy"] = energy.forecast(c, self.limits, state["energy"], self.resources == energy.DEVICES)
             seen.append(energy.affordable(state["energy"]) / self.epochs_most)
         action, state = self.leads.act(c, state, torch.stack(seen))
-        if self.safe:
-            action = action * c.down.each["tried"]
         action = self.read.kept(action, self.lr_low, self.lr_high)
         return self.meaning(action, c.train), told(state, "player", action=action)
 
@@ -89,8 +86,6 @@ class Page(Game):
             metrics["trained_acc"] = merit
         if self.weighs_errors:
             metrics["error"] = state["error"]
-        if self.safe:
-            metrics["tried"] = c.down.each["tried"]
         reward = self.read.paid(state["received"], trained, -self.lean)
         if self.resources:
             penalty, state["energy"] = energy.bill(c, state["energy"], self.multiplier_rate)
@@ -104,21 +99,16 @@ class Page(Game):
 
     def server_init(self, task: Task, params: Tree) -> State:
         state = super().server_init(task, params) | {"history": settle.empty(self.window)}
-        state |= self.leads.server_init(task) | self.follows.server_init(task)
-        return state | {"safe": safe.opened()} if self.safe else state
+        return state | self.leads.server_init(task) | self.follows.server_init(task)
 
     def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        """What the clients' agent acts with, if they share one; and whose moves are tried, if they shall be safe."""
+        """What the clients' agent acts with, if they share one."""
         down, state = super().give(s, ids)
         extra, state = self.leads.give(s, state)
-        down = replace(down, extra={**down.extra, **extra})
-        if self.safe:
-            tried, state["safe"] = safe.choose(s, state["safe"], ids)
-            down = replace(down, each={**down.each, "tried": tried})
-        return down, state
+        return replace(down, extra={**down.extra, **extra}), state
 
     def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        """a_CS(t) = p, paid u_CS = 1 / sum p_i f_i, or what the aggregate improves; safe if no worse than no move."""
+        """a_CS(t) = p, paid u_CS = 1 / sum p_i f_i, or what the aggregate improves."""
         near = {name: within_reach(up.metrics[name]) for name in SCORES if name in up.metrics}
         up = replace(up, metrics={**up.metrics, **near})
         weights, state = super().weigh(s, ids, up)
@@ -126,16 +116,12 @@ class Page(Game):
         utilities, state["history"] = settle.record(state["history"], near["received_loss"], trained, LEAST)
         s.notes |= {"log_utility_global": utilities[0], "log_utility_local": utilities[1]}
         state = self.leads.learn(s, state, up.metrics)  # for the round to come
-        if self.safe:
-            weights, state["safe"] = safe.judge(s, state["safe"], up.metrics, weights)
         if "p" not in self.factors:
             return weights, state
         assert isinstance(weights, Tensor)  # whoever has weights by parameter is refused before the run
         action, state = self.follows.act(s, state, ids, up)
-        moves, error = (action, torch.zeros_like(action)), up.metrics["error"] if self.weighs_errors else None
-        p, rule = (self.read.weights(move, weights, error, self.lean) for move in moves)
-        if self.safe and not safe.no_worse(s, up, p, rule):
-            p, state = rule, follower.unmoved(state)
+        error = up.metrics["error"] if self.weighs_errors else None
+        p = self.read.weights(action, weights, error, self.lean)
         s.notes["p"] = p
         return p, told(state, "follower", reward=1 / (p @ trained).clamp(min=LEAST))
 

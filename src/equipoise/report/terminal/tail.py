@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.core.config_file import read_config
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.terminal.words import duration
-from equipoise.settings.files import read_config
 
 RECENT = 20  # rounds that tell how long the next ones take
 

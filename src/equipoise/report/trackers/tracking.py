@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from equipoise.core import files as checkpoint
+from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError, nearest
 from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
@@ -18,7 +19,6 @@ from equipoise.report.trackers.mlflow import MLflow
 from equipoise.report.trackers.tensorboard import TensorBoard
 from equipoise.report.trackers.tracker import Tracker, of_round, of_summary
 from equipoise.report.trackers.wandb import WandB
-from equipoise.settings.files import read_config
 
 TRACKERS: dict[str, tuple[str, Callable[[Path, dict[str, Any], str | None], Tracker]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
