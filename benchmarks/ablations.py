@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Server, State, Train, Tree, Up
+from equipoise.contract import Client, Server, State, LocalHParams, Params, ClientUpdate
 from equipoise.contract.method import equal_weights
 from equipoise.methods import steering
 from equipoise.methods.autopilot import Autopilot
@@ -22,13 +22,13 @@ class ConfiguredRate(Autopilot):
 
     name: ClassVar[str] = "configured-rate"
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        train, state = super().decide(c)
-        return (Train(train.epochs, c.train.lr) if c.down.train is None else train), state
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        train, state = super().configure_training(client)
+        return (LocalHParams(train.epochs, client.hparams.lr) if client.message.hparams is None else train), state
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        state, m = super().steer(s, ids, seen)
-        return {**state, "rate": torch.tensor(float(s.training.lr), dtype=torch.float64)}, m
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        state, m = super().steer(server, ids, seen)
+        return {**state, "rate": torch.tensor(float(server.training.lr), dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class MeasuredRate(Autopilot):
 
     name: ClassVar[str] = "measured-rate"
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        train, state = super().decide(c)
-        if c.down.train is None:
-            train = Train(train.epochs, steering.polyak(state["loss"], state["square"]))
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        train, state = super().configure_training(client)
+        if client.message.hparams is None:
+            train = LocalHParams(train.epochs, steering.polyak(state["loss"], state["square"]))
         return train, state
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        state, m = super().steer(s, ids, seen)
-        return (state | {"rate": seen["step"].median()} if s.round == 1 else state), m
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        state, m = super().steer(server, ids, seen)
+        return (state | {"rate": seen["step"].median()} if server.round == 1 else state), m
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class NoCorrection(Autopilot):
 
     name: ClassVar[str] = "no-correction"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        state, m = super().steer(s, ids, seen)
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        state, m = super().steer(server, ids, seen)
         return {**state, "z": torch.zeros((), dtype=torch.float64)}, m
 
 
@@ -65,8 +65,8 @@ class NoRestraint(Autopilot):
 
     name: ClassVar[str] = "no-restraint"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        return super().steer(replace(s, state={**s.state, "val": ALWAYS_HIGH}), ids, seen)
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        return super().steer(replace(server, state={**server.state, "val": ALWAYS_HIGH}), ids, seen)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class NoNeed(Autopilot):
 
     name: ClassVar[str] = "no-need"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        state, m = super().steer(s, ids, seen)
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        state, m = super().steer(server, ids, seen)
         return {**state, "need": torch.ones((), dtype=torch.float64)}, m
 
 
@@ -86,8 +86,8 @@ class NoMomentum(Autopilot):
 
     name: ClassVar[str] = "no-momentum"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        return super().steer(s, ids, seen)[0], 0.0
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        return super().steer(server, ids, seen)[0], 0.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class NoReach(Autopilot):
 
     name: ClassVar[str] = "no-reach"
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
-        state, m = super().steer(s, ids, seen)
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
+        state, m = super().steer(server, ids, seen)
         return {**state, "reach": torch.full((), steering.TINY, dtype=torch.float64)}, m
 
 
@@ -107,8 +107,8 @@ class NoSizes(Autopilot):
 
     name: ClassVar[str] = "no-sizes"
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return equal_weights(ids), s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        return equal_weights(ids), server.state
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class NoDecay(Autopilot):
 
     name: ClassVar[str] = "no-decay"
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        train, state = super().decide(c)
-        return Train(train.epochs, train.lr / steering.decay(c.round, c.rounds)), state
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        train, state = super().configure_training(client)
+        return LocalHParams(train.epochs, train.lr / steering.decay(client.round, client.num_rounds)), state
 
 
 ALL = (ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoNeed, NoMomentum, NoReach, NoSizes, NoDecay)

@@ -22,8 +22,8 @@ from equipoise.contract import Task
 from equipoise.data.federation import ClientData, Ints, Split
 from equipoise.data.forms import Pixels
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.settings.config import RunSettings
+from equipoise.tasks.from_examples import ExamplesTask
 
 DATA = Path(os.environ.get("EQUIPOISE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CHEAP, DEAR = tuple(range(100, 108)), (100, 101, 102)  # what had been seen on them: studies/autopilot.md
@@ -167,17 +167,17 @@ FAMILIES = {
 }
 
 
-def build(family: Family, more: dict[str, Any], seed: int) -> tuple[Settings, Task]:
+def build(family: Family, more: dict[str, Any], seed: int) -> tuple[RunSettings, Task]:
     """Settings and task of a cell."""
     options = dict(family.options)
     if family.clients is not None:
         options["task"] = equipoise.Task.from_datasets(family.clients(), model=options.pop("model")).spec
     elif options["task"] != "synthetic":
         options["data"] = str(DATA)
-    settings = Settings.of({**options, **more, "seed": seed, "rounds": family.rounds})
+    settings = RunSettings.from_options({**options, **more, "seed": seed, "rounds": family.rounds})
     task = build_task(settings)
     if family.scale != 1.0:
-        assert isinstance(task, FromExamples)
+        assert isinstance(task, ExamplesTask)
         form = task.data.form
         if isinstance(form, Pixels):  # bytes become numbers in the form: the factor belongs there
             task.data.form = Pixels(form.mean, tuple(value / family.scale for value in form.std))

@@ -17,9 +17,9 @@ from equipoise.core import trees
 from equipoise.data.federation import Federation
 from equipoise.methods import find_method
 from equipoise.runs.running import build_task
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
+from equipoise.tasks.from_examples import ExamplesTask
 
 NETWORK = "pooled"
 """The federated runs' own network, rate and number of epochs, on everybody's rows at once."""
@@ -31,38 +31,38 @@ Scores = list[dict[str, float]]
 
 def gathered_scores(method: str, options: Mapping[str, Any]) -> tuple[tuple[str, ...], Scores]:
     """Names of the clients, and the test scores of each."""
-    settings = Settings.of(dict(options))
+    settings = RunSettings.from_options(dict(options))
     task = build_task(settings)
-    assert isinstance(task, FromExamples)
-    task = task.complete()
+    assert isinstance(task, ExamplesTask)
+    task = task.with_all_metrics()
     scores = _network(task, settings) if method == NETWORK else _scikit(task, method)
     return task.client_names, scores
 
 
-def _network(task: FromExamples, settings: Settings) -> Scores:
+def _network(task: ExamplesTask, settings: RunSettings) -> Scores:
     data, run = task.data, settings.run
     splits = {}
     for name in ("train", "val", "test"):
-        whole = data.split(np.arange(task.clients), name)
+        whole = data.split(np.arange(task.num_clients), name)
         splits[name] = (whole.x, whole.y, np.array([len(whole.y)]))
     server = {name: data.server(name) for name in ("public", "test")}
     one = Federation(splits, server, data.classes, data.form, data.target)
-    alone = FromExamples("pooled", task.module, one, settings.training, objective=task.objective)
-    schedule = Schedule(run.rounds, run.seed, 1.0, "loop", run.rounds, True)
-    simulation = Simulation(find_method("fedavg")(), alone, settings.training, schedule)
+    alone = ExamplesTask("pooled", task.module, one, settings.training, objective=task.objective)
+    schedule = RoundLoopConfig(run.rounds, run.seed, 1.0, "loop", run.rounds, True)
+    simulation = FederatedSimulation(find_method("fedavg")(), alone, settings.training, schedule)
     for _ in range(run.rounds):
-        simulation.round()
-    ids = torch.arange(task.clients)
-    found = task.evaluate_stack(ids, trees.stack([simulation.params] * task.clients), "test")
-    return [{name: float(values[k]) for name, values in found.items()} for k in range(task.clients)]
+        simulation.run_round()
+    ids = torch.arange(task.num_clients)
+    found = task.evaluate_stack(ids, trees.stack([simulation.params] * task.num_clients), "test")
+    return [{name: float(values[k]) for name, values in found.items()} for k in range(task.num_clients)]
 
 
-def _scikit(task: FromExamples, method: str) -> Scores:
+def _scikit(task: ExamplesTask, method: str) -> Scores:
     make = _maker(task, boosting=method.startswith("boosting"))
-    everybody = task.data.split(np.arange(task.clients), "train")
+    everybody = task.data.split(np.arange(task.num_clients), "train")
     pooled = None if method.endswith("local") else make(*_flat(everybody.x, everybody.y))
     scores = []
-    for client in range(task.clients):
+    for client in range(task.num_clients):
         outputs = (pooled or make(*_flat(*_rows(task, client, "train"))))(_flat(*_rows(task, client, "test"))[0])
         found = task._score(torch.from_numpy(outputs)[None], _rows(task, client, "test")[1][None], None)
         scores.append({name: float(value) for name, value in found.items()})
@@ -72,7 +72,7 @@ def _scikit(task: FromExamples, method: str) -> Scores:
 Predict = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-def _maker(task: FromExamples, boosting: bool) -> Callable[[NDArray[Any], NDArray[Any]], Predict]:
+def _maker(task: ExamplesTask, boosting: bool) -> Callable[[NDArray[Any], NDArray[Any]], Predict]:
     """What fits a model to rows, and gives a function from rows to outputs as a network has them."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -102,7 +102,7 @@ def _maker(task: FromExamples, boosting: bool) -> Callable[[NDArray[Any], NDArra
     return fit
 
 
-def _rows(task: FromExamples, client: int, split: str) -> tuple[Tensor, Tensor]:
+def _rows(task: ExamplesTask, client: int, split: str) -> tuple[Tensor, Tensor]:
     own = task.data.split(np.array([client]), split)
     here = slice(int(own.start[0]), int(own.start[0] + own.size[0]))
     return own.x[here], own.y[here]

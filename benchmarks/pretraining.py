@@ -26,7 +26,7 @@ from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW
 from equipoise.data.source import load
 from equipoise.models import MODELS
 from equipoise.models.transformer import CharacterTransformer
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 SMALL_ROLES = 8000  # characters: roles with fewer are no clients of the studies
 BATCH, SEED = 32, 0
@@ -116,7 +116,7 @@ def _pixels(file: Path) -> None:
     """The perceptron on the original test images of Fashion-MNIST, upright; clients have training images."""
     torch.manual_seed(SEED)
     _, task = built(PIXELS)
-    assert isinstance(task, FromExamples)
+    assert isinstance(task, ExamplesTask)
     parts = [task.data.server(name) for name in ("public", "test")]
     x, y = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     model = task.module

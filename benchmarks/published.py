@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.families import DATA
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core import trees
 from equipoise.data.federation import Federation
 from equipoise.data.target import Target
 from equipoise.methods import find_method
 from equipoise.models import MODELS
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.tasks.from_examples import ExamplesTask
 
 SEEDS, ROUNDS = 5, 25
 
@@ -36,7 +36,7 @@ class Published:
     file: str
     owner: str
     clients: tuple[str, ...]
-    training: Training
+    training: TrainingConfig
     figures: Mapping[str, tuple[str, ...]]
     """By method: each client's test set, then all of them together."""
 
@@ -46,7 +46,7 @@ FLAMBY = {
         "heart_disease.csv",
         "hospital",
         ("cleveland", "hungarian", "switzerland", "va"),
-        Training(epochs=2, lr=0.01, batch_size=4),
+        TrainingConfig(epochs=2, lr=0.01, batch_size=4),
         {
             "FLamby: pooled training": (".783", ".764", ".750", ".644", ".795"),
             "FLamby: local": (".746", ".746", ".725", ".702", "-"),
@@ -59,7 +59,7 @@ FLAMBY = {
         "tcga_brca.csv",
         "region",
         ("Northeast", "South", "West", "Midwest", "Europe", "Canada"),
-        Training(epochs=4, lr=0.02, batch_size=8),
+        TrainingConfig(epochs=4, lr=0.02, batch_size=8),
         {
             "FLamby: pooled training": (".773", ".582", ".706", ".629", ".766", ".600", ".704"),
             "FLamby: local": (".644", ".527", ".850", ".596", ".851", ".667", "-"),
@@ -78,14 +78,14 @@ def published_split(data: str, method: str) -> dict[str, Any]:
         task = _task(data, seed)
         policy = find_method(method)()
         policy.check(task, task.training)
-        schedule = Schedule(ROUNDS, seed, 1.0, "stacked", ROUNDS, True)
-        simulation = Simulation(policy, task, task.training, schedule)
+        schedule = RoundLoopConfig(ROUNDS, seed, 1.0, "stacked", ROUNDS, True)
+        simulation = FederatedSimulation(policy, task, task.training, schedule)
         for _ in range(ROUNDS):
-            record = simulation.round()
+            record = simulation.run_round()
         ids, models = simulation.personal_models()
-        scores = task.evaluate_stack(torch.from_numpy(ids), trees.row(models, torch.arange(len(ids))), "test")
-        found.append(scores[task.headline].double().numpy())
-        pooled.append(record.global_.get(task.headline))
+        scores = task.evaluate_stack(torch.from_numpy(ids), trees.index(models, torch.arange(len(ids))), "test")
+        found.append(scores[task.metric].double().numpy())
+        pooled.append(record.global_.get(task.metric))
     means = np.mean(found, 0)
     known = [value for value in pooled if value is not None]
     return {
@@ -94,7 +94,7 @@ def published_split(data: str, method: str) -> dict[str, Any]:
     }
 
 
-def _task(data: str, seed: int) -> FromExamples:
+def _task(data: str, seed: int) -> ExamplesTask:
     """A linear model on the rows and inputs that FLamby has; a fifth of the training rows is for validation."""
     about = FLAMBY[data]
     with (DATA / "tables" / about.file).open() as file:
@@ -120,7 +120,7 @@ def _task(data: str, seed: int) -> FromExamples:
     server = {"public": whole["val"], "test": whole["test"]}
     federation = Federation(splits, server, target.outputs, target=target)
     module = MODELS["linear"](federation.shape, target.outputs)
-    return FromExamples(f"flamby-{data}", module, federation, about.training)
+    return ExamplesTask(f"flamby-{data}", module, federation, about.training)
 
 
 def _heart(rows: list[dict[str, str]]) -> tuple[NDArray[Any], NDArray[Any]]:

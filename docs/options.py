@@ -9,13 +9,13 @@ import re
 import sys
 from pathlib import Path
 
-from equipoise.clock.options import Timing
-from equipoise.contract import Training
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import TrainingConfig
 from equipoise.core.options import KINDS
 from equipoise.core.schedules import Schedule
 from equipoise.methods import all_methods
 from equipoise.privacy.options import Privacy
-from equipoise.settings.means import Means
+from equipoise.settings.means import ResourceConfig
 from equipoise.settings.names import Option, of_config
 from equipoise.settings.run import RunConfig
 
@@ -29,11 +29,11 @@ def pages() -> dict[Path, list[str]]:
     methods = {
         DOCS / "methods" / f"{name}.md": [table(of_config(method, "method"))] for name, method in all_methods().items()
     }
-    configs = ((RunConfig, "run"), (Timing, "timing"), (Training, "training"))
+    configs = ((RunConfig, "run"), (ClockConfig, "timing"), (TrainingConfig, "training"))
     runs = [table(of_config(config, owner)) for config, owner in configs]
     return {
         **methods,
-        DOCS / "options.md": [*runs, table(of_config(Privacy, "privacy")), table(of_config(Means, "run"))],
+        DOCS / "options.md": [*runs, table(of_config(Privacy, "privacy")), table(of_config(ResourceConfig, "run"))],
     }
 
 

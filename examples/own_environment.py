@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.runs.running import run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 Seen = npt.NDArray[np.float32]
 
@@ -51,7 +51,7 @@ def main(folder: str = "runs/heaters", rounds: str = "20") -> None:
     options = {"task": "gym", "env_id": f"{__file__}:Heater", "env_kwargs": each, "agents": 4, "epochs": 50}
     for method in ("dqnavg", "pfeddqn-rep"):
         summary = run(
-            Settings.of({**options, "method": method, "rounds": int(rounds)}), f"{folder}/{method}", overwrite=True
+            RunSettings.from_options({**options, "method": method, "rounds": int(rounds)}), f"{folder}/{method}", overwrite=True
         )
         print(f"{method}: received {summary.received.return_:.0f}, trained {summary.trained.return_:.0f}")
 

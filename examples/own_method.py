@@ -17,14 +17,14 @@ import equipoise as eq
 class Cautious(eq.Method):
     """Decision 4, the client's half: what to install of what came down. All else is FedAvg's."""
 
-    keeps_model: ClassVar[bool] = True  # install reads c.local
+    needs_previous_model: ClassVar[bool] = True  # install reads c.local
     sharpness: float = eq.option(20.0, "how strongly the better model is preferred", low=0.0)
 
-    def install(self, c: eq.Client) -> tuple[eq.Tree, eq.State]:
-        ours, theirs = c.evaluate(c.local)["acc"], c.evaluate(c.down.params)["acc"]
+    def receive(self, c: eq.Client) -> tuple[eq.Params, eq.State]:
+        ours, theirs = c.evaluate(c.local_params)["acc"], c.evaluate(c.message.params)["acc"]
         share = torch.sigmoid(self.sharpness * (theirs - ours))
-        c.notes["share"] = share  # a heat map of the report
-        mixed = {name: torch.lerp(c.local[name], value, share.to(value.dtype)) for name, value in c.down.params.items()}
+        c.logged["share"] = share  # a heat map of the report
+        mixed = {name: torch.lerp(c.local_params[name], value, share.to(value.dtype)) for name, value in c.message.params.items()}
         return mixed, c.state
 
 

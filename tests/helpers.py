@@ -10,37 +10,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Task, Training
+from equipoise.contract import Method, Task, TrainingConfig
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
 from equipoise.runs.running import Interrupted, resume_run, run
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
+from equipoise.tasks.from_examples import ExamplesTask
 
 SMALL = {"clients": 6, "features": 5, "classes": 4, "samples": 60, "size_sigma": 0.4, "val_share": 0.2}
-TRAINING = Training(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
+TRAINING = TrainingConfig(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
 
 
 def small_task(
-    model: str = "mlp", training: Training = TRAINING, seed: int = 0, closed_form: bool = True, **options: Any
-) -> FromExamples:
+    model: str = "mlp", training: TrainingConfig = TRAINING, seed: int = 0, closed_form: bool = True, **options: Any
+) -> ExamplesTask:
     """Six clients of unequal size with Synthetic data, in float64."""
     config = SyntheticConfig(**{**SMALL, **options})
     module = MODELS[model]((config.features,), config.classes)
-    return FromExamples("synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form)
+    return ExamplesTask("synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form)
 
 
 def simulate(
     method: Method, task: Task, rounds: int = 3, executor: str = "stacked", participation: float = 1.0, seed: int = 0
-) -> Simulation:
+) -> FederatedSimulation:
     """A finished run; its logs are in ``.logs``."""
     method.check(task, task.training)
-    schedule = Schedule(rounds, seed, participation, executor, 1, True)
-    simulation = Simulation(method, task, task.training, schedule)
-    simulation.logs = [simulation.round() for _ in range(rounds)]  # type: ignore[attr-defined]
+    schedule = RoundLoopConfig(rounds, seed, participation, executor, 1, True)
+    simulation = FederatedSimulation(method, task, task.training, schedule)
+    simulation.logs = [simulation.run_round() for _ in range(rounds)]  # type: ignore[attr-defined]
     return simulation
 
 
@@ -66,7 +66,7 @@ def timeless(record: Timed) -> Timed:
     return replace(record, seconds=0.0)
 
 
-def cut_and_resumed(settings: Settings, folder: Path, at: int) -> Summary:
+def cut_and_resumed(settings: RunSettings, folder: Path, at: int) -> Summary:
     """The summary of a run that is interrupted after this round, with a checkpoint every third, and goes on."""
 
     def stop(log: RoundRecord) -> None:
@@ -74,5 +74,5 @@ def cut_and_resumed(settings: Settings, folder: Path, at: int) -> Summary:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(Settings.of({**settings.flat, "checkpoint_every": 3}), folder, watch=stop)
+        run(RunSettings.from_options({**settings.to_dict, "checkpoint_every": 3}), folder, on_round_end=stop)
     return resume_run(folder)

@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from equipoise.contract import Fit, Task, Tree, When
+from equipoise.contract import LocalTrainRequest, Task, Params, RngContext
 
 
 def train(
-    task: Task, client: int, params: Tree, names: tuple[str, ...] | None = None, round: int = 1, **how: Any
-) -> Tree:
+    task: Task, client: int, params: Params, names: tuple[str, ...] | None = None, round: int = 1, **how: Any
+) -> Params:
     """``epochs`` and ``lr`` as configured unless given."""
     training = task.training
     epochs = torch.tensor(how.pop("epochs", training.epochs))
     lr = torch.tensor(how.pop("lr", training.lr), dtype=torch.float64)
-    fit = Fit(params, epochs, lr, names=names or tuple(params), **how)
-    return task.fit(torch.tensor(client), fit, {}, When(0, round, training))[0]
+    fit = LocalTrainRequest(params, epochs, lr, trainable=names or tuple(params), **how)
+    return task.fit(torch.tensor(client), fit, {}, RngContext(0, round, training))[0]
 
 
-def mean_by_size(task: Task, models: list[Tree], names: tuple[str, ...]) -> Tree:
-    n = task.sizes(torch.arange(task.clients)).double()
+def mean_by_size(task: Task, models: list[Params], names: tuple[str, ...]) -> Params:
+    n = task.num_examples(torch.arange(task.num_clients)).double()
     return {name: sum(n[k] * model[name] for k, model in enumerate(models)) / n.sum() for name in names}

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, Range, Server, State, Task, Train, Tree, Up
-from equipoise.contract.ranges import SHARE
+from equipoise.contract import Client, Method, ValueRange, Server, State, Task, LocalHParams, Params, ClientUpdate
+from equipoise.contract.ranges import FRACTION
 
 BY_ERROR = "helpers_own:ByError"
 """How it is named where a method is."""
@@ -24,29 +24,29 @@ class ByError(Method):
     """
 
     name: ClassVar[str] = "by-error"
-    reports: ClassVar[Mapping[str, Range]] = {"error": SHARE}
-    summed: ClassVar[bool] = True
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = {"error": FRACTION}
+    aggregates_by_sum: ClassVar[bool] = True
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"error": torch.zeros((), dtype=torch.float64)}
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        error = 1 - c.task.merit(c.evaluate(c.start, "train"))[0].double()
-        return Train(2 * c.train.epochs, c.train.lr / c.round), {**c.state, "error": error}
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        error = 1 - client.task.utility_and_loss(client.evaluate(client.start, "train"))[0].double()
+        return LocalHParams(2 * client.hparams.epochs, client.hparams.lr / client.round), {**client.state, "error": error}
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
         up.metrics["error"] = state["error"]
         return up, state
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         return {"v": {name: torch.zeros_like(w) for name, w in params.items()}}
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        p = up.metrics["error"] + 0.02
-        return p / p.sum(), s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        p = updates.metrics["error"] + 0.02
+        return p / p.sum(), server.state
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
-        w = s.params
-        v = {name: s.state["v"][name] / 2 + (sums["mean"][name] - w[name]) for name in w}
-        return {name: w[name] + v[name] for name in w}, {**s.state, "v": v}
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        w = server.params
+        v = {name: server.state["v"][name] / 2 + (sums["mean"][name] - w[name]) for name in w}
+        return {name: w[name] + v[name] for name in w}, {**server.state, "v": v}

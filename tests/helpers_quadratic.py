@@ -5,27 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, Pull, State, Task, Training, Tree, When
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.contract import LocalTrainRequest, Method, ProximalTerm, State, Task, TrainingConfig, Params, RngContext
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 
 
 class Quadratic(Task):
     """Gradients are exact, so all batches are alike; ``per_epoch`` gives clients unequal step counts."""
 
     name = "quadratic"
-    headline = "loss"
+    metric = "loss"
     higher_is_better = False
 
     def __init__(
         self,
         a: list[float],
         b: list[list[float]],
-        training: Training,
+        training: TrainingConfig,
         sizes: list[int] | None = None,
         per_epoch: list[int] | None = None,
     ) -> None:
         self.a, self.b = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
-        self.clients, self.training = len(a), training
+        self.num_clients, self.training = len(a), training
         self.blocks = {"backbone": (), "head": ("w",)}
         self._sizes = torch.tensor(sizes or [1] * len(a))
         self._per_epoch = torch.tensor(per_epoch or [1] * len(a))
@@ -46,61 +46,61 @@ class Quadratic(Task):
         moved = share * (1 - (1 - self.training.lr * self.a) ** (self._per_epoch * self.training.epochs))
         return (moved[:, None] * self.b).sum(0) / moved.sum()
 
-    def init_params(self, seed: int) -> Tree:
+    def init_params(self, seed: int) -> Params:
         return {"w": torch.zeros_like(self.b[0])}
 
-    def sizes(self, ids: Tensor) -> Tensor:
+    def num_examples(self, ids: Tensor) -> Tensor:
         return self._sizes[ids]
 
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    def num_steps(self, ids: Tensor, epochs: Tensor, training: TrainingConfig, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         return epochs * self._per_epoch[ids]
 
-    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """A stack of one."""
-        one = Fit({"w": fit.params["w"][None]}, fit.epochs[None], fit.lr[None], repeat=fit.repeat, loss=fit.loss)
-        one.linear = fit.linear and {"w": fit.linear["w"][None]}
-        if fit.pull is not None:
-            one.pull = Pull({"w": fit.pull.anchor["w"][None]}, fit.pull.strength[None], fit.pull.follow[None])
-        params, anchor, _ = self.fit_stack(ids[None], one, {}, when)
+        one = LocalTrainRequest({"w": request.params["w"][None]}, request.epochs[None], request.lr[None], steps_per_batch=request.steps_per_batch, loss=request.loss)
+        one.grad_correction = request.grad_correction and {"w": request.grad_correction["w"][None]}
+        if request.proximal is not None:
+            one.proximal = ProximalTerm({"w": request.proximal.anchor["w"][None]}, request.proximal.mu[None], request.proximal.anchor_lr[None])
+        params, anchor, _ = self.fit_stack(ids[None], one, {}, rng)
         return {"w": params["w"][0]}, {name: value[0] for name, value in anchor.items()}, source
 
-    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """v <- momentum v + gradient; w <- w - lr v; the anchor follows after each batch; who has finished stays."""
-        assert fit.loss is None
-        p, v = fit.params["w"], torch.zeros_like(fit.params["w"])
-        anchor = fit.pull.anchor["w"] if fit.pull else p
-        strength, follow = (fit.pull.strength[:, None], fit.pull.follow[:, None]) if fit.pull else (0.0, 0.0)
-        linear = fit.linear["w"] if fit.linear else 0.0
-        a, b, training = self.a[ids][:, None], self.b[ids], when.training
-        steps = self.steps(ids, fit.epochs, training)[:, None]
+        assert request.loss is None
+        p, v = request.params["w"], torch.zeros_like(request.params["w"])
+        anchor = request.proximal.anchor["w"] if request.proximal else p
+        strength, follow = (request.proximal.mu[:, None], request.proximal.anchor_lr[:, None]) if request.proximal else (0.0, 0.0)
+        linear = request.grad_correction["w"] if request.grad_correction else 0.0
+        a, b, training = self.a[ids][:, None], self.b[ids], rng.training
+        steps = self.num_steps(ids, request.epochs, training)[:, None]
         for step in range(int(steps.max())):
             active = (step < steps).double()
-            for _ in range(fit.repeat):
+            for _ in range(request.steps_per_batch):
                 g = a * (p - b) + training.weight_decay * p + linear + strength * (p - anchor)
                 v = training.momentum * v + g
-                p = p - active * fit.lr[:, None] * v
+                p = p - active * request.lr[:, None] * v
             anchor = anchor + active * follow * (p - anchor)
-        return {"w": p}, {"w": anchor} if fit.pull else {}, source
+        return {"w": p}, {"w": anchor} if request.proximal else {}, source
 
-    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
         return {"loss": self.a[ids] / 2 * (params["w"] - self.b[ids]).square().sum(-1)}
 
-    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         return self.evaluate(ids, params, split)
 
-    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+    def evaluate_server(self, stack: Params, split: str) -> Params:
         distance = (stack["w"][:, None] - self.b).square().sum(-1)
         return {"loss": (self.a / 2 * distance).mean(-1)}
 
 
-def heterogeneous(training: Training, **unequal: list[int]) -> Quadratic:
+def heterogeneous(training: TrainingConfig, **unequal: list[int]) -> Quadratic:
     """Four clients with other curvatures and other optima: the harder ones lie far off."""
     return Quadratic([0.5, 1.0, 2.0, 4.0], [[1.0, 0.0], [-1.0, 2.0], [3.0, -1.0], [-2.0, 4.0]], training, **unequal)
 
 
-def long_run(method: Method, task: Task, rounds: int, participation: float = 1.0) -> Simulation:
+def long_run(method: Method, task: Task, rounds: int, participation: float = 1.0) -> FederatedSimulation:
     """Many rounds, of which only the last is evaluated."""
-    run = Simulation(method, task, task.training, Schedule(rounds, 0, participation, "stacked", rounds, True))
+    run = FederatedSimulation(method, task, task.training, RoundLoopConfig(rounds, 0, participation, "stacked", rounds, True))
     for _ in range(rounds):
-        run.round()
+        run.run_round()
     return run

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from equipoise.contract import Method, Task
 from equipoise.core.config_file import read_config
-from equipoise.core.trees import Tree
+from equipoise.core.trees import Params
 from equipoise.records.scores import Scores
 from equipoise.runs.running import build_task
 from equipoise.runs.running import run as run_settings
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Run:
         with open(self.folder / "clients.csv") as file:
             return [float(row[column]) for row in csv.DictReader(file)]
 
-    def server_model(self, initial: Tree) -> Tree:
+    def server_model(self, initial: Params) -> Params:
         """The server's model; blocks that never travel are as they were at first."""
         whole, shared = (self.folder / "models" / f"{name}.safetensors" for name in ("global", "shared"))
         return {**initial, **load_file(whole if whole.exists() else shared)}
@@ -58,23 +58,23 @@ class Run:
 
 def run(options: Mapping[str, Any], folder: Path) -> Run:
     """Run with the options of the command line; what a killed run left in the folder is made anew."""
-    run_settings(Settings.of(dict(options)), folder, overwrite=True)
+    run_settings(RunSettings.from_options(dict(options)), folder, overwrite=True)
     return Run(folder)
 
 
 def built(options: Mapping[str, Any]) -> tuple[Method, Task]:
     """The method and the task of a run, without running it."""
-    settings = Settings.of(dict(options))
+    settings = RunSettings.from_options(dict(options))
     return settings.method, build_task(settings)
 
 
-def one_round_from(start: Tree, options: Mapping[str, Any]) -> Scores:
+def one_round_from(start: Params, options: Mapping[str, Any]) -> Scores:
     """The personal models' scores after one round in which everybody begins with the given model."""
-    settings = Settings.of({**options, "rounds": 1})
-    schedule = Schedule(1, settings.run.seed, 1.0, "stacked", 1, True)
-    simulation = Simulation(settings.method, build_task(settings), settings.training, schedule)
+    settings = RunSettings.from_options({**options, "rounds": 1})
+    schedule = RoundLoopConfig(1, settings.run.seed, 1.0, "stacked", 1, True)
+    simulation = FederatedSimulation(settings.method, build_task(settings), settings.training, schedule)
     simulation.initial = start
-    return simulation.round().personal
+    return simulation.run_round().personal
 
 
 def percent(score: Mapping[str, Any] | None, digits: int = 2, of: str = "acc") -> float | None:

@@ -31,15 +31,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import Method, Training
+from equipoise.contract import Method, TrainingConfig
 from equipoise.core.trees import tree_bytes
 from equipoise.data.federation import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.runtime.executors import Stacked
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.tasks.from_examples import ExamplesTask
 
 ROWS, LR, FEATURES, CLASSES, ADAPTER = 32, 0.05, 256, 10, "rank=8"
 BATCHES, THREADS = (4, 8, 16, 32), (1, 2)
@@ -69,11 +69,11 @@ def federation(clients: int) -> Federation:
     return Federation(splits, {"public": rows(1), "test": rows(1)}, CLASSES)
 
 
-def simulation(name: str, clients: int, batch: int, way: str) -> Simulation:
-    training = Training(epochs=1, lr=LR, batch_size=batch)
-    task = FromExamples("adapters", base(name), federation(clients), training, fresh=False).shaped("", ADAPTER, "", 0)
-    schedule = Schedule(10**9, 0, 1.0, "stacked", 10**9, False)  # no evaluation: training alone
-    return Simulation(METHODS[way], task, training, schedule, Stacked)
+def simulation(name: str, clients: int, batch: int, way: str) -> FederatedSimulation:
+    training = TrainingConfig(epochs=1, lr=LR, batch_size=batch)
+    task = ExamplesTask("adapters", base(name), federation(clients), training, fresh=False).with_network("", ADAPTER, "", 0)
+    schedule = RoundLoopConfig(10**9, 0, 1.0, "stacked", 10**9, False)  # no evaluation: training alone
+    return FederatedSimulation(METHODS[way], task, training, schedule, Stacked)
 
 
 def plain_round(name: str, clients: int, batch: int) -> Callable[[], object]:
@@ -125,7 +125,7 @@ def compared(name: str, batch: int, threads: int, rounds: int) -> dict[str, Any]
     """Seconds of each round, each way, and how many times as fast as the loop the stack is, each at its fastest."""
     torch.set_num_threads(threads)
     ways = {
-        "stacked": simulation(name, CLIENTS, batch, "private").round,
+        "stacked": simulation(name, CLIENTS, batch, "private").run_round,
         "plain loop": plain_round(name, CLIENTS, batch),
         "floor": floor_round(name, CLIENTS, batch),
     }
@@ -157,15 +157,15 @@ def peak(clients: int, way: str) -> dict[str, Any]:
 def memory(clients: int, way: str) -> None:
     """Print the peak of two rounds in MiB, and what it cannot be less than: adapters and one chunk's activations."""
     torch.set_num_threads(1)
-    simulation("wide", 2, BATCH, way).round()
+    simulation("wide", 2, BATCH, way).run_round()
     running = simulation("wide", clients, BATCH, way)
-    assert isinstance(running.task, FromExamples)
-    chunk = max(cut.stop - cut.start for cut in running.executor.cuts(clients))
+    assert isinstance(running.task, ExamplesTask)
+    chunk = max(cut.stop - cut.start for cut in running.executor.chunks(clients))
     activations = chunk * BATCH * running.task.row_bytes() / 2**20
     Path("/proc/self/clear_refs").write_text("5")  # forget the highest memory so far
     before = _status("VmRSS")
-    running.round()
-    running.round()
+    running.run_round()
+    running.run_round()
     adapters = clients * tree_bytes(running.initial) / 2**20
     told = {"clients": clients, "adapters": way, "mib": _status("VmHWM") - before}
     print(json.dumps({**told, "adapters_mib": adapters, "activations_of_a_chunk_mib": activations}))

@@ -15,20 +15,20 @@ import torch
 
 from benchmarks.lab.provenance import measured
 from benchmarks.speed.engine import BATCH, CLASSES, FEATURES, LR, data_of
-from equipoise.clock.devices import WORLDS
-from equipoise.clock.fleet import Fleet
-from equipoise.clock.options import Timing
-from equipoise.contract import Training
+from equipoise.clock.devices import DEVICE_POPULATIONS
+from equipoise.clock.fleet import DevicePopulation
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.tasks.from_examples import ExamplesTask
 
 TIMINGS = {
     "without": None,
-    "default": Timing(),
-    "silos": Timing(devices="silos"),
-    "a buffer of everybody": Timing(mode="async", buffer=100),
+    "default": ClockConfig(),
+    "silos": ClockConfig(devices="silos"),
+    "a buffer of everybody": ClockConfig(mode="async", buffer=100),
 }
 
 
@@ -37,10 +37,10 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
 
     Processor time, because other work on the machine must not count; rounds of all take turns.
     """
-    training = Training(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = FromExamples("synthetic", linear((FEATURES,), CLASSES), data_of(100), training, closed_form=True)
-    schedule = Schedule(10**6, 0, 1.0, "stacked", 1, True)
-    rounds = {name: Simulation(FedAvg(), task, training, schedule, timing=t).round for name, t in TIMINGS.items()}
+    training = TrainingConfig(epochs=epochs, lr=LR, batch_size=BATCH)
+    task = ExamplesTask("synthetic", linear((FEATURES,), CLASSES), data_of(100), training, closed_form=True)
+    schedule = RoundLoopConfig(10**6, 0, 1.0, "stacked", 1, True)
+    rounds = {name: FederatedSimulation(FedAvg(), task, training, schedule, timing=t).run_round for name, t in TIMINGS.items()}
     for run in rounds.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in rounds}
@@ -61,7 +61,7 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
 def memory(clients: int) -> dict[str, float]:
     """Peak memory above that of the imports, when everybody's device, presence and trip are drawn at once."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fleet, ids, ones = Fleet(WORLDS["phones"], 0), np.arange(clients), np.ones(clients)
+    fleet, ids, ones = DevicePopulation(DEVICE_POPULATIONS["phones"], 0), np.arange(clients), np.ones(clients)
     started = time.perf_counter()
     fleet.present(ids, 0.0)
     fleet.trips(ids, 1, ones, ones, ones)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.data.federation import Federation
 from equipoise.data.forms import Pixels
 from equipoise.methods.fedavg import FedAvg
@@ -29,15 +29,15 @@ from equipoise.runs.spreading import forked
 from equipoise.runtime.choose import MakeExecutor
 from equipoise.runtime.device import available_cores
 from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.group import Group
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.share import Share, serve
-from equipoise.runtime.spread import Spread
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.group import ProcessGroup
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.share import Worker, serve
+from equipoise.runtime.spread import MultiProcessExecutor
+from equipoise.tasks.from_examples import ExamplesTask
 
 CLIENTS, IMAGES, BATCH, LR = 20, 600, 32, 0.05
 ROUNDS = 10**9  # more than are ever measured
-TRAINING = Training(epochs=1, lr=LR, batch_size=BATCH)
+TRAINING = TrainingConfig(epochs=1, lr=LR, batch_size=BATCH)
 Round = Callable[[], object]
 
 
@@ -55,27 +55,27 @@ def federation() -> Federation:
     return Federation(splits, {"public": rows(1), "test": rows(1)}, 10, Pixels((0.286,), (0.353,)))
 
 
-def task_of(data: Federation) -> FromExamples:
-    return FromExamples("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
+def task_of(data: Federation) -> ExamplesTask:
+    return ExamplesTask("w2", MODELS["cnn"](data.shape, 10), data, TRAINING)
 
 
 def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
-    schedule = Schedule(ROUNDS, 0, 1.0, "loop", ROUNDS, False)  # no evaluation: training and aggregation only
-    return Simulation(FedAvg(), task_of(data), TRAINING, schedule, executor).round
+    schedule = RoundLoopConfig(ROUNDS, 0, 1.0, "loop", ROUNDS, False)  # no evaluation: training and aggregation only
+    return FederatedSimulation(FedAvg(), task_of(data), TRAINING, schedule, executor).run_round
 
 
 @contextlib.contextmanager
 def round_of_processes(data: Federation, processes: int) -> Iterator[Round]:
     """Yield a round of clients that this process and forked ones share, one client after another."""
     inner = partial(Loop, FedAvg(), task_of(data), TRAINING, 0, ROUNDS)
-    with forked(processes, lambda group: _follow(Share(inner(), group, False), group)) as group:
-        spread = Spread(Share(inner(), group, False), group)
+    with forked(processes, lambda group: _follow(Worker(inner(), group, False), group)) as group:
+        spread = MultiProcessExecutor(Worker(inner(), group, False), group)
         yield equipoise_round(data, lambda *_: spread)
         spread.close()
         group.leave()
 
 
-def _follow(share: Share, group: Group) -> None:
+def _follow(share: Worker, group: ProcessGroup) -> None:
     torch.set_num_threads(1)
     serve(share, group)
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import Fit, When
+from equipoise.contract import LocalTrainRequest, RngContext
 from equipoise.frl.deep.mujoco import HOPPER, MujocoWorld, model
 from equipoise.frl.deep.physics import CartPole
 from equipoise.frl.deep.task import ClassicConfig, classic
@@ -88,9 +88,9 @@ def stacked(copies: int, steps: int) -> Callable[[], None]:
     task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}
-    fit = Fit(start, torch.full_like(ids, steps), torch.full((AGENTS,), 1e-3), names=tuple(one))
-    source = task.source_init(ids)
-    return lambda: task.fit_stack(ids, fit, source, When(0, 1, task.training)) and None
+    fit = LocalTrainRequest(start, torch.full_like(ids, steps), torch.full((AGENTS,), 1e-3), trainable=tuple(one))
+    source = task.init_data_state(ids)
+    return lambda: task.fit_stack(ids, fit, source, RngContext(0, 1, task.training)) and None
 
 
 def singles(copies: int, steps: int) -> Callable[[], None]:

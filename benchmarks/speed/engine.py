@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.data.federation import Split
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.tasks.from_examples import ExamplesTask
 
 BATCH, LR, FEATURES, CLASSES = 30, 0.1, 30, 30
 Round = Callable[[], object]
@@ -39,9 +39,9 @@ def data_of(clients: int) -> Synthetic:
 
 
 def equipoise_round(data: Synthetic, epochs: int, closed_form: bool) -> Round:
-    training = Training(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = FromExamples("synthetic", linear((FEATURES,), CLASSES), data, training, closed_form=closed_form)
-    return Simulation(FedAvg(), task, training, Schedule(10**6, 0, 1.0, "stacked", 1, True)).round
+    training = TrainingConfig(epochs=epochs, lr=LR, batch_size=BATCH)
+    task = ExamplesTask("synthetic", linear((FEATURES,), CLASSES), data, training, closed_form=closed_form)
+    return FederatedSimulation(FedAvg(), task, training, RoundLoopConfig(10**6, 0, 1.0, "stacked", 1, True)).run_round
 
 
 def plain_round(data: Synthetic, epochs: int) -> Round:

@@ -16,8 +16,8 @@ from benchmarks.lab.provenance import measured
 from equipoise.methods.fedpolicy import parts, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
 from equipoise.runs.running import build_task
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 
 SETTING: dict[str, Any] = {
     "task": "fmnist",
@@ -65,24 +65,24 @@ def main() -> None:
     for room, names in POLICY.items():
         for name in names:
             setattr(room, name, clock.watching(getattr(room, name)))
-    settings = Settings.of(SETTING)
+    settings = RunSettings.from_options(SETTING)
     task = build_task(settings)
-    schedule = Schedule(settings.run.rounds, 1, 1.0, "loop", 10**9, False)
-    simulation = Simulation(settings.method, task, settings.training, schedule)
+    schedule = RoundLoopConfig(settings.run.rounds, 1, 1.0, "loop", 10**9, False)
+    simulation = FederatedSimulation(settings.method, task, settings.training, schedule)
     rounds, started = settings.run.rounds, time.process_time()
-    logs = [simulation.round() for _ in range(rounds)]
+    logs = [simulation.run_round() for _ in range(rounds)]
     whole = time.process_time() - started
     model = sum(value.numel() * value.element_size() for value in simulation.params.values())
-    full = 2 * model * task.clients * rounds
+    full = 2 * model * task.num_clients * rounds
     moved = sum(log.bytes.down + log.bytes.up for log in logs)
     uploads = sum(log.bytes.up for log in logs) - full // 2
-    probes: list[Any] = [log.notes["probes"] for log in logs]  # one number per round
+    probes: list[Any] = [log.logged["probes"] for log in logs]  # one number per round
     result = {
         "rounds": rounds,
         "seconds_a_round": round(whole / rounds, 4),
         "policy_seconds_a_round": round(clock.spent / rounds, 4),
         "policy_share_of_time": round(clock.spent / whole, 4),
-        "probes_a_client": sum(probes) / task.clients,
+        "probes_a_client": sum(probes) / task.num_clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
     }

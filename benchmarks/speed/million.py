@@ -20,18 +20,18 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.records.rounds import RoundRecord
 from equipoise.runs.running import build_task, run
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.rows import Room
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.rows import MemoryBudget
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
 
 COHORT, ROUNDS, FEW, MANY, GIB = 1_000, 200, 10_000, 1_000_000, 0.25
 SIZES = (COHORT, FEW, 100_000, MANY)
 
 
-def settings_of(clients: int, rounds: int = ROUNDS, **training: float) -> Settings:
+def settings_of(clients: int, rounds: int = ROUNDS, **training: float) -> RunSettings:
     options = {"method": "scaffold", "clients": clients, "participation": COHORT / clients, "rounds": rounds}
-    return Settings.of({**options, **training})
+    return RunSettings.from_options({**options, **training})
 
 
 def whole(folder: Path, rounds: int, training: dict[str, float]) -> dict[str, object]:
@@ -48,7 +48,7 @@ def whole(folder: Path, rounds: int, training: dict[str, float]) -> dict[str, ob
 
     started = time.perf_counter()
     settings = settings_of(MANY, rounds, **training)
-    run(settings, folder / "run", watch=watch, means=Means(processes=1, state_memory=GIB))
+    run(settings, folder / "run", on_round_end=watch, resources=ResourceConfig(processes=1, client_memory_gib=GIB))
     spent = [after - before for before, after in pairwise(cpu)]
     saved = sum(file.stat().st_size for file in (folder / "run" / "checkpoint").iterdir())
     return {
@@ -70,12 +70,12 @@ def beside(rounds: int) -> dict[str, object]:
     runs = {clients: simulation_of(clients) for clients in SIZES}
     for _ in range(3):
         for simulation in runs.values():
-            simulation.round()
+            simulation.run_round()
     spent: dict[int, list[float]] = {clients: [] for clients in runs}
     for _ in range(rounds):
         for clients, simulation in runs.items():
             started = time.process_time()
-            simulation.round()
+            simulation.run_round()
             spent[clients].append(time.process_time() - started)
     middle = {clients: statistics.median(values) for clients, values in spent.items()}
     return {
@@ -85,11 +85,11 @@ def beside(rounds: int) -> dict[str, object]:
     }
 
 
-def simulation_of(clients: int) -> Simulation:
+def simulation_of(clients: int) -> FederatedSimulation:
     settings = settings_of(clients)
-    schedule = Schedule(ROUNDS, 0, COHORT / clients, "stacked", 1, True)
-    room = Room(int(GIB * 2**30))
-    return Simulation(settings.policy, build_task(settings), settings.training, schedule, room=room)
+    schedule = RoundLoopConfig(ROUNDS, 0, COHORT / clients, "stacked", 1, True)
+    room = MemoryBudget(int(GIB * 2**30))
+    return FederatedSimulation(settings.wrapped_method, build_task(settings), settings.training, schedule, room=room)
 
 
 def peak_mib() -> int:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from benchmarks.lab.provenance import measured
 from equipoise.methods.page import player
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 
 WARMUP = 3
 
@@ -134,11 +134,11 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     game = {"method": "page", "reading": "paper", "agents": "each", "warmup": WARMUP, "window": 0}
-    settings = Settings.of({**game, "task": "synthetic"})
+    settings = RunSettings.from_options({**game, "task": "synthetic"})
     task = settings.task_spec.build(settings.task_config, "linear", settings.training, 0)
     total = WARMUP + 1 + rounds
-    simulation = Simulation(
-        settings.method, task, settings.training, Schedule(total + 1, 0, 1.0, "stacked", total + 1, False)
+    simulation = FederatedSimulation(
+        settings.method, task, settings.training, RoundLoopConfig(total + 1, 0, 1.0, "stacked", total + 1, False)
     )
 
     inside = {"agents": 0.0}
@@ -151,9 +151,9 @@ def main() -> None:
         return result
 
     setattr(player, "_turn", timed)  # noqa: B010 (a stopwatch around it)
-    agents = [Agent(1, 2) for _ in range(task.clients)]
-    server = Agent(task.clients, task.clients)
-    for agent, states in ((server, task.clients), *((agent, 1) for agent in agents)):
+    agents = [Agent(1, 2) for _ in range(task.num_clients)]
+    server = Agent(task.num_clients, task.num_clients)
+    for agent, states in ((server, task.num_clients), *((agent, 1) for agent in agents)):
         actions = 2 if states == 1 else states
         agent.memory = [
             (torch.rand(states), torch.rand(actions), torch.rand(()), torch.rand(states)) for _ in range(40)
@@ -163,7 +163,7 @@ def main() -> None:
         start = {name: value.clone() for name, value in simulation.params.items()}
         inside["agents"] = 0.0
         began = time.process_time()
-        log = simulation.round()
+        log = simulation.run_round()
         seconds = time.process_time() - began
         if t < WARMUP + 1:
             continue

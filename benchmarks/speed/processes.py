@@ -19,29 +19,29 @@ import torch
 
 from benchmarks.lab.provenance import measured
 from benchmarks.speed import conv, engine
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
 from equipoise.runs.spreading import forked
-from equipoise.runtime.executors import Local, Loop, Stacked
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.share import Share, serve
-from equipoise.runtime.spread import Spread
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.runtime.executors import InProcessExecutor, Loop, Stacked
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.share import Worker, serve
+from equipoise.runtime.spread import MultiProcessExecutor
+from equipoise.tasks.from_examples import ExamplesTask
 
 ROUNDS = 10**6
 TURN = 0.5  # seconds
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-Workload = tuple[Task, type[Local], engine.Round | None]
+Workload = tuple[Task, type[InProcessExecutor], engine.Round | None]
 """A task, how one process computes it, and the plain loop."""
 
 
 def logistic(clients: int, epochs: int, plain: bool = True) -> Workload:
-    training = Training(epochs=epochs, lr=engine.LR, batch_size=engine.BATCH)
+    training = TrainingConfig(epochs=epochs, lr=engine.LR, batch_size=engine.BATCH)
     data = engine.data_of(clients)
-    task = FromExamples("synthetic", linear((engine.FEATURES,), engine.CLASSES), data, training)
+    task = ExamplesTask("synthetic", linear((engine.FEATURES,), engine.CLASSES), data, training)
     return task, Stacked, engine.plain_round(data, epochs) if plain else None
 
 
@@ -51,20 +51,20 @@ def convolutional() -> Workload:
 
 
 def scaling(
-    task: Task, kind: type[Local], plain: engine.Round | None, seconds: float, processes: int = 2
+    task: Task, kind: type[InProcessExecutor], plain: engine.Round | None, seconds: float, processes: int = 2
 ) -> dict[str, float]:
     """Milliseconds per round: on the wall, and of each process on its processor."""
     training = task.training
     inner = partial(kind, FedAvg(), task, training, 0, ROUNDS)
-    schedule = Schedule(ROUNDS, 0, 1.0, kind.__name__.lower(), 1, True)
+    schedule = RoundLoopConfig(ROUNDS, 0, 1.0, kind.__name__.lower(), 1, True)
 
-    def round_of(make: Callable[[], Local | Spread]) -> Callable[[], object]:
-        return Simulation(FedAvg(), task, training, schedule, lambda *_: make()).round
+    def round_of(make: Callable[[], InProcessExecutor | MultiProcessExecutor]) -> Callable[[], object]:
+        return FederatedSimulation(FedAvg(), task, training, schedule, lambda *_: make()).run_round
 
     pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    with forked(processes, lambda group: serve(Share(inner(), group, True), group)) as group:
+    with forked(processes, lambda group: serve(Worker(inner(), group, True), group)) as group:
         others = [int(pid) for pid in pids.read_text().split()]
-        spread = Spread(Share(inner(), group, True), group)
+        spread = MultiProcessExecutor(Worker(inner(), group, True), group)
         ways = {"one": round_of(inner), "several": round_of(lambda: spread)}
         ways |= {"plain": plain} if plain else {}
         for run in ways.values():

@@ -23,30 +23,30 @@ from equipoise.contract import State
 from equipoise.methods.fedavg import FedAvg
 from equipoise.runs.spreading import forked
 from equipoise.runtime import adopt, executors, lines, round, share, spread
-from equipoise.runtime.executors import Local, Replies, Stacked
-from equipoise.runtime.group import Group
-from equipoise.runtime.lines import Forked
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.share import Share, serve
-from equipoise.runtime.spread import Spread
+from equipoise.runtime.executors import InProcessExecutor, CohortResults, Stacked
+from equipoise.runtime.group import ProcessGroup
+from equipoise.runtime.lines import ForkedGroup
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.share import Worker, serve
+from equipoise.runtime.spread import MultiProcessExecutor
 from equipoise.runtime.store import ClientStore
 
 WAITING = "waiting awake for the other"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "local training and clients' evaluations": [(Stacked, "chunk")],
-    "putting chunks together": [(Local, "run")],
+    "putting chunks together": [(InProcessExecutor, "run")],
     "checks, sums, the server's step": [
-        *((adopt.Facts, "of"), (Replies, "sums"), (Share, "sums"), (spread._Elsewhere, "sums")),
+        *((adopt.UpdateDiagnostics, "of"), (CohortResults, "sums"), (Worker, "sums"), (spread.RemoteCohortResults, "sums")),
         *((round, "adopt"), (round, "too_long")),
     ],
     "evaluation of the server's model": [(executors, "judged"), (share, "judged")],
     "what clients keep": [(ClientStore, name) for name in ("held", "keep", "count")],
     "planning and messages": [
-        *((Spread, "run"), (Spread, "ask"), (spread._Elsewhere, "of"), (Share, "run")),
-        *((lines, "pack"), (lines, "unpack"), (lines, "_fill"), (Forked, "send"), (Forked, "receive")),
+        *((MultiProcessExecutor, "run"), (MultiProcessExecutor, "ask"), (spread.RemoteCohortResults, "of"), (Worker, "run")),
+        *((lines, "pack"), (lines, "unpack"), (lines, "_fill"), (ForkedGroup, "send"), (ForkedGroup, "receive")),
     ],
-    WAITING: [(Forked, "_wait")],
-    "scores, log, the rest of the round": [(Simulation, "round")],
+    WAITING: [(ForkedGroup, "_wait")],
+    "scores, log, the rest of the round": [(FederatedSimulation, "round")],
 }
 
 
@@ -90,27 +90,27 @@ class Parts:
 def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
     task, kind, _ = logistic(100, epochs, plain=False)
     inner = partial(kind, FedAvg(), task, task.training, 0, ROUNDS)
-    schedule = Schedule(ROUNDS, 0, 1.0, "stacked", 1, True)
+    schedule = RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True)
 
-    def follow(group: Group) -> None:
-        mine, found = Share(inner(), group, True), []
+    def follow(group: ProcessGroup) -> None:
+        mine, found = Worker(inner(), group, True), []
 
         def answer(call: State) -> State:
             if call["do"] == "run":  # a round begins
                 found.append(parts.take())
-            return Share.answer(mine, call)
+            return Worker.answer(mine, call)
 
         mine.answer = answer  # type: ignore[method-assign]
         serve(mine, group)
         group.sent(group.send(0, _cheapest(found[2:])), 0)
 
     with forked(2, follow) as group:
-        executor = Spread(Share(inner(), group, True), group)
+        executor = MultiProcessExecutor(Worker(inner(), group, True), group)
         ways = {
-            "1 process": Simulation(FedAvg(), task, task.training, schedule).round,
-            "2 processes, the leading one": Simulation(
+            "1 process": FederatedSimulation(FedAvg(), task, task.training, schedule).run_round,
+            "2 processes, the leading one": FederatedSimulation(
                 FedAvg(), task, task.training, schedule, lambda *_: executor
-            ).round,
+            ).run_round,
         }
         found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         end = time.perf_counter() + seconds

@@ -14,11 +14,11 @@ from torch import Tensor
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import Run, percent, run
 from benchmarks.lab.tables import mean, spread, table
-from equipoise.contract import Tree, Up
+from equipoise.contract import Params, ClientUpdate
 from equipoise.runs.running import run as run_settings
 from equipoise.runtime.attacks import Attacked, hostile_clients
 from equipoise.runtime.executors import Executor, Stacked
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 SEEDS = (1, 2, 3)
 ONE_SEEDS = (1, 2, 3, 4, 5)  # of PAGE, whose agents make much of little: two runs of it differ by points
@@ -50,10 +50,10 @@ FASHION = {
 class Known(Attacked):
     """Liars send what nobody can take: what is left is what a server has that knows them."""
 
-    def _lie(self, up: Up, sent: Tree, lying: Tensor, round: int) -> Up:
-        shape = {name: (-1, *[1] * (value.dim() - 1)) for name, value in up.params.items()}
-        none = {name: torch.where(lying.view(shape[name]), torch.nan, value) for name, value in up.params.items()}
-        return replace(up, params=none)
+    def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
+        shape = {name: (-1, *[1] * (value.dim() - 1)) for name, value in updates.params.items()}
+        none = {name: torch.where(lying.view(shape[name]), torch.nan, value) for name, value in updates.params.items()}
+        return replace(updates, params=none)
 
 
 def options(task: str, method: str, rule: str, attack: str, seed: int) -> dict[str, Any] | None:
@@ -104,7 +104,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         def telling(*about: Any) -> Executor:
             return Known(Stacked(*about), "known", share)
 
-        run_settings(Settings.of(dict(cell.options)), folder, overwrite=True, make_executor=telling)
+        run_settings(RunSettings.from_options(dict(cell.options)), folder, overwrite=True, make_executor=telling)
         done = Run(folder)
     else:
         done = run(cell.options, folder)

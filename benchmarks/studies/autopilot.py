@@ -14,7 +14,7 @@ from benchmarks.lab.cell import percent
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import paired, spread, table
 from equipoise.report.paired import difference
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 
 SIDES = ("global", "personal")
 MAIN: dict[str, dict[str, Any]] = {
@@ -50,10 +50,10 @@ def cells(results: Results) -> list[Cell]:
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     kind, seed = FAMILIES[cell.axes["family"]], cell.axes["seed"]
     settings, task = build(kind, dict(cell.options), seed)
-    schedule = Schedule(kind.rounds, seed, 1.0, kind.executor, kind.rounds, False)
-    simulation = Simulation(settings.method, task, settings.training, schedule)
+    schedule = RoundLoopConfig(kind.rounds, seed, 1.0, kind.executor, kind.rounds, False)
+    simulation = FederatedSimulation(settings.method, task, settings.training, schedule)
     for _ in range(kind.rounds):
-        record = simulation.round()
+        record = simulation.run_round()
     scores = {"global": record.global_, "personal": record.personal}
     result: dict[str, Any] = {side: percent(scores[side], 3) for side in SIDES}
     return result | {f"{side}_loss": scores[side].loss for side in SIDES}

@@ -18,7 +18,7 @@ from benchmarks.lab.cell import Run, run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
 from equipoise.clock.devices import read
-from equipoise.clock.fleet import HOUR, Fleet
+from equipoise.clock.fleet import HOUR, DevicePopulation
 from equipoise.contract import option
 from equipoise.report.paired import difference
 from equipoise.selection.learned import CONTROLS, Learned
@@ -156,7 +156,7 @@ def classes(done: Run, task: str, world: str, seed: int, **_: str) -> dict[str, 
     with open(done.folder / "clients.csv") as file:
         rows = {int(row["client"]): float(row["trained_acc"]) for row in csv.DictReader(file)}
     devices, everybody = read(world), np.arange(POPULATIONS[task].clients)
-    fleet = Fleet(devices, seed)
+    fleet = DevicePopulation(devices, seed)
     kinds, hours = fleet.kinds(everybody), np.arange(0.0, done.summary["clock"], HOUR)
     there = np.any([fleet.present(everybody, hour) for hour in hours], axis=0)
     found = {}

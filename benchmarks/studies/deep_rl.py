@@ -88,7 +88,7 @@ def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
     assert isinstance(task, AgentTask)
     assert isinstance(task.world, PhysicsWorld)
     seed = options["seed"]
-    start = done.server_model(task.init_params(seed)) if method.shares else task.init_params(seed + 1000)
+    start = done.server_model(task.init_params(seed)) if method.default_shared_blocks else task.init_params(seed + 1000)
     stack = {key: value.expand(len(UNSEEN), *value.shape) for key, value in start.items()}
     world = PhysicsWorld.of(task.world.physics, np.array(UNSEEN), (options["differ"],), seed + 1000)
     each = adapt(task, world, stack, MARKS, what_learns(method, task), WARMUP, seed).mean((1, 2))

@@ -11,7 +11,7 @@ import torch
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import built
 from benchmarks.lab.tables import table
-from equipoise.contract import Fit, When
+from equipoise.contract import LocalTrainRequest, RngContext
 from equipoise.frl.deep.task import AgentTask
 
 AGENTS, SEED, EPISODES, MARKS = 10, 9000, 20, 5
@@ -36,12 +36,12 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     training, ids = task.training, torch.arange(AGENTS)
     first = [task.init_params(SEED + k) for k in range(AGENTS)]
     params = {part: torch.stack([one[part] for one in first]) for part in first[0]}
-    source, epochs = task.source_init(ids), torch.full_like(ids, training.epochs)
+    source, epochs = task.init_data_state(ids), torch.full_like(ids, training.epochs)
     lr = torch.full((AGENTS,), training.lr)
     rounds, curve = gate["steps"] // (training.epochs * task.config.parallel), {}
     for number in range(1, rounds + 1):
-        fit = Fit(params, epochs, lr, names=tuple(params))
-        params, _, source = task.fit_stack(ids, fit, source, When(SEED, number, training))
+        fit = LocalTrainRequest(params, epochs, lr, trainable=tuple(params))
+        params, _, source = task.fit_stack(ids, fit, source, RngContext(SEED, number, training))
         if number % (rounds // MARKS) == 0 or number == rounds:
             found = task.evaluate_stack(ids, params, "test")["return"]
             curve[number * training.epochs * task.config.parallel] = [round(float(value), 1) for value in found]

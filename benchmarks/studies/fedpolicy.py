@@ -12,7 +12,7 @@ from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import one_round_from, percent, run
 from benchmarks.lab.plots import drawing
 from benchmarks.lab.tables import mean, paired, spread, table
-from equipoise.core.trees import Tree
+from equipoise.core.trees import Params
 from equipoise.methods import find_method
 
 SEEDS, FRESH = (11, 12, 13), (21, 22, 23)
@@ -116,7 +116,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     }
 
 
-def newcomer(options: Mapping[str, Any], model: Tree) -> float | None:
+def newcomer(options: Mapping[str, Any], model: Params) -> float | None:
     """Clients of a fresh draw of the same population train the global model for five epochs: their test accuracy.
 
     Their rows are drawn anew from all 60,000, so that about a tenth were some training client's.

@@ -42,12 +42,12 @@ class Halfway(Method):
 class Cautious(eq.Method):
     """As in a notebook cell: no name, annotations that are texts."""
 
-    keeps_model: ClassVar[bool] = True
+    needs_previous_model: ClassVar[bool] = True
     caution: float = eq.option(0.5, "share of the way to go")
 
-    def install(self, c: eq.Client) -> tuple[eq.Tree, eq.State]:
-        sent = eq.take_sent(c)
-        return {name: c.local[name] + self.caution * (sent[name] - c.local[name]) for name in sent}, c.state
+    def receive(self, c: eq.Client) -> tuple[eq.Params, eq.State]:
+        sent = eq.merge_sent_blocks(c)
+        return {name: c.local_params[name] + self.caution * (sent[name] - c.local_params[name]) for name in sent}, c.state
 
 
 def test_a_file_with_annotations_as_texts_is_loaded(tmp_path: Path) -> None:
@@ -95,20 +95,20 @@ def wrong(**hooks: object) -> type[eq.Method]:
     [
         ({"instal": lambda self, c: (c.local, c.state)}, r"Wrong.instal is not a hook .* did you mean 'install'\?"),
         ({"agregate": lambda self, s, ids, up, w: s.params}, "did you mean 'aggregate'"),
-        ({"install": lambda self, c: eq.take_sent(c)}, r"Wrong.install returns one value \(dict\): .* two, the model"),
+        ({"install": lambda self, c: eq.merge_sent_blocks(c)}, r"Wrong.install returns one value \(dict\): .* two, the model"),
         ({"update": lambda self, c: (c.start, c.state, 1)}, "Wrong.update returns 3 values: it must return two"),
         ({"upload": lambda self, c: (c.trained, c.state)}, "Wrong.upload returns a dict as its first value: .* an Up"),
         ({"weigh": lambda self, s, ids, up: eq.equal_weights(ids)}, r"Wrong.weigh returns one value \(Tensor\)"),
         (
-            {"install": lambda self, c: ({n: v + torch.rand(()) for n, v in eq.take_sent(c).items()}, c.state)},
+            {"install": lambda self, c: ({n: v + torch.rand(()) for n, v in eq.merge_sent_blocks(c).items()}, c.state)},
             "Wrong.install cannot be computed for many clients at once: .* use c.uniform",
         ),
         (
-            {"install": lambda self, c: (eq.take_sent(c), {"share": c.evaluate(c.down.params)["acc"].item()})},
+            {"install": lambda self, c: (eq.merge_sent_blocks(c), {"share": c.evaluate(c.down.params)["acc"].item()})},
             r"Wrong.install cannot .* \.item\(\)",
         ),
         (
-            {"install": lambda self, c: (c.local if c.evaluate(c.local)["acc"] > 2 else eq.take_sent(c), c.state)},
+            {"install": lambda self, c: (c.local if c.evaluate(c.local)["acc"] > 2 else eq.merge_sent_blocks(c), c.state)},
             "Wrong.install cannot .* use torch.where",
         ),
     ],

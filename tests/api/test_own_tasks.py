@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> 
 
 def test_tasks_are_values_and_check_their_options() -> None:
     task = eq.Task.named("synthetic", clients=5)
-    assert built(task).clients == 5
+    assert built(task).num_clients == 5
     with pytest.raises(eq.UsageError, match=r"task 'synthetic' has no option 'client' .*'clients'"):
         eq.Task.named("synthetic", client=5)
     with pytest.raises(eq.UsageError, match="given twice, under two names"):

@@ -20,7 +20,7 @@ from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.local import Local
 from equipoise.models.adapters import AdaptedConv, AdaptedLinear, Adapter, adapted
 from equipoise.models.stacking import stacked_forward
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 BOTH = "rank=2 targets=0,2 names=shared,private train=4.*"
@@ -31,10 +31,10 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
-def task(adapter: str = BOTH, fresh: bool = False) -> FromExamples:
+def task(adapter: str = BOTH, fresh: bool = False) -> ExamplesTask:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
-    plain = FromExamples("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
-    return plain.shaped("", adapter, "", 0) if adapter else plain
+    plain = ExamplesTask("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
+    return plain.with_network("", adapter, "", 0) if adapter else plain
 
 
 def moved(module: nn.Module) -> nn.Module:
@@ -85,11 +85,11 @@ class Tower(nn.Module):
 
 def test_a_layer_may_be_called_blocks() -> None:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
-    plain = FromExamples("synthetic", Tower(), data, TRAINING, torch.float64)
+    plain = ExamplesTask("synthetic", Tower(), data, TRAINING, torch.float64)
     assert plain.blocks == {"backbone": ("blocks.0.weight", "blocks.0.bias"), "head": ("head.weight", "head.bias")}
-    low = plain.shaped("", "rank=2 targets=blocks.0 train=head.*", "", 0)
+    low = plain.with_network("", "rank=2 targets=blocks.0 train=head.*", "", 0)
     assert low.blocks == {"adapter": ("blocks.0.adapter.A", "blocks.0.adapter.B"), "head": ("head.weight", "head.bias")}
-    assert simulate(FedPer(), low, rounds=1).logs[0].bytes.up == low.clients * 8 * 2 * (5 + 6)
+    assert simulate(FedPer(), low, rounds=1).logs[0].bytes.up == low.num_clients * 8 * 2 * (5 + 6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -112,7 +112,7 @@ def test_a_stacks_gradients_are_each_clients_own(bias: bool) -> None:
 
 
 def test_the_model_starts_as_its_base() -> None:
-    x = task("").samples(9)
+    x = task("").example_inputs(9)
     assert torch.equal(task().forward(task().init_params(0), x), task("").forward({}, x))
 
 
@@ -132,7 +132,7 @@ def test_the_batched_form_is_that_of_each_client() -> None:
     by_hand = stacked_forward(here.module)
     assert by_hand is not None
     stack = {name: torch.randn(3, *value.shape).double() for name, value in here.init_params(0).items()}
-    x = here.samples(6).view(3, 2, 5)
+    x = here.example_inputs(6).view(3, 2, 5)
     each = torch.stack([here.forward({name: w[k] for name, w in stack.items()}, x[k]) for k in range(3)])
     assert torch.allclose(by_hand(stack, x), each)
 
@@ -159,7 +159,7 @@ def test_executors_agree(method: Method) -> None:
 
 def test_executors_agree_on_a_network_that_is_no_sequence() -> None:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
-    here = FromExamples("synthetic", Branched(), data, TRAINING, torch.float64).shaped("", "rank=2", "", 0)
+    here = ExamplesTask("synthetic", Branched(), data, TRAINING, torch.float64).with_network("", "rank=2", "", 0)
     loop, stacked = (simulate(Local(), here, executor=executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.store.local, stacked.store.local) < 1e-10
 
@@ -168,7 +168,7 @@ def test_the_private_adapter_stays_and_the_shared_one_travels() -> None:
     here = task()
     done, start = simulate(FedPer(keep="private"), here, rounds=2), here.init_params(0)
     billed = tree_bytes({name: start[name] for block in ("shared", "head") for name in here.blocks[block]})
-    assert done.logs[0].bytes.up == done.logs[0].bytes.down == here.clients * billed
+    assert done.logs[0].bytes.up == done.logs[0].bytes.down == here.num_clients * billed
     for name in here.blocks["private"]:
         assert torch.equal(done.params[name], start[name])
         assert not torch.equal(done.store.local[name][0], done.store.local[name][1])
@@ -182,7 +182,7 @@ def test_a_base_that_the_seed_draws_is_the_plain_models_start() -> None:
 def test_what_is_kept_of_clients_does_not_hold_the_base() -> None:
     here = task("rank=1 targets=2")
     done = simulate(Local(), here, rounds=1)
-    assert tree_bytes(done.store.local) == here.clients * 8 * (8 + 6)
+    assert tree_bytes(done.store.local) == here.num_clients * 8 * (8 + 6)
 
 
 @pytest.mark.parametrize(

@@ -19,21 +19,21 @@ from equipoise.methods.fedpolicy.parts import Parts
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.records.folder import Folder
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 THREE = "base=0.* middle=2.* top=4.*"
 
 
-def deep_task(blocks: str = THREE, **options: object) -> FromExamples:
+def deep_task(blocks: str = THREE, **options: object) -> ExamplesTask:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
     data = Synthetic(SyntheticConfig(**{**SMALL, **options}), 0)
-    task = FromExamples("synthetic", net, data, TRAINING, torch.float64)
-    return task.shaped("", "", blocks, 0) if blocks else task
+    task = ExamplesTask("synthetic", net, data, TRAINING, torch.float64)
+    return task.with_network("", "", blocks, 0) if blocks else task
 
 
-def share_of(task: FromExamples, *blocks: str) -> int:
+def share_of(task: ExamplesTask, *blocks: str) -> int:
     start = task.init_params(0)
     return tree_bytes({name: start[name] for block in blocks for name in task.blocks[block]})
 
@@ -50,7 +50,7 @@ def test_without_a_head_by_name_the_last_block_is_it(method: type[Method]) -> No
 def test_the_user_says_what_stays(keep: str, travels: tuple[str, ...]) -> None:
     task = deep_task()
     done = simulate(FedPer(keep=keep), task, rounds=2)
-    assert done.logs[0].bytes.up == done.logs[0].bytes.down == task.clients * share_of(task, *travels)
+    assert done.logs[0].bytes.up == done.logs[0].bytes.down == task.num_clients * share_of(task, *travels)
     for block, names in task.blocks.items():
         for name in names:
             moved = not torch.equal(done.params[name], task.init_params(0)[name])
@@ -99,7 +99,7 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     before = simulate(method, task, rounds=1)
     seen = done.store.state["probe"]["acc"]
     local, received = before.store.local, before.params
-    for k in range(task.clients):
+    for k in range(task.num_clients):
         for part, takes in enumerate(method.sets.takes.tolist()):
             sent = {
                 n for block, take in zip(method.sets.blocks, takes, strict=True) if take for n in task.blocks[block]
@@ -143,11 +143,11 @@ def test_methods_that_name_other_blocks_are_refused(method: Method, words: str) 
 def test_declared_blocks_of_a_module_may_be_any() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
     net.blocks = {"weights": ("0.weight", "2.weight"), "biases": ("0.bias", "2.bias")}  # type: ignore[assignment]
-    task = FromExamples("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
+    task = ExamplesTask("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
     assert task.blocks == net.blocks
     net.blocks = {"weights": ("0.weight", "2.weight"), "biases": ("0.bias",)}  # type: ignore[assignment]
     with pytest.raises(UsageError, match=r"leave out 2\.bias"):
-        FromExamples("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
+        ExamplesTask("synthetic", net, Synthetic(SyntheticConfig(**SMALL), 0), TRAINING)
 
 
 def test_the_command_line_names_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.fedrod import FedRod
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 
@@ -27,9 +27,9 @@ def net() -> nn.Sequential:
     return module
 
 
-def task(fresh: bool = False, **options: object) -> FromExamples:
+def task(fresh: bool = False, **options: object) -> ExamplesTask:
     data = Synthetic(SyntheticConfig(**{**SMALL, **options}), 0)
-    return FromExamples("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
+    return ExamplesTask("synthetic", net(), data, TRAINING, torch.float64, fresh=fresh)
 
 
 def clients(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -79,8 +79,8 @@ def test_bytes_and_what_is_kept_of_clients_are_those_of_the_learned_part() -> No
     done = simulate(FedAvg(), here, rounds=1)
     learned = tree_bytes(here.init_params(0))
     assert learned == 8 * (6 * 8 + 4 * 6 + 4)
-    assert done.logs[0].bytes.down == done.logs[0].bytes.up == learned * here.clients
-    assert tree_bytes(done.store.local) == learned * here.clients
+    assert done.logs[0].bytes.down == done.logs[0].bytes.up == learned * here.num_clients
+    assert tree_bytes(done.store.local) == learned * here.num_clients
     assert all(torch.equal(value, net().double().get_parameter(name)) for name, value in here.frozen.items())
 
 

@@ -19,7 +19,7 @@ from equipoise.methods.fedrod import FedRod
 from equipoise.methods.pfedme import PFedMe
 from equipoise.models.layers import BatchNorm, Dropout, federated
 from equipoise.privacy.options import Privacy
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from equipoise.wrappers.private import private
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
@@ -32,9 +32,9 @@ def net() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def task(module: nn.Module | None = None) -> FromExamples:
+def task(module: nn.Module | None = None) -> ExamplesTask:
     data = Synthetic(SyntheticConfig(**{**SMALL, "samples": 57}), 0)
-    return FromExamples("synthetic", module or net(), data, TRAINING, torch.float64)
+    return ExamplesTask("synthetic", module or net(), data, TRAINING, torch.float64)
 
 
 @pytest.mark.parametrize(("layer", "shape"), [(nn.BatchNorm1d(3), (7, 3)), (nn.BatchNorm2d(3), (7, 3, 4, 5))])
@@ -105,13 +105,13 @@ def test_statistics_move_and_travel_or_stay() -> None:
         assert torch.equal(kept.params[name], start[name])
         assert not torch.equal(kept.store.local[name][0], kept.store.local[name][1])
     norm = 8 * 8 * 4
-    assert shared.logs[0].bytes.up - kept.logs[0].bytes.up == here.clients * norm
+    assert shared.logs[0].bytes.up - kept.logs[0].bytes.up == here.num_clients * norm
 
 
 def test_the_mean_of_statistics_is_fedavgs() -> None:
     here = task()
     done = simulate(FedAvg(), here, rounds=1)
-    sizes = here.sizes(torch.arange(here.clients)).double()
+    sizes = here.num_examples(torch.arange(here.num_clients)).double()
     mean = (sizes[:, None] * done.store.local[STATISTICS[0]]).sum(0) / sizes.sum()
     assert torch.allclose(done.params[STATISTICS[0]], mean)
 
@@ -124,7 +124,7 @@ FAR = {"pfedme": {"beta": 2.0}, "fedrecon": {"server_lr": 2.0}}
 def test_servers_that_step_average_statistics(name: str, options: dict[str, float]) -> None:
     """A variance that is extrapolated may become negative. Weights are by data size, or equal where a paper says so."""
     sim = simulate(all_methods()[name](**options), task(), 3)
-    sizes = sim.task.sizes(torch.arange(sim.task.clients)).double()
+    sizes = sim.task.num_examples(torch.arange(sim.task.num_clients)).double()
     for weights in (sizes / sizes.sum(), torch.full_like(sizes, 1 / len(sizes))):
         means = {name: torch.tensordot(weights, sim.store.local[name], 1) for name in STATISTICS}
         if all(largest_difference(sim.params[name], mean) < 1e-12 for name, mean in means.items()):
@@ -145,9 +145,9 @@ def test_frozen_normalisation_is_part_of_the_base() -> None:
     module[1].requires_grad_(False)
     module[1].running_mean += 2
     here = task(module)
-    assert here.statistics == ()
+    assert here.batch_stat_names == ()
     assert "norm" not in here.blocks
-    x = here.samples(4)
+    x = here.example_inputs(4)
     assert torch.allclose(here.forward({}, x), task(module.eval()).forward({}, x))
     simulate(FedAvg(), here, rounds=1)
     assert torch.equal(here.module[1].running_mean, module[1].running_mean.double())

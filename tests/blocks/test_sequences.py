@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.contract import Fit, When
+from equipoise.contract import LocalTrainRequest, RngContext
 from equipoise.core.errors import UsageError
 from equipoise.models import MODELS
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.models.footprint import activation_bytes
 from equipoise.models.transformer import CharacterTransformer
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import largest_difference, small_task
 
 
@@ -61,14 +61,14 @@ def test_what_a_row_keeps_is_what_its_gradient_needs() -> None:
 @pytest.mark.parametrize("rows", [1, 20])
 def test_portions_change_memory_and_nothing_else(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     task = small_task()
-    ids, start = torch.arange(task.clients), task.init_params(0)
+    ids, start = torch.arange(task.num_clients), task.init_params(0)
     stack = {name: value.expand(len(ids), *value.shape).clone() for name, value in start.items()}
-    fit = Fit(stack, ids % 3 + 1, torch.linspace(0.01, 0.1, len(ids)).double(), names=tuple(start))
-    when = When(0, 1, task.training)
+    fit = LocalTrainRequest(stack, ids % 3 + 1, torch.linspace(0.01, 0.1, len(ids)).double(), trainable=tuple(start))
+    when = RngContext(0, 1, task.training)
     whole = task.fit_stack(ids, fit, {}, when)[0]
     assert largest_difference(whole, stack) > 1e-3
     assert task.row_bytes() == 8 * (5 + 64), "the inputs and the hidden units"
-    single = FromExamples("single", task.module, task.data, task.training)
+    single = ExamplesTask("single", task.module, task.data, task.training)
     assert single.row_bytes() == 4 * (5 + 64), "of one row, not of the set that it lies in"
     monkeypatch.setattr("equipoise.tasks.from_examples.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12

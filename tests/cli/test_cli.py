@@ -18,7 +18,7 @@ from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.records.codec import encode
 from equipoise.runs import compare as comparing
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.settings.names import options
 from equipoise.tasks import all_tasks, find_task
 
@@ -346,8 +346,8 @@ def test_every_option_of_every_method_and_task_has_a_name_of_its_own_and_a_help(
 
 def test_settings_survive_their_own_file():
     for name in all_methods():
-        settings = Settings.of({"method": name})
-        assert Settings.of(json.loads(json.dumps(settings.flat))) == settings
+        settings = RunSettings.from_options({"method": name})
+        assert RunSettings.from_options(json.loads(json.dumps(settings.to_dict))) == settings
         assert find_method(name).name == name
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
-from equipoise.contract import Method, Options, OverRounds, Training, option
+from equipoise.contract import Method, Options, Scheduled, TrainingConfig, option
 from equipoise.core.errors import UsageError
 from equipoise.core.schedules import Schedule, cosine, steps
 from equipoise.data.synthetic import SyntheticConfig
@@ -25,7 +25,7 @@ from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
 from equipoise.methods.rl.linear_rep import LinearRepresentation
 from equipoise.privacy.options import Privacy
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.settings.names import options
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import all_tasks, find_task
@@ -38,7 +38,7 @@ class Example(Options):
     share: float = option(0.5, "a share", low=0, below=1)
     most: float = option(2.0, "at most five", high=5)
     time: float = option(1.0, "a time", above=0, high=math.inf)
-    count: OverRounds[int] = option(3, "a number", low=1)
+    count: Scheduled[int] = option(3, "a number", low=1)
     kind: str = option("plain", "a kind", choices=("plain", "fancy"))
     sure: bool = option(True, "whether")
 
@@ -84,8 +84,8 @@ def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
     ("config", "given"),
     [
         (FedProx, {"mu": -1}),
-        (Training, {"lr": 0.0}),
-        (Training, {"momentum": 1.0}),
+        (TrainingConfig, {"lr": 0.0}),
+        (TrainingConfig, {"momentum": 1.0}),
         (RunConfig, {"participation": 0.0}),
         (RunConfig, {"executor": "fast"}),
         (Privacy, {"dp_delta": 1.0}),
@@ -137,18 +137,18 @@ def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_method_and_task_may_have_an_option_of_one_name() -> None:
-    found = Settings.of({**SMALL, "method": "feddyn", "method.alpha": 0.2, "task.alpha": 1.5})
+    found = RunSettings.from_options({**SMALL, "method": "feddyn", "method.alpha": 0.2, "task.alpha": 1.5})
     assert found.method == FedDyn(alpha=0.2)
     assert found.task_config.alpha == 1.5
-    assert found.flat["method.alpha"] == 0.2
-    assert found.flat["task.alpha"] == 1.5
-    assert "alpha" not in found.flat
-    assert Settings.of(found.flat) == found
+    assert found.to_dict["method.alpha"] == 0.2
+    assert found.to_dict["task.alpha"] == 1.5
+    assert "alpha" not in found.to_dict
+    assert RunSettings.from_options(found.to_dict) == found
 
 
 def test_a_short_name_stays_where_it_is_unique() -> None:
     for name in ("alpha", "task.alpha"):
-        assert Settings.of({**SMALL, name: 1.5}).flat["alpha"] == 1.5
+        assert RunSettings.from_options({**SMALL, name: 1.5}).to_dict["alpha"] == 1.5
     known = options(find_method("feddyn"), find_task("fmnist"))
     assert known["alpha"].owner == "method"
 
@@ -156,7 +156,7 @@ def test_a_short_name_stays_where_it_is_unique() -> None:
 @pytest.mark.parametrize("more", [{}, {"method.alpha": 0.1}])
 def test_an_ambiguous_name_is_refused_with_both_full_names(more: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"say task\.alpha or method\.alpha"):
-        Settings.of({**SMALL, "method": "feddyn", "alpha": 0.1, **more})
+        RunSettings.from_options({**SMALL, "method": "feddyn", "alpha": 0.1, **more})
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_ambiguous_name_is_refused_with_both_full_names(more: dict[str, float
 )
 def test_an_option_is_given_once(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="given twice"):
-        Settings.of({**SMALL, "method": "feddyn", **given})
+        RunSettings.from_options({**SMALL, "method": "feddyn", **given})
 
 
 def test_an_own_option_with_a_name_of_the_run_is_refused() -> None:
@@ -183,10 +183,10 @@ def test_an_own_option_with_a_name_of_the_run_is_refused() -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(UsageError) as error:
-        Settings.of({**SMALL, "lr": -1, "rounds": 0, "test_share": 2.0, "method": "fedprox", "mu": "high"})
+        RunSettings.from_options({**SMALL, "lr": -1, "rounds": 0, "test_share": 2.0, "method": "fedprox", "mu": "high"})
     assert all(f"{name} is" in str(error.value) for name in ("lr", "rounds", "test_share", "mu"))
     with pytest.raises(UsageError) as error:
-        Settings.of({"learning_rate": 1, "round": 0})
+        RunSettings.from_options({"learning_rate": 1, "round": 0})
     assert "'learning_rate'" in str(error.value)
     assert "'round'" in str(error.value)
 
@@ -239,7 +239,7 @@ def test_a_comparison_gives_each_method_its_own(tmp_path: Path) -> None:
 
 
 def test_from_python_a_schedule_is_given_as_it_is() -> None:
-    settings = Settings.of({**SMALL, "lr": cosine(0.1, 0.001)})
+    settings = RunSettings.from_options({**SMALL, "lr": cosine(0.1, 0.001)})
     assert isinstance(settings.training.lr, Schedule)
     assert settings.training.at(1, 2).lr == 0.1
 

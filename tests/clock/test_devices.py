@@ -2,8 +2,8 @@
 
 import pytest
 
-from equipoise.clock.devices import HOURS, WORLDS, Device, read
-from equipoise.clock.options import Timing, seconds, words
+from equipoise.clock.devices import HOURS, DEVICE_POPULATIONS, Device, read
+from equipoise.clock.options import ClockConfig, seconds, words
 from equipoise.core.errors import UsageError
 
 OWN = """name,share,speed,up,present,dropout
@@ -88,9 +88,9 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_equal_devices_are_the_default():
     """A clock that nobody asked for must change no result: everybody is there, replies, and takes its turn."""
-    (only,) = WORLDS["default"]
+    (only,) = DEVICE_POPULATIONS["default"]
     assert (only.spread, only.jitter, only.dropout, set(only.present)) == (0, 0, 0, {1.0})
-    assert Timing().world == WORLDS["default"]
+    assert ClockConfig().device_classes == DEVICE_POPULATIONS["default"]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_times_for_people():
 @pytest.mark.parametrize("text", ["2 hours", "-1s", "0", "0h", "h", "1e3"])
 def test_times_that_are_none(text):
     with pytest.raises(UsageError, match=r"until is .*: must be a time above 0 such as 30s"):
-        Timing(until=text)
+        ClockConfig(until=text)
 
 
 def test_options_that_contradict_each_other_are_told_at_once():
     with pytest.raises(UsageError) as error:
-        Timing(mode="async", deadline="30s", over_select=2.0, until="soon", devices="phone")
+        ClockConfig(mode="async", deadline="30s", overselection=2.0, until="soon", devices="phone")
     for part in ("leave deadline empty", "over_select is for mode sync", "until is 'soon'", "devices is 'phone'"):
         assert part in str(error.value)
     with pytest.raises(UsageError, match="mode semi ends its rounds by the clock: set deadline; buffer is for mode"):
-        Timing(mode="semi", buffer=3)
+        ClockConfig(mode="semi", buffer=3)

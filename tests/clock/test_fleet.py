@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.clock.closing import close
-from equipoise.clock.devices import HOURS, WORLDS, Device
-from equipoise.clock.fleet import HOUR, Fleet
+from equipoise.clock.closing import end_of_round
+from equipoise.clock.devices import HOURS, DEVICE_POPULATIONS, Device
+from equipoise.clock.fleet import HOUR, DevicePopulation
 
 IDS = np.arange(50_000)
 
@@ -18,7 +18,7 @@ def whole(value, ids=IDS):
 
 def test_a_trip_by_hand():
     """300 samples at 100 per second, 1 MB down at 8 Mbit/s, 0.5 MB up at 2 Mbit/s: 3 + 1 + 2 seconds."""
-    fleet = Fleet((Device("one", 1.0, 100.0, up=2.0, down=8.0, watts=4.0, radio=0.5),), 0)
+    fleet = DevicePopulation((Device("one", 1.0, 100.0, up=2.0, down=8.0, watts=4.0, radio=0.5),), 0)
     trips = fleet.trips(np.array([7]), 1, np.array([300.0]), np.array([5e5]), np.array([1e6]))
     assert trips.seconds[0] == pytest.approx(6.0, rel=1e-12)
     assert trips.joules[0] == pytest.approx(3 * 4.0 + 3 * 0.5, rel=1e-12)
@@ -27,7 +27,7 @@ def test_a_trip_by_hand():
 
 def test_shares_speeds_and_losses_are_those_of_the_table():
     world = (Device("a", 1.0, 100.0, spread=0.3), Device("b", 3.0, 10.0, dropout=0.2))
-    fleet = Fleet(world, 5)
+    fleet = DevicePopulation(world, 5)
     kinds = fleet.kinds(IDS)
     assert kinds.mean() == pytest.approx(0.75, abs=0.01)
     logs = np.log(fleet.usual(IDS).speed / 100.0)[kinds == 0]
@@ -41,28 +41,28 @@ def test_shares_speeds_and_losses_are_those_of_the_table():
 
 
 def test_a_client_is_the_same_whoever_is_asked_with_it():
-    fleet, some = Fleet(WORLDS["phones"], 3), np.array([4, 999, 31_000])
+    fleet, some = DevicePopulation(DEVICE_POPULATIONS["phones"], 3), np.array([4, 999, 31_000])
     everybody = fleet.trips(IDS, 2, whole(64), whole(1e4), whole(1e4))
-    few = Fleet(WORLDS["phones"], 3).trips(some, 2, whole(64, some), whole(1e4, some), whole(1e4, some))
+    few = DevicePopulation(DEVICE_POPULATIONS["phones"], 3).trips(some, 2, whole(64, some), whole(1e4, some), whole(1e4, some))
     assert (everybody.seconds[some] == few.seconds).all()
     assert (everybody.lost[some] == few.lost).all()
-    other = Fleet(WORLDS["phones"], 4).trips(some, 2, whole(64, some), whole(1e4, some), whole(1e4, some))
+    other = DevicePopulation(DEVICE_POPULATIONS["phones"], 4).trips(some, 2, whole(64, some), whole(1e4, some), whole(1e4, some))
     assert (other.seconds != few.seconds).all()
 
 
 def test_downloads_beside_the_mean():
     """Shares 1 and 3, 8 and 2 Mbit/s: 1 and 4 microseconds per byte, 3.25 on average."""
     world = (Device("a", 1.0, 1.0, down=8.0), Device("b", 3.0, 1.0, down=2.0))
-    fleet = Fleet(world, 0)
+    fleet = DevicePopulation(world, 0)
     waits = fleet.waits_for_downloads(IDS)
     assert set(waits.round(12)) == {round(1 / 3.25, 12), round(4 / 3.25, 12)}
     assert waits.mean() == pytest.approx(1.0, abs=0.01)
-    assert (Fleet(WORLDS["default"], 0).waits_for_downloads(IDS) == 1.0).all()
+    assert (DevicePopulation(DEVICE_POPULATIONS["default"], 0).waits_for_downloads(IDS) == 1.0).all()
 
 
 def test_presence_follows_the_hour():
     by_hour = tuple(hour / HOURS for hour in range(HOURS))
-    fleet = Fleet((Device("a", 1.0, 1.0, present=by_hour),), 0)
+    fleet = DevicePopulation((Device("a", 1.0, 1.0, present=by_hour),), 0)
     shares = [fleet.present(IDS, (24 * 3 + hour) * HOUR + 5.0).mean() for hour in range(HOURS)]
     assert shares == pytest.approx(by_hour, abs=0.01)
     same_hour = fleet.present(IDS, 12 * HOUR), fleet.present(IDS, 13 * HOUR - 1)
@@ -88,11 +88,11 @@ NOBODY = np.zeros(4, bool)
     ],
 )
 def test_when_a_round_ends(wanted, within, lost, end, come):
-    found, mask = close(10.0, NAMES, 10.0 + AT, np.isin(NAMES, lost), wanted, within)
+    found, mask = end_of_round(10.0, NAMES, 10.0 + AT, np.isin(NAMES, lost), wanted, within)
     assert (found, NAMES[mask].tolist()) == (end, come)
 
 
 def test_time_never_goes_back():
     """Whoever came while nobody waited is taken at once."""
-    end, mask = close(10.0, np.array([1]), np.array([3.0]), np.array([False]), 1)
+    end, mask = end_of_round(10.0, np.array([1]), np.array([3.0]), np.array([False]), 1)
     assert (end, mask.tolist()) == (10.0, [True])

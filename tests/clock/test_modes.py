@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.clock.fleet import HOUR, Fleet
-from equipoise.clock.options import Timing
-from equipoise.contract import Training
+from equipoise.clock.fleet import HOUR, DevicePopulation
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, small_task, timeless
 from helpers_own import BY_ERROR
 from helpers_quadratic import Quadratic
 
-HALVING = Training(epochs=1, lr=0.5, batch_size=1)  # with a = 1 a step goes halfway: y_i = (w + b_i) / 2
+HALVING = TrainingConfig(epochs=1, lr=0.5, batch_size=1)  # with a = 1 a step goes halfway: y_i = (w + b_i) / 2
 FAST, SLOW = 1.0, 0.4  # samples per second: one and two and a half seconds for a step
 
 
@@ -37,15 +37,15 @@ def world(tmp_path, **more):
 
 def clocked(method, task, timing, rounds, executor="stacked", participation=1.0, seed=0):
     method = find_method(method)() if isinstance(method, str) else method
-    schedule = Schedule(rounds, seed, participation, executor, 1, True)
-    simulation = Simulation(method, task, task.training, schedule, timing=timing)
-    simulation.logs = [simulation.round() for _ in range(rounds)]
+    schedule = RoundLoopConfig(rounds, seed, participation, executor, 1, True)
+    simulation = FederatedSimulation(method, task, task.training, schedule, timing=timing)
+    simulation.logs = [simulation.run_round() for _ in range(rounds)]
     return simulation
 
 
 def first_seed(timing):
     """A seed with which client 0 is fast and client 1 slow."""
-    return next(s for s in itertools.count() if Fleet(timing.world, s).kinds(np.arange(2)).tolist() == [0, 1])
+    return next(s for s in itertools.count() if DevicePopulation(timing.world, s).kinds(np.arange(2)).tolist() == [0, 1])
 
 
 def test_fedbuff_by_hand(tmp_path):
@@ -54,14 +54,14 @@ def test_fedbuff_by_hand(tmp_path):
     1 s: the fast one brings (0 + 8)/2, w = 4. 2 s: (4 + 8)/2, w = 6. 2.5 s: the slow one brings a change of -2 that is
     two models late: w = 6 - 2/sqrt(3). 3 s: the fast one, which began at 6, brings a change of 1, one model late.
     """
-    timing = Timing(devices=world(tmp_path), mode="async", buffer=1)
+    timing = ClockConfig(devices=world(tmp_path), mode="async", buffer=1)
     seed = first_seed(timing)
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
-    schedule = Schedule(4, seed, 1.0, "stacked", 1, True)
-    run = Simulation(find_method("fedavg")(), task, task.training, schedule, timing=timing)
+    schedule = RoundLoopConfig(4, seed, 1.0, "stacked", 1, True)
+    run = FederatedSimulation(find_method("fedavg")(), task, task.training, schedule, timing=timing)
     found = []
     for _ in range(4):
-        log = run.round()
+        log = run.run_round()
         found.append((float(run.params["w"][0]), log.clock, log.staleness.max, log.ids))
     third = 6 - 2 / math.sqrt(3)
     expected = [(4.0, 1.0, 0, [0]), (6.0, 2.0, 0, [0]), (third, 2.5, 2, [1]), (third + 1 / math.sqrt(2), 3.0, 1, [0])]
@@ -72,7 +72,7 @@ def test_fedbuff_by_hand(tmp_path):
 
 def test_semi_synchronous_by_hand(tmp_path):
     """Two seconds at most; the slow one comes in the second round, one model late, and that ends with the fast one."""
-    timing = Timing(devices=world(tmp_path), mode="semi", deadline="2s", staleness=1.0)
+    timing = ClockConfig(devices=world(tmp_path), mode="semi", deadline="2s", staleness=1.0)
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     run = clocked("fedavg", task, timing, 2, seed=first_seed(timing))
     assert [(round(log.clock, 6), log.ids) for log in run.logs] == [(2.0, [0]), (3.0, None)]
@@ -82,7 +82,7 @@ def test_semi_synchronous_by_hand(tmp_path):
 
 def test_a_deadline_leaves_the_slow_one_out_and_over_selection_too(tmp_path):
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
-    late = Timing(devices=world(tmp_path), deadline="2s")
+    late = ClockConfig(devices=world(tmp_path), deadline="2s")
     run = clocked("fedavg", task, late, 2, seed=first_seed(late))
     assert [(log.clock, log.ids) for log in run.logs] == [(2.0, [0]), (4.0, [0])]
     assert run.logs[0].absent == {1: "its reply came too late"}
@@ -90,7 +90,7 @@ def test_a_deadline_leaves_the_slow_one_out_and_over_selection_too(tmp_path):
     # Fast: one second at 5 W each round; slow: stopped after two of its two and a half seconds.
     assert run.logs[0].energy == pytest.approx(5.0 + 2.0 * 5.0, rel=1e-6)
     assert run.logs[0].bytes.down == 2 * run.logs[0].bytes.up
-    over = Timing(devices=world(tmp_path), over_select=2.0)
+    over = ClockConfig(devices=world(tmp_path), overselection=2.0)
     run = clocked("fedavg", task, over, 2, participation=0.5, seed=first_seed(over))
     assert [(round(log.clock, 6), log.clients, log.ids) for log in run.logs] == [(1.0, 2, [0]), (2.0, 2, [0])]
 
@@ -99,7 +99,7 @@ METHODS = ["fedavg", "fedper", "fedavgm", "ditto", "fedadam", BY_ERROR]
 
 
 @pytest.mark.parametrize(("name", "executor"), [*((name, "stacked") for name in METHODS), ("fedper", "loop")])
-@pytest.mark.parametrize("timing", [Timing(), Timing(mode="async", buffer=6)], ids=["sync", "buffer of everybody"])
+@pytest.mark.parametrize("timing", [ClockConfig(), ClockConfig(mode="async", buffer=6)], ids=["sync", "buffer of everybody"])
 def test_equal_devices_are_the_rounds_without_a_clock_to_the_bit(name, executor, timing):
     task = small_task(size_sigma=0.0)
     plain, timed = (simulate(find_method(name)(), task, 3, executor), clocked(name, task, timing, 3, executor))
@@ -112,7 +112,7 @@ def test_equal_devices_are_the_rounds_without_a_clock_to_the_bit(name, executor,
 @pytest.mark.parametrize("name", METHODS)
 def test_one_client_at_a_time_is_a_cohort_of_one_to_the_bit(name):
     task = small_task()
-    one = clocked(name, task, Timing(mode="async", buffer=1), 8, participation=1 / 6)
+    one = clocked(name, task, ClockConfig(mode="async", buffer=1), 8, participation=1 / 6)
     plain = simulate(find_method(name)(), task, 8, participation=1 / 6)
     assert largest_difference(one.params, plain.params) == 0
     assert largest_difference(one.store.saved(), plain.store.saved()) == 0
@@ -123,7 +123,7 @@ def test_one_client_at_a_time_is_a_cohort_of_one_to_the_bit(name):
 @pytest.mark.parametrize("mode", [{"mode": "async", "buffer": 2}, {"mode": "semi", "deadline": "1s"}])
 def test_executors_agree_in_every_mode(mode):
     task = small_task()
-    ends = [clocked("fedper", task, Timing(devices="phones", **mode), 10, executor) for executor in ("stacked", "loop")]
+    ends = [clocked("fedper", task, ClockConfig(devices="phones", **mode), 10, executor) for executor in ("stacked", "loop")]
     assert [log.ids for log in ends[0].logs] == [log.ids for log in ends[1].logs]
     assert [log.clock for log in ends[0].logs] == [log.clock for log in ends[1].logs]
     assert largest_difference(ends[0].params, ends[1].params) < 1e-12
@@ -131,7 +131,7 @@ def test_executors_agree_in_every_mode(mode):
 
 
 def test_nobody_is_asked_twice_before_it_has_replied():
-    run = clocked("fedavg", small_task(), Timing(devices="phones", mode="async", buffer=1), 30, seed=1)
+    run = clocked("fedavg", small_task(), ClockConfig(devices="phones", mode="async", buffer=1), 30, seed=1)
     asked = sum(log.clients for log in run.logs)
     gone = sum(len(log.absent) for log in run.logs)
     assert asked == sum(run.store.counts["rounds"].tolist()) + gone + run.clock.under_way
@@ -143,7 +143,7 @@ def test_where_nobody_is_there_time_passes(tmp_path):
     present = " ".join(str(int(hour == 6)) for hour in range(24))
     (tmp_path / "six.csv").write_text(f"name,share,speed,present,up,down\nowl,1,0.001,{present},1e9,1e9\n")
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
-    run = clocked("fedavg", task, Timing(devices=str(tmp_path / "six.csv")), 5)
+    run = clocked("fedavg", task, ClockConfig(devices=str(tmp_path / "six.csv")), 5)
     clocks = [log.clock / HOUR for log in run.logs]
     step = 1000 / HOUR
     assert clocks == pytest.approx([6 + step, 6 + 2 * step, 6 + 3 * step, 6 + 4 * step, 30 + step], rel=1e-9)
@@ -159,7 +159,7 @@ OPTIONS = {"clients": 8, "samples": 40, "epochs": 2, "rounds": 7, "devices": "ph
 )
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
 def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
-    settings = Settings.of({"method": method, "model": "mlp", **OPTIONS, **mode})
+    settings = RunSettings.from_options({"method": method, "model": "mlp", **OPTIONS, **mode})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
     lines = [(tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("whole", "cut")]
@@ -171,7 +171,7 @@ def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
 def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
     table = Path(world(tmp_path))
     text = table.read_text()
-    settings = Settings.of({"clients": 3, "samples": 40, "rounds": 4, "epochs": 1, "devices": str(table)})
+    settings = RunSettings.from_options({"clients": 3, "samples": 40, "rounds": 4, "epochs": 1, "devices": str(table)})
 
     def stop(log):
         if log.round == 2:
@@ -179,7 +179,7 @@ def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(settings, tmp_path / "run", watch=stop)
+        run(settings, tmp_path / "run", on_round_end=stop)
     with pytest.raises(UsageError, match=r"devices in '.*two.csv' have changed since the run in '.*run' began"):
         resume_run(tmp_path / "run")
     table.write_text(text.replace(",", " , "))  # spaces change nothing
@@ -187,7 +187,7 @@ def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
 
 
 def test_agents_in_environments_have_a_clock_too(tmp_path):
-    settings = Settings.of(
+    settings = RunSettings.from_options(
         {"method": "fedasynq-im", "task": "two-state", "rounds": 6, "devices": "silos", "mode": "async"}
     )
     assert run(settings, tmp_path / "a").clock > 0
@@ -196,7 +196,7 @@ def test_agents_in_environments_have_a_clock_too(tmp_path):
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "page", "fedex", "autopilot", "fedpolicy"])
 def test_methods_that_count_on_prompt_replies_are_refused(name):
     with pytest.raises(UsageError, match="is not offered in mode async: its server counts on replies to what it sent"):
-        build_task(Settings.of({"method": name, "mode": "async", "model": "mlp"}))
+        build_task(RunSettings.from_options({"method": name, "mode": "async", "model": "mlp"}))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_methods_that_count_on_prompt_replies_are_refused(name):
 )
 def test_combinations_that_are_not_sound(options, words):
     with pytest.raises(UsageError, match=words):
-        build_task(Settings.of(options))
+        build_task(RunSettings.from_options(options))
 
 
 def test_the_command_line_ends_a_run_by_the_clock(tmp_path, capsys):
@@ -231,7 +231,7 @@ def test_the_command_line_ends_a_run_by_the_clock(tmp_path, capsys):
 def test_what_did_not_come_in_time_leaves_no_trace(tmp_path):
     """A deadline that nobody keeps: the model stays, clients stay as they were, and the log says why."""
     task = small_task()
-    run = clocked("fedper", task, Timing(devices="phones", deadline="0.001s"), 2)
+    run = clocked("fedper", task, ClockConfig(devices="phones", deadline="0.001s"), 2)
     assert largest_difference(run.params, run.initial) == 0
     assert run.logs[0].skipped == "nobody's reply came before the round ended"
     assert (run.logs[0].bytes.up, run.logs[1].seen) == (0, 0)

@@ -10,8 +10,8 @@ import torch
 
 import equipoise as eq
 from equipoise.cli import main
-from equipoise.contract import Heard, Pool, Selection
-from equipoise.contract.selection import best
+from equipoise.contract import RoundFeedback, Pool, SelectionPolicy
+from equipoise.contract.selection import top_scores
 from equipoise.core.errors import UsageError
 from equipoise.core.random import cohort
 from equipoise.runs.running import build_task, run
@@ -22,7 +22,7 @@ from equipoise.selection.loss import Loss
 from equipoise.selection.oort import Oort
 from equipoise.selection.size import Size
 from equipoise.selection.uniform import Uniform
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, timeless
 
 NAN = math.nan
@@ -45,8 +45,8 @@ def test_uniform_is_the_cohort_of_every_method():
 
 
 def test_the_highest_scores_and_ties_by_chance():
-    assert best(pool(2), torch.tensor([0.0, 3.0, 1.0, 2.0, NAN])).tolist() == [1, 4]  # nothing is known of the last
-    drawn = {tuple(best(pool(1, round=t), torch.zeros(5)).tolist()) for t in range(60)}
+    assert top_scores(pool(2), torch.tensor([0.0, 3.0, 1.0, 2.0, NAN])).tolist() == [1, 4]  # nothing is known of the last
+    drawn = {tuple(top_scores(pool(1, round=t), torch.zeros(5)).tolist()) for t in range(60)}
     assert drawn == {(k,) for k in range(5)}
 
 
@@ -123,20 +123,20 @@ def test_the_bandit_learns_what_brings_progress():
         everybody = pool(2, 6, t, loss=torch.rand(6, generator=torch.Generator().manual_seed(t)).tolist(), last=[0] * 6)
         came = torch.arange(6) == t % 6
         progress = float(0.01 * (1 + 0.5 * features(everybody)[came][0, 2]))
-        state = learner.hear(Heard(everybody, came, 1.0, progress), {**state, "scale": torch.tensor(0.01).double()})
+        state = learner.observe(RoundFeedback(everybody, came, 1.0, progress), {**state, "scale": torch.tensor(0.01).double()})
     assert torch.linalg.solve(state["A"], state["b"]).tolist() == pytest.approx([0, 0, 0.5, 0], abs=0.01)
 
 
 def test_regression_by_hand():
     """One round of equal clients with usual progress changes nothing: y - 1 = 0."""
     learner, everybody = Learned(), torch.ones(5, dtype=torch.bool)
-    state = learner.hear(Heard(pool(5), everybody, 2.0, 0.3), learner.init())
+    state = learner.observe(RoundFeedback(pool(5), everybody, 2.0, 0.3), learner.init())
     assert torch.equal(state["b"], torch.zeros(FEATURES, dtype=torch.float64))
     assert float(state["A"][0, 0]) == 2.0
     # Then half of that: the scale is 0.98 * 0.3 + 0.02 * 0.15 = 0.297, y = 0.15 / 0.297 - 1.
-    state = learner.hear(Heard(pool(5), everybody, 2.0, 0.15), state)
+    state = learner.observe(RoundFeedback(pool(5), everybody, 2.0, 0.15), state)
     assert float(state["b"][0]) == pytest.approx(0.15 / 0.297 - 1, rel=1e-12)
-    assert learner.hear(Heard(pool(5), ~everybody, 2.0, 1.0), state) is state
+    assert learner.observe(RoundFeedback(pool(5), ~everybody, 2.0, 1.0), state) is state
 
 
 def test_controls_differ_from_what_is_learned():
@@ -154,14 +154,14 @@ OPTIONS = {"clients": 12, "samples": 40, "epochs": 1, "rounds": 7, "participatio
 @pytest.mark.parametrize("name", [name for name in all_selections() if name != "uniform"])
 @pytest.mark.parametrize("mode", [{}, {"mode": "async", "buffer": 2}], ids=["sync", "async"])
 def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
-    settings = Settings.of({**OPTIONS, **mode, "select": name})
+    settings = RunSettings.from_options({**OPTIONS, **mode, "select": name})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
 
 
 def test_telling_costs_one_number_per_upload(tmp_path):
     plain, told = (
-        run(Settings.of({**OPTIONS, "devices": "default", "select": name}), tmp_path / name)
+        run(RunSettings.from_options({**OPTIONS, "devices": "default", "select": name}), tmp_path / name)
         for name in ("fair", "loss")
     )
     uploads = 7 * 4
@@ -169,13 +169,13 @@ def test_telling_costs_one_number_per_upload(tmp_path):
     assert told.bytes.down == plain.bytes.down
 
 
-class Quickest(eq.Selection):
+class Quickest(eq.SelectionPolicy):
     def scores(self, pool):
         return -pool.seconds
 
 
 @dataclass(frozen=True)
-class Wrong(Selection):
+class Wrong(SelectionPolicy):
     name: ClassVar[str] = "wrong"
 
     def choose(self, pool, state):
@@ -218,9 +218,9 @@ def test_names():
 )
 def test_refusals(options, words):
     with pytest.raises(UsageError, match=words):
-        build_task(Settings.of(options))
+        build_task(RunSettings.from_options(options))
 
 
 def test_a_policy_that_errs_is_told_so(tmp_path):
     with pytest.raises(UsageError, match=r"Wrong.choose must give at most 4 of the pool's clients, each once"):
-        run(Settings.of({**OPTIONS, "select": Wrong}), tmp_path / "w")
+        run(RunSettings.from_options({**OPTIONS, "select": Wrong}), tmp_path / "w")

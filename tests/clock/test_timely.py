@@ -6,24 +6,24 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.clock.fleet import Fleet
-from equipoise.clock.options import Timing
-from equipoise.contract import Training
+from equipoise.clock.fleet import DevicePopulation
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
-from equipoise.wrappers.timely import timely
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
+from equipoise.wrappers.timely import with_deadline_epochs
 from helpers import largest_difference, small_task
 from helpers_own import BY_ERROR
 
 
 def played(method, task, timing, executor="stacked", rounds=2):
-    schedule = Schedule(rounds, 0, 1.0, executor, 1, True)
-    task.devices = Fleet(timing.world, 0)
-    wrapped = timely(method, timing)
-    run = Simulation(wrapped, task, task.training, schedule, timing=timing)
-    run.logs = [run.round() for _ in range(rounds)]
+    schedule = RoundLoopConfig(rounds, 0, 1.0, executor, 1, True)
+    task.devices = DevicePopulation(timing.world, 0)
+    wrapped = with_deadline_epochs(method, timing)
+    run = FederatedSimulation(wrapped, task, task.training, schedule, timing=timing)
+    run.logs = [run.run_round() for _ in range(rounds)]
     return run
 
 
@@ -36,24 +36,24 @@ def table(tmp_path, speed):
 
 def test_epochs_by_hand(tmp_path):
     """Equal clients whose epoch is so many samples: at ten samples per second the deadline leaves two of five."""
-    task = small_task(training=Training(epochs=5, lr=0.05, batch_size=8), size_sigma=0.0)
-    ids = torch.arange(task.clients)
-    epoch = task.steps(ids, torch.ones_like(ids), task.training) * 8
+    task = small_task(training=TrainingConfig(epochs=5, lr=0.05, batch_size=8), size_sigma=0.0)
+    ids = torch.arange(task.num_clients)
+    epoch = task.num_steps(ids, torch.ones_like(ids), task.training) * 8
     assert len(epoch.unique()) == 1
     deadline = 2.5 * int(epoch[0]) / 10
-    timing = Timing(devices=table(tmp_path, 10), deadline=f"{deadline}s", fit_deadline=True)
+    timing = ClockConfig(devices=table(tmp_path, 10), deadline=f"{deadline}s", adapt_epochs=True)
     run = played(find_method("fedavg")(), task, timing)
     assert (run.logs[0].train["epochs"].min, run.logs[0].train["epochs"].max) == (2, 2)
-    assert run.logs[0].notes["affordable"] == [2.0] * task.clients
+    assert run.logs[0].notes["affordable"] == [2.0] * task.num_clients
     assert run.logs[0].absent == {}
     assert run.logs[0].clock == pytest.approx(2 * int(epoch[0]) / 10, rel=1e-6)
-    late = Timing(devices=table(tmp_path, 10), deadline=f"{deadline}s")
-    assert len(played(find_method("fedavg")(), task, late).logs[0].absent) == task.clients
+    late = ClockConfig(devices=table(tmp_path, 10), deadline=f"{deadline}s")
+    assert len(played(find_method("fedavg")(), task, late).logs[0].absent) == task.num_clients
 
 
 @pytest.mark.parametrize("method", [BY_ERROR, "page"])
 def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
-    task, timing = small_task(), Timing(devices=table(tmp_path, 100), deadline="2s", fit_deadline=True)
+    task, timing = small_task(), ClockConfig(devices=table(tmp_path, 100), deadline="2s", adapt_epochs=True)
     stacked, loop = (played(find_method(method)(), task, timing, executor) for executor in ("stacked", "loop"))
     assert largest_difference(stacked.params, loop.params) < 1e-9
     for log in stacked.logs:
@@ -66,9 +66,9 @@ def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["autopilot", "joint"])
 def test_methods_whose_clients_train_on_trial_are_refused(method):
-    task, timing = small_task("mlp"), Timing(deadline="2s", fit_deadline=True)
+    task, timing = small_task("mlp"), ClockConfig(deadline="2s", adapt_epochs=True)
     with pytest.raises(UsageError, match=f"cannot serve {method}, whose clients also train on trial"):
-        timely(find_method(method)(), timing).check(task, task.training)
+        with_deadline_epochs(find_method(method)(), timing).check(task, task.training)
 
 
 def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
@@ -80,6 +80,6 @@ def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
 
 def test_without_it_the_method_is_the_method():
     method = find_method("fedavg")()
-    assert timely(method, Timing(deadline="2s")) is method
+    assert with_deadline_epochs(method, ClockConfig(deadline="2s")) is method
     with pytest.raises(UsageError, match="fit_deadline fits epochs to a deadline: set deadline"):
-        Settings.of({"fit_deadline": True})
+        RunSettings.from_options({"fit_deadline": True})

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from equipoise.contract import Method, Server, Wrapper
+from equipoise.contract import Method, Server, DelegatingMethod
 from equipoise.contract.method import HOOKS
 from equipoise.core import random
 from equipoise.core.errors import UsageError
@@ -28,28 +28,28 @@ from helpers import largest_difference, simulate, small_task
     ],
 )
 def test_hooks_of_its_own(name, decides):
-    assert decides <= find_method(name)().decides
+    assert decides <= find_method(name)().overridden_hooks
     if not decides:
-        assert find_method(name)().decides == frozenset()
+        assert find_method(name)().overridden_hooks == frozenset()
 
 
 def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
     wrapped = private(find_method("fedavgm")(), Privacy(dp_clip=1.0))
     assert isinstance(wrapped, Private)
-    assert wrapped.decides == {"give", "upload", "weigh", "step", "aggregate"}
-    assert find_method("page")(base="scaffold").decides >= {"decide", "weigh", "give", "update"}
-    assert "install" not in find_method("page")().decides
+    assert wrapped.overridden_hooks == {"distribute", "upload", "aggregation_weights", "apply_sums", "aggregate"}
+    assert find_method("page")(base="scaffold").overridden_hooks >= {"configure_training", "aggregation_weights", "distribute", "train"}
+    assert "receive" not in find_method("page")().overridden_hooks
 
 
-@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method().trains == "gradient"])
+@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method().learner_kind == "gradient"])
 def test_forwarding_alone_changes_nothing(name):
     @dataclass(frozen=True)
-    class Same(Wrapper):
+    class Same(DelegatingMethod):
         method: Method
         name: ClassVar[str] = "same"
 
         @property
-        def below(self) -> Method:
+        def inner(self) -> Method:
             return self.method
 
     task, method = small_task("mlp"), find_method(name)()
@@ -57,7 +57,7 @@ def test_forwarding_alone_changes_nothing(name):
     assert largest_difference(plain.params, wrapped.params) == 0
     assert largest_difference(plain.store.scores, wrapped.store.scores) == 0
     assert largest_difference(plain.store.state, wrapped.store.state["base"]) == 0
-    assert Same(method).decides == method.decides
+    assert Same(method).overridden_hooks == method.overridden_hooks
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class Oldest(Method):
     name: ClassVar[str] = "oldest"
     count: int = 2
 
-    def select(self, s: Server):
-        return torch.arange(self.count), s.state
+    def select_clients(self, server: Server):
+        return torch.arange(self.count), server.state
 
 
 def test_decision_0_by_default_is_the_cohort_of_the_seed():
     task = small_task()
-    s = Server(task, task.training, {}, {}, seed=5, round=3, rounds=9, participation=0.5)
-    ids, state = Method().select(s)
-    assert ids.tolist() == random.cohort(5, 3, task.clients, 0.5).tolist()
+    s = Server(task, task.training, {}, {}, seed=5, round=3, num_rounds=9, participation=0.5)
+    ids, state = Method().select_clients(s)
+    assert ids.tolist() == random.cohort(5, 3, task.num_clients, 0.5).tolist()
     assert state == {}
 
 
@@ -93,8 +93,8 @@ def test_decision_0_that_is_no_cohort(ids):
     class Wrong(Method):
         name: ClassVar[str] = "wrong"
 
-        def select(self, s: Server):
-            return torch.tensor(ids), s.state
+        def select_clients(self, server: Server):
+            return torch.tensor(ids), server.state
 
     with pytest.raises(UsageError, match=r"wrong\.select must give"):
         simulate(Wrong(), small_task(), 1)
@@ -108,4 +108,4 @@ def test_noise_counts_on_chance_alone():
 
 def test_every_hook_is_forwarded():
     """A hook that Wrapper forgot would silently be FedAvg's."""
-    assert set(HOOKS) <= set(vars(Wrapper))
+    assert set(HOOKS) <= set(vars(DelegatingMethod))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from equipoise.contract import Down
+from equipoise.contract import ServerMessage
 from equipoise.methods import find_method
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
 from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from helpers import largest_difference, small_task, timeless
 
 CLIENTS, WRONG = 130, 77
@@ -19,7 +19,7 @@ CLIENTS, WRONG = 130, 77
 
 def _simulation(method, executor=Stacked, streams=True, participation=0.9):
     task = small_task("linear", clients=CLIENTS)
-    made = Simulation(method, task, task.training, Schedule(3, 1, participation, "stacked", 1, False), executor)
+    made = FederatedSimulation(method, task, task.training, RoundLoopConfig(3, 1, participation, "stacked", 1, False), executor)
     if not streams:
         made.stream = None
     return made
@@ -30,9 +30,9 @@ def _wrong(kind):
 
     @dataclass(frozen=True)
     class Wrong(kind):
-        def update(self, c):
-            trained, state = super().update(c)
-            bad = (c.id == WRONG) & (c.round > 1)
+        def train(self, client):
+            trained, state = super().update(client)
+            bad = (client.id == WRONG) & (client.round > 1)
             return {name: torch.where(bad, torch.nan, value) for name, value in trained.items()}, state
 
     return Wrong()
@@ -42,10 +42,10 @@ def _wrong(kind):
 @pytest.mark.parametrize("method", [FedAvg(), find_method("fedavgm")(), find_method("finetune")(), Local()])
 def test_the_same_to_the_bit(method, executor):
     streamed, whole = _simulation(method, executor), _simulation(method, executor, streams=False)
-    assert len(streamed.executor.cuts(CLIENTS)) > 1
+    assert len(streamed.executor.chunks(CLIENTS)) > 1
     for _ in range(3):
-        assert timeless(streamed.round()) == timeless(whole.round())
-    assert largest_difference(streamed.state(), whole.state()) == 0
+        assert timeless(streamed.run_round()) == timeless(whole.run_round())
+    assert largest_difference(streamed.state_dict(), whole.state_dict()) == 0
 
 
 @pytest.mark.parametrize("kind", [FedAvg, Local])
@@ -55,10 +55,10 @@ def test_a_reply_that_is_left_out(kind):
         _simulation(_wrong(kind), streams=False, participation=1.0),
     )
     for round in range(3):
-        record = streamed.round()
+        record = streamed.run_round()
         assert record.dropped == ([WRONG] if round else [])
-        assert timeless(record) == timeless(whole.round())
-    assert largest_difference(streamed.state(), whole.state()) == 0
+        assert timeless(record) == timeless(whole.run_round())
+    assert largest_difference(streamed.state_dict(), whole.state_dict()) == 0
     assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local.values())
 
 
@@ -68,24 +68,24 @@ def test_a_round_is_computed_twice_once(monkeypatch):
     chunk = streamed.executor.chunk
     monkeypatch.setattr(streamed.executor, "chunk", lambda round, *rest: asked.append(round) or chunk(round, *rest))
     for _ in range(3):
-        streamed.round()
+        streamed.run_round()
     assert asked == [1, 1, 2, 2, 2, 2, 3, 3]
 
 
 def test_uploads_are_gone():
     streamed = _simulation(FedAvg())
     ids = torch.arange(CLIENTS)
-    down = Down(streamed.params, dict.fromkeys(streamed.task.blocks, True))
+    down = ServerMessage(streamed.params, dict.fromkeys(streamed.task.blocks, True))
     replies = streamed.stream.run(1, ids, down, ())
-    assert replies.stack.up.params == replies.stack.held.local == {}
+    assert replies.stack.update.params == replies.stack.client_state.local_params == {}
     assert replies.upload_bytes() == 8 * sum(value.numel() for value in streamed.initial.values())
 
 
 def test_what_others_were_given_does_not_change():
     streamed = _simulation(Local(), participation=1.0)
-    streamed.round()
-    given = streamed.state()
+    streamed.run_round()
+    given = streamed.state_dict()
     before = copy.deepcopy(given)
-    streamed.round()
+    streamed.run_round()
     assert largest_difference(given, before) == 0
-    assert largest_difference(streamed.state(), before) > 0
+    assert largest_difference(streamed.state_dict(), before) > 0

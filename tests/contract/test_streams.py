@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.contract import Down, Held, When
+from equipoise.contract import ServerMessage, ClientState, RngContext
 from equipoise.core import random, streams
-from equipoise.runtime.client import RunningClient
+from equipoise.runtime.client import ClientRuntime
 from helpers import small_task
 
 
@@ -22,7 +22,7 @@ def test_what_is_taken_cannot_be_registered_again():
 def test_a_methods_own_draws_are_not_those_of_the_batch_order():
     """They were: the default stream of uniform had the key of fit's batches."""
     task = small_task()
-    client = RunningClient(task, task.training, When(3, 1, task.training), 9, torch.tensor(2), Down({}, {}), Held())
+    client = ClientRuntime(task, task.training, RngContext(3, 1, task.training), 9, torch.tensor(2), ServerMessage({}, {}), ClientState())
     drawn = client.uniform(5).numpy()
     batches = random.uniform(random.keys(3, np.array([2]), 1, streams.BATCHES[0]), 5)[0]
     own = random.uniform(random.keys(3, np.array([2]), 1, streams.OWN[0]), 5)[0]

@@ -6,37 +6,37 @@ from itertools import pairwise
 import pytest
 import torch
 
-from equipoise.contract import Method, Up, equal_weights
+from equipoise.contract import Method, ClientUpdate, equal_weights
 from equipoise.methods import find_method
 from equipoise.methods.scaffold import Scaffold
-from equipoise.runtime.chunks import added, cut, summed
+from equipoise.runtime.chunks import add_chunk_sums, split_into_chunks, sum_chunk
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", BY_ERROR])
 def test_made_of_sums(name):
-    assert find_method(name)().summed
+    assert find_method(name)().aggregates_by_sum
 
 
 @pytest.mark.parametrize("name", ["page", "autopilot", "fedpolicy", "fedsynq"])
 def test_every_upload_is_needed(name):
-    assert not find_method(name)().summed
+    assert not find_method(name)().aggregates_by_sum
 
 
 def test_a_class_that_says_nothing_is_taken_for_one_that_needs_every_upload():
     @dataclass(frozen=True)
     class Own(Scaffold):
-        def weigh(self, s, ids, up):
-            return equal_weights(ids), s.state
+        def aggregation_weights(self, server, ids, up):
+            return equal_weights(ids), server.state
 
-    assert not Own().summed
+    assert not Own().aggregates_by_sum
 
 
 @pytest.mark.parametrize("clients", [1, 49, 50, 99, 100, 127, 1000, 5000, 200_000])
 @pytest.mark.parametrize("least", [1, 50])
 def test_chunks_are_even_and_whole(clients, least):
-    chunks = cut(clients, least)
+    chunks = split_into_chunks(clients, least)
     assert chunks[0].start == 0
     assert chunks[-1].stop == clients
     assert all(a.stop == b.start for a, b in pairwise(chunks))
@@ -47,21 +47,21 @@ def test_chunks_are_even_and_whole(clients, least):
 
 
 def test_chunks_of_a_hundred():
-    assert cut(99, 50) == [slice(0, 99)]
-    assert cut(100, 50) == [slice(0, 50), slice(50, 100)]
-    assert [chunk.stop for chunk in cut(10, 1)] == list(range(1, 11))
+    assert split_into_chunks(99, 50) == [slice(0, 99)]
+    assert split_into_chunks(100, 50) == [slice(0, 50), slice(50, 100)]
+    assert [chunk.stop for chunk in split_into_chunks(10, 1)] == list(range(1, 11))
 
 
 def test_sums_of_chunks_add_up_by_hand():
-    up = Up({"w": torch.tensor([[1.0], [2.0], [4.0]])})
+    up = ClientUpdate({"w": torch.tensor([[1.0], [2.0], [4.0]])})
     weights = torch.tensor([0.5, 0.25, 0.25])
     yes, no = torch.tensor([True, True]), torch.tensor([False])
-    first = summed(Method(), {}, Up({"w": up.params["w"][:2]}), yes, weights[:2])
-    last = summed(Method(), {}, Up({"w": up.params["w"][2:]}), ~no, weights[2:])
+    first = sum_chunk(Method(), {}, ClientUpdate({"w": up.params["w"][:2]}), yes, weights[:2])
+    last = sum_chunk(Method(), {}, ClientUpdate({"w": up.params["w"][2:]}), ~no, weights[2:])
     assert first["mean"]["w"].tolist() == [1.0]
-    assert added([first, last])["mean"]["w"].tolist() == [2.0]
-    assert summed(Method(), {}, Up({"w": up.params["w"][2:]}), no, weights[:0]) is None
-    assert added([None, first, None])["mean"]["w"].tolist() == [1.0]
+    assert add_chunk_sums([first, last])["mean"]["w"].tolist() == [2.0]
+    assert sum_chunk(Method(), {}, ClientUpdate({"w": up.params["w"][2:]}), no, weights[:0]) is None
+    assert add_chunk_sums([None, first, None])["mean"]["w"].tolist() == [1.0]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "scaffold", "feddyn", "pfedme", BY_ERROR])
@@ -74,5 +74,5 @@ def test_by_sums_as_with_every_upload(name):
         summed = False
 
     parts, whole = simulate(method, task, 3), simulate(Whole(), task, 3)
-    assert len(parts.executor.cuts(130)) == 2
-    assert largest_difference(parts.state(), whole.state()) < 1e-12
+    assert len(parts.executor.chunks(130)) == 2
+    assert largest_difference(parts.state_dict(), whole.state_dict()) < 1e-12

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import equipoise
 from equipoise.core.errors import UsageError
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ def _clients(count=3, n=40):
 
 
 def built(clients, model, **how):
-    return build_task(Settings.of({"task": equipoise.Task.from_datasets(clients, model=model, **how).spec}))
+    return build_task(RunSettings.from_options({"task": equipoise.Task.from_datasets(clients, model=model, **how).spec}))
 
 
 def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
@@ -45,7 +45,7 @@ def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
 
 def test_tensors_as_they_come(tmp_path):
     pairs = [(torch.from_numpy(x).bfloat16().requires_grad_(), torch.from_numpy(y).int()) for x, y in _clients()]
-    assert built(iter(pairs), "linear").clients == 3
+    assert built(iter(pairs), "linear").num_clients == 3
     with pytest.raises(UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"):
         built(pairs, "linear", server=(np.zeros((4, 5)), np.zeros(4, int)))
 
@@ -67,7 +67,7 @@ def test_bytes_become_images_and_whole_numbers_tokens():
     assert data.shape == (3, 8, 8)
     assert data.form.prepare(data.server("test")[0], torch.float32).max() <= 1
     tokens = [(rng.integers(0, 5, (20, 7)), rng.integers(0, 5, 20)) for _ in range(2)]
-    assert built(tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))).clients == 2
+    assert built(tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))).num_clients == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from equipoise.data import scenarios
 from equipoise.data.forms import Pixels
 from equipoise.data.split import SplitConfig
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 CLIENTS = 9
 SPLITS = ("train", "val", "test")
@@ -91,7 +91,7 @@ def test_views_are_quarter_turns_and_negatives():
 def test_a_scenario_runs_from_the_settings(tmp_path):
     files.write_fmnist(tmp_path / "data", train=300, test=50)
     given = {"task": "fmnist", "data": str(tmp_path / "data"), "clients": 6, "rounds": 2, "model": "mlp", "pool": 2}
-    settings = Settings.of({**given, "scenario": "M3", "method": "fedpolicy", "val_share": 0.2})
+    settings = RunSettings.from_options({**given, "scenario": "M3", "method": "fedpolicy", "val_share": 0.2})
     assert build_task(settings).data.shape == (1, 14, 14)
     assert run(settings, tmp_path / "out").clients_seen == 6
     for options, words in (
@@ -100,7 +100,7 @@ def test_a_scenario_runs_from_the_settings(tmp_path):
         ({"pool": 3}, "pool is 3"),
     ):
         with pytest.raises(UsageError, match=words):
-            build_task(Settings.of({**given, **options}))
+            build_task(RunSettings.from_options({**given, **options}))
 
 
 def test_pooled_pixels_are_means_of_squares():

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from data import files
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Federation
 from equipoise.data.forms import Pixels, Tokens
 from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.settings.config import RunSettings
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import largest_difference, simulate
 
-TRAINING = Training(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
+TRAINING = TrainingConfig(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
 
 
 def small_federation(kind: str, clients: int = 3) -> Federation:
@@ -35,9 +35,9 @@ def small_federation(kind: str, clients: int = 3) -> Federation:
     return Federation(splits, {name: rows(7) for name in ("public", "test")}, 12, form)
 
 
-def small_task(model: str) -> FromExamples:
+def small_task(model: str) -> ExamplesTask:
     data = small_federation("text" if model == "lstm" else "images")
-    return FromExamples("small", MODELS[model](data.shape, data.classes), data, TRAINING, torch.float64)
+    return ExamplesTask("small", MODELS[model](data.shape, data.classes), data, TRAINING, torch.float64)
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp", "linear", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -46,7 +46,7 @@ def test_executors_agree_on_every_model(model):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # vmap warns where it falls back to a slow loop
         runs = [simulate(method, small_task(model), 1, executor) for executor in ("loop", "stacked")]
-    assert largest_difference(runs[0].state(), runs[1].state()) < 1e-9
+    assert largest_difference(runs[0].state_dict(), runs[1].state_dict()) < 1e-9
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -68,7 +68,7 @@ def test_several_heads_on_one_body_score_as_whole_models(model):
 def test_methods_run_on_a_recurrent_model_in_a_stack(name):
     task = small_task("lstm")
     loop, stacked = (simulate(find_method(name)(), task, 2, executor) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state()["params"], stacked.state()["params"]) < 1e-9
+    assert largest_difference(loop.state_dict()["params"], stacked.state_dict()["params"]) < 1e-9
 
 
 def test_many_rows_are_scored_in_parts_alike(monkeypatch):
@@ -117,7 +117,7 @@ def test_pixels_are_normalised_by_batch_and_stay_bytes_in_memory():
 
 
 def _settings(task, folder, **options):
-    return Settings.of({"task": task, "data": str(folder), "clients": 3, "rounds": 2, **options})
+    return RunSettings.from_options({"task": task, "data": str(folder), "clients": 3, "rounds": 2, **options})
 
 
 def test_fmnist_rows_are_shared_out_as_in_the_paper(tmp_path):
@@ -208,7 +208,7 @@ def test_too_few_roles_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_real_shakespeare_as_in_the_paper():
-    task = build_task(Settings.of({"task": "shakespeare", "data": str(files.shared("shakespeare"))}))
+    task = build_task(RunSettings.from_options({"task": "shakespeare", "data": str(files.shared("shakespeare"))}))
     data = task.data
     assert (data.split(np.arange(100), "test").size == 2100).all()
-    assert task.clients == 100
+    assert task.num_clients == 100

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.clock.devices import Device
-from equipoise.clock.fleet import Fleet
+from equipoise.clock.fleet import DevicePopulation
 from equipoise.contract import Server
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
@@ -14,7 +14,7 @@ from equipoise.methods.fedpolicy import foresight, parts, probes, record
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.fedpolicy.policies import FULL_ROUNDS
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from helpers import TRAINING, largest_difference, simulate, small_task
 
 FOUR = parts.Parts()
@@ -104,9 +104,9 @@ def test_full_over_a_base_is_the_base() -> None:
 def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
     """What autopilot measures in each client is of the model that the client really starts from."""
     method = Joint(**options)
-    assert method.below == find_method("autopilot")()
+    assert method.inner == find_method("autopilot")()
     loop, stacked = (simulate(method, small_task(), FULL_ROUNDS + 3, executor) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
     assert len({part for log in stacked.logs for part in log.notes["part"]}) > 1
     assert stacked.logs[-1].train["epochs"].min == 8
     assert stacked.logs[-1].train["lr"].mean < TRAINING.lr  # it decays
@@ -226,14 +226,14 @@ def test_worth_by_hand() -> None:
 def test_a_slow_link_makes_a_download_dear() -> None:
     """Downloads at 8 and 2 Mbit/s, as many of each: 0.4 and 1.6 times the mean, so the whole costs 0.004 and 0.016."""
     task = small_task()
-    task.devices = Fleet((Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3)
-    ids, start = torch.arange(task.clients), task.init_params(0)
+    task.devices = DevicePopulation((Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3)
+    ids, start = torch.arange(task.num_clients), task.init_params(0)
     slow = torch.from_numpy(task.devices.kinds(ids.numpy()) == 1)
     assert 0 < int(slow.sum()) < len(ids)
     method = FedPolicy(price=0.01, probe_bonus=0.0)
     policy = method.agent
     assert isinstance(policy, foresight.Learned)
-    s = Server(task, task.training, start, method.server_init(task, start), 0, 1, 10)
+    s = Server(task, task.training, start, method.init_server(task, start), 0, 1, 10)
     value = policy.plain(s, ids)
     share = torch.tensor([*sizes(task)]).double() / sum(sizes(task))
     for part, cost in ((0, 1.0), (1, float(share[0])), (2, float(share[1])), (3, 0.0)):
@@ -246,7 +246,7 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
     sim = simulate(FedPolicy(policy="probe"), task, 1)
     own, shared = sim.store.local, {name: w.expand(6, *w.shape) for name, w in sim.params.items()}
     old = sim.store.state["probe"]["scores"]
-    sim.round()
+    sim.run_round()
     seen = sim.store.state["probe"]
     for number, (backbone, head) in enumerate([(shared, shared), (shared, own), (own, shared), (own, own)]):
         model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
@@ -258,10 +258,10 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
 def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
     task, spared = small_task(), 0
     method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
-    sim = Simulation(method, task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
+    sim = FederatedSimulation(method, task, task.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True))
     for round in range(1, 21):
         old = sim.store.state["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
-        log = sim.round()
+        log = sim.run_round()
         seen, memory, known = sim.store.state["probe"], sim.server_state["policy"], sim.server_state["known"]
         asked = memory["asked"]
         assert torch.equal(seen["round"] == round, asked)
@@ -271,20 +271,20 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
         sent = FOUR.takes[known["offered"]] | asked[:, None]
         words = 3 + 2 * 4 * 4
         assert log.bytes.down == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
-        assert log.notes["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
+        assert log.logged["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
         spared += int((~sent).sum())
     assert spared > 0
 
 
 def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them() -> None:
     method = FedPolicy(policy="learned", probe_every=4)
-    rounds = Schedule(60, 0, 1.0, "stacked", 60, True)
+    rounds = RoundLoopConfig(60, 0, 1.0, "stacked", 60, True)
     task = small_task()
-    sim = Simulation(method, task, task.training, rounds)
+    sim = FederatedSimulation(method, task, task.training, rounds)
     before = torch.full((6,), 2)
     grew = shrank = 0
     for _ in range(30):
-        sim.round()
+        sim.run_round()
         memory, known = sim.server_state["policy"], sim.server_state["known"]
         confirmed = memory["chose"] & (known["part"] == known["offered"])
         due = torch.where(confirmed, (2 * before).clamp(max=4), 2)
@@ -298,7 +298,7 @@ def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them(
 def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foresight, "NOISE", 0.4)
     task = small_task(clients=2, size_sigma=0.0)
-    rows = int(task.rows(torch.arange(2), "val")[0])
+    rows = int(task.num_rows(torch.arange(2), "val")[0])
     method = FedPolicy(policy="learned", probe_bonus=0.01, price=0.0)
     memory = method.agent.init(2)
     memory["probed"] = torch.ones(2, dtype=torch.int64)
@@ -323,12 +323,12 @@ def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(monkeypatch:
 
 def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
     task = small_task()
-    sim = Simulation(FedPolicy(policy="learned"), task, task.training, Schedule(20, 0, 1.0, "stacked", 20, True))
-    logs = [sim.round() for _ in range(20)]
-    last = [log.notes for log in logs[16:]]  # the last 15 %, and the round before
+    sim = FederatedSimulation(FedPolicy(policy="learned"), task, task.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True))
+    logs = [sim.run_round() for _ in range(20)]
+    last = [log.logged for log in logs[16:]]  # the last 15 %, and the round before
     assert all(note["part"] == last[0]["part"] for note in last)
     assert not any(note["probes"] for note in last[1:])
-    assert any(log.notes["probes"] for log in logs)
+    assert any(log.logged["probes"] for log in logs)
 
 
 def test_what_the_server_keeps_stays_finite() -> None:
@@ -338,5 +338,5 @@ def test_what_the_server_keeps_stays_finite() -> None:
 
 
 def test_how_clients_train_is_left_to_the_base() -> None:
-    assert "update" not in FedPolicy().decides
-    assert "update" in FedPolicy(base="fedprox").decides
+    assert "train" not in FedPolicy().overridden_hooks
+    assert "train" in FedPolicy(base="fedprox").overridden_hooks

@@ -27,8 +27,8 @@ from equipoise.records.tables import read_table
 from equipoise.runs import running as runs
 from equipoise.runs.running import build_task
 from equipoise.runs.scoring import own_scores
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from helpers import largest_difference
 
 SITES = ("north", "south", "va")
@@ -87,24 +87,24 @@ def wire_of(sites: Path, spoil: Spoil = lambda client, reply: reply, **more: Any
     return Here(sites, {**GIVEN, "data": str(sites / "server"), **more}, spoil)
 
 
-def agreed(wire: Here) -> tuple[agreement.Agreement, Settings]:
-    settings = Settings.of(wire.given)
+def agreed(wire: Here) -> tuple[agreement.Agreement, RunSettings]:
+    settings = RunSettings.from_options(wire.given)
     raw = agreement.raw_tables(settings)
     assert raw is not None
     found = agreement.agree(raw, settings.privacy, wire, 1.0)
     return found, found.settings(settings)
 
 
-def simulation(wire: Here, settings: Settings, **more: Any) -> Simulation:
+def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimulation:
     def make(*about: Any) -> Remote:
         return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, **more)
 
-    schedule = Schedule(3, settings.run.seed, 1.0, "loop", 1, True)
-    return Simulation(settings.method, build_task(settings), settings.training, schedule, make)
+    schedule = RoundLoopConfig(3, settings.run.seed, 1.0, "loop", 1, True)
+    return FederatedSimulation(settings.method, build_task(settings), settings.training, schedule, make)
 
 
 def by_files(sites: Path) -> Preparation:
-    raw = agreement.raw_tables(Settings.of({**GIVEN, "data": str(sites / "server")}))
+    raw = agreement.raw_tables(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
     assert raw is not None
     paths = [sites / f"{name}.json" for name in SITES]
     for path in paths:
@@ -123,8 +123,8 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
         (whole / f"{name}.csv").write_text("\n".join(["age,ward,ill,note,part", *split]))
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
     given = {"task": "own", "data": str(whole), "split_column": "part", "val_share": 0.0}
-    own = build_task(Settings.of({**given, "target": "ill", "ignore_columns": "note"}))
-    assert own.prepared() == found.preparation.write()
+    own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
+    assert own.preprocessing_json() == found.preparation.write()
     assert own.bytes_before == build_task(settings).bytes_before
     assert found.up == sum((sites / f"{name}.json").stat().st_size for name in SITES)
 
@@ -132,17 +132,17 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
 def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: Path) -> None:
     wire = wire_of(sites)
     _, settings = agreed(wire)
-    told = build_task(settings).prepared()
+    told = build_task(settings).preprocessing_json()
     live = simulation(wire, settings, preparation=told)
-    assert not any(live.round().absent for _ in range(2))
+    assert not any(live.run_round().absent for _ in range(2))
     carried = ["preparation" in codec.decode(messages[0])[1] for messages in wire.sent[1:]]
     assert carried == [True, False]  # with the first round, and never again
     for name in (*SITES, "server"):
         shutil.copytree(sites / name, tmp_path / "filed" / name)
         (tmp_path / "filed" / name / "preparation.json").write_text(told)
     there = wire_of(tmp_path / "filed", target="", ignore_columns="")
-    files = simulation(there, Settings.of(there.given))
-    assert not any(files.round().absent for _ in range(2))
+    files = simulation(there, RunSettings.from_options(there.given))
+    assert not any(files.run_round().absent for _ in range(2))
     assert largest_difference(live.params, files.params) == 0
     assert largest_difference(live.store.scores, files.store.scores) == 0
 
@@ -155,7 +155,7 @@ def remote(wire: Here) -> Callable[..., Remote]:
     return make
 
 
-def finished(wire: Here, settings: Settings, out: Path) -> dict[str, list[float]]:
+def finished(wire: Here, settings: RunSettings, out: Path) -> dict[str, list[float]]:
     runs.run(settings, out, make_executor=remote(wire))
     return read_table(out / "clients.csv")
 
@@ -174,7 +174,7 @@ def test_rounds_tell_the_real_seconds_since_the_start(
             raise runs.Interrupted
 
     with pytest.raises(runs.Interrupted):
-        runs.run(settings, out, make_executor=remote(wire), watch=stop)
+        runs.run(settings, out, make_executor=remote(wire), on_round_end=stop)
     next(looks)
     summary = runs.run(settings, out, make_executor=remote(wire), resume=True)
     assert [record.clock for record in Folder(out).records()] == [3.0, 6.0, 9.0]
@@ -220,11 +220,11 @@ def test_a_client_whose_scores_are_nonsense_has_none(sites: Path, tmp_path: Path
 def test_who_lost_the_preparation_is_told_again(sites: Path) -> None:
     wire = wire_of(sites)
     _, settings = agreed(wire)
-    live = simulation(wire, settings, preparation=build_task(settings).prepared())
-    live.round()
+    live = simulation(wire, settings, preparation=build_task(settings).preprocessing_json())
+    live.run_round()
     shutil.rmtree(sites / "state-va")
-    assert "it does not know how raw tables are prepared: it is told with the next round" in live.round().absent[2]
-    assert not live.round().absent
+    assert "it does not know how raw tables are prepared: it is told with the next round" in live.run_round().absent[2]
+    assert not live.run_round().absent
 
 
 def retold(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -272,13 +272,13 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     assert (found.up, found.preparation.clients, wire.sent) == (0, ("0", "1", "2"), [])
     public = [float(row.split(",")[0]) for row in rows(7, 40) if not row.startswith(",")]
     assert found.preparation.columns[0].mean == pytest.approx(np.mean(public))
-    private = simulation(wire, replace(settings, method=settings.policy), preparation=found.preparation.write())
-    assert not private.round().absent
+    private = simulation(wire, replace(settings, method=settings.wrapped_method), preparation=found.preparation.write())
+    assert not private.run_round().absent
 
 
 def test_raw_tables_need_connected_clients(sites: Path) -> None:
     with pytest.raises(UsageError, match="'equipoise flower run'"):
-        build_task(Settings.of({**GIVEN, "data": str(sites / "server")}))
+        build_task(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
     synthetic = wire_of(sites)
     synthetic.given = {"task": "synthetic", "clients": 3}
     told = codec.decode(synthetic.node(0).answer(codec.encode({}, {"kind": "tell"})))[1]

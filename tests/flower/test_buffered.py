@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.clock.options import Timing
+from equipoise.clock.options import ClockConfig
 from equipoise.contract import Method, Task
 from equipoise.core.errors import UsageError
 from equipoise.flower import buffered
 from equipoise.flower.buffered import Buffered
 from equipoise.methods import find_method
-from equipoise.runs.running import _Running, build_task
-from equipoise.runtime.choose import Choice
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runs.running import RunSession, build_task
+from equipoise.runtime.choose import ExecutorPlan
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from flower.test_remote import ROUNDS, Here
 from helpers import largest_difference, simulate, small_task
 
@@ -66,21 +66,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     return clock
 
 
-def federate(name: str, folder: Path, clock: Clock, pace: dict[int, float | None], timing: Timing) -> Simulation:
+def federate(name: str, folder: Path, clock: Clock, pace: dict[int, float | None], timing: ClockConfig) -> FederatedSimulation:
     method, task = find_method(name)(), small_task("mlp")
     wire = Slow(method, task, folder, pace, clock)
 
     def make(*about: Any) -> Buffered:
         return Buffered(*about, timing=timing, wire=wire, run="test", time_limit=LIMIT, fewest=1)
 
-    return Simulation(method, task, task.training, Schedule(ROUNDS, 0, 1.0, "loop", 1, True), make)
+    return FederatedSimulation(method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), make)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedavgm", "ditto"])
 def test_a_buffer_of_everybody_is_the_synchronous_run_to_the_bit(name: str, tmp_path: Path, clock: Clock) -> None:
     loop = simulate(find_method(name)(), small_task("mlp"), ROUNDS, "loop")
-    run = federate(name, tmp_path, clock, {2: 7.0}, Timing(mode="async", buffer=6))
-    logs = [run.round() for _ in range(ROUNDS)]
+    run = federate(name, tmp_path, clock, {2: 7.0}, ClockConfig(mode="async", buffer=6))
+    logs = [run.run_round() for _ in range(ROUNDS)]
     assert largest_difference(run.params, loop.params) == 0
     assert [log.personal for log in logs] == [log.personal for log in loop.logs]
     assert [log.bytes for log in logs] == [log.bytes for log in loop.logs]
@@ -88,8 +88,8 @@ def test_a_buffer_of_everybody_is_the_synchronous_run_to_the_bit(name: str, tmp_
 
 def test_a_late_reply_counts_with_its_staleness(tmp_path: Path, clock: Clock) -> None:
     """Client 2 takes five seconds, the others one: with a buffer of five its reply comes in the sixth round."""
-    run = federate("fedavg", tmp_path, clock, {2: 4.5}, Timing(mode="async", buffer=5, staleness=0.5))
-    logs = [run.round() for _ in range(5)]
+    run = federate("fedavg", tmp_path, clock, {2: 4.5}, ClockConfig(mode="async", buffer=5, staleness=0.5))
+    logs = [run.run_round() for _ in range(5)]
     assert [log.clients for log in logs] == [6, 5, 5, 5, 5]
     assert [2 in (log.ids or []) for log in logs] == [False, False, False, False, True]
     assert logs[4].staleness is not None
@@ -99,12 +99,12 @@ def test_a_late_reply_counts_with_its_staleness(tmp_path: Path, clock: Clock) ->
 
 def test_one_late_change_by_hand(tmp_path: Path, clock: Clock) -> None:
     """A buffer of one: what the late client brings is (1 + s)^-a of its change, on the model of now."""
-    timing = Timing(mode="async", buffer=1, staleness=1.0)
+    timing = ClockConfig(mode="async", buffer=1, staleness=1.0)
     run = federate("fedavg", tmp_path, clock, {0: 1.0, 1: 1.5, **dict.fromkeys(range(2, 6))}, timing)
     start = run.params
-    run.round()  # client 0
+    run.run_round()  # client 0
     before = run.params
-    log = run.round()  # client 1, one model late
+    log = run.run_round()  # client 1, one model late
     assert (log.ids, log.staleness.max if log.staleness else None) == ([1], 1.0)
     alone = simulate(find_method("fedavg")(), small_task("mlp"), 1, "loop").store.local
     for name, now in run.params.items():
@@ -112,25 +112,25 @@ def test_one_late_change_by_hand(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_dead_client_is_given_up_and_asked_again(tmp_path: Path, clock: Clock) -> None:
-    run = federate("fedavg", tmp_path, clock, {2: None}, Timing(mode="async", buffer=6))
-    log = run.round()
+    run = federate("fedavg", tmp_path, clock, {2: None}, ClockConfig(mode="async", buffer=6))
+    log = run.run_round()
     assert (log.absent, clock.now) == ({2: "no reply in time"}, LIMIT)
     wire: Any = run.executor.wire  # type: ignore[attr-defined]
     wire.pace = {}
-    log = run.round()
+    log = run.run_round()
     assert (log.clients, log.absent, log.seen) == (6, {}, 6)
 
 
 def test_while_one_is_silent_the_others_go_on(tmp_path: Path, clock: Clock) -> None:
-    run = federate("fedavg", tmp_path, clock, {2: None}, Timing(mode="async", buffer=5))
-    logs = [run.round() for _ in range(3)]
+    run = federate("fedavg", tmp_path, clock, {2: None}, ClockConfig(mode="async", buffer=5))
+    logs = [run.run_round() for _ in range(3)]
     assert clock.now == 3.0  # nobody waits for client 2
     assert [log.clients for log in logs] == [6, 5, 5]
 
 
 def test_what_a_deployment_cannot_do_is_refused() -> None:
     for options in ({"devices": "phones"}, {"mode": "semi", "deadline": "3s"}, {"until": "2h"}, {"select": "fair"}):
-        settings = Settings.of(options)
+        settings = RunSettings.from_options(options)
         with pytest.raises(UsageError, match="are for simulations"):
-            _Running(settings, build_task(settings), None, Choice("stacked"), lambda *_: None)  # type: ignore[arg-type]
-    assert not Settings.of({"mode": "async", "buffer": 3, "staleness": 1.0}).timing.simulated
+            RunSession(settings, build_task(settings), None, ExecutorPlan("stacked"), lambda *_: None)  # type: ignore[arg-type]
+    assert not RunSettings.from_options({"mode": "async", "buffer": 3, "staleness": 1.0}).timing.simulated

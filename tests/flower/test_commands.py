@@ -175,7 +175,7 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
     server = build(config, "linear", node.task.training, 0)
     assert isinstance(server, Apart)
     server.reported |= {1: 36}
-    assert server.sizes(torch.tensor([0, 1])).tolist() == [0, 36]
+    assert server.num_examples(torch.tensor([0, 1])).tolist() == [0, 36]
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ def test_remote_equals_loop_to_the_bit_under_privacy(name: str, participation: f
     loop = simulate(shielded, task, ROUNDS, "loop", participation)
     remote = federate(shielded, task, Here(method, task, tmp_path, privacy=PRIVACY), participation)
     for _ in range(ROUNDS):
-        assert not remote.round().absent
+        assert not remote.run_round().absent
     assert largest_difference(loop.params, remote.params) == 0
 
 
 def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
     method, task = SUPERVISED["dapfl"](), small_task("mlp")
     wire = Here(method, task, tmp_path, privacy=PRIVACY)
-    log = federate(private(method, PRIVACY), task, wire).round()
+    log = federate(private(method, PRIVACY), task, wire).run_round()
     tree, about = codec.decode(wire.nodes[0].answer(wire.sent[0][0]))
     assert {name: value for name, value in tree.items() if name != "up"} == {"scores": {}, "notes": {}}
     assert (tree["up"]["extra"], tree["up"]["metrics"]) == ({}, {})
@@ -45,7 +45,7 @@ def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
     """With noise from the seed, a server that asks again with another model could subtract one reply from another."""
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret)
-    federate(private(method, PRIVACY), task, wire).round()
+    federate(private(method, PRIVACY), task, wire).run_round()
     one, other = (codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["up"]["params"] for _ in range(2))
     gap = torch.cat([(one[name] - other[name]).flatten() for name in one])
     # Each has noise of 2.0 * 0.5, their difference that times sqrt(2).
@@ -56,13 +56,13 @@ def test_a_client_s_own_limit_ends_its_part_and_is_named_in_the_log(tmp_path: Pa
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     two = gaussian_epsilon(2 * 4 / 2.0**2, 1e-5) + 1e-6
     run = federate(private(method, PRIVACY), task, Here(method, task, tmp_path, privacy=PRIVACY, most_epsilon=two))
-    assert all(not run.round().absent for _ in range(2))
-    log = run.round()
-    assert len(log.absent) == task.clients
+    assert all(not run.run_round().absent for _ in range(2))
+    log = run.run_round()
+    assert len(log.absent) == task.num_clients
     assert "max-epsilon" in log.absent[0]
 
 
 def test_a_client_with_a_limit_takes_no_part_in_a_run_without_noise(tmp_path: Path) -> None:
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     run = federate(method, task, Here(method, task, tmp_path, most_epsilon=1.0))
-    assert "the run has no dp_noise" in run.round().absent[0]
+    assert "the run has no dp_noise" in run.run_round().absent[0]

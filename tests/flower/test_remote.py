@@ -25,12 +25,12 @@ from equipoise.flower.state import ClientDisk
 from equipoise.methods import all_methods
 from equipoise.privacy.options import Privacy
 from equipoise.runs.running import build_task
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from equipoise.wrappers.private import Draw, seeded
 from helpers import largest_difference, simulate, small_task, timeless
 
-SUPERVISED = {name: method for name, method in all_methods().items() if method().trains == "gradient"}
+SUPERVISED = {name: method for name, method in all_methods().items() if method().learner_kind == "gradient"}
 ROUNDS = 3
 
 
@@ -54,7 +54,7 @@ class Here:
         given |= {**dataclasses.asdict(privacy), **more}
         self.nodes = [
             Node(given, NodeConfig(client, folder / f"{client}", "", most_epsilon), task, draw)
-            for client in range(task.clients)
+            for client in range(task.num_clients)
         ]
         self.away: set[int] = set()
         self.spoil = spoil or (lambda client, reply: reply)
@@ -69,14 +69,14 @@ class Here:
         return {client: reply for client, reply in replies.items() if reply is not None}
 
 
-def federate(method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1) -> Simulation:
+def federate(method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1) -> FederatedSimulation:
     def make(*about: Any) -> Remote:
         return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=fewest)
 
-    return Simulation(method, task, task.training, Schedule(ROUNDS, 0, participation, "loop", 1, True), make)
+    return FederatedSimulation(method, task, task.training, RoundLoopConfig(ROUNDS, 0, participation, "loop", 1, True), make)
 
 
-def server_side(simulation: Simulation) -> Any:
+def server_side(simulation: FederatedSimulation) -> Any:
     return {"params": simulation.params, "server": simulation.server_state, "scores": simulation.store.scores}
 
 
@@ -86,7 +86,7 @@ def test_remote_equals_loop_to_the_bit(name: str, participation: float, tmp_path
     method, task = SUPERVISED[name](), small_task("mlp")
     loop = simulate(method, task, ROUNDS, "loop", participation)
     remote = federate(method, task, Here(method, task, tmp_path), participation)
-    logs = [remote.round() for _ in range(ROUNDS)]
+    logs = [remote.run_round() for _ in range(ROUNDS)]
     assert largest_difference(server_side(loop), server_side(remote)) == 0
     for one, other in zip(loop.logs, logs, strict=True):
         assert timeless(one) == timeless(other)
@@ -104,7 +104,7 @@ def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     """The first task that this learner can work on."""
     for world, small in WORLDS:
         with contextlib.suppress(UsageError):
-            settings = Settings.of({"method": name, "task": world, "rounds": ROUNDS, **small})
+            settings = RunSettings.from_options({"method": name, "task": world, "rounds": ROUNDS, **small})
             return world, small, settings.method, build_task(settings)
     raise AssertionError(f"none of {WORLDS} suits {name}")
 
@@ -115,30 +115,30 @@ def test_learners_that_are_agents_travel_too(name: str, tmp_path: Path) -> None:
     loop = simulate(method, task, ROUNDS, "loop")
     remote = federate(method, task, Here(method, task, tmp_path, of=world, more=small))
     for _ in range(ROUNDS):
-        assert not remote.round().absent
+        assert not remote.run_round().absent
     assert largest_difference(server_side(loop), server_side(remote)) == 0
 
 
 def test_blocks_that_are_not_sent_are_not_in_the_message(tmp_path: Path) -> None:
     method, task = SUPERVISED["fedper"](), small_task("mlp")
     wire = Here(method, task, tmp_path)
-    federate(method, task, wire).round()
+    federate(method, task, wire).run_round()
     tree, _ = codec.decode(wire.sent[0][0])
     assert sorted(tree["params"]) == sorted(task.blocks["backbone"])
 
 
 def test_adapters_travel_over_a_base_that_every_node_has(tmp_path: Path) -> None:
     """The base never travels; a node whose base is another is left out, with the reason."""
-    method, task = SUPERVISED["fedavg"](), small_task("mlp").shaped("", "rank=2", "", 0)
+    method, task = SUPERVISED["fedavg"](), small_task("mlp").with_network("", "rank=2", "", 0)
     loop = simulate(method, task, ROUNDS, "loop")
     wire = Here(method, task, tmp_path)
     remote = federate(method, task, wire)
-    assert not any(remote.round().absent for _ in range(ROUNDS))
+    assert not any(remote.run_round().absent for _ in range(ROUNDS))
     assert largest_difference(server_side(loop), server_side(remote)) == 0
     assert not set(codec.decode(wire.sent[0][0])[0]["params"]) & set(task.frozen)
-    wire.nodes[2].task = small_task("mlp").shaped("", "rank=2", "", 1)
+    wire.nodes[2].task = small_task("mlp").with_network("", "rank=2", "", 1)
     del wire.nodes[2]._frozen
-    told = federate(method, task, wire).round().absent
+    told = federate(method, task, wire).run_round().absent
     assert list(told) == [2]
     assert "its frozen parameters are not the server's" in told[2]
 
@@ -182,8 +182,8 @@ def test_a_hostile_reply_is_refused_named_and_leaves_the_others_alone(
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     honest = federate(method, task, Here(method, task, tmp_path / "a", lambda c, r: None if c == 2 else r))
     run = federate(method, task, Here(method, task, tmp_path / "b", spoiled(change)))
-    honest.round()
-    log = run.round()
+    honest.run_round()
+    log = run.run_round()
     assert reason in log.absent[2]
     assert "nothing from client 2" in caplog.text
     assert largest_difference(honest.params, run.params) == 0
@@ -192,7 +192,7 @@ def test_a_hostile_reply_is_refused_named_and_leaves_the_others_alone(
 def test_garbage_instead_of_a_reply_is_refused(tmp_path: Path) -> None:
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     run = federate(method, task, Here(method, task, tmp_path, lambda c, r: b"\x80\x04garbage" if c == 0 else r))
-    assert "cannot be read" in run.round().absent[0]
+    assert "cannot be read" in run.run_round().absent[0]
 
 
 def test_weights_are_renormalised_over_those_who_replied(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_weights_are_renormalised_over_those_who_replied(tmp_path: Path) -> None
     wire = Here(method, task, tmp_path)
     wire.away = {1, 4}
     run = federate(method, task, wire)
-    log = run.round()
+    log = run.run_round()
     assert log.absent == {1: "not connected", 4: "not connected"}
     here = [0, 2, 3, 5]
-    n = task.sizes(torch.tensor(here)).double()
+    n = task.num_examples(torch.tensor(here)).double()
     uploads = [codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["up"]["params"]["0.weight"] for c in here]
     expected = sum(w * u for w, u in zip(n / n.sum(), uploads, strict=True))
     assert torch.allclose(run.params["0.weight"], expected, atol=1e-12)
@@ -213,9 +213,9 @@ def test_bytes_of_clients_that_were_not_reached_are_not_billed(tmp_path: Path) -
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     wire = Here(method, task, tmp_path)
     run = federate(method, task, wire)
-    everybody = run.round().bytes
+    everybody = run.run_round().bytes
     wire.away = {0, 1, 2}
-    half = run.round().bytes
+    half = run.run_round().bytes
     assert (2 * half.up, 2 * half.down) == (everybody.up, everybody.down)
 
 
@@ -225,10 +225,10 @@ def test_below_the_minimum_nothing_changes_and_the_round_says_so(tmp_path: Path)
     run = federate(method, task, wire, fewest=4)
     before = run.params
     wire.away = {0, 1, 2}
-    assert run.round().skipped == "3 usable replies, 4 are needed"
+    assert run.run_round().skipped == "3 usable replies, 4 are needed"
     assert run.params is before
     wire.away = set(range(6))
-    assert run.round().skipped.startswith("0 usable")
+    assert run.run_round().skipped.startswith("0 usable")
 
 
 def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> 
     wire = Here(method, task, tmp_path, spoil)
     run = federate(method, task, wire)
     for lost["round"] in (1, 2, 3):
-        run.round()
-    c = [_state_of(tmp_path, client, ROUNDS)["c"]["0.weight"] for client in range(task.clients)]
+        run.run_round()
+    c = [_state_of(tmp_path, client, ROUNDS)["c"]["0.weight"] for client in range(task.num_clients)]
     assert torch.allclose(run.server_state["c"]["0.weight"], torch.stack(c).mean(0), atol=1e-12)
 
 
@@ -258,16 +258,16 @@ def test_a_server_that_dies_after_asking_resumes_to_the_same_run(name: str, tmp_
     method, task = SUPERVISED[name](), small_task("mlp")
     whole = federate(method, task, Here(method, task, tmp_path / "a"))
     for _ in range(ROUNDS):
-        whole.round()
+        whole.run_round()
     wire = Here(method, task, tmp_path / "b")
     first = federate(method, task, wire)
-    first.round()
-    saved = copy.deepcopy(first.state())
-    first.round()  # clients worked for nothing: the server dies before it saves
+    first.run_round()
+    saved = copy.deepcopy(first.state_dict())
+    first.run_round()  # clients worked for nothing: the server dies before it saves
     second = federate(method, task, wire)
-    second.load(saved, 1)
+    second.load_state_dict(saved, 1)
     for _ in range(ROUNDS - 1):
-        second.round()
+        second.run_round()
     assert largest_difference(server_side(whole), server_side(second)) == 0
 
 
@@ -276,9 +276,9 @@ def test_a_client_that_lost_its_disk_says_so_and_starts_afresh(
 ) -> None:
     method, task = SUPERVISED["scaffold"](), small_task("mlp")
     run = federate(method, task, Here(method, task, tmp_path))
-    run.round()
+    run.run_round()
     shutil.rmtree(tmp_path / "1" / "test" / "client-1")
-    log = run.round()
+    log = run.run_round()
     assert "client 1 has lost its state" in caplog.text
     assert not log.absent
 
@@ -287,7 +287,7 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
     method, task = SUPERVISED["ditto"](), small_task("mlp")
     run = federate(method, task, Here(method, task, tmp_path))
     for _ in range(ROUNDS):
-        run.round()
+        run.run_round()
     files = sorted(path.name for path in (tmp_path / "0" / "test" / "client-0").iterdir())
     assert files == ["model.safetensors", "round-2.safetensors", "round-3.safetensors"]
 

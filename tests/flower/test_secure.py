@@ -15,16 +15,16 @@ from equipoise.cli import main
 from equipoise.contract import Method
 from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import row
+from equipoise.core.trees import index
 from equipoise.flower import codec
 from equipoise.flower.codec import Refused
 from equipoise.flower.masks import Keys, Member, stream, threshold, unmask
 from equipoise.methods import all_methods
 from equipoise.privacy.ledger import Ledger
 from equipoise.privacy.options import Privacy
-from equipoise.runtime.executors import Loop, Replies
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.executors import Loop, CohortResults
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from equipoise.wrappers.private import private, seeded
 from equipoise.wrappers.secure import MOST, Secure, decoded, encoded
 from flower.test_remote import ROUNDS, Here, federate, server_side
@@ -138,7 +138,7 @@ def offered() -> dict[str, Method]:
     found = {}
     for name, kind in all_methods().items():
         try:
-            if kind().trains == "gradient":
+            if kind().learner_kind == "gradient":
                 Secure(kind()).check(small_task("mlp"), small_task("mlp").training)
                 found[name] = kind()
         except UsageError:
@@ -178,10 +178,10 @@ class Missing(Loop):
 
     missing: dict[int, int]
 
-    def run(self, round: int, *about: Any) -> Replies:
-        replies = super().run(round, *about)
-        keep = replies.rows != self.missing.get(round, -1)
-        return Replies(replies.rows[keep], row(replies.stack, keep))
+    def run_clients(self, round: int, *about: Any) -> CohortResults:
+        replies = super().run_clients(round, *about)
+        keep = replies.arrived != self.missing.get(round, -1)
+        return CohortResults(replies.arrived[keep], index(replies.stack, keep))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedrep"])
@@ -205,16 +205,16 @@ def test_masked_sums_of_nodes_are_the_plain_ones_to_the_bit(name: str, tmp_path:
 
     wire = Losing(method, task, tmp_path, more={"secure": True})
     remote = federate(Secure(method), task, wire)
-    logs = [remote.round() for _ in range(ROUNDS)]
-    local = Simulation(Secure(method), task, task.training, Schedule(ROUNDS, 0, 1.0, "loop", 1, True), plain)
+    logs = [remote.run_round() for _ in range(ROUNDS)]
+    local = FederatedSimulation(Secure(method), task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), plain)
     for _ in range(ROUNDS):
-        local.round()
+        local.run_round()
     assert largest_difference(server_side(local), server_side(remote)) == 0
     assert [sorted(log.absent) for log in logs] == [[1], [2], []]
     assert "in the secure sum: no reply in time" in logs[0].absent[1]
     sums = 2 if name in ("scaffold", "feddyn") else 1
-    words = sums * sum(local.params[shared].numel() for shared in method.shared_names(task)) + 1  # and its weight
-    assert logs[0].bytes.up == 8 * words * (task.clients - 1)
+    words = sums * sum(local.params[shared].numel() for shared in method.shared_param_names(task)) + 1  # and its weight
+    assert logs[0].bytes.up == 8 * words * (task.num_clients - 1)
 
 
 def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
             sent.extend((codec.decode(messages[client])[1]["kind"], reply) for client, reply in replies.items())
             return replies
 
-    federate(Secure(method), task, Watched(method, task, tmp_path, more={"secure": True})).round()
+    federate(Secure(method), task, Watched(method, task, tmp_path, more={"secure": True})).run_round()
     kinds = [kind for kind, _ in sent]
-    assert kinds == [kind for kind in ("round", "share", "mask", "reveal") for _ in range(task.clients)]
+    assert kinds == [kind for kind in ("round", "share", "mask", "reveal") for _ in range(task.num_clients)]
     for kind, data in sent:
         tree, _ = codec.decode(data)
         if kind == "round":
@@ -244,7 +244,7 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
 
 def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     task, method = small_task("mlp"), OFFERED["fedavg"]
-    silent = set(range(task.clients - threshold(task.clients) + 1))
+    silent = set(range(task.num_clients - threshold(task.num_clients) + 1))
 
     class Losing(Here):
         def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
@@ -255,21 +255,21 @@ def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
 
     remote = federate(Secure(method), task, Losing(method, task, tmp_path, more={"secure": True}))
     before = remote.params
-    log = remote.round()
+    log = remote.run_round()
     assert largest_difference(before, remote.params) == 0
-    assert len(log.absent) == task.clients
+    assert len(log.absent) == task.num_clients
     assert any("are left for the secure sum" in reason for reason in log.absent.values())
-    assert not remote.round().absent
+    assert not remote.run_round().absent
     assert largest_difference(before, remote.params) > 0
 
 
 def test_a_part_that_does_not_fit_is_left_out_by_name() -> None:
     task = small_task("mlp")
-    simulation = Simulation(Secure(OFFERED["fedavg"]), task, task.training, Schedule(1, 0, 1.0, "stacked", 1, True))
+    simulation = FederatedSimulation(Secure(OFFERED["fedavg"]), task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True))
     simulation.params = {name: value + 2.0**21 for name, value in simulation.params.items()}
-    log = simulation.round()
-    assert log.dropped == list(range(task.clients))
-    assert "its words/weighted/mean/" in log.left_out[0]
+    log = simulation.run_round()
+    assert log.dropped == list(range(task.num_clients))
+    assert "its words/weighted/mean/" in log.rejected[0]
 
 
 def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(tmp
     policy = Secure(private(method, privacy, seeded))
     wire = Here(method, task, tmp_path, privacy=privacy, most_epsilon=1e6, more={"secure": True})
     remote = federate(policy, task, wire)
-    logs = [remote.round() for _ in range(ROUNDS)]
+    logs = [remote.run_round() for _ in range(ROUNDS)]
     assert not any(log.absent for log in logs)
     loop = simulate(policy, task, ROUNDS, "loop")
     assert largest_difference(loop.params, remote.params) == 0
@@ -285,7 +285,7 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(tmp
         largest_difference(simulate(private(method, privacy, seeded), task, ROUNDS, "loop").params, loop.params) < 2e-6
     )
     spent = json.loads((tmp_path / "0" / "privacy.json").read_text())["mu_squared"]
-    assert spent == pytest.approx(ROUNDS * 4 / (0.5**2 * threshold(task.clients)))
+    assert spent == pytest.approx(ROUNDS * 4 / (0.5**2 * threshold(task.num_clients)))
 
 
 def test_both_epsilons_of_the_page_on_privacy() -> None:
@@ -324,4 +324,4 @@ def test_secure_from_the_command_line(tmp_path: Path) -> None:
     told = {name: json.loads((tmp_path / name / "summary.json").read_text())["privacy"] for name in ("sum", "each")}
     assert told["sum"]["epsilon"] == told["each"]["epsilon"] == told["sum"]["epsilon_server"]
     assert told["sum"]["epsilon_server"] < told["each"]["epsilon_server"]
-    assert Settings.of(read_config(tmp_path / "sum" / "config.json")).run.secure
+    assert RunSettings.from_options(read_config(tmp_path / "sum" / "config.json")).run.secure

@@ -25,7 +25,7 @@ from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.tables import read_table
 from equipoise.runs import running as runs
 from equipoise.runs.predict import predict_file
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
 
@@ -159,7 +159,7 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     project.write(app, {**given, "headline": "auc", "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
-    config = Settings.of(given).task_config
+    config = RunSettings.from_options(given).task_config
     told = {f"client {k}": summarise(open_fleet.folder.parent / f"rows-{k}", str(k), config) for k in range(3)}
     made = merge_messages(told, config)[0].write()
     assert (app / "run" / "preparation.json").read_text() == made

@@ -11,14 +11,14 @@ from equipoise.frl import tabular
 from equipoise.frl.mdp import garnet
 from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 SMALL = {"task": "garnet", "states": 4, "actions": 2, "branching": 3, "agents": 3, "sims": 2, "seed": 4}
 
 
 def built(**options):
-    settings = Settings.of({**SMALL, "method": "feddvrq", "iterations": 3, "batch": 2, "reference_batch": 5, **options})
+    settings = RunSettings.from_options({**SMALL, "method": "feddvrq", "iterations": 3, "batch": 2, "reference_batch": 5, **options})
     return settings, build_task(settings)
 
 
@@ -91,7 +91,7 @@ def test_fewer_errors_from_as_many_samples_than_fedsynq(tmp_path):
     """Both see every pair 872 times (4 agents); the plain learner at the rate that is best for it of five."""
     common = {**SMALL, "agents": 4, "sims": 20}
     refined = {"method": "feddvrq", "rounds": 100, "reference_batch": 8, "batch": 2, "eval_every": 100}
-    error = run(Settings.of({**common, **refined}), tmp_path / "refined").extra["error"]
+    error = run(RunSettings.from_options({**common, **refined}), tmp_path / "refined").extra["error"]
     plain, problem = [], tabular.Problem([garnet(4, 4, 2, 3)], 4)
     for eta in (0.02, 0.05, 0.1, 0.2, 0.4):
         state = tabular.init_state(problem, 20, 4, False)

@@ -14,7 +14,7 @@ from equipoise.frl import tabular
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.tasks import all_tasks
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
@@ -25,7 +25,7 @@ SMALL = {"task": "two-state", "agents": 6, "actions": 5, "sims": 3, "tau": 20, "
 
 
 def built(method, **options):
-    settings = Settings.of({**SMALL, "method": method, **options})
+    settings = RunSettings.from_options({**SMALL, "method": method, **options})
     return settings, build_task(settings)
 
 
@@ -65,16 +65,16 @@ def test_fedavg_on_agents_is_equal_averaging():
 
 
 def test_agents_may_take_different_numbers_of_steps():
-    from equipoise.contract import Fit, When
+    from equipoise.contract import LocalTrainRequest, RngContext
 
     _, task = built("fedasynq-eq")
     ids = torch.arange(3)
     start = {"q": task.init_params(0)["q"].expand(3, -1, -1, -1)}
-    when = When(0, 1, task.training)
+    when = RngContext(0, 1, task.training)
 
     def go(steps):
-        fit = Fit(start, torch.tensor(steps), torch.full((3,), 0.1, dtype=torch.float64))
-        return task.fit_stack(ids, fit, task.source_init(ids), when)
+        fit = LocalTrainRequest(start, torch.tensor(steps), torch.full((3,), 0.1, dtype=torch.float64))
+        return task.fit_stack(ids, fit, task.init_data_state(ids), when)
 
     mixed, few, many = go([5, 9, 5]), go([5, 5, 5]), go([9, 9, 9])
     for k, same in enumerate((few, many, few)):
@@ -130,7 +130,7 @@ def test_every_tabular_task_runs(name, tmp_path):
         options["file"] = str(tmp_path / "own.npz")
     elif name not in ("two-state", "garnet"):
         pytest.importorskip("gymnasium")
-    summary = run(Settings.of(options), tmp_path / "run")
+    summary = run(RunSettings.from_options(options), tmp_path / "run")
     assert 0 < summary.extra["error"] < float("inf")
     assert name in all_tasks()
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Fit, When
+from equipoise.contract import LocalTrainRequest, RngContext
 from equipoise.core.errors import UsageError
 from equipoise.frl import linear
 from equipoise.frl.families import planted
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 METHODS = {"td": "v", "fedtd": "v", "pfedtd-rep": "v", "q": "q", "fedq": "q", "pfedq-rep": "q"}
@@ -23,7 +23,7 @@ RATES = {"alpha0": 0.1, "beta0": 0.2, "t0": 10.0, "local_steps": 4}
 
 
 def built(method, **options):
-    settings = Settings.of({**SMALL, **RATES, "method": method, "model": METHODS[method], **options})
+    settings = RunSettings.from_options({**SMALL, **RATES, "method": method, "model": METHODS[method], **options})
     return settings, build_task(settings)
 
 
@@ -84,10 +84,10 @@ def test_a_frozen_representation_is_td_on_fixed_features():
 
 def test_two_rounds_by_definition():
     settings, task = built("pfedtd-rep", agents=2, relative=False)
-    method, ids, when = settings.method, torch.arange(2), When(3, 1, task.training)
+    method, ids, when = settings.method, torch.arange(2), RngContext(3, 1, task.training)
     first = task.init_params(3)
     held = {name: value.expand(2, *value.shape).clone() for name, value in first.items()}
-    source, shared = task.source_init(ids), first["phi"]
+    source, shared = task.init_data_state(ids), first["phi"]
     for t in range(2):
         phi = linear.orthonormal(shared)
         theta = torch.stack(
@@ -96,7 +96,7 @@ def test_two_rounds_by_definition():
         held = {"phi": phi.expand(2, -1, -1), "theta": theta}
         for block, steps, rate in (("theta", 4, 0.1 / (1 + t / 10) ** (2 / 3)), ("phi", 1, 0.2 / (1 + t / 10))):
             every = torch.full((2,), steps), torch.full((2,), rate, dtype=torch.float64)
-            held, _, source = task.fit_stack(ids, Fit(held, *every, names=(block,)), source, when)
+            held, _, source = task.fit_stack(ids, LocalTrainRequest(held, *every, trainable=(block,)), source, when)
         shared = held["phi"].mean(0)
     done = simulate(method, task, 2, seed=3)
     torch.testing.assert_close(done.params["phi"], shared, rtol=1e-10, atol=1e-12)
@@ -146,7 +146,7 @@ def test_sharing_the_representation_beats_learning_alone_and_one_value_function_
 
 def test_same_seed_same_run_other_seed_another():
     a, b = simulated("pfedq-rep"), simulated("pfedq-rep")
-    assert largest_difference(a.state(), b.state()) == 0
+    assert largest_difference(a.state_dict(), b.state_dict()) == 0
     c = simulated("pfedq-rep", seed=4)
     assert largest_difference(a.params, c.params) > 0
 
@@ -157,8 +157,8 @@ def test_agents_may_take_different_numbers_of_steps():
     start = {name: value.expand(3, *value.shape) for name, value in task.init_params(0).items()}
 
     def go(steps):
-        fit = Fit(start, torch.tensor(steps), torch.full((3,), 0.1, dtype=torch.float64), names=("phi", "theta"))
-        return task.fit_stack(ids, fit, task.source_init(ids), When(0, 1, task.training))
+        fit = LocalTrainRequest(start, torch.tensor(steps), torch.full((3,), 0.1, dtype=torch.float64), trainable=("phi", "theta"))
+        return task.fit_stack(ids, fit, task.init_data_state(ids), RngContext(0, 1, task.training))
 
     mixed, few, many = go([5, 9, 5]), go([5, 5, 5]), go([9, 9, 9])
     for k, same in enumerate((few, many, few)):

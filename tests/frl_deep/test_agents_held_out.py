@@ -12,7 +12,7 @@ from equipoise.frl.deep.newcomers import what_learns
 from equipoise.methods import find_method
 from equipoise.runs.newcomers import hold_out
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed
 
 TINY = {
@@ -30,19 +30,19 @@ def few_steps(monkeypatch):
 def test_members_and_newcomers_part_the_agents(task):
     kwargs = json.dumps([{"sutton_barto_reward": k % 2 == 0} for k in range(5)])
     own = {"task": "gym", "env_id": "CartPole-v1", "env_kwargs": kwargs} if task == "gym" else {}
-    whole = build_task(Settings.of({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"}))
+    whole = build_task(RunSettings.from_options({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"}))
     members = hold_out(whole, 0.4, 3)
-    assert (members.clients, members.newcomers.clients) == (3, 2)
+    assert (members.num_clients, members.heldout_clients.num_clients) == (3, 2)
     if task == "cartpole":
-        lengths = np.concatenate([members.world.bodies.length, members.newcomers.world.bodies.length])[:, 0]
+        lengths = np.concatenate([members.world.bodies.length, members.heldout_clients.world.bodies.length])[:, 0]
         assert sorted(lengths) == sorted(whole.world.bodies.length[:, 0])
         assert members.config.numbers == pytest.approx((members.world.bodies.length[:, 0] - 0.1) / 0.8)
     else:
         there = [
-            make.keywords["sutton_barto_reward"] for part in (members, members.newcomers) for make in part.world.make
+            make.keywords["sutton_barto_reward"] for part in (members, members.heldout_clients) for make in part.world.make
         ]
         assert sorted(there) == [False, False, True, True, True]
-    assert members.net == members.newcomers.net == whole.net
+    assert members.net == members.heldout_clients.net == whole.net
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_members_and_newcomers_part_the_agents(task):
     ],
 )
 def test_beside_a_shared_block_only_the_personal_one_learns(name, learns):
-    task = build_task(Settings.of({**TINY, "method": name}))
+    task = build_task(RunSettings.from_options({**TINY, "method": name}))
     assert what_learns(find_method(name)(), task) == learns
 
 
 def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
-    settings = Settings.of({**TINY, "method": "dqnavg"})
+    settings = RunSettings.from_options({**TINY, "method": "dqnavg"})
     new = run(settings, tmp_path / "out").newcomers.after
     assert set(new) == {0, 100, 400}
     from safetensors.torch import load_file
 
     params = load_file(tmp_path / "out" / "models" / "global.safetensors")
-    there = build_task(settings).newcomers
+    there = build_task(settings).heldout_clients
     stack = {name: value.expand(2, *value.shape) for name, value in params.items()}
     each = there.evaluate_stack(torch.arange(2), stack, "test")["return"]
     assert new[0] == {
@@ -79,7 +79,7 @@ def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
 
 @pytest.mark.parametrize("name", ["pfeddqn-rep", "perdqnavg"])
 def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
-    task = build_task(Settings.of({**TINY, "method": name}))
+    task = build_task(RunSettings.from_options({**TINY, "method": name}))
     steps, train = [], newcomers.learner.train
 
     def watched(*given):
@@ -88,7 +88,7 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
         return params, kept
 
     monkeypatch.setattr(newcomers.learner, "train", watched)
-    newcomers.returns_of_newcomers(task, task.newcomers, find_method(name)(), task.init_params(1), 3)
+    newcomers.returns_of_newcomers(task, task.heldout_clients, find_method(name)(), task.init_params(1), 3)
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
     for part in task.blocks["backbone"]:
         assert torch.equal(before[part], after[part])
@@ -97,7 +97,7 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
 
 
 def test_a_resumed_run_has_the_same_newcomers(tmp_path):
-    settings = Settings.of({**TINY, "method": "pfeddqn-rep", "rounds": 6})
+    settings = RunSettings.from_options({**TINY, "method": "pfeddqn-rep", "rounds": 6})
     whole = run(settings, tmp_path / "whole")
     assert cut_and_resumed(settings, tmp_path / "cut", 3).newcomers == whole.newcomers
 

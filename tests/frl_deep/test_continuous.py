@@ -14,7 +14,7 @@ from equipoise.frl.deep.continuous import ActorCritic, SoftActorCritic
 from equipoise.frl.deep.learner import Settings as Agent
 from equipoise.frl.deep.mujoco import HALF_CHEETAH, HOPPER, edited
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import largest_difference, simulate
 
 F64 = torch.float64
@@ -163,7 +163,7 @@ def test_loop_equals_stacked_and_shares_the_body(task):
     else:
         options["env_kwargs"] = '[{"g": 9.0}, {"g": 5.0}]'
     for executor in ("loop", "stacked"):
-        settings = Settings.of(options)
+        settings = RunSettings.from_options(options)
         made = build_task(settings)
         made.dtype = F64
         both.append(simulate(settings.method, made, 3, executor))
@@ -175,7 +175,7 @@ def test_loop_equals_stacked_and_shares_the_body(task):
 
 
 def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
-    settings = Settings.of({**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8})
+    settings = RunSettings.from_options({**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8})
     whole = run(settings, tmp_path / "whole")
 
     def stop(log):
@@ -183,7 +183,7 @@ def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(Settings.of({**settings.flat, "checkpoint_every": 2}), tmp_path / "cut", watch=stop)
+        run(RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}), tmp_path / "cut", on_round_end=stop)
     assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
@@ -268,11 +268,11 @@ def test_an_episode_that_falls_or_lasts_too_long_starts_anew():
 @pytest.mark.parametrize("name", ["hopper", "half-cheetah"])
 def test_federated_agents_on_mujoco(name):
     options = {"agents": 2, "parallel": 1, "width": 8, "capacity": 200, "learn_after": 30, "episodes": 1, "epochs": 40}
-    settings = Settings.of({**options, "task": name, "method": "pfeddqn-rep", "batch_size": 8})
+    settings = RunSettings.from_options({**options, "task": name, "method": "pfeddqn-rep", "batch_size": 8})
     task = build_task(settings)
     task.world.limit = 50
     one, two = (simulate(settings.method, task, 2) for _ in range(2))
-    assert largest_difference(one.state(), two.state()) == 0
+    assert largest_difference(one.state_dict(), two.state_dict()) == 0
     assert math.isfinite(one.logs[-1].trained["return"])
 
 

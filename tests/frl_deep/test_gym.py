@@ -12,7 +12,7 @@ from equipoise.cli import main
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.gym_world import GymWorld, makers
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import largest_difference, simulate
 
 TINY = ("task", "agents", "parallel", "width", "capacity", "learn_after", "epochs", "batch_size", "seed")
@@ -63,7 +63,7 @@ def test_steps_are_those_of_the_environment_itself():
 
 def test_agents_have_arguments_of_their_own():
     arguments = json.dumps([{"sutton_barto_reward": False}, {"sutton_barto_reward": True}])
-    task = build_task(Settings.of({**SMALL, "method": "dqn", "env_kwargs": arguments}))
+    task = build_task(RunSettings.from_options({**SMALL, "method": "dqn", "env_kwargs": arguments}))
     one = task.init_params(0)
     stack = {name: value.expand(2, *value.shape) for name, value in one.items()}
     plain, other = task.evaluate_stack(torch.arange(2), stack, "test")["return"].tolist()
@@ -74,7 +74,7 @@ def test_agents_have_arguments_of_their_own():
 def test_loop_equals_stacked_and_absent_agents_stand_still():
     both = []
     for executor in ("loop", "stacked"):
-        settings = Settings.of({**SMALL, "method": "pfeddqn-rep"})
+        settings = RunSettings.from_options({**SMALL, "method": "pfeddqn-rep"})
         task = build_task(settings)
         task.dtype = torch.float64
         both.append(simulate(settings.method, task, 3, executor, 0.5))
@@ -96,7 +96,7 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path):
         pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")
     own = SAVED.get(name, {"task": "hopper"})
     options = {key: value for key, value in {**SMALL, **own}.items() if name != "mujoco" or key in TINY}
-    settings = Settings.of({**options, "method": "dqnavg", "rounds": 5, "episodes": 1})
+    settings = RunSettings.from_options({**options, "method": "dqnavg", "rounds": 5, "episodes": 1})
     assert build_task(settings).world.forgets is False
     whole = run(settings, tmp_path / "whole")
 
@@ -105,7 +105,7 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(Settings.of({**settings.flat, "checkpoint_every": 2}), tmp_path / "cut", watch=stop)
+        run(RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}), tmp_path / "cut", on_round_end=stop)
     assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
@@ -184,12 +184,12 @@ def test_a_run_says_what_may_surprise(tmp_path, capsys):
 
 def test_traits_of_foreign_environments():
     options = {**SMALL, "method": "dqn", "differ": "reversed,offsets"}
-    world = build_task(Settings.of(options)).world
+    world = build_task(RunSettings.from_options(options)).world
     assert world.command(np.array([[0], [0]]), world.senses.motor).tolist() == [[0], [1]]  # the second is reversed
     assert np.abs(world.senses.offset).max() > 0
     with pytest.raises(UsageError, match="have no strength"):
-        build_task(Settings.of({**SMALL, "method": "dqn", "differ": "motor"}))
-    pendulum = build_task(Settings.of({**SMALL, "method": "dqn", "env_id": "Pendulum-v1", "differ": "motor,reversed"}))
+        build_task(RunSettings.from_options({**SMALL, "method": "dqn", "differ": "motor"}))
+    pendulum = build_task(RunSettings.from_options({**SMALL, "method": "dqn", "env_id": "Pendulum-v1", "differ": "motor,reversed"}))
     found = pendulum.world.command(np.ones((2, 1, 1)), pendulum.world.senses.motor)
     np.testing.assert_allclose(found[:, 0, 0], [2 * 0.55, -2 * 0.85])
 
@@ -232,4 +232,4 @@ def test_bad_environments_are_refused_in_one_line(options, words, tmp_path, caps
 def test_errors_name_the_agent():
     arguments = json.dumps([{}, {"nonsense": 1}])
     with pytest.raises(UsageError, match="of agent 1 cannot be made"):
-        build_task(Settings.of({**SMALL, "method": "dqn", "env_kwargs": arguments}))
+        build_task(RunSettings.from_options({**SMALL, "method": "dqn", "env_kwargs": arguments}))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Up
+from equipoise.contract import ClientUpdate
 from equipoise.methods import find_method
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 TINY = {
@@ -20,7 +20,7 @@ TINY = {
 
 
 def done(method, executor="stacked", participation=1.0, rounds=4):
-    settings = Settings.of({**TINY, "method": method})
+    settings = RunSettings.from_options({**TINY, "method": method})
     task = build_task(settings)
     task.dtype = torch.float64
     return simulate(settings.method, task, rounds, executor, participation, seed=3)
@@ -28,8 +28,8 @@ def done(method, executor="stacked", participation=1.0, rounds=4):
 
 def mean_of(params, evidence):
     method, server = find_method("dqnavg-im")(), SimpleNamespace(state={}, params={"w": torch.zeros(3)})
-    up = Up({"w": torch.tensor(params)}, {"evidence": {"w": torch.tensor(evidence)}})
-    weights, _ = method.weigh(server, torch.arange(len(params)), up)
+    up = ClientUpdate({"w": torch.tensor(params)}, {"evidence": {"w": torch.tensor(evidence)}})
+    weights, _ = method.aggregation_weights(server, torch.arange(len(params)), up)
     return method.aggregate(server, torch.arange(len(params)), up, weights)[0]["w"].tolist()
 
 
@@ -65,11 +65,11 @@ def test_net_and_moments_go_up():
 @pytest.mark.parametrize("participation", [1.0, 0.7])
 def test_loop_equals_stacked(participation):
     both = [done("dqnavg-im", executor, participation) for executor in ("loop", "stacked")]
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-10
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-10
 
 
 def test_resume_after_an_interruption_to_the_bit(tmp_path):
-    settings = Settings.of({**TINY, "method": "dqnavg-im", "rounds": 6})
+    settings = RunSettings.from_options({**TINY, "method": "dqnavg-im", "rounds": 6})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 3)) == timeless(whole)
 

@@ -13,7 +13,7 @@ from equipoise.frl.deep.physics import Acrobot, CartPole, Pendulum
 from equipoise.frl.deep.worlds import PhysicsWorld
 from equipoise.runs.play import play
 from equipoise.runs.running import run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow: pip install 'equipoise[data]'")
 TINY = {"agents": 2, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20, "epochs": 15, "batch_size": 8}
@@ -26,7 +26,7 @@ TASKS = {
 
 
 def finished(name, folder):
-    summary = run(Settings.of({**TINY, **TASKS[name], "method": "dqn", "rounds": 2, "episodes": 2}), folder)
+    summary = run(RunSettings.from_options({**TINY, **TASKS[name], "method": "dqn", "rounds": 2, "episodes": 2}), folder)
     return folder, summary.personal.return_
 
 
@@ -82,7 +82,7 @@ OWN = {"task": "gym", "env_id": f"{__file__}:Walk", "frames": 2, "normalise": Tr
 
 def test_a_film_shows_the_scored_episode_of_a_wrapped_environment(tmp_path):
     """Frames, usual sizes and senses are the agent's own when it is drawn, too."""
-    run(Settings.of({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}), tmp_path / "run")
+    run(RunSettings.from_options({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}), tmp_path / "run")
     assert play(tmp_path / "run", 1, 1, tmp_path / "out.gif") == play(tmp_path / "run", 1, 1, None)
     with Image.open(tmp_path / "out.gif") as found:
         assert found.size == (41, 8)
@@ -90,7 +90,7 @@ def test_a_film_shows_the_scored_episode_of_a_wrapped_environment(tmp_path):
 
 def test_an_environment_that_cannot_be_drawn_is_told_in_one_line(tmp_path, capsys):
     options = {**TINY, **OWN, "env_kwargs": '{"mute": true}', "method": "dqn", "rounds": 1, "episodes": 1}
-    run(Settings.of(options), tmp_path / "run")
+    run(RunSettings.from_options(options), tmp_path / "run")
     capsys.readouterr()
     assert main(["play", str(tmp_path / "run"), "--video", str(tmp_path / "out.gif")]) == 2
     assert capsys.readouterr().err.strip() == "equipoise: this environment cannot be drawn here: no pencil"

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Fit, Train, When
+from equipoise.contract import LocalTrainRequest, LocalHParams, RngContext
 from equipoise.core.errors import UsageError
 from equipoise.methods import find_method
 from equipoise.records.rounds import Bytes
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
@@ -24,7 +24,7 @@ TINY = {
 
 
 def built(method, dtype=torch.float64, **options):
-    settings = Settings.of({**TINY, "method": method, **options})
+    settings = RunSettings.from_options({**TINY, "method": method, **options})
     task = build_task(settings)
     task.dtype = dtype
     return settings, task
@@ -39,7 +39,7 @@ def done(method, rounds=4, executor="stacked", participation=1.0, **options):
 @pytest.mark.parametrize("participation", [1.0, 0.7])
 def test_loop_equals_stacked(name, participation):
     both = [done(name, 4, executor, participation) for executor in ("loop", "stacked")]
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-10
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-10
     for name in ("trained", "received", "global_", "bytes"):
         assert getattr(both[0].logs[-1], name) == getattr(both[1].logs[-1], name)
 
@@ -50,7 +50,7 @@ def test_rates_fall_and_the_bodys_falls_faster():
     class Fitting:
         def __init__(self, round):
             self.round, self.id, self.start, self.state = round, torch.tensor(0), {}, {}
-            self.train = Train(torch.tensor(1), torch.tensor(0.1, dtype=torch.float64))
+            self.train = LocalHParams(torch.tensor(1), torch.tensor(0.1, dtype=torch.float64))
 
         def fit(self, start, train, aux):
             rates.append((float(train.lr), float(aux["body_lr"])))
@@ -58,7 +58,7 @@ def test_rates_fall_and_the_bodys_falls_faster():
 
     method = find_method("pfeddqn-rep")(body_rate=0.5, slow_after=10)
     for round in (1, 11, 71):
-        method.update(Fitting(round))
+        method.train(Fitting(round))
     assert rates == [
         pytest.approx((0.1, 0.05)),
         pytest.approx((0.1 / 2 ** (2 / 3), 0.025)),
@@ -69,7 +69,7 @@ def test_rates_fall_and_the_bodys_falls_faster():
 @pytest.mark.parametrize("name", METHODS)
 def test_the_same_seed_gives_the_same_run(name):
     one, two, other = done(name, 2), done(name, 2), done(name, 2, seed=4)
-    assert largest_difference(one.state(), two.state()) == 0
+    assert largest_difference(one.state_dict(), two.state_dict()) == 0
     assert largest_difference(one.store.local, other.store.local) > 0
 
 
@@ -87,12 +87,12 @@ def test_what_travels():
 
 @pytest.mark.parametrize(("ours", "plain"), [("dqn", "local"), ("dqnavg", "fedavg")])
 def test_the_plain_methods_are_the_same_to_the_bit(ours, plain):
-    assert largest_difference(done(ours, slow_after=0).state(), done(plain).state()) == 0
+    assert largest_difference(done(ours, slow_after=0).state_dict(), done(plain).state_dict()) == 0
 
 
 def test_at_one_rate_pfeddqn_rep_is_fedper():
-    assert largest_difference(done("pfeddqn-rep", slow_after=0).state(), done("fedper").state()) == 0
-    assert largest_difference(done("pfeddqn-rep", slow_after=0, body_rate=0.5).state(), done("fedper").state()) > 0
+    assert largest_difference(done("pfeddqn-rep", slow_after=0).state_dict(), done("fedper").state_dict()) == 0
+    assert largest_difference(done("pfeddqn-rep", slow_after=0, body_rate=0.5).state_dict(), done("fedper").state_dict()) > 0
 
 
 def test_with_one_agent_everything_is_one():
@@ -147,8 +147,8 @@ def test_agents_may_take_different_numbers_of_steps():
     start = {name: value.expand(3, *value.shape) for name, value in one.items()}
 
     def go(steps):
-        fit = Fit(start, torch.tensor(steps), torch.full((3,), 0.01, dtype=torch.float64), names=tuple(one))
-        return task.fit_stack(ids, fit, task.source_init(ids), When(0, 1, task.training))
+        fit = LocalTrainRequest(start, torch.tensor(steps), torch.full((3,), 0.01, dtype=torch.float64), trainable=tuple(one))
+        return task.fit_stack(ids, fit, task.init_data_state(ids), RngContext(0, 1, task.training))
 
     mixed, few, many = go([12, 20, 12]), go([12] * 3), go([20] * 3)
     for k, same in enumerate((few, many, few)):
@@ -158,7 +158,7 @@ def test_agents_may_take_different_numbers_of_steps():
 
 def test_a_return_as_merit():
     _, task = built("dqnavg")
-    merit, loss = task.merit({"return": torch.tensor([0.0, 125.0, 500.0])})
+    merit, loss = task.utility_and_loss({"return": torch.tensor([0.0, 125.0, 500.0])})
     assert (merit.tolist(), loss.tolist()) == ([0.0, 0.25, 1.0], [0.0] * 3)
 
 
@@ -173,7 +173,7 @@ def test_the_server_judges_a_model_in_every_environment():
 
 @pytest.mark.parametrize("name", ["perdqnavg", "pfeddqn-rep"])
 def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
-    settings = Settings.of({**TINY, "method": name, "rounds": 8, "participation": 0.7})
+    settings = RunSettings.from_options({**TINY, "method": name, "rounds": 8, "participation": 0.7})
     whole = run(settings, tmp_path / "whole")
     resumed = cut_and_resumed(settings, tmp_path / "cut", 5)
     assert timeless(resumed) == timeless(whole)

@@ -13,7 +13,7 @@ from equipoise.frl.deep.gym_world import GymWorld, makers
 from equipoise.frl.deep.image import FILTERS, ImageNet
 from equipoise.frl.deep.sight import Sight, usual_sizes
 from equipoise.runs.running import build_task, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 SMALL = {
@@ -122,7 +122,7 @@ def test_slopes_are_those_of_autograd(image):
 def test_loop_equals_stacked(name):
     both = []
     for executor in ("loop", "stacked"):
-        settings = Settings.of({**LIGHTS, "method": name, "frames": 2})
+        settings = RunSettings.from_options({**LIGHTS, "method": name, "frames": 2})
         task = build_task(settings)
         task.dtype = torch.float64
         both.append(simulate(settings.method, task, 3, executor, 1.0, seed=3))
@@ -133,13 +133,13 @@ def test_agents_learn_from_images_what_each_of_them_needs(tmp_path):
     """One agent's buttons are swapped: a shared body with personal heads serves both; chance is 4 of 8."""
     options = {**LIGHTS, "method": "pfeddqn-rep", "env_kwargs": '[{"swapped": false}, {"swapped": true}]'}
     budget = {"rounds": 6, "epochs": 60, "capacity": 4000, "explore_steps": 1000, "eval_every": 6}
-    summary = run(Settings.of({**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}), tmp_path / "run")
+    summary = run(RunSettings.from_options({**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}), tmp_path / "run")
     assert summary.personal["return"] > 7
 
 
 def test_resume_with_frames_to_the_bit(tmp_path):
     options = {**SMALL, "env_id": "CartPole-v1", "frames": 3, "normalise": True, "method": "dqnavg", "rounds": 4}
-    settings = Settings.of(options)
+    settings = RunSettings.from_options(options)
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 2)) == timeless(whole)
 

@@ -109,7 +109,7 @@ def test_it_learns_which_action_a_feature_asks_for() -> None:
 def test_executors_agree_through_a_learning_run(policy: str) -> None:
     method = FedPolicy(policy=policy, parts="full,backbone,head,none", sync="on")
     loop, stacked = (simulate(method, small_task(), 14, executor, 0.5) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state(), stacked.state()) < 1e-9
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
     assert [log.bytes for log in loop.logs] == [log.bytes for log in stacked.logs]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from equipoise.contract import Method, Training
+from equipoise.contract import Method, TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedadagrad import FedAdagrad
 from equipoise.methods.fedadam import FedAdam
@@ -18,7 +18,7 @@ from helpers_quadratic import Quadratic
 
 def two_clients() -> Quadratic:
     """Optima 1 and 4 with sizes 1 and 3: one step of rate 0.1 from w changes the mean by D = 0.1 (3.25 - w)."""
-    return Quadratic([1.0, 1.0], [[1.0], [4.0]], Training(epochs=1, lr=0.1), sizes=[1, 3])
+    return Quadratic([1.0, 1.0], [[1.0], [4.0]], TrainingConfig(epochs=1, lr=0.1), sizes=[1, 3])
 
 
 D = 0.325  # the first change
@@ -59,7 +59,7 @@ def test_fedexp_extrapolates_by_disagreement() -> None:
     """Changes 0.1 and 0.4 with shares 1/4 and 3/4: 0.1225 / (2 * 0.105625) is below 1, so the step is FedAvg's."""
     run = simulate(FedExP(epsilon=0.0), two_clients(), 1)
     assert run.logs[0].notes["server_rate"] == 1.0
-    apart = Quadratic([1.0, 1.0], [[-3.0], [5.0]], Training(epochs=1, lr=0.1))
+    apart = Quadratic([1.0, 1.0], [[-3.0], [5.0]], TrainingConfig(epochs=1, lr=0.1))
     run = simulate(FedExP(epsilon=0.0), apart, 1)
     # changes -0.3 and 0.5: their mean square is 0.17, the square of their mean 0.01, so the rate is 8.5
     assert run.logs[0].notes["server_rate"] == pytest.approx(8.5, abs=1e-12)
@@ -84,7 +84,7 @@ def test_fedhyper_local_moves_the_clients_rate_within_its_bounds() -> None:
     assert rates[:2] == pytest.approx([0.1, 0.1], abs=1e-15)  # the first product needs two changes
     assert rates[2] == pytest.approx(0.1 + D * second, abs=1e-15)
     assert max(rates) <= 1.0
-    far = Quadratic([1.0], [[1000.0]], Training(epochs=1, lr=0.1))
+    far = Quadratic([1.0], [[1000.0]], TrainingConfig(epochs=1, lr=0.1))
     assert simulate(FedHyper(side="local"), far, 4).logs[3].train["lr"].mean == pytest.approx(1.0)
     assert simulate(FedHyper(), far, 2).logs[1].notes["rate"] == 3.0
 
@@ -92,7 +92,7 @@ def test_fedhyper_local_moves_the_clients_rate_within_its_bounds() -> None:
 @pytest.mark.parametrize("method", [FedAdam(), FedYogi(), FedAdagrad(), FedExP(), FedHyper(), FedHyper(side="local")])
 def test_both_executors_agree(method: Method) -> None:
     loop, stacked = (simulate(method, small_task(), 3, executor) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state(), stacked.state()) < 1e-9
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
 
 
 def test_bad_options_are_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.contract import Server, Training, When
+from equipoise.contract import Server, TrainingConfig, RngContext
 from equipoise.core.errors import UsageError
 from equipoise.methods import steering, stepping
 from equipoise.methods.autopilot import EPOCHS, Autopilot
@@ -95,7 +95,7 @@ def test_a_cohort_of_everybody_has_no_chance_in_it() -> None:
 def test_steepness_is_the_gradients_square(model: str) -> None:
     """A batch that takes all rows of a client: the plain gradient of its mean loss."""
     task, ids = small_task(model), torch.arange(6)
-    when = When(0, 1, Training(batch_size=1000))
+    when = RngContext(0, 1, TrainingConfig(batch_size=1000))
     params = task.init_params(1)
     expected = []
     for client in range(6):
@@ -105,16 +105,16 @@ def test_steepness_is_the_gradients_square(model: str) -> None:
         loss = task.losses(leaves, task.prepare(own.x[here]), own.y[here], {}).mean()
         expected.append(sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(leaves.values()))))
     stack = {name: value.expand(6, *value.shape) for name, value in params.items()}
-    assert task.steepness_stack(ids, stack, when).tolist() == pytest.approx(expected, rel=1e-10)
-    assert [float(task.steepness(ids[k], params, when)) for k in range(6)] == pytest.approx(expected, rel=1e-10)
+    assert task.grad_sq_norm_stack(ids, stack, when).tolist() == pytest.approx(expected, rel=1e-10)
+    assert [float(task.grad_sq_norm(ids[k], params, when)) for k in range(6)] == pytest.approx(expected, rel=1e-10)
 
 
 def test_steepness_of_a_small_batch_is_the_same_in_both_executors_and_moves_with_the_round() -> None:
     task, ids = small_task(), torch.arange(6)
     params = task.init_params(1)
     stack = {name: value.expand(6, *value.shape) for name, value in params.items()}
-    first, second = (task.steepness_stack(ids, stack, When(0, t, Training(batch_size=4))) for t in (1, 2))
-    one = torch.stack([task.steepness(ids[k], params, When(0, 1, Training(batch_size=4))) for k in range(6)])
+    first, second = (task.grad_sq_norm_stack(ids, stack, RngContext(0, t, TrainingConfig(batch_size=4))) for t in (1, 2))
+    one = torch.stack([task.grad_sq_norm(ids[k], params, RngContext(0, 1, TrainingConfig(batch_size=4))) for k in range(6)])
     assert largest_difference(first, one) < 1e-12
     assert largest_difference(first, second) > 1e-3
 
@@ -128,7 +128,7 @@ def test_the_first_round_by_hand() -> None:
     sim = simulate(Autopilot(), task, 1)
     ids, everybody = torch.arange(6), {n: w.expand(6, *w.shape) for n, w in sim.initial.items()}
     received = task.evaluate_stack(ids, everybody, "train")
-    steps = 0.25 * received["loss"] / task.steepness_stack(ids, everybody, When(0, 1, task.training))
+    steps = 0.25 * received["loss"] / task.grad_sq_norm_stack(ids, everybody, RngContext(0, 1, task.training))
     rates, trials = tensor(sim.logs[0].decisions["lr"]), sim.store.state["trials"]
     for k, (rate, losses) in enumerate(zip(rates, trials, strict=True)):
         lr, step = float(task.training.lr), float(steps[k])
@@ -137,7 +137,7 @@ def test_the_first_round_by_hand() -> None:
         assert float(rate) == pytest.approx(expected_rate, rel=1e-6)  # logs are in single precision
     assert sim.logs[0].train["epochs"].mean == EPOCHS
     # T = 1: no momentum, hence no decay.
-    n = task.sizes(ids).double()
+    n = task.num_examples(ids).double()
     for name, each in sim.store.local.items():
         first, change = sim.initial[name], torch.tensordot(n / n.sum(), each, 1) - sim.initial[name]
         r = torch.stack([(own - first).square().mean().sqrt() for own in each]).sort().values[2]  # the lower median
@@ -158,9 +158,9 @@ def test_the_first_round_by_hand() -> None:
 def test_the_rate_is_chosen_once_by_the_trials_of_all(trials: list[float], rate: float) -> None:
     steps = tensor([0.1, 0.2, 0.3, 0.4, 0.5, 1e9])  # the median is what one client cannot move
     told = metrics() | {"trials": tensor(trials).expand(6, 3), "step": steps}
-    task, method = small_task(training=Training(lr=0.05)), Autopilot()
+    task, method = small_task(training=TrainingConfig(lr=0.05)), Autopilot()
     params = task.init_params(0)
-    server = Server(task, task.training, params, method.server_init(task, params), 0, 1, 10, 1.0)
+    server = Server(task, task.training, params, method.init_server(task, params), 0, 1, 10, 1.0)
     state, _ = method.steer(server, torch.arange(6), told)
     assert float(state["rate"]) == pytest.approx(rate)
     assert float(method.steer(replace(server, state=state), torch.arange(6), metrics())[0]["rate"]) == pytest.approx(
@@ -169,7 +169,7 @@ def test_the_rate_is_chosen_once_by_the_trials_of_all(trials: list[float], rate:
 
 
 def test_more_epochs_than_the_least_are_kept() -> None:
-    task = small_task(training=Training(epochs=11, lr=0.05, batch_size=8))
+    task = small_task(training=TrainingConfig(epochs=11, lr=0.05, batch_size=8))
     assert [log.train["epochs"].mean for log in simulate(Autopilot(), task, 2).logs] == [11, 11]
 
 
@@ -182,7 +182,7 @@ def test_from_the_second_round_on_clients_share_a_rate_that_follows_their_loss()
     task = small_task()
     sim = simulate(Autopilot(), task, 3)
     assert all(log.train["lr"].min == log.train["lr"].max for log in sim.logs[1:])
-    n = task.sizes(torch.arange(6)).double()
+    n = task.num_examples(torch.arange(6)).double()
     last = n @ sim.store.state["loss"] / n.sum()  # of the model that was received last
     assert float(sim.server_state["need"]) == pytest.approx(float((2 * last / sim.server_state["first"]).sqrt()))
 
@@ -198,7 +198,7 @@ def steered(**change: float) -> tuple[Any, float]:
     """State after a round whose measurements are these, in the middle of a run; and its momentum."""
     task, method = small_task(), Autopilot()
     params = task.init_params(0)
-    state = method.server_init(task, params) | {"rate": tensor(0.05), "z": tensor(-0.5), "val": tensor([1.1, 1.0])}
+    state = method.init_server(task, params) | {"rate": tensor(0.05), "z": tensor(-0.5), "val": tensor([1.1, 1.0])}
     server = Server(task, task.training, params, state, 0, 5, 24, 1.0)
     return method.steer(server, torch.arange(6), metrics(**change))
 
@@ -269,12 +269,12 @@ def test_without_validation_data_the_chosen_rate_is_all() -> None:
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_both_executors_agree(model: str) -> None:
     loop, stacked = (simulate(Autopilot(), small_task(model), 5, executor, 0.5) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state(), stacked.state()) < 1e-9
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
 
 
 def test_a_task_without_gradients_is_refused() -> None:
     with pytest.raises(UsageError, match="gradients"):
-        Autopilot().check(Quadratic([1.0], [[1.0]], Training()), Training())
+        Autopilot().check(Quadratic([1.0], [[1.0]], TrainingConfig()), TrainingConfig())
 
 
 def test_one_client_cannot_choose_everybody_s_rate():

@@ -1,6 +1,6 @@
 import pytest
 
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
@@ -10,7 +10,7 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 
 
 def test_two_rounds_by_hand() -> None:
-    task = Quadratic([1.0, 1.0], [[1.0], [3.0]], Training(epochs=1, lr=0.1))
+    task = Quadratic([1.0, 1.0], [[1.0], [3.0]], TrainingConfig(epochs=1, lr=0.1))
     run = simulate(Ditto(lam=2.0), task, 2)
     # Round 1: v = w_i = 0.1 and 0.3, w = 0.2. Round 2: 0.1 - 0.1 (-0.9 + 2 (0.1 - 0.2)) = 0.21; 0.3 - 0.1 (-2.7 + 0.2)
     assert run.store.state["v"]["w"].flatten().tolist() == pytest.approx([0.21, 0.55], abs=1e-15)
@@ -32,7 +32,7 @@ def test_the_global_model_is_fedavg_to_the_bit() -> None:
 
 
 def test_personal_models_are_proximal_points_of_the_global_one() -> None:
-    task = heterogeneous(Training(epochs=3, lr=0.1))
+    task = heterogeneous(TrainingConfig(epochs=3, lr=0.1))
     run = long_run(Ditto(lam=0.8), task, 400)
     expected = task.proximal_points(task.fedavg_fixed_point(), 0.8)
     assert largest_difference(run.personal_models()[1]["w"], expected) < 1e-12
@@ -46,4 +46,4 @@ def test_both_phases_are_counted() -> None:
 @pytest.mark.parametrize("lam", [-1.0, float("nan"), 20.0])
 def test_unsound_strengths_are_refused(lam: float) -> None:
     with pytest.raises(UsageError, match="lam"):
-        Ditto(lam=lam).check(small_task(), Training(lr=0.1))
+        Ditto(lam=lam).check(small_task(), TrainingConfig(lr=0.1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core import random
 from equipoise.core.errors import UsageError
 from equipoise.methods import fedala
@@ -27,7 +27,7 @@ def test_weights_of_one_are_fedavg_to_the_bit(model: str) -> None:
 
 
 def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() -> None:
-    training = Training(epochs=1, lr=0.1, batch_size=100, momentum=0.9, weight_decay=0.1)
+    training = TrainingConfig(epochs=1, lr=0.1, batch_size=100, momentum=0.9, weight_decay=0.1)
     task = small_task("linear", training)
     rate = 5.0
     two, three = (simulate(FedAla(ala_lr=rate, ala_part=1.0), task, rounds) for rounds in (2, 3))
@@ -46,7 +46,7 @@ def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() ->
 
 
 def test_momentum_of_the_model_never_reaches_the_weights() -> None:
-    training = Training(epochs=1, lr=0.1, batch_size=8, momentum=0.9)
+    training = TrainingConfig(epochs=1, lr=0.1, batch_size=8, momentum=0.9)
     task, plain = small_task("linear", training), small_task("linear", replace(training, momentum=0.0))
     two, three = (simulate(FedAla(ala_lr=5.0), task, rounds) for rounds in (2, 3))
     for k in range(6):
@@ -84,7 +84,7 @@ def test_each_client_has_its_own_first_time_under_sampling(executor: str) -> Non
 
 
 def test_training_starts_from_received_lower_layers_and_the_mixed_top() -> None:
-    task = small_task(training=Training(epochs=2, lr=0.3, batch_size=8))
+    task = small_task(training=TrainingConfig(epochs=2, lr=0.3, batch_size=8))
     two, three = simulate(FedAla(ala_lr=50.0), task, 2), simulate(FedAla(ala_lr=50.0), task, 3)
     weights = three.store.state["A"]
     assert set(weights) == set(task.blocks["head"])
@@ -102,8 +102,8 @@ def test_training_starts_from_received_lower_layers_and_the_mixed_top() -> None:
 
 def test_unsound_use_is_refused() -> None:
     with pytest.raises(UsageError, match="ala_lr"):
-        FedAla(ala_lr=0.0).check(small_task(), Training())
+        FedAla(ala_lr=0.0).check(small_task(), TrainingConfig())
     with pytest.raises(UsageError, match="ala_part"):
-        FedAla(ala_part=1.5).check(small_task(), Training())
+        FedAla(ala_part=1.5).check(small_task(), TrainingConfig())
     with pytest.raises(UsageError, match="labelled"):
-        FedAla().check(heterogeneous(Training()), Training())
+        FedAla().check(heterogeneous(TrainingConfig()), TrainingConfig())

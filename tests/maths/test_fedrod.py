@@ -4,19 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedrod import FedRod
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import heterogeneous
 
-WHOLE_BATCH = Training(epochs=1, lr=0.5, batch_size=100)
+WHOLE_BATCH = TrainingConfig(epochs=1, lr=0.5, batch_size=100)
 
 
-def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None = None) -> FromExamples:
+def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None = None) -> ExamplesTask:
     """Clients with these labels each, two features, a model of two layers."""
     torch.manual_seed(3)
     rows = len(labels) * clients
@@ -27,7 +27,7 @@ def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None 
         3,
     )
     module = module or nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
-    return FromExamples("tiny", module, data, WHOLE_BATCH, torch.float64)
+    return ExamplesTask("tiny", module, data, WHOLE_BATCH, torch.float64)
 
 
 def test_two_steps_by_definition_with_a_class_that_the_client_lacks() -> None:
@@ -66,7 +66,7 @@ def test_with_equal_class_counts_the_generic_model_is_fedavgs() -> None:
 
 
 def test_personal_heads_fit_the_clients_own_classes_better() -> None:
-    log = simulate(FedRod(), small_task(training=Training(epochs=5, lr=0.1, batch_size=8)), 15).logs[-1]
+    log = simulate(FedRod(), small_task(training=TrainingConfig(epochs=5, lr=0.1, batch_size=8)), 15).logs[-1]
     assert log.personal.loss < log.trained.loss
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Fit, When
+from equipoise.contract import LocalTrainRequest, RngContext
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
 from equipoise.runs.finetuning import EPOCHS, SHARES_OF_RATE, _first_best, finetuned
@@ -27,14 +27,14 @@ def test_the_score_is_that_of_the_chosen_rate_and_epochs():
     ids, models = torch.arange(6), run.personal_models()[1]
     done = 0
     for step, epochs in enumerate(EPOCHS[: EPOCHS.index(result.epochs) + 1]):
-        fit = Fit(
+        fit = LocalTrainRequest(
             models,
             torch.full((6,), epochs - done),
             torch.full((6,), result.lr, dtype=torch.float64),
-            names=tuple(models),
+            trainable=tuple(models),
             stream=rate * len(EPOCHS) + step + 1,
         )
-        models, _, _ = task.fit_stack(ids, fit, {}, When(0, 2, task.training))
+        models, _, _ = task.fit_stack(ids, fit, {}, RngContext(0, 2, task.training))
         done = epochs
     assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(result.scores.acc, abs=1e-12)
 

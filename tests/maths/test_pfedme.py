@@ -1,6 +1,6 @@
 import pytest
 
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods.pfedme import PFedMe
 from helpers import largest_difference, simulate, small_task
@@ -8,7 +8,7 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 
 
 def test_two_batches_of_two_steps_by_hand() -> None:
-    task = Quadratic([2.0], [[3.0]], Training(epochs=1, lr=0.1), per_epoch=[2])
+    task = Quadratic([2.0], [[3.0]], TrainingConfig(epochs=1, lr=0.1), per_epoch=[2])
     run = simulate(PFedMe(lam=5.0, inner_steps=2, outer_lr=0.1, beta=0.5), task, 1)
     # theta 0 -> 0.6 -> 0.78, w_i = 0.39; theta warm-started -> 1.029 -> 1.1037, w_i = 0.39 + 0.5 (1.1037 - 0.39)
     assert float(run.store.state["theta"]["w"][0]) == pytest.approx(1.1037, abs=1e-14)
@@ -17,7 +17,7 @@ def test_two_batches_of_two_steps_by_hand() -> None:
 
 
 def test_reaches_the_optimum_of_the_envelopes_and_their_proximal_points() -> None:
-    task, lam = heterogeneous(Training(epochs=1, lr=0.1), sizes=[1, 2, 3, 4]), 2.0
+    task, lam = heterogeneous(TrainingConfig(epochs=1, lr=0.1), sizes=[1, 2, 3, 4]), 2.0
     run = long_run(PFedMe(lam=lam, inner_steps=150, outer_lr=0.2), task, 200)
     envelope = (lam * task.a / (lam + task.a))[:, None]  # gradient lam (w - theta) = lam a / (lam + a) (w - b)
     optimum = (envelope * task.b).sum(0) / envelope.sum()
@@ -52,4 +52,4 @@ def test_gradients_of_the_inner_loop_are_counted() -> None:
 )
 def test_unsound_options_are_refused(options: dict[str, float], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        PFedMe(**options).check(small_task(), Training(lr=0.1))
+        PFedMe(**options).check(small_task(), TrainingConfig(lr=0.1))

@@ -9,7 +9,7 @@ import torch
 
 from equipoise.contract import Method, weighted_mean
 from equipoise.core import random
-from equipoise.core.trees import row
+from equipoise.core.trees import index
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.finetune import Finetune
 from equipoise.methods.local import Local
@@ -27,7 +27,7 @@ def test_weighted_mean_by_hand():
 def test_fedavg_is_the_mean_of_local_models_by_data_size():
     task = small_task("mlp")
     federated, alone = simulate(FedAvg(), task, 1), simulate(Local(), task, 1)
-    n = task.sizes(torch.arange(6)).double()
+    n = task.num_examples(torch.arange(6)).double()
     models = alone.personal_models()[1]
     expected = {k: (n.view(-1, *[1] * (v.dim() - 1)) * v).sum(0) / n.sum() for k, v in models.items()}
     assert largest_difference(federated.params, expected) < 1e-15
@@ -86,7 +86,7 @@ def test_absent_clients_keep_their_model_and_score():
     assert away
     for run_tree in ("local", "scores"):
         before, after = (
-            row(getattr(run.store, run_tree), torch.tensor([run.store.ids.tolist().index(client) for client in away]))
+            index(getattr(run.store, run_tree), torch.tensor([run.store.ids.tolist().index(client) for client in away]))
             for run in (short, longer)
         )
         assert largest_difference(before, after) == 0
@@ -98,9 +98,9 @@ class Poisoned(Method):
 
     name: ClassVar[str] = "poisoned"
 
-    def update(self, c):
-        trained, state = super().update(c)
-        bad = (c.id == 2) & torch.tensor(c.round == 2)
+    def train(self, client):
+        trained, state = super().train(client)
+        bad = (client.id == 2) & torch.tensor(client.round == 2)
         return {k: torch.where(bad, torch.full_like(v, torch.nan), v) for k, v in trained.items()}, state
 
 
@@ -114,7 +114,7 @@ def test_a_client_that_turns_non_finite_is_dropped_named_and_may_come_back(execu
     # Round 2 averaged the five others, with weights renormalised over them.
     first, others = simulate(FedAvg(), task, 1, executor), torch.tensor([0, 1, 3, 4, 5])
     second = simulate(Poisoned(), task, 2, executor)
-    n = task.sizes(others).double()
+    n = task.num_examples(others).double()
     expected = torch.tensordot(n / n.sum(), second.store.local["0.weight"][others], 1)
     assert torch.allclose(second.params["0.weight"], expected, atol=1e-15)
     # The client itself keeps what it held.
@@ -125,8 +125,8 @@ def test_a_client_that_turns_non_finite_is_dropped_named_and_may_come_back(execu
 class AllPoisoned(Method):
     name: ClassVar[str] = "all-poisoned"
 
-    def update(self, c):
-        return {k: torch.full_like(v, torch.inf) for k, v in c.start.items()}, c.state
+    def train(self, client):
+        return {k: torch.full_like(v, torch.inf) for k, v in client.start.items()}, client.state
 
 
 def test_a_round_that_loses_everybody_leaves_the_global_model_alone():
@@ -138,19 +138,19 @@ def test_a_round_that_loses_everybody_leaves_the_global_model_alone():
 
 
 def test_rounds_between_evaluations_have_no_scores_but_the_last_has():
-    from equipoise.runtime.round import Schedule, Simulation
+    from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 
     task = small_task("mlp")
-    run = Simulation(FedAvg(), task, task.training, Schedule(5, 0, 1.0, "stacked", 2, True))
-    assert [run.round().evaluated for _ in range(5)] == [False, True, False, True, True]
+    run = FederatedSimulation(FedAvg(), task, task.training, RoundLoopConfig(5, 0, 1.0, "stacked", 2, True))
+    assert [run.run_round().evaluated for _ in range(5)] == [False, True, False, True, True]
 
 
 def test_models_of_clients_need_not_be_kept():
-    from equipoise.runtime.round import Schedule, Simulation
+    from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 
     task = small_task("mlp")
-    run = Simulation(FedAvg(), task, task.training, Schedule(2, 0, 1.0, "stacked", 1, False))
-    run.round()
+    run = FederatedSimulation(FedAvg(), task, task.training, RoundLoopConfig(2, 0, 1.0, "stacked", 1, False))
+    run.run_round()
     assert run.store.local == {}
     assert largest_difference(run.params, simulate(FedAvg(), task, 1).params) == 0
 
@@ -158,7 +158,7 @@ def test_models_of_clients_need_not_be_kept():
 def test_a_seed_fixes_everything_and_another_seed_changes_it():
     task = small_task("mlp")
     one, again, other = (simulate(FedAvg(), task, 2, seed=s) for s in (0, 0, 1))
-    assert largest_difference(one.state(), again.state()) == 0
+    assert largest_difference(one.state_dict(), again.state_dict()) == 0
     assert largest_difference(one.params, other.params) > 1e-3
 
 
@@ -177,8 +177,8 @@ class BadSecondModel(Method):
 
     name: ClassVar[str] = "bad-second-model"
 
-    def personal(self, c):
-        return {k: torch.where(c.id == 1, torch.full_like(v, torch.nan), v) for k, v in c.trained.items()}
+    def personal_model(self, client):
+        return {k: torch.where(client.id == 1, torch.full_like(v, torch.nan), v) for k, v in client.trained.items()}
 
 
 def test_a_client_whose_own_model_breaks_is_dropped_too():
@@ -188,13 +188,13 @@ def test_a_client_whose_own_model_breaks_is_dropped_too():
 
 
 def test_personal_models_are_made_in_rounds_without_evaluation_too():
-    from equipoise.runtime.round import Schedule, Simulation
+    from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 
     task = small_task("mlp")
     often, seldom = (
-        Simulation(Finetune(), task, task.training, Schedule(5, 0, 0.5, "stacked", every, True)) for every in (1, 5)
+        FederatedSimulation(Finetune(), task, task.training, RoundLoopConfig(5, 0, 0.5, "stacked", every, True)) for every in (1, 5)
     )
     for run in (often, seldom):
         for _ in range(5):
-            run.round()
+            run.run_round()
     assert largest_difference(often.personal_models()[1], seldom.personal_models()[1]) == 0

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from equipoise.contract import Client, State, Train, Training
+from equipoise.contract import Client, State, LocalHParams, TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.scaffold import Scaffold
@@ -12,7 +12,7 @@ from helpers_quadratic import Quadratic, heterogeneous, long_run
 
 
 def test_two_rounds_by_hand_with_unequal_steps() -> None:
-    task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], Training(epochs=1, lr=0.1), sizes=[1, 9], per_epoch=[1, 2])
+    task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], TrainingConfig(epochs=1, lr=0.1), sizes=[1, 9], per_epoch=[1, 2])
     run = simulate(Scaffold(), task, 1)
     own = run.store.state["c"]["w"].flatten().tolist()
     assert own == pytest.approx([-1.0, 2.55], abs=1e-14)  # -0.1 / 0.1, and 0.51 / (2 * 0.1)
@@ -35,8 +35,8 @@ def test_the_first_round_is_fedavg_when_sizes_are_equal() -> None:
 def test_c_is_the_mean_of_all_clients_variates_seen_or_not(executor: str) -> None:
     task = small_task()
     run = simulate(Scaffold(server_lr=0.7), task, 2, executor, participation=0.34)
-    assert len(run.store.ids) < task.clients
-    mean = {name: c.sum(0) / task.clients for name, c in run.store.state["c"].items()}
+    assert len(run.store.ids) < task.num_clients
+    mean = {name: c.sum(0) / task.num_clients for name, c in run.store.state["c"].items()}
     assert largest_difference(mean, run.server_state["c"]) < 1e-14
     assert max(float(c.abs().max()) for c in mean.values()) > 1e-3
 
@@ -45,12 +45,12 @@ def test_c_is_the_mean_of_all_clients_variates_seen_or_not(executor: str) -> Non
 class OwnRates(Scaffold):
     """Clients that decide on rates of their own."""
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        return Train(c.train.epochs, c.train.lr * (1 + c.id)), c.state
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        return LocalHParams(client.hparams.epochs, client.hparams.lr * (1 + client.id)), client.state
 
 
 def test_variates_use_the_rate_that_the_client_took() -> None:
-    task = heterogeneous(Training(epochs=1, lr=0.01))
+    task = heterogeneous(TrainingConfig(epochs=1, lr=0.01))
     run = simulate(OwnRates(), task, 1)
     gradient_at_zero = -task.a[:, None] * task.b  # one step: the mean gradient is the gradient at x, at any rate
     assert largest_difference(run.store.state["c"]["w"], gradient_at_zero) < 1e-13
@@ -58,7 +58,7 @@ def test_variates_use_the_rate_that_the_client_took() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_reaches_the_true_optimum_where_fedavg_is_biased(participation: float) -> None:
-    task = heterogeneous(Training(epochs=2, lr=0.1), per_epoch=[1, 3, 2, 4])
+    task = heterogeneous(TrainingConfig(epochs=2, lr=0.1), per_epoch=[1, 3, 2, 4])
     fedavg = long_run(FedAvg(), task, 300)
     assert largest_difference(fedavg.params["w"], task.fedavg_fixed_point()) < 1e-12
     assert float((fedavg.params["w"] - task.optimum).norm()) > 0.1
@@ -81,6 +81,6 @@ def test_float32_models_stay_float32() -> None:
 
 def test_momentum_and_a_bad_server_rate_are_refused() -> None:
     with pytest.raises(UsageError, match="momentum"):
-        Scaffold().check(small_task(), Training(momentum=0.9))
+        Scaffold().check(small_task(), TrainingConfig(momentum=0.9))
     with pytest.raises(UsageError, match="server_lr"):
-        Scaffold(server_lr=0.0).check(small_task(), Training())
+        Scaffold(server_lr=0.0).check(small_task(), TrainingConfig())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.contract import Method, Schedule, Training
+from equipoise.contract import Method, Schedule, TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.core.schedules import constant, cosine, linear, read, steps
 from equipoise.methods.fedavg import FedAvg
@@ -17,12 +17,12 @@ from equipoise.methods.fedavgm import FedAvgM
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
 from equipoise.runs.running import run
-from equipoise.runtime.round import Schedule as Rounds
-from equipoise.runtime.round import Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig as Rounds
+from equipoise.runtime.round import FederatedSimulation
+from equipoise.settings.config import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, small_task
 
-PLAIN = Training(epochs=2, lr=0.05, batch_size=8)
+PLAIN = TrainingConfig(epochs=2, lr=0.05, batch_size=8)
 
 
 def test_a_cosine_goes_along_half_a_wave_and_meets_both_ends_exactly() -> None:
@@ -74,13 +74,13 @@ def test_what_is_no_schedule_is_refused(text: str) -> None:
 
 
 def test_whole_numbers_are_rounded_to_the_nearest() -> None:
-    training = Training(epochs=linear(1, 3))
+    training = TrainingConfig(epochs=linear(1, 3))
     assert [training.at(t, 5).epochs for t in range(1, 6)] == [1, 2, 2, 3, 3]
     assert type(training.at(1, 5).epochs) is int
 
 
 def test_without_a_schedule_nothing_is_made_anew() -> None:
-    training, method, over = Training(), FedProx(), Page(base="fedprox", adapt="alpha,eta")
+    training, method, over = TrainingConfig(), FedProx(), Page(base="fedprox", adapt="alpha,eta")
     assert training.at(3, 5) is training
     assert method.at(3, 5) is method
     assert over.at(3, 5) is over
@@ -88,7 +88,7 @@ def test_without_a_schedule_nothing_is_made_anew() -> None:
 
 def test_a_base_follows_its_schedule_too() -> None:
     over = Page(base="fedprox", base_options="mu=linear(0,1)", adapt="alpha,eta")
-    assert [over.at(t, 3).below for t in (1, 2, 3)] == [FedProx(mu=0.0), FedProx(mu=0.5), FedProx(mu=1.0)]
+    assert [over.at(t, 3).inner for t in (1, 2, 3)] == [FedProx(mu=0.0), FedProx(mu=0.5), FedProx(mu=1.0)]
 
 
 @pytest.mark.parametrize(
@@ -103,36 +103,36 @@ def test_a_base_follows_its_schedule_too() -> None:
 )
 def test_bounds_hold_in_every_round(how: dict[str, Schedule]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(how))} is .*in every round"):
-        Training(**how)  # type: ignore[arg-type]
+        TrainingConfig(**how)  # type: ignore[arg-type]
 
 
 def test_an_option_that_is_one_number_takes_no_schedule() -> None:
     with pytest.raises(UsageError, match="alpha is 'cosine"):
-        Settings.of({"method": "feddyn", "method.alpha": "cosine(0.1, 0.01)"})
+        RunSettings.from_options({"method": "feddyn", "method.alpha": "cosine(0.1, 0.01)"})
 
 
 def test_the_method_is_checked_on_the_numbers_of_every_round() -> None:
     from equipoise.runs.running import build_task
 
     fine = {"method": "fedprox", "clients": 4, "rounds": 4, "lr": 0.5}
-    build_task(Settings.of({**fine, "mu": "steps({0: 0, 3: 3})"}))
+    build_task(RunSettings.from_options({**fine, "mu": "steps({0: 0, 3: 3})"}))
     with pytest.raises(UsageError, match=r"mu=5 and lr=0\.5"):
-        build_task(Settings.of({**fine, "mu": "steps({0: 0, 3: 5})"}))
+        build_task(RunSettings.from_options({**fine, "mu": "steps({0: 0, 3: 5})"}))
     with pytest.raises(UsageError, match="momentum"):
-        build_task(Settings.of({**fine, "method": "scaffold", "momentum": "steps({0: 0, 3: 0.5})"}))
+        build_task(RunSettings.from_options({**fine, "method": "scaffold", "momentum": "steps({0: 0, 3: 0.5})"}))
 
 
-def _by_hand(method: list[Method], training: list[Training], executor: str) -> Simulation:
+def _by_hand(method: list[Method], training: list[TrainingConfig], executor: str) -> FederatedSimulation:
     """A run whose constants are exchanged between rounds."""
     task = small_task()
     parts = [
-        Simulation(m, task, t, Rounds(len(method), 0, 1.0, executor, 1, True))
+        FederatedSimulation(m, task, t, Rounds(len(method), 0, 1.0, executor, 1, True))
         for m, t in zip(method, training, strict=True)
     ]
     for before, after in pairwise(parts):
-        before.round()
-        after.load(before.state(), before.done)
-    parts[-1].round()
+        before.run_round()
+        after.load_state_dict(before.state_dict(), before.rounds_done)
+    parts[-1].run_round()
     return parts[-1]
 
 
@@ -162,11 +162,11 @@ def _by_hand(method: list[Method], training: list[Training], executor: str) -> S
     ],
 )
 def test_a_schedule_is_a_run_whose_constants_are_exchanged(
-    executor: str, method: Method, training: Training, methods: list[Method], trainings: list[Training]
+    executor: str, method: Method, training: TrainingConfig, methods: list[Method], trainings: list[TrainingConfig]
 ) -> None:
-    followed = Simulation(method, small_task(), training, Rounds(4, 0, 1.0, executor, 1, True))
+    followed = FederatedSimulation(method, small_task(), training, Rounds(4, 0, 1.0, executor, 1, True))
     for _ in range(4):
-        followed.round()
+        followed.run_round()
     by_hand = _by_hand(methods, trainings, executor)
     assert largest_difference(followed.params, by_hand.params) == 0
     assert largest_difference(followed.params, _by_hand([methods[0]] * 4, [trainings[0]] * 4, executor).params) > 0
@@ -176,8 +176,8 @@ def test_a_constant_schedule_is_the_number_to_the_bit() -> None:
     scheduled = replace(PLAIN, lr=constant(0.05), epochs=constant(2), momentum=constant(0.3))
     plain = replace(PLAIN, momentum=0.3)
     one = simulate(FedProx(mu=0.2), small_task(training=plain))
-    other = Simulation(FedProx(mu=constant(0.2)), small_task(), scheduled, one.schedule)
-    logs = [other.round() for _ in range(3)]
+    other = FederatedSimulation(FedProx(mu=constant(0.2)), small_task(), scheduled, one.schedule)
+    logs = [other.run_round() for _ in range(3)]
     assert largest_difference(one.params, other.params) == 0
     for log, same in zip(logs, one.logs, strict=True):  # type: ignore[attr-defined]
         assert replace(log, seconds=same.seconds) == same
@@ -185,12 +185,12 @@ def test_a_constant_schedule_is_the_number_to_the_bit() -> None:
 
 def test_participation_may_change() -> None:
     schedule = Rounds(4, 0, steps({0: 0.5, 2: 1}), "stacked", 1, True)
-    simulation = Simulation(FedAvg(), small_task(), PLAIN, schedule)
-    assert [simulation.round().clients for _ in range(4)] == [3, 3, 6, 6]
+    simulation = FederatedSimulation(FedAvg(), small_task(), PLAIN, schedule)
+    assert [simulation.run_round().clients for _ in range(4)] == [3, 3, 6, 6]
 
 
 def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
-    settings = Settings.of(
+    settings = RunSettings.from_options(
         {
             "method": "fedprox",
             "mu": linear(0, 1),
@@ -200,9 +200,9 @@ def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
             "participation": "steps({0: 0.4, 4: 1})",
         }
     )
-    assert settings.flat["lr"] == "cosine(0.1, 0.001)"
-    assert settings.flat["mu"] == "linear(0, 1)"
-    assert Settings.of(settings.flat) == settings
+    assert settings.to_dict["lr"] == "cosine(0.1, 0.001)"
+    assert settings.to_dict["mu"] == "linear(0, 1)"
+    assert RunSettings.from_options(settings.to_dict) == settings
     whole = run(settings, tmp_path / "whole")
     again = cut_and_resumed(settings, tmp_path / "cut", at=5)
     assert replace(again, seconds=whole.seconds) == whole
@@ -212,4 +212,4 @@ def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
 
 def test_cohorts_of_changing_size_are_not_offered_with_privacy() -> None:
     with pytest.raises(UsageError, match="participation must be one number"):
-        Settings.of({"dp_clip": 1.0, "participation": "linear(0.1, 1)"})
+        RunSettings.from_options({"dp_clip": 1.0, "participation": "linear(0.1, 1)"})

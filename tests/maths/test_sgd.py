@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from equipoise.contract import Fit, Pull, Training, When
+from equipoise.contract import LocalTrainRequest, ProximalTerm, TrainingConfig, RngContext
 from equipoise.core import random
 from equipoise.learners import batches
 from helpers import largest_difference, small_task
 
-HOW = Training(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01, momentum=0.6)
+HOW = TrainingConfig(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01, momentum=0.6)
 ENGINES = ["fit", "fit_stack"]
 
 
@@ -19,21 +19,21 @@ def _fit(task, engine, ids, **how):
     """The engine on these clients; gives stacks in either case."""
     params = {k: v.expand(len(ids), *v.shape) for k, v in task.init_params(5).items()}
     epochs, lr = torch.full((len(ids),), 3), torch.full((len(ids),), 0.07, dtype=torch.float64)
-    when = When(0, 4, how.pop("training", HOW))
+    when = RngContext(0, 4, how.pop("training", HOW))
     how = {"names": tuple(params), **how}
     if engine == "fit_stack":
-        return task.fit_stack(ids, Fit(params, epochs, lr, **how), {}, when)[:2]
+        return task.fit_stack(ids, LocalTrainRequest(params, epochs, lr, **how), {}, when)[:2]
     outs = []
     for k in range(len(ids)):
         one = {
-            key: Pull({n: v[k] for n, v in value.anchor.items()}, value.strength, value.follow)
-            if isinstance(value, Pull)
+            key: ProximalTerm({n: v[k] for n, v in value.anchor.items()}, value.mu, value.anchor_lr)
+            if isinstance(value, ProximalTerm)
             else {n: v[k] for n, v in value.items()}
             if key == "linear"
             else value
             for key, value in how.items()
         }
-        outs.append(task.fit(ids[k], Fit({n: v[k] for n, v in params.items()}, epochs[k], lr[k], **one), {}, when)[:2])
+        outs.append(task.fit(ids[k], LocalTrainRequest({n: v[k] for n, v in params.items()}, epochs[k], lr[k], **one), {}, when)[:2])
     return tuple({n: torch.stack([o[i][n] for o in outs]) for n in outs[0][i]} for i in (0, 1))
 
 
@@ -63,26 +63,26 @@ def test_equals_torch_sgd_with_momentum_and_weight_decay(engine, model):
 def test_one_step_with_every_term_by_hand(engine):
     """p1 = p0 - lr (g + decay p0 + linear + strength (p0 - anchor)), and anchor1 = anchor + follow (p1 - anchor)."""
     task, ids = small_task("linear"), torch.tensor([2, 3])
-    training = Training(epochs=1, lr=0.07, batch_size=10_000, weight_decay=0.01)
+    training = TrainingConfig(epochs=1, lr=0.07, batch_size=10_000, weight_decay=0.01)
     start = {n: v.expand(2, *v.shape) for n, v in task.init_params(5).items()}
     anchor = {n: torch.full_like(v, 0.3) for n, v in start.items()}
     linear = {n: torch.full_like(v, -0.2) for n, v in start.items()}
-    pull = Pull(anchor, torch.tensor(0.5).double(), torch.tensor(0.25).double())
+    pull = ProximalTerm(anchor, torch.tensor(0.5).double(), torch.tensor(0.25).double())
     params = {k: v.expand(2, *v.shape) for k, v in task.init_params(5).items()}
     one_epoch = torch.ones(2, dtype=torch.int64)
     if engine == "fit_stack":
-        fit = Fit(params, one_epoch, torch.full((2,), 0.07).double(), pull, linear, names=tuple(params))
-        got, moved, _ = task.fit_stack(ids, fit, {}, When(0, 1, training))
+        fit = LocalTrainRequest(params, one_epoch, torch.full((2,), 0.07).double(), pull, linear, trainable=tuple(params))
+        got, moved, _ = task.fit_stack(ids, fit, {}, RngContext(0, 1, training))
     else:
-        fit = Fit(
+        fit = LocalTrainRequest(
             {n: v[0] for n, v in params.items()},
             one_epoch[0],
             torch.tensor(0.07).double(),
-            Pull({n: v[0] for n, v in anchor.items()}, 0.5, 0.25),
+            ProximalTerm({n: v[0] for n, v in anchor.items()}, 0.5, 0.25),
             {n: v[0] for n, v in linear.items()},
-            names=tuple(params),
+            trainable=tuple(params),
         )
-        one, one_anchor, _ = task.fit(ids[0], fit, {}, When(0, 1, training))
+        one, one_anchor, _ = task.fit(ids[0], fit, {}, RngContext(0, 1, training))
         got, moved = {n: v[None] for n, v in one.items()}, {n: v[None] for n, v in one_anchor.items()}
     split = task.data.split(np.array([2]), "train")
     rows = slice(int(split.start[0]), int(split.start[0] + split.size[0]))
@@ -102,7 +102,7 @@ def test_one_step_with_every_term_by_hand(engine):
         {"repeat": 3},
         {"clamp": (-0.05, 0.05)},
         {"stream": 2},
-        {"training": Training(epochs=3, lr=0.07, batch_size=1000)},
+        {"training": TrainingConfig(epochs=3, lr=0.07, batch_size=1000)},
     ],
     ids=str,
 )
@@ -122,7 +122,7 @@ def test_blocks_that_do_not_move_stay_to_the_bit():
     assert not torch.equal(got["2.weight"][0], start["2.weight"])
 
 
-PLAIN = Training(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01)
+PLAIN = TrainingConfig(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01)
 
 
 @pytest.mark.parametrize(("model", "how", "rates"), [("mlp", HOW, 4), ("linear", PLAIN, 4), ("linear", PLAIN, 1)])
@@ -132,10 +132,10 @@ def test_clients_with_fewer_steps_stop_earlier(model, how, rates):
     params = {k: v.expand(4, *v.shape) for k, v in task.init_params(5).items()}
     epochs, lr = torch.tensor([2, 0, 5, 1]), torch.tensor([0.1, 0.1, 0.01, 0.2]).double()
     lr = lr if rates > 1 else torch.full_like(lr, 0.1)
-    together, _, _ = task.fit_stack(ids, Fit(params, epochs, lr, names=tuple(params)), {}, When(0, 1, how))
+    together, _, _ = task.fit_stack(ids, LocalTrainRequest(params, epochs, lr, trainable=tuple(params)), {}, RngContext(0, 1, how))
     for k in range(4):
-        request = Fit({n: v[k] for n, v in params.items()}, epochs[k], lr[k], names=tuple(params))
-        alone, _, _ = task.fit(ids[k], request, {}, When(0, 1, how))
+        request = LocalTrainRequest({n: v[k] for n, v in params.items()}, epochs[k], lr[k], trainable=tuple(params))
+        alone, _, _ = task.fit(ids[k], request, {}, RngContext(0, 1, how))
         assert largest_difference(alone, {n: v[k] for n, v in together.items()}) < 1e-12
     assert all(torch.equal(together[n][1], params[n][1]) for n in params)  # zero epochs
 

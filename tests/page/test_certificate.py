@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Fit, Method, When
+from equipoise.contract import LocalTrainRequest, Method, RngContext
 from equipoise.core.errors import UsageError
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
@@ -23,12 +23,12 @@ def test_the_largest_gain_is_that_of_the_best_deviation_tried() -> None:
     sim = simulate(FedAvg(), task, 2)
     found = certify(sim, samples=4)
     # The same by hand: the next round with each client's alternatives, one after another.
-    ids, when = torch.arange(6), When(0, 3, task.training)
+    ids, when = torch.arange(6), RngContext(0, 3, task.training)
     u = 2 * torch.rand(4, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
 
     def utility(epochs: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
         start = {k: v.expand(6, *v.shape) for k, v in sim.params.items()}
-        fit = Fit(start, epochs, lr, names=tuple(start))
+        fit = LocalTrainRequest(start, epochs, lr, trainable=tuple(start))
         trained, _, _ = task.fit_stack(ids, fit, {}, when)
         return 1 / task.evaluate_stack(ids, trained, "val")["loss"].clamp(min=0.01)
 
@@ -45,7 +45,7 @@ def test_the_servers_gain_by_hand() -> None:
     found = certify(sim, samples=3)
     again = simulate(FedAvg(), task, 2)
     f = task.evaluate_stack(torch.arange(6), again.store.local, "val")["loss"]
-    n = task.sizes(torch.arange(6)).double()
+    n = task.num_examples(torch.arange(6)).double()
     u = torch.rand(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     other = torch.softmax((2 * u - 1) * torch.tensor(10.0).log().double(), -1)
     gain = float(((n / n.sum()) @ f) / (other @ f).min() - 1)
@@ -65,7 +65,7 @@ def test_the_servers_gain_by_hand() -> None:
 def test_a_certificate_leaves_the_run_as_it_was(method: Method) -> None:
     sim, untouched = (simulate(method, small_task(), 3, participation=0.5) for _ in range(2))
     found = certify(sim, samples=2)
-    assert largest_difference(sim.state(), untouched.state()) == 0.0
+    assert largest_difference(sim.state_dict(), untouched.state_dict()) == 0.0
     assert found == certify(sim, samples=2)
     assert found.clients.largest >= found.clients.mean >= 0.0
 

@@ -17,7 +17,7 @@ def test_state_reward_and_weights_by_hand() -> None:
     held = sim.store.state["player"]
     assert largest_difference(held["state"], torch.stack([before["loss"], before["acc"]], 1)) < 1e-9
     assert largest_difference(held["reward"], before["loss"] - after["loss"] + after["acc"] - before["acc"]) < 1e-9
-    n = task.sizes(ids).double()
+    n = task.num_examples(ids).double()
     mean = {k: torch.tensordot(n / n.sum(), v, 1) for k, v in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.clock.fleet import Fleet
-from equipoise.clock.options import Timing
-from equipoise.contract import Profile
+from equipoise.clock.fleet import DevicePopulation
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import DeviceProfile
 from equipoise.core.errors import UsageError
 from equipoise.methods.page import energy
 from equipoise.methods.page.page import Page
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from helpers import largest_difference, simulate, small_task
 
 ONE = {
@@ -66,7 +66,7 @@ def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     ranges.write_text("budget = [1.5, 2.0]\n")
     method = Page(resources=str(ranges), warmup=2, window=0, reading="paper", agents="each")
     loop, stacked = (simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
     notes = stacked.logs[-1].notes
     assert len(notes["excess"]) == len(notes["multiplier"]) == len(notes["joules"]) == 6
     assert max(notes["multiplier"]) > 0
@@ -108,16 +108,16 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
     """What an agent is billed for is what the clock says that the round cost: the same watts, speeds and links."""
     file = tmp_path / "two.csv"
     file.write_text("name,share,speed,up,down,watts,radio\nslow,1,20,1e12,1e12,2,1\nfast,1,500,1e12,1e12,8,1\n")
-    task, timing = small_task(), Timing(devices=str(file))
-    task.devices = Fleet(timing.world, 0)
+    task, timing = small_task(), ClockConfig(devices=str(file))
+    task.devices = DevicePopulation(timing.device_classes, 0)
     method = Page(resources="devices")
     method.check(task, task.training)
-    run = Simulation(method, task, task.training, Schedule(3, 0, 1.0, "stacked", 1, True), timing=timing)
+    run = FederatedSimulation(method, task, task.training, RoundLoopConfig(3, 0, 1.0, "stacked", 1, True), timing=timing)
     for _ in range(3):
-        log = run.round()
-        assert sum(log.notes["joules"]) == pytest.approx(log.energy, rel=1e-6)
-    ids = torch.arange(task.clients)
-    samples = task.steps(ids, torch.ones_like(ids), task.training) * task.training.batch_size
+        log = run.run_round()
+        assert sum(log.logged["joules"]) == pytest.approx(log.energy, rel=1e-6)
+    ids = torch.arange(task.num_clients)
+    samples = task.num_steps(ids, torch.ones_like(ids), task.training) * task.training.batch_size
     usual = task.devices.usual(ids.numpy())
     assert len(set(usual.watts)) == 2
     cost = run.store.state["energy"]["cost"]
@@ -129,7 +129,7 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
 def test_a_radio_by_hand() -> None:
     """100 samples at 50 per second and 3 W; 1,000 bytes at 1 and 3 ms per byte and 0.5 W; a budget of four epochs."""
     numbers = (torch.tensor(value, dtype=torch.float64) for value in (50.0, 1e-3, 3e-3, 3.0, 0.5))
-    cost = energy.device_price(Profile(*numbers), torch.tensor(4.0), torch.tensor(100), 1000.0)
+    cost = energy.device_price(DeviceProfile(*numbers), torch.tensor(4.0), torch.tensor(100), 1000.0)
     assert {name: float(value) for name, value in cost.items()} == pytest.approx(
         {"epoch": 6.0, "fixed": 2.0, "budget": 26.0}
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.readings import FreeWeights, RewardLevel
-from equipoise.contract import Server, Train, Up
+from equipoise.contract import Server, LocalHParams, ClientUpdate
 from equipoise.core.errors import UsageError
 from equipoise.learners import ddpg
 from equipoise.methods.page import actions, player, settle
@@ -50,7 +50,7 @@ def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_i
 
 def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -> None:
     """The fault of the authors' code that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
-    start, zero = Train(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
+    start, zero = LocalHParams(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
     expected = {"authors-code": (20, 0.1), "paper": (11, 0.01), "relative": (1, 0.5)}
     for reading, (epochs, lr) in expected.items():
         method = Page(reading=reading)
@@ -73,7 +73,7 @@ def test_rates_are_those_of_table_7() -> None:
 def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() -> None:
     method, task = Page(**PAPER), small_task()
     sim = simulate(method, task, 1)
-    ids = torch.arange(task.clients)
+    ids = torch.arange(task.num_clients)
     received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
     held = sim.store.state["player"]
     assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
@@ -82,7 +82,7 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     assert sim.logs[0].decisions["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
     assert int(held["agent"]["stored"].sum()) == 0  # the transition closes a round later
 
-    sim.round()
+    sim.run_round()
     memory = sim.store.state["player"]["agent"]
     assert memory["stored"].tolist() == [1] * 6
     assert largest_difference(memory["replay"]["state"][:, 0, 0], received_acc) < 1e-12
@@ -133,12 +133,12 @@ def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
     loop, stacked = (simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked"))
     updates = stacked.store.state["player"]["agent"]["updates"]
     assert int(updates.min()) == 18
-    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
 
 
 def test_the_seed_decides_and_agents_differ() -> None:
     first, again, other = (simulate(Page(**PAPER), small_task(), 3, seed=seed) for seed in (0, 0, 1))
-    assert largest_difference(first.state(), again.state()) == 0.0
+    assert largest_difference(first.state_dict(), again.state_dict()) == 0.0
     nets = first.store.state["player"]["agent"]["actor"]
     assert float((nets[0] - nets[1]).abs().max()) > 0.1
     assert float((nets - other.store.state["player"]["agent"]["actor"]).abs().max()) > 0.1
@@ -270,7 +270,7 @@ def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     ids = torch.tensor([1, 4])
     uploads = {k: v[ids] for k, v in sim.store.local.items()}
     losses: dict[str, Tensor] = {name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")}
-    p, state = Page(**PAPER).weigh(s, ids, Up(uploads, {}, losses))
+    p, state = Page(**PAPER).aggregation_weights(s, ids, ClientUpdate(uploads, {}, losses))
     assert isinstance(p, Tensor)
     assert float(p.sum()) == pytest.approx(1.0)
     assert (

@@ -41,7 +41,7 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
     seen = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), last[0]])
     assert largest_difference(follower["state"], seen) < 1e-12
     kappa = 0.5 + 0.5 * float(follower["action"])
-    p = task.sizes(IDS).double() * (error + LEAST_ERROR) ** kappa
+    p = task.num_examples(IDS).double() * (error + LEAST_ERROR) ** kappa
     assert sim.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
     both = {name: torch.stack([old, sim.params[name]]) for name, old in sim.initial.items()}
     assert float(follower["reward"]) == pytest.approx(float(log_gain(*task.evaluate_server(both, "public")["loss"])))
@@ -51,7 +51,7 @@ def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() 
     for kind, mean in ((Page, 0.0), (RewardLevel, None)):
         sim = simulate(kind(**SHORT), small_task(), 1)
         paid = sim.store.state["player"]["reward"]
-        sim.round()
+        sim.run_round()
         learned_from = sim.server_state["leader"]["replay"]["reward"][:6]
         assert largest_difference(learned_from, paid - paid.mean() if mean is not None else paid) < 1e-12
         assert float(paid.std()) > 0.01
@@ -76,7 +76,7 @@ def test_zero_is_what_is_configured() -> None:
     assert largest_difference(free.params, plain.params) < 1e-12
     assert free.logs[-1].decisions == half.logs[-1].decisions == plain.logs[-1].decisions
     error = 1 - task.evaluate_stack(IDS, everybody(half.initial), "train")["acc"].double()
-    p = task.sizes(IDS).double() * (error + LEAST_ERROR) ** 0.5
+    p = task.num_examples(IDS).double() * (error + LEAST_ERROR) ** 0.5
     assert half.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
     assert "leader" not in half.server_state
     assert "follower" not in half.server_state

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
-from equipoise.contract import Server, Up
+from equipoise.contract import Server, ClientUpdate
 from equipoise.core.trees import tree_bytes
 from equipoise.learners import ddpg
 from equipoise.methods.page import actions, cohort, shared
@@ -160,7 +160,7 @@ def test_transitions_by_hand() -> None:
 
     # The server: its weights, what it saw, what it is paid.
     follower = sim.server_state["follower"]
-    seen = cohort.features(trained["acc"], before["loss"], trained["loss"], task.sizes(ids))
+    seen = cohort.features(trained["acc"], before["loss"], trained["loss"], task.num_examples(ids))
     p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert float(follower["reward"]) == pytest.approx(float(1 / (p @ trained["loss"])), rel=1e-4)
@@ -173,7 +173,7 @@ def test_transitions_by_hand() -> None:
         largest_difference(actions.simplex(follower["action"][:, 0]), actions.simplex(p[kept.indices].log10())) < 1e-4
     )
 
-    sim.round()
+    sim.run_round()
     leader = sim.server_state["leader"]
     assert int(leader["stored"]) == 6
     memory = {name: value[:6] for name, value in leader["replay"].items()}
@@ -201,7 +201,7 @@ def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
     assert int(state["leader"]["updates"]) == agent.steps * turns
     follower = state["follower"].get("agent", state["follower"])
     assert int(follower["updates"]) >= STEPS * (20 - 3)
-    assert largest_difference(loop.state(), stacked.state()) < 1e-7
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
 
 
 def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
@@ -243,7 +243,7 @@ def test_only_some_of_the_asked_reply() -> None:
     metrics = {"received_loss": torch.ones(1), "trained_loss": torch.ones(1).double(), "trained_acc": torch.ones(1)}
     metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.state["player"]["transition"].items()}
     uploads = {k: v[:1] for k, v in sim.store.local.items()}
-    p, state = method.weigh(s, torch.tensor([4]), Up(uploads, {}, metrics))
+    p, state = method.aggregation_weights(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
     assert isinstance(p, Tensor)
     assert p.tolist() == [1.0]
     assert int(state["leader"]["stored"]) == int(sim.server_state["leader"]["stored"]) + 1

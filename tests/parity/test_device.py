@@ -4,27 +4,27 @@ import pytest
 import torch
 
 from data.test_tasks import small_task as small_real
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods, find_method
-from equipoise.runs.choosing import worth_sharing
+from equipoise.runs.choosing import num_processes
 from equipoise.runs.running import build_task, run
-from equipoise.runs.spreading import together
-from equipoise.runtime.choose import Choice, choose
+from equipoise.runs.spreading import multiprocess_executor
+from equipoise.runtime.choose import ExecutorPlan, select_executor
 from equipoise.runtime.device import place
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
 
-SUPERVISED = [name for name, method in all_methods().items() if method().trains == "gradient"]
+SUPERVISED = [name for name, method in all_methods().items() if method().learner_kind == "gradient"]
 
 
 def _differs(method, task, executor):
     """Between main memory and the other device; everything at rest is in main memory."""
-    here = simulate(find_method(method)(), task, 2, executor).state()
+    here = simulate(find_method(method)(), task, 2, executor).state_dict()
     with Pretended():
-        there = simulate(find_method(method)(), task.on(FAR), 2, executor).state()
+        there = simulate(find_method(method)(), task.on(FAR), 2, executor).state_dict()
         leaves = torch.utils._pytree.tree_leaves(there)
     assert not any(isinstance(value, FarTensor) for value in leaves)
     return largest_difference(here, there)
@@ -46,7 +46,7 @@ def test_every_kind_of_model_is_the_same_there(model, executor):
 
 
 def test_training_and_scoring_are_really_there(monkeypatch):
-    task = small_task("mlp").on(FAR)
+    task = small_task("mlp").to(FAR)
     seen = []
     forward = task._forward_stack
     monkeypatch.setattr(task, "_forward_stack", lambda stack, x: seen.append((stack, x)) or forward(stack, x))
@@ -60,10 +60,10 @@ def test_training_and_scoring_are_really_there(monkeypatch):
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
     monkeypatch.setattr("equipoise.runs.running.place", lambda task, name: task.on(FAR))
-    settings = Settings.of({"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"})
+    settings = RunSettings.from_options({"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"})
     with Pretended():
         found = run(settings, tmp_path / "far")
-        assert build_task(settings).newcomers.device == FAR
+        assert build_task(settings).heldout_clients.device == FAR
     assert found.about.executor.endswith("on meta")
     monkeypatch.undo()
     assert run(settings, tmp_path / "here").newcomers.after[5] == pytest.approx(found.newcomers.after[5])
@@ -83,22 +83,22 @@ def test_the_device_is_chosen_and_named(monkeypatch):
     assert place(task, "cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UsageError, match="finds 2 CUDA devices"):
         place(task, "cuda:2")
-    agents = build_task(Settings.of({"task": "two-state", "method": "fedasynq-im"}))
+    agents = build_task(RunSettings.from_options({"task": "two-state", "method": "fedasynq-im"}))
     assert place(agents, "auto") is agents
     with pytest.raises(UsageError, match="processor alone"):
         place(agents, "cuda")
 
 
 def test_processes_are_for_the_processor(monkeypatch, tmp_path):
-    task = small_real("cnn").on(FAR)
+    task = small_real("cnn").to(FAR)
     monkeypatch.setattr("equipoise.runtime.choose.available_cores", lambda: 4)
     with Pretended():
-        choice = choose(task, Training(batch_size=4), 3, shared=True)
+        choice = select_executor(task, TrainingConfig(batch_size=4), 3, shared=True)
     assert "processes" not in choice.why
-    settings = Settings.of({"task": "fmnist", "model": "cnn"})
-    assert worth_sharing(settings, task, Choice("loop", processes=2)) == (1, "")
+    settings = RunSettings.from_options({"task": "fmnist", "model": "cnn"})
+    assert num_processes(settings, task, ExecutorPlan("loop", processes=2)) == (1, "")
     with (
         pytest.raises(UsageError, match="processes of one command compute on the processor"),
-        together(Means(processes=2), settings, task, choice, tmp_path),
+        multiprocess_executor(ResourceConfig(processes=2), settings, task, choice, tmp_path),
     ):
         pass

@@ -5,8 +5,8 @@ import multiprocessing
 import pytest
 import torch
 
-from equipoise.runtime.group import Lost
-from equipoise.runtime.lines import SHORT, Forked, lines
+from equipoise.runtime.group import WorkerLost
+from equipoise.runtime.lines import SHORT, ForkedGroup, channels
 from equipoise.runtime.pack import pack, unpack
 from helpers import largest_difference
 
@@ -29,8 +29,8 @@ def test_trees_survive_the_wire():
 @pytest.fixture
 def ends():
     """The lines of two processes, which one can play alone."""
-    one, other = lines(2, multiprocessing.get_context("fork"))
-    both = Forked(0, [one, {}]), Forked(1, [{}, other])
+    one, other = channels(2, multiprocessing.get_context("fork"))
+    both = ForkedGroup(0, [one, {}]), ForkedGroup(1, [{}, other])
     yield *both, other[0]
     for end in both:
         end.leave()
@@ -53,8 +53,8 @@ def test_a_message_counts_although_its_sender_ended_before_it_rang(ends):
     assert line.mine.acquire(timeout=1)
     one.leave()
     assert other.receive(0) == {"last": True}
-    with pytest.raises(Lost, match="process 1 of 2 has ended"):
+    with pytest.raises(WorkerLost, match="process 1 of 2 has ended"):
         other.receive(0)
     for message in ({}, {"long": torch.zeros(40 * SHORT)}):
-        with pytest.raises(Lost, match="process 1 of 2 has ended"):
+        with pytest.raises(WorkerLost, match="process 1 of 2 has ended"):
             other.sent(other.send(0, message), 0)

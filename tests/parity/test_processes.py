@@ -25,60 +25,60 @@ from equipoise.runs import choosing, spreading
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime.device import place
 from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.group import FIRST, Launched, Lost, backend_of
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.share import Share, serve
-from equipoise.runtime.spread import Pace, Spread, placed
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
+from equipoise.runtime.group import FIRST, TorchrunGroup, WorkerLost, backend_of
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.share import Worker, serve
+from equipoise.runtime.spread import WorkerSpeed, MultiProcessExecutor, assign_chunks
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
 from equipoise.wrappers.private import private
 from helpers import largest_difference, small_task, timeless
 from helpers_device import FAR, FarTensor, Pretended
 from helpers_own import BY_ERROR
 
 SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
-SCAFFOLD = Settings.of({**SMALL, "method": "scaffold"})
+SCAFFOLD = RunSettings.from_options({**SMALL, "method": "scaffold"})
 
 
 def test_the_longest_first_by_hand():
-    assert placed([3.0, 1.0, 2.0, 2.0], [1.0, 1.0]) == [0, 0, 1, 1]
-    assert placed([1.0, 5.0], [1.0] * 3) == [1, 0]
-    assert placed([2.0, 2.0, 2.0], [1.0]) == [0, 0, 0]
-    assert placed([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 1, 0]  # 8 on either: of equals the idle one
-    assert placed([4.0] * 6, [1.0, 2.0]) == [0, 1, 0, 0, 1, 0]  # ends at 16, in equal parts at 24
-    assert placed([4.0, 4.0], [1.5, 1.0]) == [0, 1]  # changing places would gain nothing
+    assert assign_chunks([3.0, 1.0, 2.0, 2.0], [1.0, 1.0]) == [0, 0, 1, 1]
+    assert assign_chunks([1.0, 5.0], [1.0] * 3) == [1, 0]
+    assert assign_chunks([2.0, 2.0, 2.0], [1.0]) == [0, 0, 0]
+    assert assign_chunks([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 1, 0]  # 8 on either: of equals the idle one
+    assert assign_chunks([4.0] * 6, [1.0, 2.0]) == [0, 1, 0, 0, 1, 0]  # ends at 16, in equal parts at 24
+    assert assign_chunks([4.0, 4.0], [1.5, 1.0]) == [0, 1]  # changing places would gain nothing
 
 
 def test_a_process_that_takes_twice_as_long_gets_less():
-    pace = Pace(3)
+    pace = WorkerSpeed(3)
     for process in range(3):
-        pace.saw(process, 100.0, 9.0 * process)  # the first time, when everything is loaded, says nothing
-    assert pace.paces == [1.0, 1.0, 1.0]
-    pace.saw(0, 100.0, 1.0)
-    pace.saw(1, 100.0, 2.0)
-    assert pace.paces == [1.0, 2.0, 1.0]  # the third has not been seen
-    pace.saw(1, 100.0, 1.1)  # (2 + 1.1) / 2
-    assert pace.paces == [1.0, 1.5, 1.0]
-    pace.saw(0, 100.0, 1.2)  # a little slower is chance
-    assert pace.paces == [1.0, 1.5, 1.0]
-    pace.saw(1, 0.0, 0.0)  # had nothing to do: (1.55 + 1.1) / 2, so that it gets its turn again
-    assert pace.paces == [1.0, 1.0, 1.0]
+        pace.update(process, 100.0, 9.0 * process)  # the first time, when everything is loaded, says nothing
+    assert pace.speeds == [1.0, 1.0, 1.0]
+    pace.update(0, 100.0, 1.0)
+    pace.update(1, 100.0, 2.0)
+    assert pace.speeds == [1.0, 2.0, 1.0]  # the third has not been seen
+    pace.update(1, 100.0, 1.1)  # (2 + 1.1) / 2
+    assert pace.speeds == [1.0, 1.5, 1.0]
+    pace.update(0, 100.0, 1.2)  # a little slower is chance
+    assert pace.speeds == [1.0, 1.5, 1.0]
+    pace.update(1, 0.0, 0.0)  # had nothing to do: (1.55 + 1.1) / 2, so that it gets its turn again
+    assert pace.speeds == [1.0, 1.0, 1.0]
 
 
 def _simulate(kind, method, task, processes, rounds=3):
     """In float64, on the simulation itself; gives its state and its records."""
     inner = partial(kind, method, task, task.training, 0, rounds)
-    schedule = Schedule(rounds, 0, 0.9, kind.__name__.lower(), 1, True)
+    schedule = RoundLoopConfig(rounds, 0, 0.9, kind.__name__.lower(), 1, True)
 
     def finished(make):
-        simulation = Simulation(method, task, task.training, schedule, make)
-        records = [timeless(simulation.round()) for _ in range(rounds)]
-        return simulation.state(), records, simulation.personal_models()[1]
+        simulation = FederatedSimulation(method, task, task.training, schedule, make)
+        records = [timeless(simulation.run_round()) for _ in range(rounds)]
+        return simulation.state_dict(), records, simulation.personal_models()[1]
 
     if processes == 1:
         return finished(lambda *_: inner())
-    with spreading.forked(processes, lambda group: serve(Share(inner(), group, True), group)) as group:
-        spread = Spread(Share(inner(), group, True), group)
+    with spreading.forked(processes, lambda group: serve(Worker(inner(), group, True), group)) as group:
+        spread = MultiProcessExecutor(Worker(inner(), group, True), group)
         result = finished(lambda *_: spread)
         spread.close()
         group.leave()
@@ -118,16 +118,16 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
     state, records, _ = _simulate(Stacked, method, task, 1)
 
     def follow(group):
-        group = Launched(group.rank, group.size)
-        serve(Share(inner(), group, True), group)
+        group = TorchrunGroup(group.rank, group.size)
+        serve(Worker(inner(), group, True), group)
 
     with spreading.forked(2, follow) as unused:
         unused.leave()
-        group = Launched(0, 2)
-        spread = Spread(Share(inner(), group, True), group)
-        simulation = Simulation(method, task, task.training, Schedule(3, 0, 0.9, "stacked", 1, True), lambda *_: spread)
-        assert [timeless(simulation.round()) for _ in range(3)] == records
-        assert largest_difference(simulation.state(), state) == 0.0
+        group = TorchrunGroup(0, 2)
+        spread = MultiProcessExecutor(Worker(inner(), group, True), group)
+        simulation = FederatedSimulation(method, task, task.training, RoundLoopConfig(3, 0, 0.9, "stacked", 1, True), lambda *_: spread)
+        assert [timeless(simulation.run_round()) for _ in range(3)] == records
+        assert largest_difference(simulation.state_dict(), state) == 0.0
         spread.close()
         group.leave()
 
@@ -161,8 +161,8 @@ def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
     method, task = find_method("fedavg")(), small_task("linear", clients=120, samples=20)
     task.data.split(np.array([5]), "train").x[int(task.data.split(np.array([5]), "train").start[0])] = torch.nan
     asked = []
-    ask = Spread.ask
-    monkeypatch.setattr(Spread, "ask", lambda self, calls: asked.append(calls[0]["do"]) or ask(self, calls))
+    ask = MultiProcessExecutor.ask
+    monkeypatch.setattr(MultiProcessExecutor, "ask", lambda self, calls: asked.append(calls[0]["do"]) or ask(self, calls))
     state, records, _ = _simulate(Stacked, method, task, 1)
     others = _simulate(Stacked, method, task, 2)
     assert largest_difference(state["params"], others[0]["params"]) == 0.0
@@ -186,13 +186,13 @@ def _one_by_one(method, task, numbers):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedala", "fedrod", "page"])
 def test_one_by_one_too(name):
     task = small_task(clients=7)
-    task.measured = True  # as a model that does not stack: every client is a chunk
+    task.executor_depends_on_model = True  # as a model that does not stack: every client is a chunk
     _one_by_one(find_method(name)(), task, (2, 3, 7))
 
 
 def test_one_by_one_under_privacy():
     task = small_task("mlp", clients=7)
-    task.measured = True
+    task.executor_depends_on_model = True
     _one_by_one(private(find_method("fedper")(), Privacy(0.5, 0.3)), task, (2,))
 
 
@@ -203,22 +203,22 @@ def test_convolutional_models_too():
 def test_an_error_in_another_process_is_shown_where_it_matters(monkeypatch, tmp_path):
     here = os.getpid()
 
-    def update(self, c):
+    def update(self, client):
         if os.getpid() != here:
             raise ValueError("out of luck")
-        return c.fit(c.start), c.state
+        return client.fit(client.start), client.state
 
     monkeypatch.setattr(find_method("fedavg"), "update", update)
     with pytest.raises(RuntimeError, match=r"(?s)process 2 of 2 failed.*out of luck"):
-        run(Settings.of(SMALL), tmp_path / "run", means=Means(processes=2))
+        run(RunSettings.from_options(SMALL), tmp_path / "run", resources=ResourceConfig(processes=2))
 
 
 def test_a_process_for_each_of_two_devices():
     """Both pretended, since the mode goes with the fork; uploads and states are at home in either."""
     method, task = find_method("scaffold")(), small_task("mlp", clients=230, samples=20)
     with Pretended():
-        state, records, _ = _simulate(Stacked, method, task.on(FAR), 1, rounds=2)
-        others = _simulate(Stacked, method, task.on(FAR), 2, rounds=2)
+        state, records, _ = _simulate(Stacked, method, task.to(FAR), 1, rounds=2)
+        others = _simulate(Stacked, method, task.to(FAR), 2, rounds=2)
     assert not any(isinstance(leaf, FarTensor) for leaf in _leaves(others[0]))
     assert largest_difference(state, others[0]) == 0.0
     assert records == others[1]
@@ -226,7 +226,7 @@ def test_a_process_for_each_of_two_devices():
 
 def test_long_messages_of_devices_travel_between_devices(monkeypatch):
     """A wire is pretended: short parts and what may cross lie in main memory, the rest on the device."""
-    wire, group = [], Launched.__new__(Launched)
+    wire, group = [], TorchrunGroup.__new__(TorchrunGroup)
     group.rank, group.size, group._wire = 0, 2, FAR
     monkeypatch.setattr(dist, "isend", lambda part, to: wire.append(part))
     monkeypatch.setattr(dist, "recv", lambda into, sender: into.copy_(wire.pop(0)))
@@ -273,10 +273,10 @@ def test_a_run_cut_and_resumed_with_other_numbers_of_processes(alone, tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(SCAFFOLD, tmp_path / "run", watch=partial(cut, 3), means=Means(processes=3))
+        run(SCAFFOLD, tmp_path / "run", on_round_end=partial(cut, 3), resources=ResourceConfig(processes=3))
     with pytest.raises(Interrupted):
-        resume_run(tmp_path / "run", watch=partial(cut, 3))
-    resume_run(tmp_path / "run", means=Means(processes=2))
+        resume_run(tmp_path / "run", on_round_end=partial(cut, 3))
+    resume_run(tmp_path / "run", resources=ResourceConfig(processes=2))
     _same(alone, tmp_path / "run")
 
 
@@ -293,8 +293,8 @@ def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(at, alone, 
         if record.round == at:
             os.kill(max(_children() - before), signal.SIGKILL)
 
-    with pytest.raises(Lost, match=r"process . of 3 has ended"):
-        run(SCAFFOLD, tmp_path / "run", watch=kill, means=Means(processes=3))
+    with pytest.raises(WorkerLost, match=r"process . of 3 has ended"):
+        run(SCAFFOLD, tmp_path / "run", on_round_end=kill, resources=ResourceConfig(processes=3))
     assert not {pid for pid in _children() - before if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"}
     assert (tmp_path / "run" / "checkpoint" / "last.safetensors").exists() == (at > 1)
     assert main(["resume", str(tmp_path / "run"), "--processes", "2", "--quiet"]) == 0
@@ -326,33 +326,33 @@ def test_processes_end_with_a_leader_that_is_killed(tmp_path):
 )
 def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
     with pytest.raises(UsageError, match=words):
-        run(Settings.of({**options, "rounds": 1}), tmp_path / "run", means=Means(processes=2))
+        run(RunSettings.from_options({**options, "rounds": 1}), tmp_path / "run", resources=ResourceConfig(processes=2))
 
 
 @pytest.mark.parametrize("more", [{"attack": "labels:0.2"}, {"executor": "loop", "clients": 12}])
 def test_hostile_rows_and_clients_one_by_one_are_shared_too(more, tmp_path):
-    settings = Settings.of({**SMALL, **more, "rounds": 2})
-    run(settings, tmp_path / "one", means=Means(processes=1))
-    run(settings, tmp_path / "two", means=Means(processes=2))
+    settings = RunSettings.from_options({**SMALL, **more, "rounds": 2})
+    run(settings, tmp_path / "one", resources=ResourceConfig(processes=1))
+    run(settings, tmp_path / "two", resources=ResourceConfig(processes=2))
     _same(tmp_path / "one", tmp_path / "two")
 
 
 def test_fewer_than_no_processes_are_refused(tmp_path):
     with pytest.raises(UsageError, match="processes is -1: must be a whole number of at least 0"):
-        run(Settings.of({}), tmp_path / "run", means=Means(processes=-1))
+        run(RunSettings.from_options({}), tmp_path / "run", resources=ResourceConfig(processes=-1))
 
 
 def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, monkeypatch):
     monkeypatch.setattr(choosing, "available_cores", lambda: 2)
     told = []
-    run(SCAFFOLD, tmp_path / "short", tell=told.append)
+    run(SCAFFOLD, tmp_path / "short", on_message=told.append)
     assert told == []  # too short to look at
     monkeypatch.setattr(choosing, "FASTEST", 1.0)
     monkeypatch.setattr(choosing, "seconds_of_a_step", lambda *_: 0.0)
-    run(SCAFFOLD, tmp_path / "looked", tell=told.append)
+    run(SCAFFOLD, tmp_path / "looked", on_message=told.append)
     assert told.pop().startswith("one process: local training takes one about 0 ms")
     monkeypatch.setattr(choosing, "seconds_of_a_step", lambda *_: 1.0)
-    run(SCAFFOLD, tmp_path / "long", tell=told.append)
+    run(SCAFFOLD, tmp_path / "long", on_message=told.append)
     assert told.pop().startswith("2 processes share the clients: local training takes one about")
     assert json.loads((tmp_path / "long" / "summary.json").read_text())["executor"].endswith("2 processes")
     _same(alone, tmp_path / "short")
@@ -388,7 +388,7 @@ def test_processes_of_torchrun_take_one_device_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     task = small_task()
-    task.on = lambda device: device
+    task.to = lambda device: device
     assert place(task, "auto") == torch.device("cuda", 1)
     assert place(task, "cuda:0") == torch.device("cuda", 0)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Server, Up
+from equipoise.contract import Server, ClientUpdate
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedavg import FedAvg
 from equipoise.privacy.options import BIT_SHARE, Privacy
-from equipoise.records.rounds import Spent
+from equipoise.records.rounds import PrivacySpent
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import validation_score
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.wrappers.private import CLIP, FAR, RATE, UNCLIPPED, private
 from helpers import largest_difference, simulate, small_task
 
@@ -38,13 +38,13 @@ def test_the_bound_follows_by_hand() -> None:
     task = small_task("linear")
     method = private(FedAvg(), Privacy(2.0, 0.0, dp_quantile=0.5))
     params = task.init_params(0)
-    state = method.server_init(task, params)
+    state = method.init_server(task, params)
     s = Server(task, task.training, params, state, 0, 1, 1)
-    up = Up({name: value.expand(4, *value.shape) for name, value in params.items()})
+    up = ClientUpdate({name: value.expand(4, *value.shape) for name, value in params.items()})
     up.metrics[UNCLIPPED] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    _, after = method.weigh(s, torch.arange(4), up)
+    _, after = method.aggregation_weights(s, torch.arange(4), up)
     assert float(after[CLIP]) == pytest.approx(2 * math.exp(RATE / 4))
-    assert s.notes == {CLIP: 2.0, UNCLIPPED: 0.25}
+    assert s.logged == {CLIP: 2.0, UNCLIPPED: 0.25}
 
 
 def test_without_noise_the_bound_finds_the_quantile() -> None:
@@ -65,16 +65,16 @@ def test_executors_agree_and_noise_is_scaled_by_the_bound_of_the_round() -> None
     assert largest_difference(loop.params, stacked.params) < 1e-5
     assert float(loop.server_state[CLIP]) == pytest.approx(float(stacked.server_state[CLIP]))
     assert float(loop.server_state[CLIP]) != 0.5
-    allowed = method.reports[UNCLIPPED]
+    allowed = method.report_ranges[UNCLIPPED]
     assert allowed.low == pytest.approx(-FAR * 0.4 / (2 * math.sqrt(BIT_SHARE)))
-    assert not allowed.outside(torch.tensor([0.0, 1.0])).isfinite().any()
+    assert not allowed.first_violation(torch.tensor([0.0, 1.0])).isfinite().any()
 
 
 def test_refusals() -> None:
     with pytest.raises(UsageError, match="dp_quantile adapts a bound: set dp_clip"):
         Privacy(0.0, 0.0, dp_quantile=0.5)
     with pytest.raises(UsageError, match="secure is not offered with dp_quantile"):
-        Settings.of({"secure": True, "dp_clip": 1.0, "dp_noise": 1.0, "dp_quantile": 0.5})
+        RunSettings.from_options({"secure": True, "dp_clip": 1.0, "dp_noise": 1.0, "dp_quantile": 0.5})
 
 
 def test_under_noise_the_best_round_is_chosen_by_public_rows_alone() -> None:
@@ -83,7 +83,7 @@ def test_under_noise_the_best_round_is_chosen_by_public_rows_alone() -> None:
     record = simulate(private(FedAvg(), Privacy(1.0)), small_task("linear"), 1).logs[0]  # type: ignore[attr-defined]
     plain, clipped, noised = (
         replace(record, val=val, privacy=spent)
-        for spent in (None, Spent(None, None, 1e-5, 1), Spent(3.0, 40.0, 1e-5, 1))
+        for spent in (None, PrivacySpent(None, None, 1e-5, 1), PrivacySpent(3.0, 40.0, 1e-5, 1))
     )
     assert validation_score(plain, "acc", True) == validation_score(clipped, "acc", True) == pytest.approx(0.7)
     assert validation_score(noised, "acc", True) == 0.5

@@ -17,7 +17,7 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.privacy.budget import Budget
 from equipoise.privacy.ledger import Ledger, gaussian_epsilon
 from equipoise.privacy.options import Privacy
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from equipoise.wrappers.private import private
 from helpers import small_task
 
@@ -83,18 +83,18 @@ def test_nothing_sent_costs_nothing_and_no_noise_promises_nothing() -> None:
 def test_a_resumed_run_goes_on_counting() -> None:
     task, privacy = small_task("linear"), Privacy(1.0, 2.0)
 
-    def start() -> Simulation:
+    def start() -> FederatedSimulation:
         ledger = Ledger(privacy, 6, 3, True, amplified=True)
-        return Simulation(
-            private(FedAvg(), privacy), task, task.training, Schedule(4, 0, 0.5, "stacked", 1, True), ledger=ledger
+        return FederatedSimulation(
+            private(FedAvg(), privacy), task, task.training, RoundLoopConfig(4, 0, 0.5, "stacked", 1, True), ledger=ledger
         )
 
     whole, first, second = start(), start(), start()
-    logs = [whole.round() for _ in range(4)]
+    logs = [whole.run_round() for _ in range(4)]
     for _ in range(2):
-        first.round()
-    second.load(first.state(), 2)
-    assert [second.round().privacy for _ in range(2)] == [log.privacy for log in logs[2:]]
+        first.run_round()
+    second.load_state_dict(first.state_dict(), 2)
+    assert [second.run_round().privacy for _ in range(2)] == [log.privacy for log in logs[2:]]
 
 
 def test_a_client_s_own_budget_holds_over_runs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.contract import Down, equal_weights, weighted_mean
+from equipoise.contract import ServerMessage, equal_weights, weighted_mean
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
@@ -24,7 +24,7 @@ SOUND += ("fedrod", "finetune", "lgfedavg", "local", "pfedme")
 
 
 def protected(privacy: Privacy, sent: dict, trained: dict, draw: Any = None) -> dict:
-    client: Any = SimpleNamespace(down=Down(sent, {}))
+    client: Any = SimpleNamespace(down=ServerMessage(sent, {}))
     return private(FedAvg(), privacy, draw)._protected(client, trained)[0]  # type: ignore[attr-defined]
 
 
@@ -86,9 +86,9 @@ def test_a_method_cannot_see_single_uploads_under_noise() -> None:
     seen: list[Any] = []
 
     class Curious(FedAvg):
-        def weigh(self, s: Any, ids: Any, up: Any) -> Any:
+        def aggregation_weights(self, s: Any, ids: Any, up: Any) -> Any:
             seen.append(up.params["weight"])
-            return super().weigh(s, ids, up)
+            return super().aggregation_weights(s, ids, up)
 
     simulate(private(Curious(), Privacy(1.0, 0.1)), small_task("linear"), 1)
     assert torch.equal(seen[0], seen[0][:1].expand_as(seen[0]))
@@ -102,7 +102,7 @@ def test_without_noise_and_bound_a_private_method_is_the_method_to_the_bit(name:
             simulate(method, task, 2, executor),
             simulate(private(method, Privacy(math.inf)), task, 2, executor),
         )
-        assert largest_difference(one.state(), other.state()) == 0
+        assert largest_difference(one.state_dict(), other.state_dict()) == 0
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -110,7 +110,7 @@ def test_without_noise_and_bound_a_private_method_is_the_method_to_the_bit(name:
 def test_loop_equals_stacked_under_privacy(name: str, participation: float) -> None:
     method, task = private(all_methods()[name](), Privacy(0.5, 0.3)), small_task("mlp")
     loop, stacked = (simulate(method, task, 2, executor, participation) for executor in ("loop", "stacked"))
-    assert largest_difference(loop.state(), stacked.state()) < 1e-9
+    assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
 
 
 def test_bytes_and_blocks_are_those_of_the_method() -> None:

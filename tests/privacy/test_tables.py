@@ -11,7 +11,7 @@ pytest.importorskip("dp_accounting", reason="extra 'privacy'")
 
 from equipoise.core.errors import UsageError
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 
 def sites(folder: Path, *names: str) -> Path:
@@ -22,7 +22,7 @@ def sites(folder: Path, *names: str) -> Path:
 
 
 def task_of(folder: Path, **given: Any) -> Any:
-    return build_task(Settings.of({"task": "own", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}))
+    return build_task(RunSettings.from_options({"task": "own", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}))
 
 
 def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:

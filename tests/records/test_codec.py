@@ -15,11 +15,11 @@ from equipoise.core.errors import UsageError
 from equipoise.records import codec
 from equipoise.records.folder import Folder
 from equipoise.records.results import Certificate, ClientGains, Finetuned, Newcomers, ServerGains
-from equipoise.records.rounds import Bytes, RoundRecord, Spent, Spread
+from equipoise.records.rounds import Bytes, RoundRecord, PrivacySpent, MeanMinMax
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import About, Converged, Summary
 from equipoise.runs.running import run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from helpers_records import NO_SUMMARY, record, scores
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -29,8 +29,8 @@ metrics = st.sampled_from(["acc", "loss", "error", "return", "std", "p10", "subs
 scored = st.builds(Scores, st.dictionaries(metrics, st.none() | finite, max_size=4))
 evaluated = st.builds(Evaluations, global_=scored, received=scored, trained=scored, personal=scored)
 traffic = st.builds(Bytes, counts, counts)
-spent = st.builds(Spent, st.none() | finite, st.none() | finite, finite, counts)
-spreads = st.builds(Spread, finite, finite, finite)
+spent = st.builds(PrivacySpent, st.none() | finite, st.none() | finite, finite, counts)
+spreads = st.builds(MeanMinMax, finite, finite, finite)
 rounds = st.builds(
     RoundRecord,
     round=counts,
@@ -107,7 +107,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "private":
         pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     folder = Folder(tmp_path_factory.mktemp(request.param) / "run")
-    run(Settings.of({"rounds": 3, "seed": 3, **RUNS[request.param]}), folder.path)
+    run(RunSettings.from_options({"rounds": 3, "seed": 3, **RUNS[request.param]}), folder.path)
     return folder
 
 
@@ -155,7 +155,7 @@ def test_where_nothing_was_evaluated_scores_are_empty() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    bad = record(notes={"p": [math.nan, 1.0], "x": math.inf}, train={"lr": Spread(math.nan, 0.0, math.inf)})
+    bad = record(notes={"p": [math.nan, 1.0], "x": math.inf}, train={"lr": MeanMinMax(math.nan, 0.0, math.inf)})
     tree = json.loads(codec.dumps(bad), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
     assert tree["notes"] == {"p": [None, 1.0], "x": None}
     assert math.isnan(codec.decode(RoundRecord, tree).train["lr"].max)

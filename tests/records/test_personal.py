@@ -7,13 +7,13 @@ import torch
 
 from equipoise.core.files import read_tensors, write_tensors
 from equipoise.core.stacks import write_stack
-from equipoise.core.trees import row
+from equipoise.core.trees import index
 from equipoise.runs import personal
 from equipoise.runs.running import run
-from equipoise.runtime.rows import Rows
-from equipoise.runtime.spread import Spread
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
+from equipoise.runtime.rows import ClientTable
+from equipoise.runtime.spread import MultiProcessExecutor
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
 
 SMALL = {"task": "synthetic", "clients": 8, "samples": 60, "rounds": 3, "participation": 0.7, "alpha": 0.5}
 LARGER = {**SMALL, "clients": 110, "samples": 20, "method": "scaffold"}  # two chunks
@@ -33,7 +33,7 @@ def _stacks(rows, start=0):
 def _parts(stacks, sizes):
     first = 0
     for size in sizes:
-        yield row(stacks, slice(first, first + size))
+        yield index(stacks, slice(first, first + size))
         first += size
 
 
@@ -69,7 +69,7 @@ def test_a_short_checksum_leaves_blanks_and_nothing_else(tmp_path):
 
 
 def _finished(folder, given, processes=1):
-    run(Settings.of(given), folder, means=Means(processes=processes))
+    run(RunSettings.from_options(given), folder, resources=ResourceConfig(processes=processes))
     files = [*sorted((folder / "models").iterdir()), folder / "clients.csv"]
     summary = json.loads((folder / "summary.json").read_text())
     return {file.name: file.read_bytes() for file in files}, {**summary, "seconds": 0, "executor": ""}
@@ -91,7 +91,7 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
         ask = getattr(owner, name)
 
         def count(self, which, *others):
-            if owner is Spread or "weight" in self._like:  # models, not the few numbers of scores
+            if owner is MultiProcessExecutor or "weight" in self._like:  # models, not the few numbers of scores
                 taken.append(rows_of(which))
             return ask(self, which, *others)
 
@@ -100,11 +100,11 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
     def last_round(record):
         if record.round == LARGER["rounds"]:
             for name, rows_of in (("take", len), ("first", int), ("seen", int)):
-                counted(Rows, name, rows_of)
-            counted(Spread, "collect", len)
+                counted(ClientTable, name, rows_of)
+            counted(MultiProcessExecutor, "collect", len)
 
     monkeypatch.setattr(personal, "AT_ONCE", 20)
-    run(Settings.of(LARGER), tmp_path / "run", watch=last_round, means=Means(processes=processes))
+    run(RunSettings.from_options(LARGER), tmp_path / "run", on_round_end=last_round, resources=ResourceConfig(processes=processes))
     assert max(taken) == 20
     assert (tmp_path / "run" / "clients.csv").read_bytes() == whole[0]["clients.csv"]
     assert (tmp_path / "run" / "models" / "personal.safetensors").read_bytes() == whole[0]["personal.safetensors"]

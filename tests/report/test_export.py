@@ -13,7 +13,7 @@ from equipoise.cli import main
 from equipoise.runs import export as exporting
 from equipoise.runs.running import Folder, build_task
 from equipoise.settings.given import settings_in
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
 def test_a_personal_model_is_its_row(page_run: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: P
     for name, client in (("global.safetensors", None), ("global.onnx", None), ("personal.pt", 1)):
         assert run.export(tmp_path / name, client=client).is_file()
     built = build_task(settings_in(out / "config.json", task=task.spec))
-    assert isinstance(built, FromExamples)
+    assert isinstance(built, ExamplesTask)
     x = built.prepare(built.data.server("test")[0]).contiguous()
     whole, personal = (exporting.read_model(Folder(out), client) for client in (None, 1))
     session = onnxruntime.InferenceSession(tmp_path / "global.onnx")

@@ -13,7 +13,7 @@ from equipoise.cli import main
 from equipoise.core.config_file import read_config, write_config
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
-from equipoise.records.rounds import Spread
+from equipoise.records.rounds import MeanMinMax
 from equipoise.report import folders
 from equipoise.report.page import drawing, frame, heat, html, pareto, plane, shares, spending
 from equipoise.report.page.repeat import command
@@ -21,8 +21,8 @@ from equipoise.report.page.sections import draw
 from equipoise.report.page.table import table
 from equipoise.report.reading import Group, Run, read
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.settings.config import RunSettings
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers_records import NO_SUMMARY, line, record, scores
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
@@ -58,8 +58,8 @@ def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert main(["run", *options, "--rounds", "1", "--out", str(tmp_path / "r"), "--quiet"]) == 0
     page, plots = drawn(tmp_path / "r")
     by_title = dict(zip(titles(page), plots.values(), strict=True))
-    task = build_task(Settings.of(read_config(tmp_path / "r" / "config.json")))
-    assert isinstance(task, FromExamples)
+    task = build_task(RunSettings.from_options(read_config(tmp_path / "r" / "config.json")))
+    assert isinstance(task, ExamplesTask)
     counts = task.label_counts(torch.arange(5)).double()
     share = (counts / counts.sum(1, keepdim=True)).tolist()
     shown = by_title["Partition"]["data"][0]["z"]
@@ -149,7 +149,7 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
         for t in range(1, rounds + 1):
             decisions = {"epochs": rng.integers(1, 20, clients).tolist()}
             notes = {"part": rng.integers(0, 4, clients).tolist()}
-            train = {"epochs": Spread(10, 1, 20)}
+            train = {"epochs": MeanMinMax(10, 1, 20)}
             file.write(line(t, clients=clients, test=test, train=train, decisions=decisions, notes=notes))
     write_config(tmp_path / "config.json", {"method": "page", "task": "synthetic", "seed": 0})
     table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]

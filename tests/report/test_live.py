@@ -8,7 +8,7 @@ from rich.console import Console
 
 from equipoise.cli import main
 from equipoise.core.config_file import write_config
-from equipoise.records.rounds import Bytes, Spread
+from equipoise.records.rounds import Bytes, MeanMinMax
 from equipoise.report.terminal import live
 from equipoise.report.terminal.tail import Tail
 from equipoise.report.terminal.words import BLOCKS, duration, sparkline
@@ -24,7 +24,7 @@ def shown(tails: list[Tail], width: int = 140) -> str:
 
 def log(t: int, acc: float) -> str:
     each = {"acc": acc, "loss": 1.0}
-    train = {"epochs": Spread(2.0 * t, 1.0, 9.0)}
+    train = {"epochs": MeanMinMax(2.0 * t, 1.0, 9.0)}
     test = scores(trained=each, personal=each)
     return line(t, test=test, train=train, bytes=Bytes(10**6, 2 * 10**6), seconds=2.0)
 

@@ -175,10 +175,10 @@ def stopped_run(out: Path, log: str) -> None:
 
     options = {"clients": 4, "samples": 40, "epochs": 1, "rounds": 6, "checkpoint_every": 2, "executor": "stacked"}
     from equipoise.runs.running import run
-    from equipoise.settings.config import Settings
+    from equipoise.settings.config import RunSettings
 
     with pytest.raises(Stop), Stopping(log, out) as tracking:
-        run(Settings.of(options), out, watch=tracking)
+        run(RunSettings.from_options(options), out, on_round_end=tracking)
 
 
 @pytest.mark.parametrize("first", ["tensorboard", ""])

@@ -12,7 +12,7 @@ from equipoise.methods.dapfl import DapFL
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.page.page import Page
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from helpers import largest_difference, simulate, small_task, timeless
 
 METHODS: dict[str, Method] = {
@@ -38,14 +38,14 @@ METHODS: dict[str, Method] = {
 def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -> None:
     method = METHODS[name]
     whole = simulate(method, small_task(), 4, participation=0.5)
-    task, schedule = small_task(), Schedule(4, 0, 0.5, "stacked", 1, True)
-    first = Simulation(method, task, task.training, schedule)
-    logs = [first.round(), first.round()]
-    checkpoint.save(tmp_path / "run.safetensors", first.state(), {})
-    second = Simulation(method, task, task.training, schedule)
-    second.load(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
-    logs += [second.round(), second.round()]
-    assert largest_difference(whole.state(), second.state()) == 0
+    task, schedule = small_task(), RoundLoopConfig(4, 0, 0.5, "stacked", 1, True)
+    first = FederatedSimulation(method, task, task.training, schedule)
+    logs = [first.run_round(), first.run_round()]
+    checkpoint.save(tmp_path / "run.safetensors", first.state_dict(), {})
+    second = FederatedSimulation(method, task, task.training, schedule)
+    second.load_state_dict(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
+    logs += [second.run_round(), second.run_round()]
+    assert largest_difference(whole.state_dict(), second.state_dict()) == 0
     for one, other in zip(whole.logs, logs, strict=True):
         assert timeless(one) == timeless(other)
 

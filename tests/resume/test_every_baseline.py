@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.core import files as checkpoint
 from equipoise.methods import all_methods
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from helpers import largest_difference, simulate, small_task, timeless
 
 OTHERS = ("dapfl", "autopilot")  # see tests/resume/test_control.py
@@ -16,14 +16,14 @@ BASELINES = {name: m for name, m in all_methods().items() if m.__module__.count(
 @pytest.mark.parametrize("name", BASELINES)
 def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -> None:
     whole = simulate(BASELINES[name](), small_task(), 4, participation=0.5)
-    task, schedule = small_task(), Schedule(4, 0, 0.5, "stacked", 1, True)
-    first = Simulation(BASELINES[name](), task, task.training, schedule)
-    logs = [first.round(), first.round()]
-    checkpoint.save(tmp_path / "run.safetensors", first.state(), {})
-    second = Simulation(BASELINES[name](), task, task.training, schedule)
-    second.load(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
-    logs += [second.round(), second.round()]
-    assert largest_difference(whole.state(), second.state()) == 0
+    task, schedule = small_task(), RoundLoopConfig(4, 0, 0.5, "stacked", 1, True)
+    first = FederatedSimulation(BASELINES[name](), task, task.training, schedule)
+    logs = [first.run_round(), first.run_round()]
+    checkpoint.save(tmp_path / "run.safetensors", first.state_dict(), {})
+    second = FederatedSimulation(BASELINES[name](), task, task.training, schedule)
+    second.load_state_dict(checkpoint.load(tmp_path / "run.safetensors")[0], 2)
+    logs += [second.run_round(), second.run_round()]
+    assert largest_difference(whole.state_dict(), second.state_dict()) == 0
     for one, other in zip(whole.logs, logs, strict=True):
         assert timeless(one) == timeless(other)
 
@@ -31,5 +31,5 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", BASELINES)
 def test_the_seed_decides_everything(name: str) -> None:
     once, again, other = (simulate(BASELINES[name](), small_task(), 2, seed=seed) for seed in (5, 5, 6))
-    assert largest_difference(once.state(), again.state()) == 0
+    assert largest_difference(once.state_dict(), again.state_dict()) == 0
     assert largest_difference(once.store.local, other.store.local) > 0

@@ -10,16 +10,16 @@ import torch
 from equipoise.cli import main
 from equipoise.core import parts as parts_of
 from equipoise.core.errors import UsageError
-from equipoise.core.parts import Parts
+from equipoise.core.parts import ShardedRows
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods import find_method
 from equipoise.runs import saving
 from equipoise.runs.running import Interrupted, resume_run, run
 from equipoise.runtime import rows as rows_of
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.rows import Room, Rows
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.rows import MemoryBudget, ClientTable
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
 from helpers import largest_difference, small_task, timeless
 from helpers_disk import Died, Faulty, Forgetful, Quick, on
 from trust.test_faults import result, same
@@ -46,7 +46,7 @@ def _stack(rows, start=0.0):
 def test_rows_are_what_was_written_wherever_they_lie(memory, promised, tmp_path, monkeypatch):
     monkeypatch.setattr(rows_of, "SHARD", 3 * 256)  # three records a file
     monkeypatch.setattr(rows_of, "PROMISED", promised)
-    rows = Rows(_stack(1), 9, Room(memory, tmp_path))
+    rows = ClientTable(_stack(1), 9, MemoryBudget(memory, tmp_path))
     rows.put(torch.arange(2), _stack(2))
     rows.put(torch.arange(9), _stack(9))
     rows.put(torch.tensor([7, 1, 4]), _stack(3, 100.0))
@@ -56,14 +56,14 @@ def test_rows_are_what_was_written_wherever_they_lie(memory, promised, tmp_path,
     assert found["deep"]["yes"].tolist() == [True, False, True, True, True, True]
     assert torch.equal(found["deep"]["d"][:, 0], torch.tensor([102, 0, 8, 101, 100, 102]).double() / 3)
     assert found["deep"]["none"].shape == (6, 0)
-    rows.blank(0, 2)
+    rows.fill_missing(0, 2)
     assert rows.first(9)["w"].isnan().flatten(1).all(1).tolist() == [True] * 2 + [False] * 7
-    rows.expect(torch.tensor([0, 8]))
+    rows.prefetch(torch.tensor([0, 8]))
     assert not list(tmp_path.iterdir())  # files without names: nothing is left, however the process ends
 
 
 def test_rows_that_were_lent_do_not_change():
-    rows, mine = Rows(_stack(1), 3, Room()), _stack(3)
+    rows, mine = ClientTable(_stack(1), 3, MemoryBudget()), _stack(3)
     assert rows.replace(mine)
     lent = rows.first(3)
     assert lent["w"] is mine["w"]
@@ -74,7 +74,7 @@ def test_rows_that_were_lent_do_not_change():
 
 def test_a_disk_without_room_is_said_in_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"no room on disk for what clients hold .* --state-memory"):
-        Rows(_stack(1), 9, Room(0, tmp_path / "absent")).put(torch.arange(1), _stack(1))
+        ClientTable(_stack(1), 9, MemoryBudget(0, tmp_path / "absent")).put(torch.arange(1), _stack(1))
 
 
 @pytest.mark.parametrize("name", ["scaffold", "page", "ditto"])
@@ -82,13 +82,13 @@ def test_a_disk_without_room_is_said_in_one_sentence(tmp_path):
 def test_where_rows_lie_changes_no_number(name, memory):
     def finished(room):
         task = small_task(clients=10)
-        schedule = Schedule(5, 0, 0.4, "stacked", 2, True)
-        simulation = Simulation(find_method(name)(), task, task.training, schedule, room=room)
-        records = [timeless(simulation.round()) for _ in range(5)]
-        return simulation.state(), records, simulation.personal_models()
+        schedule = RoundLoopConfig(5, 0, 0.4, "stacked", 2, True)
+        simulation = FederatedSimulation(find_method(name)(), task, task.training, schedule, room=room)
+        records = [timeless(simulation.run_round()) for _ in range(5)]
+        return simulation.state_dict(), records, simulation.personal_models()
 
     state, records, (ids, models) = finished(None)
-    others = finished(Room(memory))
+    others = finished(MemoryBudget(memory))
     assert largest_difference(state, others[0]) == 0
     assert records == others[1]
     assert ids.tolist() == others[2][0].tolist()
@@ -101,13 +101,13 @@ def _written(folder):
 
 def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
     values = np.zeros(8)
-    parts = Parts(tmp_path, 8)
+    parts = ShardedRows(tmp_path, 8)
 
     def save(*changed):
         values[list(changed)] += 1
         parts.add(np.array(changed, np.int64), 1, lambda ids: {"v": torch.from_numpy(values[ids])})
         parts.sweep()
-        again, found = Parts(tmp_path, 8), np.full(8, np.nan)
+        again, found = ShardedRows(tmp_path, 8), np.full(8, np.nan)
         for ids, rows in again.load(parts.files):
             assert np.isnan(found[ids]).all()  # each client once
             found[ids] = rows["v"].numpy()
@@ -124,7 +124,7 @@ def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
 
 def test_files_are_few_and_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(parts_of, "LARGEST", 64)
-    parts = Parts(tmp_path, 400)
+    parts = ShardedRows(tmp_path, 400)
     with on(Quick()):
         for first in range(0, 400, 2):
             parts.add(np.arange(first, first + 2), 1, lambda ids: {"v": torch.from_numpy(ids)})
@@ -142,7 +142,7 @@ def in_parts(monkeypatch):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(processes, in_parts, tmp_path, monkeypatch):
-    settings = Settings.of(
+    settings = RunSettings.from_options(
         {"method": "scaffold", "clients": 300, "samples": 20, "participation": 0.5, "rounds": 5, "checkpoint_every": 1}
     )
     with monkeypatch.context() as plain:
@@ -153,7 +153,7 @@ def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(processes, in_parts
         if record.round == at:
             raise Interrupted
 
-    out, means = tmp_path / "run", Means(processes=processes, state_memory=0)
+    out, means = tmp_path / "run", ResourceConfig(processes=processes, client_memory_gib=0)
     for at, begin in ((2, partial(run, settings, out)), (4, partial(resume_run, out))):
         with pytest.raises(Interrupted):
             begin(watch=partial(cut, at), means=means)

@@ -18,7 +18,7 @@ from equipoise.data.tables import Preparation
 from equipoise.records.folder import Folder
 from equipoise.runs.card import read_card
 from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 HEADER = ["age", "colour", "flag", "label"]
 
@@ -34,8 +34,8 @@ def write(path: Path, header: list[str], rows: list[list[object]], separator: st
         csv.writer(file, delimiter=separator).writerows([header, *rows])
 
 
-def settings(data: Path, **options: object) -> Settings:
-    return Settings.of({"task": "own", "data": str(data), "rounds": 2, **options})
+def settings(data: Path, **options: object) -> RunSettings:
+    return RunSettings.from_options({"task": "own", "data": str(data), "rounds": 2, **options})
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_bad_tables_are_one_sentence(
 def test_bad_places_are_one_sentence(tmp_path: Path) -> None:
     for data, words in (("", "needs --data"), (tmp_path / "no", "no file or folder"), (tmp_path, "holds no CSV")):
         with pytest.raises(UsageError, match=words):
-            build_task(Settings.of({"task": "own", "data": str(data)}))
+            build_task(RunSettings.from_options({"task": "own", "data": str(data)}))
     write(tmp_path / "all.csv", ["who", "f", "label"], [["", 1, 1], *[["x", i % 7, i % 2] for i in range(30)]])
     with pytest.raises(UsageError, match=r"no client column 'client'.*it has 'who', 'f', 'label'"):
         build_task(settings(tmp_path / "all.csv"))
@@ -163,7 +163,7 @@ def test_a_run_is_not_resumed_on_other_data(clinics: Path, tmp_path: Path) -> No
 
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run(settings(clinics, checkpoint_every=1), out, watch=stop)
+        run(settings(clinics, checkpoint_every=1), out, on_round_end=stop)
     text = (clinics / "b.csv").read_text()
     changed = text.replace("red", "blue", 1)
     (clinics / "b.csv").write_text(changed)

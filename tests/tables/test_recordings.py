@@ -14,7 +14,7 @@ from equipoise.data.recordings import Recordings, federate_recordings, read_reco
 from equipoise.data.tables import TableChoices
 from equipoise.records.folder import Folder
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 WATCH = Path(__file__).parents[3] / "shared" / "data" / "tables" / "watch.npz"
 LENGTHS = np.array([25, 30, 21] * 8)
@@ -102,19 +102,19 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
 
 def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path) -> None:
     given = {"task": "own", "data": str(archive(tmp_path / "a.npz")), "client_column": "who", "target": "move"}
-    task = build_task(Settings.of({**given, "window": 10, "standardise": "none"}))
+    task = build_task(RunSettings.from_options({**given, "window": 10, "standardise": "none"}))
     assert task.bytes_before[0] == 0
     assert task.data.server("public")[0].max() > 2  # as they were recorded
     with pytest.raises(UsageError, match="standardised by the federation, or not at all"):
-        build_task(Settings.of({**given, "window": 10, "standardise": "client"}))
+        build_task(RunSettings.from_options({**given, "window": 10, "standardise": "client"}))
 
 
 @pytest.mark.skipif(not WATCH.is_file(), reason="the recordings are not in ../shared/data/tables")
 def test_exercises_of_a_watch() -> None:
     given = {"task": "own", "data": str(WATCH), "client_column": "subject", "target": "exercise"}
-    task = build_task(Settings.of(given))
+    task = build_task(RunSettings.from_options(given))
     assert task.client_names == tuple(map(str, range(1, 11)))
     assert task.data.shape == (6, 100)
     assert task.class_names[:2] == ("PEN", "ABD")
     with pytest.raises(UsageError, match="no array 'exercize'"):
-        build_task(Settings.of({**given, "target": "exercize"}))
+        build_task(RunSettings.from_options({**given, "target": "exercize"}))

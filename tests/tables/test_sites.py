@@ -14,7 +14,7 @@ from equipoise.data.tables import Preparation, TableChoices, table_of
 from equipoise.data.tables.exchange import merge, statistics_of
 from equipoise.data.tables.rule import Rule
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 SITES = ("north", "south")
 
@@ -68,16 +68,16 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     for name in (*SITES, "server"):
         shutil.copy(sites / "preparation.json", sites / name)
     given = {"task": "apart", "clients": 2}
-    node, server = (build_task(Settings.of({**given, "data": str(sites / name)})) for name in ("south", "server"))
+    node, server = (build_task(RunSettings.from_options({**given, "data": str(sites / name)})) for name in ("south", "server"))
     assert node.data.shape == server.data.shape == (len(made.features),)
     assert node.client_names == SITES
     assert node.class_names == ("no", "yes")
-    assert node.prepared() == server.prepared() == made.write()
+    assert node.preprocessing_json() == server.preprocessing_json() == made.write()
     with pytest.raises(UsageError, match="is of 2 sites, but clients is 3"):
-        build_task(Settings.of({**given, "clients": 3, "data": str(sites / "south")}))
+        build_task(RunSettings.from_options({**given, "clients": 3, "data": str(sites / "south")}))
     write(sites / "south" / "test.csv", {**columns(1, 5), "ill": ["yes", "no", "perhaps", "no", "no"]})
     with pytest.raises(UsageError, match=r"row 4 of the test rows in .* has a class that no client had"):
-        build_task(Settings.of({**given, "data": str(sites / "south")}))
+        build_task(RunSettings.from_options({**given, "data": str(sites / "south")}))
 
 
 def test_classes_of_test_rows_are_told_too(sites: Path) -> None:

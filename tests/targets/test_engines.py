@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.contract import Method, Training
+from equipoise.contract import Method, TrainingConfig
 from equipoise.data.federation import Federation
 from equipoise.data.target import Target
 from equipoise.methods.autopilot import Autopilot
@@ -17,18 +17,18 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.scaffold import Scaffold
 from equipoise.models import MODELS
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import largest_difference, simulate
 
 SIZES = np.array([13, 7, 22])
-TRAINING = Training(epochs=2, lr=0.05, batch_size=5)
+TRAINING = TrainingConfig(epochs=2, lr=0.05, batch_size=5)
 KINDS = {
     "survival": Target("survival", "T", event="E"),
     "regression": Target("regression", "minutes", mean=3.0, scale=2.0),
 }
 
 
-def task(kind: str, model: str = "mlp", training: Training = TRAINING) -> FromExamples:
+def task(kind: str, model: str = "mlp", training: TrainingConfig = TRAINING) -> ExamplesTask:
     rng = np.random.default_rng(0)
 
     def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +40,7 @@ def task(kind: str, model: str = "mlp", training: Training = TRAINING) -> FromEx
 
     splits = {name: (*rows(int(SIZES.sum())), SIZES) for name in ("train", "val", "test")}
     data = Federation(splits, {name: rows(20) for name in ("public", "test")}, 1, target=KINDS[kind])
-    return FromExamples(kind, MODELS[model]((4,), 1), data, training, torch.float64)
+    return ExamplesTask(kind, MODELS[model]((4,), 1), data, training, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +80,7 @@ def test_a_linear_regression_finds_its_coefficients() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("survival", "loss"), ("regression", "r2"), ("regression", "mae")])
 def test_a_headline_stands_first_and_is_read(kind: str, name: str) -> None:
-    headed = task(kind).headed(name)
+    headed = task(kind).with_primary_metric(name)
     found = simulate(FedAvg(), headed, rounds=1)
-    assert found.logs[0].trained.headline == headed.headline == name
+    assert found.logs[0].trained.headline == headed.metric == name
     assert headed.higher_is_better == (name == "r2")

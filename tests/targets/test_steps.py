@@ -21,7 +21,7 @@ def per_epoch() -> int:
     """One for each batch of 8 rows that a client has."""
     task = small_task()
 
-    return int((-(-task.sizes(torch.arange(6)) // 8)).sum())
+    return int((-(-task.num_examples(torch.arange(6)) // 8)).sum())
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 
 import equipoise as eq
 from equipoise.cli import main
-from equipoise.contract import Fit, When
+from equipoise.contract import LocalTrainRequest, RngContext
 from equipoise.core.errors import UsageError
 from equipoise.data.texts import given_texts
 from equipoise.models.adapters import AdaptedProduct, Adapter, adapted
 from equipoise.models.pretrained import NextToken, TextClassifier, classifier, next_token
 from equipoise.runs.running import run
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
 from equipoise.tasks import find_task
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 from helpers import cut_and_resumed, largest_difference, timeless
 
 from .conftest import VOCABULARY, rows
@@ -34,12 +34,12 @@ ASKED = ["--text", "review", "--target", "mood", "--client-column", "who"]
 ROW = torch.tensor([[3, 9, 4, -1, -1], [5, 6, 7, 8, 9]])
 
 
-def built(data: Path, model: Path, adapter: str = "", **options: Any) -> FromExamples:
+def built(data: Path, model: Path, adapter: str = "", **options: Any) -> ExamplesTask:
     spec = find_task("text")
     config = spec.config(data=str(data), pretrained=str(model), **COLUMNS, **options)
     task = spec.build(config, "", spec.training, 3)
-    assert isinstance(task, FromExamples)
-    return task.shaped("", adapter, "", 0) if adapter else task
+    assert isinstance(task, ExamplesTask)
+    return task.with_network("", adapter, "", 0) if adapter else task
 
 
 def test_a_next_token_loss_is_the_librarys_own(pretrained: Path) -> None:
@@ -78,17 +78,17 @@ def test_a_stack_of_clients_learns_as_one_after_another(
     task = built(reviews, pretrained / model, adapter, kind=kind)
     task.check()
     assert task.stackable
-    assert task.stepped, "dropout layers take part"
-    start, ids = task.init_params(0), torch.arange(task.clients)
+    assert task.has_train_mode, "dropout layers take part"
+    start, ids = task.init_params(0), torch.arange(task.num_clients)
     lr = torch.full((4,), 0.1)
     stack = {name: value.expand(4, *value.shape).clone() for name, value in start.items()}
-    when = When(0, 1, task.training)
-    fit = Fit(stack, torch.ones_like(ids), lr, names=tuple(start))
-    one = [task.fit(ids[k], Fit(start, ids[k] * 0 + 1, lr[k], names=tuple(start)), {}, when)[0] for k in range(4)]
+    when = RngContext(0, 1, task.training)
+    fit = LocalTrainRequest(stack, torch.ones_like(ids), lr, trainable=tuple(start))
+    one = [task.fit(ids[k], LocalTrainRequest(start, ids[k] * 0 + 1, lr[k], trainable=tuple(start)), {}, when)[0] for k in range(4)]
     wanted = {name: torch.stack([own[name] for own in one]) for name in start}
     assert largest_difference(wanted, stack) > 1e-4
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
-    size = task.row_bytes() * min(task.training.batch_size, int(task.sizes(ids).max()))
+    size = task.row_bytes() * min(task.training.batch_size, int(task.num_examples(ids).max()))
     monkeypatch.setattr("equipoise.tasks.from_examples.ACTIVATIONS_AT_ONCE", 2 * size)
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
     assert task.evaluate_stack(ids, stack, "test")["loss"].isfinite().all()
@@ -139,10 +139,10 @@ def test_a_cut_run_goes_on_and_processes_agree(pretrained: Path, reviews: Path, 
     """To the bit, dropout and all."""
     given = {"task": "text", "data": str(reviews), "pretrained": str(pretrained / "bert"), **COLUMNS, "rounds": 2}
     given |= {"adapter": "rank=2", "save_personal": False, "threads": 1}
-    loop = Settings.of({**given, "executor": "loop"})
+    loop = RunSettings.from_options({**given, "executor": "loop"})
     whole = timeless(run(loop, tmp_path / "whole"))
     assert timeless(cut_and_resumed(loop, tmp_path / "cut", at=1)) == whole
-    spread = timeless(run(loop, tmp_path / "spread", means=Means(processes=2)))
+    spread = timeless(run(loop, tmp_path / "spread", resources=ResourceConfig(processes=2)))
     assert replace(spread, about=whole.about) == whole
 
 

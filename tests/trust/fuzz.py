@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from equipoise.contract import Server
-from equipoise.contract.ranges import reasons
-from equipoise.core.trees import map_leaves, plain
+from equipoise.contract.ranges import validate_reports
+from equipoise.core.trees import map_leaves, to_dict
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
 from equipoise.flower.remote import Remote
@@ -64,12 +64,12 @@ class Fuzz:
         params, state = simulation.params, simulation.server_state
         server = Server(self.task, self.task.training, params, state, 0, ROUND, 1, 1.0)
         with torch.no_grad():
-            down = self.method.give(server, torch.arange(self.task.clients))[0]
-            expected = self.remote._expect(ROUND, (), torch.tensor([CLIENT]), down.row(CLIENT))
+            down = self.method.distribute(server, torch.arange(self.task.num_clients))[0]
+            expected = self.remote._expect(ROUND, (), torch.tensor([CLIENT]), down.for_clients(CLIENT))
         self.expected = expected
         about = {"client": CLIENT, "round": ROUND, "run": RUN, "samples": 3, "version": "0", "lost": False}
         self.up = codec.encode(expected, about)
-        self.down = node.pack(down.row(CLIENT), self.task.blocks, {**about, "kind": "round", "splits": [], "taken": 0})
+        self.down = node.pack(down.for_clients(CLIENT), self.task.blocks, {**about, "kind": "round", "splits": [], "taken": 0})
 
     def one(self) -> bool:
         """Spoil one message and have it read; whether it was refused. Whatever else is wrong is raised."""
@@ -84,10 +84,10 @@ class Fuzz:
     def _read_up(self, data: bytes) -> None:
         """As the server does; what it takes must be what was agreed, in finite numbers within their ranges."""
         reply, about = self.remote._read(data, CLIENT, ROUND, self.expected)
-        codec.check(plain(reply.up), self.expected["up"])
-        codec.check_finite(plain(reply.up), "up")
+        codec.check(to_dict(reply.update), self.expected["up"])
+        codec.check_finite(to_dict(reply.update), "up")
         assert about["client"] == CLIENT
-        for reason in reasons(self.method.reports, map_leaves(lambda value: value.unsqueeze(0), reply.up)).values():
+        for reason in validate_reports(self.method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), reply.update)).values():
             raise Refused(reason)
 
     def _read_down(self, data: bytes) -> None:
@@ -98,7 +98,7 @@ class Fuzz:
             raise Refused("for another client")
         node._splits(about)
         down = node.unpack(tree, about, self.model, self.task.blocks)
-        assert down.sent.keys() == self.task.blocks.keys()
+        assert down.sent_blocks.keys() == self.task.blocks.keys()
         codec.check({name: down.params[name] for name in self.model}, self.model, "message")
 
     def spoiled(self, data: bytes) -> bytes:

@@ -35,9 +35,9 @@ def run(disk_of, tmp_path, n):
     folder.mkdir()
     wire = Failing(method, task, folder, None)
     simulation = federate(method, task, wire)
-    logs = [simulation.round()]
+    logs = [simulation.run_round()]
     wire.disk = disk_of(folder / "1")
-    logs += [simulation.round() for _ in range(ROUNDS - 1)]
+    logs += [simulation.run_round() for _ in range(ROUNDS - 1)]
     return simulation, logs, wire.disk
 
 

@@ -204,9 +204,9 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
 def test_a_folder_deleted_under_a_run_ends_it_in_one_line(tmp_path, capsys, monkeypatch):
     import shutil
 
-    from equipoise.runtime.round import Simulation
+    from equipoise.runtime.round import FederatedSimulation
 
-    out, rounds = tmp_path / "run", Simulation.round
+    out, rounds = tmp_path / "run", FederatedSimulation.run_round
 
     def round(self):
         log = rounds(self)
@@ -214,7 +214,7 @@ def test_a_folder_deleted_under_a_run_ends_it_in_one_line(tmp_path, capsys, monk
             shutil.rmtree(out)
         return log
 
-    monkeypatch.setattr(Simulation, "round", round)
+    monkeypatch.setattr(FederatedSimulation, "round", round)
     errors = refused([*RUN, "--out", str(out)], capsys)
     assert "rounds.jsonl" in errors
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.methods import find_method
-from equipoise.runtime.adopt import _sound
+from equipoise.runtime.adopt import _state_is_finite
 from helpers import simulate, small_task
 
 INF, ONE = torch.tensor([math.inf, 1.0]), torch.tensor([1.0, 1.0])
@@ -25,7 +25,7 @@ INF, ONE = torch.tensor([math.inf, 1.0]), torch.tensor([1.0, 1.0])
     ],
 )
 def test_what_becomes_infinite(before, after, sound):
-    assert _sound(before, after) is sound
+    assert _state_is_finite(before, after) is sound
 
 
 @pytest.mark.parametrize("name", ["fedpolicy", "joint", "autopilot"])

@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from equipoise.contract import Method, Range, Server, Up
-from equipoise.contract.ranges import ANY, SHARE, reasons, within_reach
+from equipoise.contract import Method, ValueRange, Server, ClientUpdate
+from equipoise.contract.ranges import DEFAULT_RANGE, FRACTION, validate_reports, winsorize
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
 from equipoise.methods.page import shared
 from equipoise.records import codec as codec_of_records
 from equipoise.runtime.executors import Stacked
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 from flower.test_remote import SUPERVISED, Here, federate, spoiled
 from helpers import small_task
 
@@ -24,21 +24,21 @@ ROUNDS = 3
 def test_a_range_names_the_first_number_outside_it():
     values = torch.tensor([[0.0, 1.0], [0.5, -5.0], [2.0, 3.0], [torch.nan, 0.0], [1 + 1e-9, 0.0]], dtype=torch.float64)
     assert torch.equal(
-        SHARE.outside(values).nan_to_num(nan=99.0, posinf=1e9),
+        FRACTION.first_violation(values).nan_to_num(nan=99.0, posinf=1e9),
         torch.tensor([99.0, -5.0, 2.0, 1e9, 99.0], dtype=torch.float64),
     )
-    each = Range(0.0, (1.0, 10.0))
-    assert each.outside(torch.tensor([[1.0, 9.0], [2.0, 9.0], [1.0, 11.0]])).isnan().tolist() == [True, False, False]
-    assert SHARE.outside(torch.tensor([True, False])).isnan().all()
-    assert Range(0.0, 3.0).outside(torch.tensor([2, 255], dtype=torch.uint8)).isnan().tolist() == [True, False]
-    assert SHARE.outside(torch.empty(2, 0)).isnan().all()
+    each = ValueRange(0.0, (1.0, 10.0))
+    assert each.first_violation(torch.tensor([[1.0, 9.0], [2.0, 9.0], [1.0, 11.0]])).isnan().tolist() == [True, False, False]
+    assert FRACTION.first_violation(torch.tensor([True, False])).isnan().all()
+    assert ValueRange(0.0, 3.0).first_violation(torch.tensor([2, 255], dtype=torch.uint8)).isnan().tolist() == [True, False]
+    assert FRACTION.first_violation(torch.empty(2, 0)).isnan().all()
 
 
 def test_what_is_not_declared_has_a_wide_range():
-    up = Up({}, {"c": {"w": torch.tensor([[0.0], [1e7]])}}, {"x": torch.tensor([-1e30, 0.0])})
-    found = reasons({}, up)
-    assert found == {0: f"its x is -1e+30: must lie in {ANY}", 1: f"its c/w is 1e+07: must lie in {ANY}"}
-    assert reasons({"c": Range(0, 1e8), "x": Range(-1e38, 0)}, up) == {}
+    up = ClientUpdate({}, {"c": {"w": torch.tensor([[0.0], [1e7]])}}, {"x": torch.tensor([-1e30, 0.0])})
+    found = validate_reports({}, up)
+    assert found == {0: f"its x is -1e+30: must lie in {DEFAULT_RANGE}", 1: f"its c/w is 1e+07: must lie in {DEFAULT_RANGE}"}
+    assert validate_reports({"c": ValueRange(0, 1e8), "x": ValueRange(-1e38, 0)}, up) == {}
 
 
 class Lying(Stacked):
@@ -46,9 +46,9 @@ class Lying(Stacked):
 
     lie: ClassVar[object]
 
-    def run(self, round, ids, down, held, splits):
-        replies = super().run(round, ids, down, held, splits)
-        self.lie(replies.stack.up, round)
+    def run_clients(self, round, ids, down, held, splits):
+        replies = super().run_clients(round, ids, down, held, splits)
+        self.lie(replies.stack.update, round)
         return replies
 
 
@@ -61,7 +61,7 @@ def simulation(method, lie, **options):
         executor.lie = lie
         return executor
 
-    return Simulation(method, task, task.training, Schedule(ROUNDS, 0, 1.0, "stacked", 1, True), make)
+    return FederatedSimulation(method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True), make)
 
 
 LIES = {
@@ -82,16 +82,16 @@ def test_a_lie_costs_the_liar_its_place_and_nobody_else(name):
         up.metrics[metric][2] = value
 
     lied = simulation(method, lie)
-    logs = [lied.round() for _ in range(ROUNDS)]
+    logs = [lied.run_round() for _ in range(ROUNDS)]
     for log in logs:
         assert log.dropped == [2]
-        assert log.left_out[2].startswith(f"its {metric} is ")
+        assert log.rejected[2].startswith(f"its {metric} is ")
         assert log.test.global_
         json.loads(codec_of_records.dumps(log), parse_constant=pytest.fail)
     # As if it had sent nothing that could be used.
     absent = simulation(method, lambda up, round: [v.__setitem__(2, torch.nan) for v in up.params.values()])
     for log in logs:
-        other = absent.round()
+        other = absent.run_round()
         assert other.dropped == [2]
         assert other.test == log.test
 
@@ -102,8 +102,8 @@ def test_the_same_on_flower(name, tmp_path):
     method, task = SUPERVISED[name](), small_task("mlp")
     change = spoiled(lambda tree, about: tree["up"]["metrics"][metric].fill_(value))
     remote = federate(method, task, Here(method, task, tmp_path, change))
-    log = remote.round()
-    assert log.left_out.keys() == {2}
+    log = remote.run_round()
+    assert log.rejected.keys() == {2}
 
 
 @pytest.mark.parametrize("name", sorted(SUPERVISED.keys() - {"fedbn"}))  # which needs batch normalisation
@@ -118,9 +118,9 @@ def test_every_report_is_declared(name):
             pytest.skip(str(reason))
         run = simulation(method, lambda up, round, seen=seen: seen.update((*up.metrics, *up.extra)))
         for _ in range(2):
-            log = run.round()
+            log = run.run_round()
             assert not log.dropped
-        assert seen <= method.reports.keys()
+        assert seen <= method.report_ranges.keys()
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,18 @@ class Fragile(Method):
 
     name: ClassVar[str] = "fragile"
 
-    def server_init(self, task, params):
+    def init_server(self, task, params):
         return {"rounds": torch.zeros(())}
 
-    def upload(self, c):
-        up, state = super().upload(c)
-        return replace(up, metrics={"told": torch.zeros_like(c.train.lr)}), state
+    def upload(self, client):
+        up, state = super().upload(client)
+        return replace(up, metrics={"told": torch.zeros_like(client.hparams.lr)}), state
 
-    def aggregate(self, s, ids, up, weights):
+    def aggregate(self, server, ids, up, weights):
         told = up.metrics["told"]
         if bool((told < 0).any()):
             raise IndexError("no place for it")
-        params, state = super().aggregate(s, ids, up, weights)
+        params, state = super().aggregate(server, ids, up, weights)
         if bool((told > 0).any()):
             params = {name: value * 1e300 for name, value in params.items()}
         return params, {**state, "rounds": state["rounds"] + 1}
@@ -156,36 +156,36 @@ def told(value):
 
 def test_a_reply_that_makes_the_server_fail_is_found_and_left_out():
     run = simulation(Fragile(), told(-1.0))
-    logs = [run.round() for _ in range(ROUNDS)]
+    logs = [run.run_round() for _ in range(ROUNDS)]
     assert [log.dropped for log in logs] == [[], [2], []]
-    assert "IndexError: no place for it" in logs[1].left_out[2]
+    assert "IndexError: no place for it" in logs[1].rejected[2]
     assert float(run.server_state["rounds"]) == 3
 
 
 def test_an_exploded_aggregate_is_blamed_on_the_reply_that_causes_it():
     run = simulation(Fragile(), told(1.0))
-    logs = [run.round() for _ in range(ROUNDS)]
+    logs = [run.run_round() for _ in range(ROUNDS)]
     assert [log.dropped for log in logs] == [[], [2], []]
-    assert "exploded" in logs[1].left_out[2]
+    assert "exploded" in logs[1].rejected[2]
     assert max(float(value.abs().max()) for value in run.params.values()) < 1e6
 
 
 def test_a_round_that_nobody_can_be_blamed_for_is_skipped_and_the_last_good_state_kept():
     @dataclass(frozen=True)
     class Doomed(Fragile):
-        def aggregate(self, s, ids, up, weights):
-            params, state = super().aggregate(s, ids, up, weights)
-            return params, {**state, "rounds": state["rounds"] + (torch.nan if s.round == 2 else 0)}
+        def aggregate(self, server, ids, up, weights):
+            params, state = super().aggregate(server, ids, up, weights)
+            return params, {**state, "rounds": state["rounds"] + (torch.nan if server.round == 2 else 0)}
 
     run = simulation(Doomed(), lambda up, round: None)
-    first = run.round()
+    first = run.run_round()
     before = run.params
-    second = run.round()
+    second = run.run_round()
     assert first.skipped is None
     assert second.skipped == "the server's state is not finite any more"
     assert run.params is before
     assert float(run.server_state["rounds"]) == 1
-    third = run.round()
+    third = run.run_round()
     assert third.skipped is None
     assert float(run.server_state["rounds"]) == 2
 
@@ -195,19 +195,19 @@ def test_an_error_of_the_method_itself_is_raised():
     class Broken(Method):
         name: ClassVar[str] = "broken"
 
-        def weigh(self, s, ids, up):
+        def aggregation_weights(self, server, ids, up):
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        simulation(Broken(), lambda up, round: None).round()
+        simulation(Broken(), lambda up, round: None).run_round()
 
     @dataclass(frozen=True)
     class Refusing(Broken):
-        def weigh(self, s, ids, up):
+        def aggregation_weights(self, server, ids, up):
             raise UsageError("not like this")
 
     with pytest.raises(UsageError, match="not like this"):
-        simulation(Refusing(), lambda up, round: None).round()
+        simulation(Refusing(), lambda up, round: None).run_round()
 
 
 def test_a_client_that_was_left_out_keeps_what_it_held():
@@ -218,9 +218,9 @@ def test_a_client_that_was_left_out_keeps_what_it_held():
             next(iter(up.extra["c"].values()))[2].fill_(1e30)
 
     run = simulation(method, lie)
-    run.round()
+    run.run_round()
     held = replace(run.store.held(run.store.ids))
-    log = run.round()
+    log = run.run_round()
     assert log.dropped == [2]
     after = run.store.held(run.store.ids)
     for name, value in held.state["c"].items():
@@ -231,11 +231,11 @@ def test_a_client_that_was_left_out_keeps_what_it_held():
 def test_numbers_far_from_all_others_are_moved_nearer():
     """The median is 4, and all but one of ten lie within 4 of it: so 5 x 4 is the most."""
     values = torch.tensor([[float(k), 0.0] for k in (0, 1, 2, 3, 4, 5, 6, 7, 8, 1000)])
-    near = within_reach(values)
+    near = winsorize(values)
     assert near[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 24]
     assert torch.equal(near[:9], values[:9])
-    assert torch.equal(within_reach(values[-4:]), values[-4:])  # too few to tell
-    assert within_reach(torch.tensor([1.0] * 9 + [1e6])).tolist() == [1.0] * 10
+    assert torch.equal(winsorize(values[-4:]), values[-4:])  # too few to tell
+    assert winsorize(torch.tensor([1.0] * 9 + [1e6])).tolist() == [1.0] * 10
 
 
 def test_a_shared_agent_never_meets_a_lie_that_is_far_from_all_others():

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Server, Up
+from equipoise.contract import Server, ClientUpdate
 from equipoise.core.errors import UsageError
 from equipoise.methods import all_methods
 from equipoise.runs.running import build_task
-from equipoise.runtime.adopt import lengths, too_long
+from equipoise.runtime.adopt import update_norms, norm_outliers
 from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
 from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from equipoise.wrappers.robust import rules
 from equipoise.wrappers.robust.wrapper import BELIEVED, RULES, Robust, robust
 from helpers import largest_difference, simulate, small_task
@@ -163,11 +163,11 @@ def test_a_client_weighs_at_most_twice_the_median_times_its_belief():
 @pytest.mark.parametrize("attack", ["labels:0.3", "flip:0.3"])
 def test_trust_finds_liars_among_clients_that_differ(attack):
     """After some rounds most of the honest are believed and hardly a liar is."""
-    settings = Settings.of({"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack})
-    method, schedule = robust(all_methods()["fedavg"](), "trust"), Schedule(12, 2, 1.0, "stacked", 12, False)
-    simulation = Simulation(method, build_task(settings), settings.training, schedule, attacked(Stacked, attack))
+    settings = RunSettings.from_options({"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack})
+    method, schedule = robust(all_methods()["fedavg"](), "trust"), RoundLoopConfig(12, 2, 1.0, "stacked", 12, False)
+    simulation = FederatedSimulation(method, build_task(settings), settings.training, schedule, attacked(Stacked, attack))
     for _ in range(12):
-        simulation.round()
+        simulation.run_round()
     trust = simulation.server_state["trust"]
     lying = torch.isin(torch.arange(30), hostile_clients(2, 30, 0.3))
     assert float((trust[lying] < BELIEVED).double().mean()) > 0.8
@@ -180,16 +180,16 @@ def test_a_rule_withstands_a_far_point(name):
     torch.manual_seed(1)
     method = robust(all_methods()["fedavg"](), name)
     task = small_task("linear", clients=10)
-    simulation = Simulation(method, task, task.training, Schedule(1, 0, 1.0, "stacked", 1, True))
+    simulation = FederatedSimulation(method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True))
     server_params = simulation.params
     near = {n: torch.randn(10, *v.shape, dtype=v.dtype) * 0.01 + v + 1 for n, v in server_params.items()}
     for value in near.values():
         value[3] = 1e6
-    server = Server(task, task.training, server_params, method.server_init(task, server_params), 0, 1, 1)
+    server = Server(task, task.training, server_params, method.init_server(task, server_params), 0, 1, 1)
     ids = torch.arange(10)
     for _ in range(3):  # trust takes rounds
-        weights, server.state = method.weigh(server, ids, Up(near))
-        params, server.state = method.aggregate(server, ids, Up(near), weights)
+        weights, server.state = method.aggregation_weights(server, ids, ClientUpdate(near))
+        params, server.state = method.aggregate(server, ids, ClientUpdate(near), weights)
     for n, value in params.items():
         assert float((value - server_params[n] - 1).abs().max()) < 1.1
 
@@ -230,10 +230,10 @@ def test_unsound_combinations_are_refused_with_the_reason():
 def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
     """Also where clients start from models of their own, as soon as its own change is as long as others'."""
     task = small_task("mlp", clients=12, size_sigma=0.0)
-    schedule = Schedule(3, 0, 1.0, "stacked", 1, True)
-    simulation = Simulation(all_methods()[name](), task, task.training, schedule, attacked(Stacked, "flip:0.05"))
+    schedule = RoundLoopConfig(3, 0, 1.0, "stacked", 1, True)
+    simulation = FederatedSimulation(all_methods()[name](), task, task.training, schedule, attacked(Stacked, "flip:0.05"))
     liar = int(hostile_clients(0, 12, 0.05)[0])
-    assert [simulation.round().dropped for _ in range(3)][1:] == [[liar]] * 2
+    assert [simulation.run_round().dropped for _ in range(3)][1:] == [[liar]] * 2
 
 
 @pytest.mark.parametrize("name", ["fedavg", "autopilot", "fedpolicy", "scaffold"])
@@ -249,15 +249,15 @@ def test_changes_that_are_much_too_long_are_named():
     after = {"w": torch.ones(10, 3)}
     after["w"][4] = 100.0
     everybody = torch.ones(10, dtype=torch.bool)
-    assert too_long(lengths(before, after, 10), torch.ones(10), everybody) == {
+    assert norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody) == {
         4: "its change is 100 times as long as nearly all others'"
     }
     after["w"][4] = 4.9
-    assert too_long(lengths(before, after, 10), torch.ones(10), everybody) == {}
+    assert norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody) == {}
     after["w"][4] = 3e38
-    assert list(too_long(lengths(before, after, 10), torch.ones(10), everybody)) == [4]
-    assert too_long(lengths(before, {"w": after["w"][:4]}, 4), torch.ones(4), everybody[:4]) == {}  # too few to tell
-    assert too_long(lengths(before, {"w": torch.zeros(10, 3)}, 10), torch.ones(10), everybody) == {}
+    assert list(norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody)) == [4]
+    assert norm_outliers(update_norms(before, {"w": after["w"][:4]}, 4), torch.ones(4), everybody[:4]) == {}  # too few to tell
+    assert norm_outliers(update_norms(before, {"w": torch.zeros(10, 3)}, 10), torch.ones(10), everybody) == {}
 
 
 # --- attacks --------------------------------------------------------------------------------------------------------
@@ -285,13 +285,13 @@ def uploads(executor, attack):
 
     def watched(*about):
         inner = make(*about)
-        run = inner.run
-        inner.run = lambda *args: seen.append(run(*args)) or seen[-1]
+        run = inner.run_clients
+        inner.run_clients = lambda *args: seen.append(run(*args)) or seen[-1]
         return inner
 
-    simulation = Simulation(method, task, task.training, Schedule(1, 0, 1.0, "stacked", 1, True), watched)
+    simulation = FederatedSimulation(method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True), watched)
     start = simulation.params
-    simulation.round()
+    simulation.run_round()
     return start, seen[0].stack.up
 
 
@@ -381,7 +381,7 @@ def test_from_python_a_rule_is_put_around_a_method(tmp_path):
 
 def test_patience_does_not_go_with_noise():
     with pytest.raises(UsageError, match="patience is not offered with dp_noise"):
-        Settings.of({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})
+        RunSettings.from_options({"patience": 3, "dp_clip": 1.0, "dp_noise": 1.0})
 
 
 def test_a_client_that_trains_longer_or_more_gently_is_no_liar():
@@ -389,6 +389,6 @@ def test_a_client_that_trains_longer_or_more_gently_is_no_liar():
     long, paths, everybody = torch.ones(10).double(), torch.ones(10).double(), torch.ones(10, dtype=torch.bool)
     long[0], paths[0] = 20.0, 100.0
     long[1], paths[1] = 1.0, 0.01
-    assert too_long(long, paths, everybody) == {}
+    assert norm_outliers(long, paths, everybody) == {}
     paths[:2] = 1.0
-    assert list(too_long(long, paths, everybody)) == [0]
+    assert list(norm_outliers(long, paths, everybody)) == [0]

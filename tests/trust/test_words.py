@@ -46,7 +46,7 @@ def test_a_task_that_fails_with_a_row_in_its_words_tells_the_server_nothing_of_i
         raise ValueError("row 7 is Alice Example")
 
     wire.nodes[1]._round = fail
-    log = federate(method, task, wire).round()
+    log = federate(method, task, wire).run_round()
     assert "ValueError" in log.absent[1]
     assert "Alice" not in log.absent[1]
 

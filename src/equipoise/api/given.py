@@ -10,7 +10,7 @@ from equipoise.api.task import Task
 from equipoise.contract import Method
 from equipoise.core.errors import IN_PYTHON, UsageError
 from equipoise.methods import find_method, recorded_name
-from equipoise.settings.means import Means
+from equipoise.settings.means import ResourceConfig
 from equipoise.tasks import TaskSpec
 
 GivenMethod: TypeAlias = "str | type[Method] | Method | Wrapped"
@@ -61,10 +61,10 @@ def secure(method: GivenMethod) -> Wrapped:
     return Wrapped(method, {"secure": True})
 
 
-def given_means(processes: int | None, state_memory: float | None) -> Means:
+def given_means(processes: int | None, state_memory: float | None) -> ResourceConfig:
     """What a run may use of the machine; ``None`` means not given."""
     given: dict[str, Any] = {"processes": processes, "state_memory": state_memory}
-    return Means(**{name: value for name, value in given.items() if value is not None})
+    return ResourceConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def gathered(method: GivenMethod, task: str | Task, options: Mapping[str, Any]) -> dict[str, Any]:

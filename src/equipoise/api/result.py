@@ -28,7 +28,7 @@ from equipoise.runs import export as exporting
 from equipoise.runs.certify import certify_run
 from equipoise.runs.predict import Predictor
 from equipoise.runs.running import Interrupted, resume_run
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.settings.given import settings_in
 
 OnRound = Callable[[RoundRecord], str | None]
@@ -123,7 +123,7 @@ class Run:
         known = replace(self, method=method or self.method, task=task or self.task)
         folder = known._folder
         settings, means = known._settings(), given_means(processes, state_memory)
-        go_on(folder, log, on_round, lambda watch: resume_run(folder.path, watch, settings=settings, means=means))
+        go_on(folder, log, on_round, lambda watch: resume_run(folder.path, watch, settings=settings, resources=means))
         return known
 
     def certify(self, samples: int = 64) -> Certificate:
@@ -150,7 +150,7 @@ class Run:
     def _folder(self) -> Folder:
         return Folder(self.folder)
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> RunSettings:
         return settings_in(self._folder.config, self.method, self.task.spec if self.task else None)
 
     def _predictor(self, client: int | str | None) -> Predictor:

@@ -63,7 +63,7 @@ def run(
     folder = Path(out) if out is not None else new_folder(f"{chosen.method}-{chosen.task}")
 
     def go(watch: OnRound) -> object:
-        return run_settings(settings, folder, resume=resume, overwrite=overwrite, watch=watch, means=means)
+        return run_settings(settings, folder, resume=resume, overwrite=overwrite, on_round_end=watch, resources=means)
 
     try:
         go_on(Folder(folder), log, on_round, go)

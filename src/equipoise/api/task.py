@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.contract import Training
+from equipoise.contract import TrainingConfig
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.forms import Form
 from equipoise.data.tables.choices import written
@@ -79,7 +79,7 @@ class Task:
         server: Any = None,
         classes: int | None = None,
         form: Form | None = None,
-        training: Training | None = None,
+        training: TrainingConfig | None = None,
         name: str = "datasets",
         **options: Any,
     ) -> Task:
@@ -115,7 +115,7 @@ class Task:
         pretrained: str | Path,
         adapter: str = "",
         blocks: str = "",
-        training: Training | None = None,
+        training: TrainingConfig | None = None,
         name: str = "texts",
         **options: Any,
     ) -> Task:

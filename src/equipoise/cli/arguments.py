@@ -11,7 +11,7 @@ from equipoise.cli.parser import Parser
 from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
 from equipoise.core.text import parse
-from equipoise.settings.names import Known, Option, resolved, takes
+from equipoise.settings.names import OptionTable, Option, resolve_names, has_option
 
 OWNERS = {
     "run": "run",
@@ -40,7 +40,7 @@ def early_options(arguments: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def add_options(parser: Parser, known: Known, early: dict[str, Any], arguments: Sequence[str]) -> None:
+def add_options(parser: Parser, known: OptionTable, early: dict[str, Any], arguments: Sequence[str]) -> None:
     """Options of a run, in groups by owner.
 
     ``--help`` shows the usual ones, and those of a method or task that is named; ``--help-all`` shows all.
@@ -68,16 +68,16 @@ def _add(group: argparse._ArgumentGroup, name: str, item: Option, help: str) -> 
     group.add_argument(f"--{name.replace('_', '-')}", **how)
 
 
-def given_options(early: dict[str, Any], chosen: dict[str, Any], known: Known) -> dict[str, Any]:
+def given_options(early: dict[str, Any], chosen: dict[str, Any], known: OptionTable) -> dict[str, Any]:
     """Values of the config file and the command line, by the names of ``known``; the latter in their own types."""
-    typed = {name: value for name, value in chosen.items() if value is not None and takes(known, name)}
+    typed = {name: value for name, value in chosen.items() if value is not None and has_option(known, name)}
     mine = {
         key: parse(key, value, known[key].kind, known[key].rule) if isinstance(value, str) else value
-        for key, value in resolved(known, typed).items()
+        for key, value in resolve_names(known, typed).items()
     }
-    return {**resolved(known, early), **mine}
+    return {**resolve_names(known, early), **mine}
 
 
-def own_options(given: dict[str, Any], known: Known) -> dict[str, Any]:
+def own_options(given: dict[str, Any], known: OptionTable) -> dict[str, Any]:
     """Those that a method has, of options that were given for several."""
-    return {name: value for name, value in given.items() if takes(known, name)}
+    return {name: value for name, value in given.items() if has_option(known, name)}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise.core.errors import UsageError, nearest
-from equipoise.core.options import documented, kinds, rule_of
-from equipoise.settings.means import Means
+from equipoise.core.options import documented, option_types, constraint_of
+from equipoise.settings.means import ResourceConfig
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,19 +51,19 @@ def add_log(parser: Parser) -> None:
 
 def add_means(parser: Parser) -> None:
     """What the command may use of the machine."""
-    for item in fields(Means):
-        rule = rule_of(item)
+    for item in fields(ResourceConfig):
+        rule = constraint_of(item)
         parser.add_argument(
             f"--{item.name.replace('_', '-')}",
-            type=kinds(Means)[item.name].type,
+            type=option_types(ResourceConfig)[item.name].type,
             default=item.default,
             help=f"{rule.help} {documented(item.default, rule)}",
         )
 
 
-def means_of(chosen: Mapping[str, Any]) -> Means:
+def means_of(chosen: Mapping[str, Any]) -> ResourceConfig:
     """What :func:`add_means` has read."""
-    return Means(**{item.name: chosen[item.name] for item in fields(Means)})
+    return ResourceConfig(**{item.name: chosen[item.name] for item in fields(ResourceConfig)})
 
 
 def add_quiet(parser: Parser) -> None:

@@ -15,13 +15,13 @@ from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
-from equipoise.runs.running import Interrupted, Tell, Watch
-from equipoise.runtime.group import Lost
-from equipoise.settings.config import Settings
+from equipoise.runs.running import Interrupted, OnMessage, OnRoundEnd
+from equipoise.runtime.group import WorkerLost
+from equipoise.settings.config import RunSettings
 
 
 def to_the_end(
-    out: Path, settings: Settings, quiet: bool, tracking: Tracking, done: int, go: Callable[[Watch], Summary]
+    out: Path, settings: RunSettings, quiet: bool, tracking: Tracking, done: int, go: Callable[[OnRoundEnd], Summary]
 ) -> int:
     """Run with progress, then show the result as a table of one row.
 
@@ -43,7 +43,7 @@ def to_the_end(
     except (Interrupted, KeyboardInterrupt):
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
         return 1
-    except Lost as lost:
+    except WorkerLost as lost:
         print(f"{lost}; the run goes on from its last checkpoint with: equipoise resume {out}", file=sys.stderr)
         return 1
     report = html.offer(out)
@@ -52,12 +52,12 @@ def to_the_end(
     return 0
 
 
-def telling(quiet: bool) -> Tell | None:
+def telling(quiet: bool) -> OnMessage | None:
     """Remarks of a run go to standard error, beside its results."""
     return None if quiet else lambda remark: print(f"note: {remark}", file=sys.stderr)
 
 
-def both(display: Display, tracking: Tracking) -> Watch:
+def both(display: Display, tracking: Tracking) -> OnRoundEnd:
     """One watcher that shows a round and tells the trackers of it."""
 
     def watch(record: RoundRecord) -> None:

@@ -10,7 +10,7 @@ from equipoise.clock.fleet import Bools, Floats
 from equipoise.core.trees import Ints
 
 
-def close(now: float, ids: Ints, at: Floats, lost: Bools, wanted: int, within: float = math.inf) -> tuple[float, Bools]:
+def end_of_round(now: float, ids: Ints, at: Floats, lost: Bools, wanted: int, within: float = math.inf) -> tuple[float, Bools]:
     """When the round that began ``now`` ends, and whose event has come by then.
 
     It ends with the reply that makes ``wanted`` of them, or after ``within`` seconds; or, when fewer than that can

@@ -38,11 +38,11 @@ class Device:
     """Power while it sends or receives."""
 
 
-World = tuple[Device, ...]
+DeviceClasses = tuple[Device, ...]
 
 _NIGHT, _DAY = 0.9, 0.3  # phones train when they charge
 _CHARGING = tuple(_NIGHT if hour < 7 or hour >= 22 else _DAY for hour in range(HOURS))
-WORLDS: dict[str, World] = {
+DEVICE_POPULATIONS: dict[str, DeviceClasses] = {
     "default": (Device("device", 1.0, speed=1000.0),),
     "phones": (
         Device("new", 0.3, 1000.0, 0.2, 0.1, 20.0, 80.0, _CHARGING, 0.02, 3.0, 1.0),
@@ -60,12 +60,12 @@ NEEDED = ("name", "share", "speed")
 POSITIVE, SHARES = ("share", "speed", "up", "down"), ("dropout",)
 
 
-def read(where: str) -> World:
+def read(where: str) -> DeviceClasses:
     """A world by name, or from a CSV file with a line per class; columns that it leaves out have their defaults."""
-    if where in WORLDS:
-        return WORLDS[where]
+    if where in DEVICE_POPULATIONS:
+        return DEVICE_POPULATIONS[where]
     if not where.endswith(".csv"):
-        raise UsageError(f"devices is '{where}': must be {', '.join(WORLDS)} or a .csv file{nearest(where, WORLDS)}")
+        raise UsageError(f"devices is '{where}': must be {', '.join(DEVICE_POPULATIONS)} or a .csv file{nearest(where, DEVICE_POPULATIONS)}")
     try:
         text = Path(where).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

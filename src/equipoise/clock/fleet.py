@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.clock.devices import HOURS, Device, World
+from equipoise.clock.devices import HOURS, Device, DeviceClasses
 from equipoise.core import random
 from equipoise.core.streams import DEVICES
 from equipoise.core.trees import Ints
@@ -19,7 +19,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Usual:
+class DeviceProfiles:
     """Devices of some clients on a usual day, one number each."""
 
     ids: Ints
@@ -36,13 +36,13 @@ class Usual:
     """Watts while it sends or receives."""
 
     @classmethod
-    def nobody(cls) -> Usual:
+    def nobody(cls) -> DeviceProfiles:
         none = np.empty(0)
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none, none, none)
 
 
 @dataclass(frozen=True)
-class Trips:
+class RoundDurations:
     """What a round is to each of some clients: seconds and joules until it replies, or until it is ``lost``."""
 
     seconds: Floats
@@ -50,10 +50,10 @@ class Trips:
     lost: Bools
 
 
-class Fleet:
+class DevicePopulation:
     """The devices of a population: each is of a class of :mod:`equipoise.clock.devices`, with a speed of its own."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: DeviceClasses, seed: int) -> None:
         self.world, self.seed = world, seed
         shares = np.cumsum([device.share for device in world])
         self._ends: Floats = shares / shares[-1]
@@ -62,7 +62,7 @@ class Fleet:
         self._present: Floats = np.array([device.present for device in world])
         self.always_there = bool((self._present == 1.0).all())
         self._chancy = bool(self._table["jitter"].any() or self._table["dropout"].any())
-        self._last = Usual.nobody()
+        self._last = DeviceProfiles.nobody()
 
     def kinds(self, ids: Ints) -> Ints:
         """Places of the classes of these clients in the table."""
@@ -71,7 +71,7 @@ class Fleet:
         u = random.uniform(random.keys(self.seed, ids, 0, DEVICES[0]), 1)[:, 0]
         return np.searchsorted(self._ends, u, side="right")
 
-    def usual(self, ids: Ints) -> Usual:
+    def usual(self, ids: Ints) -> DeviceProfiles:
         """What these clients' devices do on a usual day; those of the last cohort are at hand."""
         last = self._last
         if np.array_equal(last.ids, ids):
@@ -83,7 +83,7 @@ class Fleet:
             key = random.bits(random.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
             speed = speed * np.exp(spread * random.normal_of(*random.uniform(key, 2).T))
         watts, radio = self._table["watts"][kinds], self._table["radio"][kinds]
-        self._last = found = Usual(ids, kinds, speed, BITS / up, BITS / down, watts, radio)
+        self._last = found = DeviceProfiles(ids, kinds, speed, BITS / up, BITS / down, watts, radio)
         return found
 
     def waits_for_downloads(self, ids: Ints) -> Floats:
@@ -100,7 +100,7 @@ class Fleet:
         u = random.uniform(random.keys(self.seed, ids, hour, DEVICES[1]), 1)[:, 0]
         return np.asarray(u < self._present[self.kinds(ids), hour % HOURS])
 
-    def trips(self, ids: Ints, round: int, samples: Floats, up: Floats, down: Floats) -> Trips:
+    def trips(self, ids: Ints, round: int, samples: Floats, up: Floats, down: Floats) -> RoundDurations:
         """A round in which these clients train on so many samples and so many bytes go up and down."""
         usual, table = self.usual(ids), self._table
         kinds, training = usual.kinds, samples / usual.speed
@@ -111,7 +111,7 @@ class Fleet:
         seconds = training + radio
         joules = training * usual.watts + radio * usual.radio
         if luck is None:
-            return Trips(seconds, joules, np.zeros(len(ids), bool))
+            return RoundDurations(seconds, joules, np.zeros(len(ids), bool))
         lost = luck[:, 2] < table["dropout"][kinds]
         part = np.where(lost, luck[:, 3], 1.0)  # it is lost somewhere on its way
-        return Trips(seconds * part, joules * part, lost)
+        return RoundDurations(seconds * part, joules * part, lost)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from equipoise.clock.devices import World, read
+from equipoise.clock.devices import DeviceClasses, read
 from equipoise.core.errors import UsageError
 from equipoise.core.options import Options, option
 
@@ -16,7 +16,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
-class Timing(Options):
+class ClockConfig(Options):
     """Which devices clients have, and for how long the server waits for them."""
 
     devices: str = option(
@@ -29,10 +29,10 @@ class Timing(Options):
         choices=MODES,
     )
     deadline: str = option("", "simulated time that a round waits for replies, such as 30s or 2m; empty for no limit")
-    fit_deadline: bool = option(
+    adapt_epochs: bool = option(
         False, "clients train no more epochs than their device can before the deadline, and at least one"
     )
-    over_select: float = option(
+    overselection: float = option(
         1.0, "sync: ask so many times as many clients as are wanted; the round ends with the wanted replies", low=1
     )
     buffer: int = option(0, "async: replies that make a new model; 0 for a tenth of those under way", low=0)
@@ -51,21 +51,21 @@ class Timing(Options):
             wrong.append("mode semi ends its rounds by the clock: set deadline")
         if self.mode == "async" and self.deadline:
             wrong.append("mode async ends its rounds when the buffer is full: leave deadline empty")
-        if self.fit_deadline and not self.deadline:
+        if self.adapt_epochs and not self.deadline:
             wrong.append("fit_deadline fits epochs to a deadline: set deadline")
         if self.mode != "async" and self.buffer:
             wrong.append(f"buffer is for mode async, not {self.mode}: leave it at 0")
-        if self.mode != "sync" and self.over_select != 1:
+        if self.mode != "sync" and self.overselection != 1:
             wrong.append(f"over_select is for mode sync, not {self.mode}: in {self.mode} late replies are not lost")
         try:
-            _ = self.world
+            _ = self.device_classes
         except UsageError as error:
             wrong.append(str(error))
         if wrong:
             raise UsageError("; ".join(wrong))
 
     @cached_property
-    def world(self) -> World:
+    def device_classes(self) -> DeviceClasses:
         return read(self.devices)
 
     @property
@@ -81,11 +81,11 @@ class Timing(Options):
     @property
     def simulated(self) -> bool:
         """Whether anything is asked for that only a simulated clock gives: all but the buffer."""
-        real = Timing(mode=self.mode, buffer=self.buffer, staleness=self.staleness) if self.mode != "semi" else None
+        real = ClockConfig(mode=self.mode, buffer=self.buffer, staleness=self.staleness) if self.mode != "semi" else None
         return self != real
 
     @property
-    def carries(self) -> bool:
+    def carries_stale_updates(self) -> bool:
         """Whether late replies count later."""
         return self.mode != "sync"
 

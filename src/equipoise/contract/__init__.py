@@ -8,65 +8,65 @@ Client code is written for ONE client: executors map it over many. Server code s
 that really replied. State goes in and comes out of every hook; nothing is kept anywhere else.
 """
 
-from equipoise.contract.client import Client, Profile
-from equipoise.contract.method import Method, equal_weights, take_sent, weighted_mean
-from equipoise.contract.ranges import Range
-from equipoise.contract.selection import Heard, Pool, Selection
+from equipoise.contract.client import Client, DeviceProfile
+from equipoise.contract.method import Method, equal_weights, merge_sent_blocks, weighted_mean
+from equipoise.contract.ranges import ValueRange
+from equipoise.contract.selection import RoundFeedback, Pool, SelectionPolicy
 from equipoise.contract.server import Server
-from equipoise.contract.supervised import Supervised, supervised
+from equipoise.contract.supervised import SupervisedTask, require_supervised
 from equipoise.contract.task import Task
 from equipoise.contract.words import (
     Blocks,
-    Down,
-    Fit,
-    Held,
+    ServerMessage,
+    LocalTrainRequest,
+    ClientState,
     Loss,
-    Pull,
-    Reply,
+    ProximalTerm,
+    ClientResult,
     Scores,
-    Train,
-    Training,
-    Up,
-    When,
+    LocalHParams,
+    TrainingConfig,
+    ClientUpdate,
+    RngContext,
 )
-from equipoise.contract.wrap import Around, Wrapper
+from equipoise.contract.wrap import MethodWrapper, DelegatingMethod
 from equipoise.core.options import Options, option
-from equipoise.core.schedules import OverRounds, Schedule
-from equipoise.core.trees import State, Tree
+from equipoise.core.schedules import Scheduled, Schedule
+from equipoise.core.trees import State, Params
 
 __all__ = [
-    "Around",
+    "MethodWrapper",
     "Blocks",
     "Client",
-    "Down",
-    "Fit",
-    "Heard",
-    "Held",
+    "ServerMessage",
+    "LocalTrainRequest",
+    "RoundFeedback",
+    "ClientState",
     "Loss",
     "Method",
     "Options",
-    "OverRounds",
+    "Scheduled",
     "Pool",
-    "Profile",
-    "Pull",
-    "Range",
-    "Reply",
+    "DeviceProfile",
+    "ProximalTerm",
+    "ValueRange",
+    "ClientResult",
     "Schedule",
     "Scores",
-    "Selection",
+    "SelectionPolicy",
     "Server",
     "State",
-    "Supervised",
+    "SupervisedTask",
     "Task",
-    "Train",
-    "Training",
-    "Tree",
-    "Up",
-    "When",
-    "Wrapper",
+    "LocalHParams",
+    "TrainingConfig",
+    "Params",
+    "ClientUpdate",
+    "RngContext",
+    "DelegatingMethod",
     "equal_weights",
     "option",
-    "supervised",
-    "take_sent",
+    "require_supervised",
+    "merge_sent_blocks",
     "weighted_mean",
 ]

@@ -20,7 +20,7 @@ def head_of(blocks: Blocks) -> str:
     return "head" if "head" in blocks or not filled else filled[-1]
 
 
-def chosen(blocks: Blocks, wanted: Iterable[str]) -> tuple[str, ...]:
+def matching_blocks(blocks: Blocks, wanted: Iterable[str]) -> tuple[str, ...]:
     """The blocks that have one of these roles or else one of these names, in the model's order."""
     wanted, head = set(wanted), head_of(blocks)
     return tuple(
@@ -28,7 +28,7 @@ def chosen(blocks: Blocks, wanted: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def demand(blocks: Blocks, wanted: Iterable[str], who: str) -> None:
+def require_blocks(blocks: Blocks, wanted: Iterable[str], who: str) -> None:
     """Refuse a name that no block has."""
     for block in wanted:
         if block not in blocks and block not in ROLES:

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from equipoise.contract.words import Down, Loss, Pull, Train, Training
-from equipoise.core.trees import State, Tree
+from equipoise.contract.words import ServerMessage, Loss, ProximalTerm, LocalHParams, TrainingConfig
+from equipoise.core.trees import State, Params
 
 if TYPE_CHECKING:
     from equipoise.contract.task import Task
 
 
 @dataclass(frozen=True)
-class Profile:
+class DeviceProfile:
     """What a client's device does on a usual day."""
 
-    speed: Tensor
+    samples_per_second: Tensor
     """Training samples per second."""
-    up: Tensor
+    upload_seconds_per_byte: Tensor
     """Seconds per byte to the server."""
-    down: Tensor
-    watts: Tensor
+    download_seconds_per_byte: Tensor
+    compute_watts: Tensor
     """While it trains."""
-    radio: Tensor
+    radio_watts: Tensor
     """Watts while it sends or receives."""
 
 
@@ -36,44 +36,44 @@ class Client(ABC):
 
     id: Tensor
     round: int
-    rounds: int
+    num_rounds: int
     task: Task
-    training: Training
-    down: Down
-    local: Tree
+    training: TrainingConfig
+    message: ServerMessage
+    local_params: Params
     """The model it held before the download."""
     state: State
-    start: Tree
+    start: Params
     """After decision 4: what it trains from."""
-    train: Train
+    hparams: LocalHParams
     """Decision 1 as taken."""
-    trained: Tree
+    trained: Params
     """After local training."""
-    notes: Tree
+    logged: Params
     """What hooks want to see in the round's log; costs no bytes."""
 
     @property
     @abstractmethod
-    def source(self) -> State:
+    def data_state(self) -> State:
         """State of its data source or environment, such as visit counts; to read, for only :meth:`fit` moves it."""
 
     @abstractmethod
     def fit(
         self,
-        params: Tree,
+        params: Params,
         *,
-        train: Train | None = None,
-        pull: Pull | None = None,
-        linear: Tree | None = None,
+        hparams: LocalHParams | None = None,
+        proximal: ProximalTerm | None = None,
+        grad_correction: Params | None = None,
         blocks: tuple[str, ...] | None = None,
         loss: Loss | None = None,
         aux: State | None = None,
-        part: tuple[float, float] = (0.0, 1.0),
-        repeat: int = 1,
+        data_range: tuple[float, float] = (0.0, 1.0),
+        steps_per_batch: int = 1,
         clamp: tuple[float, float] | None = None,
         stream: int = 0,
-        training: Training | None = None,
-    ) -> Tree:
+        training: TrainingConfig | None = None,
+    ) -> Params:
         """Local SGD on loss(params) + <linear, params> + pull, on the client's own training rows.
 
         Arguments:
@@ -95,19 +95,19 @@ class Client(ABC):
         """
 
     @abstractmethod
-    def fit_following(self, params: Tree, pull: Pull, **how: Any) -> tuple[Tree, Tree]:
+    def fit_with_moving_anchor(self, params: Params, pull: ProximalTerm, **how: Any) -> tuple[Params, Params]:
         """As :meth:`fit`, with an anchor that follows; gives both."""
 
     @abstractmethod
-    def evaluate(self, params: Tree, split: str = "val") -> Tree:
+    def evaluate(self, params: Params, split: str = "val") -> Params:
         """Scores of a model on the client's own data: ``val`` is the only split that a decision may read."""
 
     @abstractmethod
-    def steepness(self, params: Tree) -> Tensor:
+    def grad_sq_norm(self, params: Params) -> Tensor:
         """The squared norm of a model's gradient, on the first batch of this round's training."""
 
     @abstractmethod
-    def evaluate_heads(self, params: Tree, heads: Tree, split: str = "val") -> Tree:
+    def evaluate_heads(self, params: Params, heads: Params, split: str = "val") -> Params:
         """Scores ``[H]`` of a model with each of these heads (a leading axis ``[H]``) in the place of its own."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Client(ABC):
         """Random numbers in [0, 1) that depend on (seed, client, round, stream) only."""
 
     @abstractmethod
-    def steps(self, train: Train, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    def num_steps(self, train: LocalHParams, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         """The number of batches that ``train`` means for this client, on this share of its rows."""
 
     @abstractmethod
@@ -123,14 +123,14 @@ class Client(ABC):
         """Training samples of each class, if the task has labels."""
 
     @abstractmethod
-    def device(self) -> Profile:
+    def device(self) -> DeviceProfile:
         """What its device can do; where it is real, what the default device can."""
 
     @abstractmethod
-    def anybody(self, condition: Tensor) -> bool:
+    def any_client(self, condition: Tensor) -> bool:
         """Whether it holds for any client computed along with this one: only to skip work that would change nothing."""
 
-    def within(self, key: str) -> Self:
+    def scoped(self, key: str) -> Self:
         """The same client seen by a method that is part of another: its state is the part under ``key``."""
         inner = copy.copy(self)
         inner.state = self.state[key]

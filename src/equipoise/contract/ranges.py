@@ -8,24 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.contract.words import Up
+from equipoise.contract.words import ClientUpdate
 from equipoise.core.trees import State
 
-SLACK = 1e-6  # room for rounding
+ROUNDING_SLACK = 1e-6  # room for rounding
 
 
 @dataclass(frozen=True)
-class Range:
+class ValueRange:
     """From ``low`` to ``high``; of a vector, one pair for all its entries or one for each."""
 
     low: float | tuple[float, ...]
     high: float | tuple[float, ...]
 
-    def outside(self, values: Tensor) -> Tensor:
+    def first_violation(self, values: Tensor) -> Tensor:
         """Per client of a stack ``[K, ...]``: its first number that is not within, or NaN if all are."""
         values = values.double()
         low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (self.low, self.high))
-        wrong = ~((values >= low - SLACK) & (values <= high + SLACK))  # also what is not a number
+        wrong = ~((values >= low - ROUNDING_SLACK) & (values <= high + ROUNDING_SLACK))  # also what is not a number
         rows, wrong = values.reshape(len(values), -1), wrong.reshape(len(values), -1)
         if not rows.shape[1]:
             return rows.new_full((len(rows),), torch.nan)
@@ -36,49 +36,49 @@ class Range:
         return f"[{self.low}, {self.high}]"
 
 
-SHARE = Range(0.0, 1.0)
+FRACTION = ValueRange(0.0, 1.0)
 """Accuracies, errors, yes or no."""
-MOST_LOSS = 1e6
-LOSS = Range(0.0, MOST_LOSS)
+MAX_LOSS = 1e6
+LOSS = ValueRange(0.0, MAX_LOSS)
 """A mean loss over a client's rows: above, training has diverged."""
-COUNT = Range(0.0, 1e12)
+COUNT = ValueRange(0.0, 1e12)
 """Visits and samples."""
-ANY = Range(-1e6, 1e6)
+DEFAULT_RANGE = ValueRange(-1e6, 1e6)
 """What a method has not declared."""
 
 
-ASIDE, ENOUGH = 0.1, 5
+TRIM_FRACTION, MIN_COHORT = 0.1, 5
 """Nearly all of a cohort: all but this share of the largest, from so many clients on."""
-FAR = 5.0  # times as far as nearly all others' from the median may a number be that an agent learns from
+MAX_MAD_RATIO = 5.0  # times as far as nearly all others' from the median may a number be that an agent learns from
 
 
-def nearly_most(values: Tensor) -> float:
+def trimmed_max(values: Tensor) -> float:
     """The largest of nearly all: what a few clients cannot move, whatever they say."""
-    return float(values.sort().values[len(values) - 1 - max(1, int(ASIDE * len(values)))])
+    return float(values.sort().values[len(values) - 1 - max(1, int(TRIM_FRACTION * len(values)))])
 
 
-def within_reach(values: Tensor) -> Tensor:
+def winsorize(values: Tensor) -> Tensor:
     """A stack ``[K, ...]`` of numbers, those that lie much further from the median than nearly all others moved nearer.
 
     Lies within a declared range can still be far from anything that honest clients report; no honest number should be.
     """
-    if len(values) < ENOUGH:
+    if len(values) < MIN_COHORT:
         return values
     middle = values.median(0).values
     away = (values - middle).abs().sort(0).values
-    most = FAR * away[len(values) - 1 - max(1, int(ASIDE * len(values)))]
+    most = MAX_MAD_RATIO * away[len(values) - 1 - max(1, int(TRIM_FRACTION * len(values)))]
     return torch.minimum(torch.maximum(values, middle - most), middle + most)
 
 
-def reasons(reports: Mapping[str, Range], up: Up) -> dict[int, str]:
+def validate_reports(reports: Mapping[str, ValueRange], updates: ClientUpdate) -> dict[int, str]:
     """Rows of a stack of uploads with a number outside its range, each with one sentence about the first such number.
 
     A name of ``reports`` stands for all that lies below it in ``extra`` or ``metrics``.
     """
     found: dict[int, str] = {}
-    for name, value in (*_leaves(up.metrics), *_leaves(up.extra)):
-        allowed = next((reports[part] for part in (name, name.split("/")[0]) if part in reports), ANY)
-        outside = allowed.outside(value)
+    for name, value in (*_leaves(updates.metrics), *_leaves(updates.extra)):
+        allowed = next((reports[part] for part in (name, name.split("/")[0]) if part in reports), DEFAULT_RANGE)
+        outside = allowed.first_violation(value)
         for row in torch.nonzero(~outside.isnan()).flatten().tolist():
             found.setdefault(row, f"its {name} is {float(outside[row]):.6g}: must lie in {allowed}")
     return found

@@ -40,19 +40,19 @@ class Pool:
             random.uniform(random.keys(self.seed, self.ids.numpy(), self.round, SELECTION[0]), 1)[:, 0]
         )
 
-    def some(self, which: Tensor) -> Pool:
+    def subset(self, which: Tensor) -> Pool:
         """Some of these clients."""
         parts = {name: value[which] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return Pool(**parts, count=self.count, seed=self.seed, round=self.round)
 
 
 @dataclass
-class Heard:
+class RoundFeedback:
     """What a round brought."""
 
     pool: Pool
     """All clients, as they were known before."""
-    came: Tensor
+    arrived: Tensor
     """Booleans: whose replies came."""
     seconds: float
     """Simulated time of the round."""
@@ -61,15 +61,15 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Selection(Options):
+class SelectionPolicy(Options):
     """A policy of decision 0; its fields are its options. Whoever overrides ``scores`` alone has one."""
 
     name: ClassVar[str]
-    remembers: ClassVar[bool] = True
+    is_stateful: ClassVar[bool] = True
     """Whether it reads more of clients than their sizes."""
-    told: ClassVar[bool] = False
+    needs_client_loss: ClassVar[bool] = False
     """Whether clients must tell the training loss of the model that they receive: one number per upload."""
-    watches: ClassVar[bool] = False
+    needs_server_loss: ClassVar[bool] = False
     """Whether it needs the progress of the server's loss on public data: one evaluation per round."""
 
     def init(self) -> State:
@@ -78,18 +78,18 @@ class Selection(Options):
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
         """At most ``pool.count`` of ``pool.ids``, ascending; by default those with the highest scores."""
-        return best(pool, self.scores(pool)), state
+        return top_scores(pool, self.scores(pool)), state
 
     def scores(self, pool: Pool) -> Tensor:
         """A number per client of the pool: the highest are asked, equal ones in an order of chance."""
         raise NotImplementedError
 
-    def hear(self, heard: Heard, state: State) -> State:
+    def observe(self, heard: RoundFeedback, state: State) -> State:
         """Learn from a round."""
         return state
 
 
-def best(pool: Pool, scores: Tensor) -> Tensor:
+def top_scores(pool: Pool, scores: Tensor) -> Tensor:
     """The clients with the highest scores; what is not a number comes first, for nothing is known there."""
     scores = scores.double().nan_to_num(nan=torch.inf)
     by_chance = pool.uniform().argsort()
@@ -97,6 +97,6 @@ def best(pool: Pool, scores: Tensor) -> Tensor:
     return pool.ids[order[: pool.count].sort().values]
 
 
-def known(pool: Pool) -> Tensor:
+def fill_unknown(pool: Pool) -> Tensor:
     """Who has told something: has been asked and has answered once."""
     return ~pool.loss.isnan()

@@ -11,40 +11,40 @@ from torch import Tensor, nn
 from equipoise.contract.method import Method
 from equipoise.contract.task import Task
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import State, Tree
+from equipoise.core.trees import State, Params
 
 
-class Supervised(Task):
+class SupervisedTask(Task):
     """What is known beyond a :class:`Task`: outputs, the loss of each sample, and how labels are spread."""
 
-    forks: ClassVar[bool] = True
-    kind: str = "classification"
+    supports_fork: ClassVar[bool] = True
+    target_kind: str = "classification"
     """What is predicted: classes, a number (``regression``), or a risk (``survival``)."""
     module: nn.Module
     """The network, whose parameters are replaced by those of a model."""
 
     @abstractmethod
-    def samples(self, count: int) -> Tensor:
+    def example_inputs(self, count: int) -> Tensor:
         """So many of the server's test samples, as the network takes them."""
 
     @abstractmethod
-    def server_rows(self, split: str) -> int:
+    def num_server_rows(self, split: str) -> int:
         """Samples of the server's ``public`` or ``test`` set."""
 
     @abstractmethod
-    def forward(self, params: Tree, x: Tensor) -> Tensor:
+    def forward(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of one model, ``[B, classes]`` logits or ``[B, 1]``."""
 
     @abstractmethod
-    def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
+    def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """The task's own :data:`~equipoise.contract.Loss`."""
 
     @abstractmethod
-    def interval(self, client: int, params: Tree, random: Generator) -> tuple[float, float]:
+    def confidence_interval(self, client: int, params: Params, random: Generator) -> tuple[float, float]:
         """Between which bounds the headline of this client's model lies in 95 of 100 test sets like its own."""
 
     @abstractmethod
-    def constant(self, client: int) -> Tree:
+    def constant_baseline(self, client: int) -> Params:
         """Test scores of who predicts the same for every row, from the client's own training targets."""
 
     @abstractmethod
@@ -52,9 +52,9 @@ class Supervised(Task):
         """Training samples of each class ``[K, classes]``, as int64; all in one where there are no classes."""
 
 
-def supervised(method: Method, task: Task) -> Supervised:
+def require_supervised(method: Method, task: Task) -> SupervisedTask:
     """The task, if it has labels; else the method is refused."""
-    if not isinstance(task, Supervised):
+    if not isinstance(task, SupervisedTask):
         raise UsageError(
             f"{method.name} needs labelled samples, and task '{task.name}' has none: choose another method"
         )

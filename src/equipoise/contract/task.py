@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.clock.devices import WORLDS
-from equipoise.clock.fleet import Fleet
-from equipoise.contract.blocks import chosen
-from equipoise.contract.words import Blocks, Fit, Training, When
+from equipoise.clock.devices import DEVICE_POPULATIONS
+from equipoise.clock.fleet import DevicePopulation
+from equipoise.contract.blocks import matching_blocks
+from equipoise.contract.words import Blocks, LocalTrainRequest, TrainingConfig, RngContext
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import Ints, State, Tree
+from equipoise.core.trees import Ints, State, Params
 
 if TYPE_CHECKING:
     from equipoise.contract.method import Method
@@ -24,95 +24,95 @@ class Task(ABC):
     """What is learned: a model, its blocks, every client's data or environment, and how to train and score it."""
 
     name: str
-    clients: int
+    num_clients: int
     blocks: Blocks
-    training: Training
+    training: TrainingConfig
     """The task's own defaults of local training."""
-    trains: ClassVar[str] = "gradient"
+    learner_kind: ClassVar[str] = "gradient"
     """What a method must know how to train: any model under SGD, or a kind of agent (see :attr:`Method.trains`)."""
     device: torch.device = torch.device("cpu")
     """Where models are trained and scored; all else, and the rows of data, stay in main memory."""
-    forks: ClassVar[bool] = False
+    supports_fork: ClassVar[bool] = False
     """Whether worker processes may compute its clients."""
     stackable: bool = True
     """Whether many models can be computed at once."""
-    measured: bool = False
+    executor_depends_on_model: bool = False
     """Whether the fastest executor depends on the model and the machine, so that it must be measured."""
-    statistics: tuple[str, ...] = ()
+    batch_stat_names: tuple[str, ...] = ()
     """What of a model moves by averages over batches and not by gradients."""
-    stepped: bool = False
+    has_train_mode: bool = False
     """Whether its network trains otherwise than it evaluates: batch normalisation, dropout."""
-    newcomers: Task | None = None
+    heldout_clients: Task | None = None
     """Clients that were held out of training."""
-    headline: str = "acc"
+    metric: str = "acc"
     """The score that tables and stopping rules read."""
     higher_is_better: bool = True
     client_names: tuple[str, ...] = ()
     """What clients are called, in the order of their numbers; empty where they have numbers only."""
     class_names: tuple[str, ...] = ()
     """What classes are called, in the order of a model's outputs."""
-    devices: Fleet = Fleet(WORLDS["default"], 0)
+    devices: DevicePopulation = DevicePopulation(DEVICE_POPULATIONS["default"], 0)
     """What its clients compute on, where they are simulated."""
     bytes_before: tuple[int, int] = (0, 0)
     """Up and down, of all clients together: what they exchanged before the first round to prepare their data."""
 
     @abstractmethod
-    def init_params(self, seed: int) -> Tree:
+    def init_params(self, seed: int) -> Params:
         """The one initial model of a run: all that may move. What is frozen is in no client's model."""
 
     @property
-    def frozen(self) -> Tree:
+    def frozen(self) -> Params:
         """Parameters of the network that never move and never travel; they are held once, by the task."""
         return {}
 
-    def names_of(self, *blocks: str) -> tuple[str, ...]:
+    def param_names(self, *blocks: str) -> tuple[str, ...]:
         """The parameters in blocks with these roles or names."""
-        return tuple(name for block in chosen(self.blocks, blocks) for name in self.blocks[block])
+        return tuple(name for block in matching_blocks(self.blocks, blocks) for name in self.blocks[block])
 
     @abstractmethod
-    def sizes(self, ids: Tensor) -> Tensor:
+    def num_examples(self, ids: Tensor) -> Tensor:
         """Training samples of each of these clients, as int64."""
 
-    def rows(self, ids: Tensor, split: str) -> Tensor:
+    def num_rows(self, ids: Tensor, split: str) -> Tensor:
         """Samples of each of these clients in a split; as many as for training where splits are no rows."""
-        return self.sizes(ids)
+        return self.num_examples(ids)
 
     @abstractmethod
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    def num_steps(self, ids: Tensor, epochs: Tensor, training: TrainingConfig, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         """SGD steps that so many epochs, on this share of the rows, mean for each of these clients."""
 
     @abstractmethod
-    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """Train one client; gives parameters, anchor (empty without one) and the source's state."""
 
     @abstractmethod
-    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """Train a stack of clients; must mean the same as :meth:`fit` for each."""
 
     @abstractmethod
-    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
         """Scores of one client's model on its own split."""
 
     @abstractmethod
-    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         """Scores ``[K]`` of a stack of models, each on its own client's split."""
 
-    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+    def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
         """Squared norm of the gradient of one client's model, on the round's first batch; not every task has one."""
         raise NotImplementedError
 
-    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+    def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
         """The same ``[K]`` of a stack of clients."""
         raise NotImplementedError
 
-    def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+    def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
         """Scores ``[H]`` of one client's model with each of these heads; a task may compute the rest of it once."""
         count = len(next(iter(heads.values())))
         models = [params | {name: w[k] for name, w in heads.items()} for k in range(count)]
         scores = [self.evaluate(ids, model, split) for model in models]
         return {name: torch.stack([score[name] for score in scores]) for name in scores[0]}
 
-    def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+    def evaluate_heads_stack(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
         """Scores ``[K, H]``: :meth:`evaluate_heads` of a stack of clients; heads are ``[K, H, ...]``."""
         count = next(iter(heads.values())).shape[1]
         models = [params | {name: w[:, k] for name, w in heads.items()} for k in range(count)]
@@ -120,21 +120,21 @@ class Task(ABC):
         return {name: torch.stack([score[name] for score in scores], 1) for name in scores[0]}
 
     @abstractmethod
-    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+    def evaluate_server(self, stack: Params, split: str) -> Params:
         """Scores ``[K]`` of a stack of models on the server's ``public`` or ``test`` set."""
 
-    def told_sizes(self, sizes: Mapping[int, int]) -> None:  # noqa: B027 (simulations know them)
+    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:  # noqa: B027 (simulations know them)
         """What connected clients say of the number of their training samples."""
 
-    def source_init(self, ids: Tensor) -> State:
+    def init_data_state(self, ids: Tensor) -> State:
         """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
         return {}
 
-    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> Task:
+    def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> Task:
         """The task with its network started from a file, frozen under adapters, its blocks named: each if given."""
         raise UsageError(f"task '{self.name}' has no network to shape: leave start, adapter and blocks empty")
 
-    def on(self, device: torch.device) -> Task:
+    def to(self, device: torch.device) -> Task:
         """The same task, computed there."""
         raise UsageError(f"task '{self.name}' is computed on the processor alone: leave device at auto")
 
@@ -146,31 +146,31 @@ class Task(ABC):
         """The same task in which these clients train on false rows."""
         raise UsageError(f"task '{self.name}' has no rows to falsify: choose another attack than {how}")
 
-    def adapted(self, method: Method, params: Tree, seed: int) -> Mapping[str, Mapping[str, float]] | None:
+    def adaptation_scores(self, method: Method, params: Params, seed: int) -> Mapping[str, Mapping[str, float]] | None:
         """Scores of its newcomers by the steps that they have learned, or ``None`` where they train by epochs."""
         return None
 
-    def has(self, split: str) -> bool:
+    def has_split(self, split: str) -> bool:
         """Whether clients hold this split (``val`` may be switched off)."""
         return True
 
-    def headed(self, name: str) -> Task:
+    def with_primary_metric(self, name: str) -> Task:
         """The same task, whose tables, stopping rules and agents read this score."""
-        raise UsageError(f"headline is '{name}', but task '{self.name}' has '{self.headline}' alone: leave it out")
+        raise UsageError(f"headline is '{name}', but task '{self.name}' has '{self.metric}' alone: leave it out")
 
-    def complete(self) -> Task:
+    def with_all_metrics(self) -> Task:
         """The same task, whose evaluations give every score that it knows, also those that cost more."""
         return self
 
-    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
+    def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
         """What decisions compare, from the scores of a model: a number in [0, 1], higher is better, and a loss."""
         return scores["acc"], scores["loss"]
 
-    def summary(self, params: Tree) -> State:
+    def summary(self, params: Params) -> State:
         """What the summary of a run holds beyond the named evaluations, from the final global model."""
         return {}
 
-    def prepared(self) -> str:
+    def preprocessing_json(self) -> str:
         """How raw rows become a model's input, as JSON that is kept beside the models; empty if there is no such."""
         return ""
 
@@ -178,12 +178,12 @@ class Task(ABC):
         """Of the data, so that a run is never resumed on other data; empty where there are none to compare."""
         return ""
 
-    def suits(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
+    def check_method(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
         """Refuse a method that cannot work here, before any work starts."""
 
     def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
         """Refuse bad data before any work starts."""
 
-    def remarks(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What a run tells before it starts: sentences about what is allowed here and may surprise."""
         return ()

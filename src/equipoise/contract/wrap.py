@@ -10,136 +10,136 @@ from torch import Tensor
 
 from equipoise.contract.client import Client
 from equipoise.contract.method import Method
-from equipoise.contract.ranges import Range
+from equipoise.contract.ranges import ValueRange
 from equipoise.contract.server import Server
 from equipoise.contract.task import Task
-from equipoise.contract.words import Down, Train, Training, Up
-from equipoise.core.trees import State, Tree
+from equipoise.contract.words import ServerMessage, LocalHParams, TrainingConfig, ClientUpdate
+from equipoise.core.trees import State, Params
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wrapper(Method):
+class DelegatingMethod(Method):
     """Every hook is that of the method below, whose state lies under ``base``; subclasses replace what they decide.
 
     A subclass calls ``super().weigh(s, ids, up)`` for what the method below would do.
     """
 
-    forwards: ClassVar[bool] = True
+    is_pass_through: ClassVar[bool] = True
 
     @property
-    def below(self) -> Method:
+    def inner(self) -> Method:
         """The method that is wrapped."""
         raise NotImplementedError
 
     @property
-    def decides(self) -> frozenset[str]:
-        return self._own | self.below.decides
+    def overridden_hooks(self) -> frozenset[str]:
+        return self._overridden_hooks | self.inner.overridden_hooks
 
     @property
-    def keeps_model(self) -> bool:  # type: ignore[override]
-        return self.below.keeps_model
+    def needs_previous_model(self) -> bool:  # type: ignore[override]
+        return self.inner.needs_previous_model
 
     @property
-    def one_start(self) -> bool:  # type: ignore[override]
-        return self.below.one_start
+    def needs_common_start(self) -> bool:  # type: ignore[override]
+        return self.inner.needs_common_start
 
     @property
-    def prompt(self) -> bool:  # type: ignore[override]
-        return self.below.prompt
+    def needs_same_round_replies(self) -> bool:  # type: ignore[override]
+        return self.inner.needs_same_round_replies
 
     @property
-    def tries(self) -> bool:  # type: ignore[override]
-        return self.below.tries
+    def runs_trial_training(self) -> bool:  # type: ignore[override]
+        return self.inner.runs_trial_training
 
     @property
-    def summed(self) -> bool:  # type: ignore[override]
-        return self.below.summed
+    def aggregates_by_sum(self) -> bool:  # type: ignore[override]
+        return self.inner.aggregates_by_sum
 
     @property
-    def trains(self) -> str:  # type: ignore[override]
-        return self.below.trains
+    def learner_kind(self) -> str:  # type: ignore[override]
+        return self.inner.learner_kind
 
     @property
-    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
-        return self.below.reports
+    def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        return self.inner.report_ranges
 
-    def check(self, task: Task, training: Training) -> None:
-        self.below.check(task, training)
+    def check(self, task: Task, training: TrainingConfig) -> None:
+        self.inner.check(task, training)
 
     # --- client half ------------------------------------------------------------------------------------------------
 
-    def client_init(self, task: Task, params: Tree) -> State:
-        return {"base": self.below.client_init(task, params)}
+    def init_client(self, task: Task, params: Params) -> State:
+        return {"base": self.inner.init_client(task, params)}
 
-    def install(self, c: Client) -> tuple[Tree, State]:
-        return self._client(c, self.below.install)
+    def receive(self, client: Client) -> tuple[Params, State]:
+        return self._client(client, self.inner.receive)
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        return self._client(c, self.below.decide)
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        return self._client(client, self.inner.configure_training)
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        return self._client(c, self.below.update)
+    def train(self, client: Client) -> tuple[Params, State]:
+        return self._client(client, self.inner.train)
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        return self._client(c, self.below.upload)
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        return self._client(client, self.inner.upload)
 
-    def personal(self, c: Client) -> Tree:
-        return self.below.personal(c.within("base"))
+    def personal_model(self, client: Client) -> Params:
+        return self.inner.personal_model(client.scoped("base"))
 
     # --- server half ------------------------------------------------------------------------------------------------
 
-    def server_init(self, task: Task, params: Tree) -> State:
-        return {"base": self.below.server_init(task, params)}
+    def init_server(self, task: Task, params: Params) -> State:
+        return {"base": self.inner.init_server(task, params)}
 
-    def select(self, s: Server) -> tuple[Tensor, State]:
-        ids, state = self.below.select(s.within("base"))
-        return ids, {**s.state, "base": state}
+    def select_clients(self, server: Server) -> tuple[Tensor, State]:
+        ids, state = self.inner.select_clients(server.scoped("base"))
+        return ids, {**server.state, "base": state}
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = self.below.give(s.within("base"), ids)
-        return down, {**s.state, "base": state}
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        down, state = self.inner.distribute(server.scoped("base"), ids)
+        return down, {**server.state, "base": state}
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        weights, state = self.below.weigh(s.within("base"), ids, up)
-        return weights, {**s.state, "base": state}
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        weights, state = self.inner.aggregation_weights(server.scoped("base"), ids, updates)
+        return weights, {**server.state, "base": state}
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        params, state = self.below.aggregate(s.within("base"), ids, up, weights)
-        return params, {**s.state, "base": state}
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+        params, state = self.inner.aggregate(server.scoped("base"), ids, updates, weights)
+        return params, {**server.state, "base": state}
 
-    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
-        return self.below.sums(sent, up, weights)
+    def partial_sums(self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params) -> State:
+        return self.inner.partial_sums(global_params, updates, weights)
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
-        params, state = self.below.step(s.within("base"), sums)
-        return params, {**s.state, "base": state}
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        params, state = self.inner.apply_sums(server.scoped("base"), sums)
+        return params, {**server.state, "base": state}
 
-    def planned_rounds(self, asked: int) -> int:
-        return self.below.planned_rounds(asked)
+    def num_rounds(self, asked: int) -> int:
+        return self.inner.num_rounds(asked)
 
-    def stop(self, s: Server) -> str | None:
-        return self.below.stop(s.within("base"))
+    def should_stop(self, server: Server) -> str | None:
+        return self.inner.should_stop(server.scoped("base"))
 
     # --- shared -----------------------------------------------------------------------------------------------------
 
-    def travels(self, task: Task) -> tuple[str, ...]:
-        return self.below.travels(task)
+    def shared_blocks(self, task: Task) -> tuple[str, ...]:
+        return self.inner.shared_blocks(task)
 
-    def shared_names(self, task: Task) -> tuple[str, ...]:
-        return self.below.shared_names(task)
+    def shared_param_names(self, task: Task) -> tuple[str, ...]:
+        return self.inner.shared_param_names(task)
 
     def has_global(self, task: Task) -> bool:
-        return self.below.has_global(task)
+        return self.inner.has_global(task)
 
-    def _client(self, c: Client, hook: Callable[[Client], tuple[T, State]]) -> tuple[T, State]:
-        result, state = hook(c.within("base"))
-        return result, {**c.state, "base": state}
+    def _client(self, client: Client, hook: Callable[[Client], tuple[T, State]]) -> tuple[T, State]:
+        result, state = hook(client.scoped("base"))
+        return result, {**client.state, "base": state}
 
 
 @dataclass(frozen=True)
-class Around(Wrapper):
+class MethodWrapper(DelegatingMethod):
     """A wrapper around a method that is there already; it goes by that method's name."""
 
     method: Method
@@ -149,5 +149,5 @@ class Around(Wrapper):
         return self.method.name
 
     @property
-    def below(self) -> Method:
+    def inner(self) -> Method:
         return self.method

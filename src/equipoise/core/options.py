@@ -15,13 +15,13 @@ from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from equipoise.core.errors import UsageError, nearest
-from equipoise.core.schedules import OverRounds, Schedule
+from equipoise.core.schedules import Scheduled, Schedule
 
 KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
-class Rule:
+class Constraint:
     """What is declared of an option beside its type and default. Infinity needs ``high=math.inf``."""
 
     help: str = ""
@@ -76,7 +76,7 @@ def option(
         above, below: bounds that are not.
         choices: the texts that it takes.
     """
-    return field(default=default, metadata={"rule": Rule(help, low, high, above, below, tuple(choices))})
+    return field(default=default, metadata={"rule": Constraint(help, low, high, above, below, tuple(choices))})
 
 
 def with_default(config: type, name: str, default: Any) -> Any:
@@ -84,13 +84,13 @@ def with_default(config: type, name: str, default: Any) -> Any:
     return field(default=default, metadata=next(i for i in dataclasses.fields(config) if i.name == name).metadata)
 
 
-def rule_of(item: Field[Any]) -> Rule:
-    rule: Rule = item.metadata.get("rule", Rule())
+def constraint_of(item: Field[Any]) -> Constraint:
+    rule: Constraint = item.metadata.get("rule", Constraint())
     return rule
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionType:
     """The type of an option: a plain one, which may be allowed to change over rounds."""
 
     type: type
@@ -101,23 +101,23 @@ class Kind:
         return math.floor(number + 0.5) if self.type is int else float(number)
 
 
-def kinds(config: type) -> dict[str, Kind]:
+def option_types(config: type) -> dict[str, OptionType]:
     """The types of a config's options by name."""
     return _kinds(config)
 
 
 @functools.cache
-def _kinds(config: type) -> dict[str, Kind]:
+def _kinds(config: type) -> dict[str, OptionType]:
     hints = get_type_hints(config)
     found = {}
     for item in dataclasses.fields(config):
         hint = hints[item.name]
-        over_rounds = get_origin(hint) is OverRounds
-        found[item.name] = Kind(get_args(hint)[0] if over_rounds else hint, over_rounds)
+        over_rounds = get_origin(hint) is Scheduled
+        found[item.name] = OptionType(get_args(hint)[0] if over_rounds else hint, over_rounds)
     return found
 
 
-def wanted(kind: Kind, rule: Rule) -> str:
+def describe_expected(kind: OptionType, rule: Constraint) -> str:
     """What a value must be, as the end of a refusal."""
     if rule.choices:
         return rule.limits
@@ -125,15 +125,15 @@ def wanted(kind: Kind, rule: Rule) -> str:
     return f"{words}{' of' if rule.limits.startswith('at ') else ''} {rule.limits}".rstrip()
 
 
-def refusal(name: str, value: Any, kind: Kind, rule: Rule) -> str:
+def refusal(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
     """``lr is -1: must be a number above 0``."""
     near = nearest(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
-        return f"{name} is {value}: must be {wanted(kind, rule)} in every round"
-    return f"{name} is {value!r}: must be {wanted(kind, rule)}{near}"
+        return f"{name} is {value}: must be {describe_expected(kind, rule)} in every round"
+    return f"{name} is {value!r}: must be {describe_expected(kind, rule)}{near}"
 
 
-def documented(default: Any, rule: Rule) -> str:
+def documented(default: Any, rule: Constraint) -> str:
     """``(default: 0.1; above 0)``."""
     shown = str(default) if isinstance(default, Schedule) else repr(default)
     return f"(default: {shown}{'; ' + rule.limits if rule.limits else ''})"
@@ -144,9 +144,9 @@ class Options:
     """A typed config: its options are checked when it is made, all of them, whoever makes it."""
 
     def __post_init__(self) -> None:
-        known, found = kinds(type(self)), []
+        known, found = option_types(type(self)), []
         for item in dataclasses.fields(self):
-            kind, rule, value = known[item.name], rule_of(item), getattr(self, item.name)
+            kind, rule, value = known[item.name], constraint_of(item), getattr(self, item.name)
             plain = _converted(kind, value)
             if plain is MISSING or not _allowed(kind, rule, plain):
                 found.append(refusal(item.name, value, kind, rule))
@@ -158,7 +158,7 @@ class Options:
     def at(self, round: int, rounds: int) -> Self:
         """The same with the plain numbers of one round; itself where no option is a schedule."""
         moving: dict[str, Any] = {}
-        for name, kind in kinds(type(self)).items():
+        for name, kind in option_types(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, Schedule):
                 moving[name] = kind.plain(value.at(round, rounds))
@@ -167,7 +167,7 @@ class Options:
         return dataclasses.replace(self, **moving) if moving else self
 
 
-def _converted(kind: Kind, value: Any) -> Any:
+def _converted(kind: OptionType, value: Any) -> Any:
     """The value in the option's own type, where it means the same; else ``MISSING``."""
     if kind.type not in KINDS or type(value) is kind.type or (kind.over_rounds and isinstance(value, Schedule)):
         return value
@@ -178,7 +178,7 @@ def _converted(kind: Kind, value: Any) -> Any:
     return MISSING
 
 
-def _allowed(kind: Kind, rule: Rule, value: Any) -> bool:
+def _allowed(kind: OptionType, rule: Constraint, value: Any) -> bool:
     if isinstance(value, Schedule):
         return all(rule.allows(kind.plain(extreme)) for extreme in value.extremes)
     return kind.type not in KINDS or rule.allows(value)

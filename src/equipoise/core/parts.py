@@ -13,12 +13,12 @@ import torch
 
 from equipoise.core import files
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import Ints, State, row
+from equipoise.core.trees import Ints, State, index
 
 LARGEST = 2**26  # bytes of a file
 
 
-class Parts:
+class ShardedRows:
     """The files of one folder, as far as they count."""
 
     def __init__(self, folder: Path, clients: int) -> None:
@@ -68,7 +68,7 @@ class Parts:
             here = np.flatnonzero(self._newest[state["ids"].numpy()] < 0)
             ids: Ints = state["ids"].numpy()[here]
             self._newest[ids] = number
-            yield ids, row(state["rows"], torch.from_numpy(here))
+            yield ids, index(state["rows"], torch.from_numpy(here))
 
     def _path(self, number: int) -> Path:
         return self._folder / f"clients-{number}.safetensors"

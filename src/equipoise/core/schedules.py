@@ -33,7 +33,7 @@ class Schedule(ABC):
         """Values between which all others lie: where these are allowed, every round's is."""
 
 
-class OverRounds(Generic[Number]):
+class Scheduled(Generic[Number]):
     """The type of an option that may be a number or a schedule. Hooks read numbers: :meth:`Options.at` made them so.
 
     To a type checker only; what a config holds is the value itself.

@@ -6,11 +6,11 @@ from typing import Any
 
 from equipoise.core import schedules
 from equipoise.core.errors import UsageError
-from equipoise.core.options import Kind, Rule, refusal
+from equipoise.core.options import OptionType, Constraint, refusal
 from equipoise.core.schedules import Schedule
 
 
-def parse(name: str, text: str, kind: Kind, rule: Rule) -> Any:
+def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:
     """An option's value from its text; what is no number may be a schedule."""
     if kind.type is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -23,7 +23,7 @@ def parse(name: str, text: str, kind: Kind, rule: Rule) -> Any:
     raise UsageError(refusal(name, text, kind, rule))
 
 
-def from_file(name: str, value: Any, kind: Kind) -> Any:
+def from_file(name: str, value: Any, kind: OptionType) -> Any:
     """An option's value from what a file or a caller gives: text is a schedule where a number may be one."""
     if not (kind.over_rounds and isinstance(value, str)):
         return value

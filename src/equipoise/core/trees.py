@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Tree = dict[str, Tensor]
+Params = dict[str, Tensor]
 """A model: parameter names to tensors. One client has plain shapes, a stack has one leading axis more."""
 
 Ints = NDArray[np.int64]
@@ -52,7 +52,7 @@ def message(kind: type[T]) -> type[T]:
     return kind
 
 
-def static(default: Any) -> Any:
+def static_field(default: Any) -> Any:
     """A field of a message that is no tree: it is the same for every client of a stack."""
     return field(default=default, metadata={"static": True})
 
@@ -89,17 +89,17 @@ def leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
-def plain(tree: Any) -> Any:
+def to_dict(tree: Any) -> Any:
     """The tree with every message as a dictionary of its fields: what is written to disk or sent elsewhere."""
     if isinstance(tree, dict):
-        return {key: plain(value) for key, value in tree.items()}
+        return {key: to_dict(value) for key, value in tree.items()}
     if type(tree) in _MESSAGES:
         names, _ = _MESSAGES[type(tree)]
-        return {name: plain(getattr(tree, name)) for name in names if getattr(tree, name) is not None}
+        return {name: to_dict(getattr(tree, name)) for name in names if getattr(tree, name) is not None}
     return tree
 
 
-def revive(kind: type[T], tree: State) -> T:
+def from_dict(kind: type[T], tree: State) -> T:
     """The message of this kind whose :func:`plain` form the tree is; a ``ValueError`` says what does not fit."""
     names, _ = _MESSAGES[kind]
     unknown = sorted(tree.keys() - set(names))
@@ -107,7 +107,7 @@ def revive(kind: type[T], tree: State) -> T:
         raise ValueError(f"{kind.__name__} has no '{unknown[0]}'")
     inner: dict[str, type[Any]] = _inner(kind)  # type: ignore[arg-type]
     try:
-        return kind(**{name: revive(inner[name], value) if name in inner else value for name, value in tree.items()})
+        return kind(**{name: from_dict(inner[name], value) if name in inner else value for name, value in tree.items()})
     except TypeError as error:
         raise ValueError(f"{kind.__name__} lacks a part: {error}") from error
 
@@ -119,7 +119,7 @@ def _inner(kind: Any) -> dict[str, type]:
     return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
 
 
-def row(tree: T, which: int | slice | Tensor) -> T:
+def index(tree: T, which: int | slice | Tensor) -> T:
     """One client's tree out of a stack, or the stack of some of its clients."""
     result: T = map_leaves(lambda value: value[which], tree)
     return result
@@ -137,7 +137,7 @@ def concatenate(stacks: list[T]) -> T:
     return result
 
 
-def gathered(stacks: Iterable[T], rows: int) -> T:
+def concat_stream(stacks: Iterable[T], rows: int) -> T:
     """As :func:`concatenate`, of stacks that are made one after another and have so many rows together.
 
     Memory holds the whole and one part of it. What is one tensor in every part, such as a model that is both uploaded
@@ -176,12 +176,12 @@ def repeat(tree: T, times: int) -> T:
     return result
 
 
-def moved(tree: State, device: torch.device) -> State:
+def to_device(tree: State, device: torch.device) -> State:
     """The same numbers, where they are to be computed with; no copy where they are there."""
-    return {name: moved(v, device) if isinstance(v, dict) else v.to(device) for name, v in tree.items()}
+    return {name: to_device(v, device) if isinstance(v, dict) else v.to(device) for name, v in tree.items()}
 
 
-def digest(tree: Tree) -> str:
+def digest(tree: Params) -> str:
     """By which two machines know whether they hold the same tensors; empty for none."""
     found = hashlib.sha256()
     for name, value in sorted(tree.items()):

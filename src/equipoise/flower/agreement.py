@@ -23,7 +23,7 @@ from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.privacy.options import Privacy
 from equipoise.records.folder import Folder
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.tasks.apart import ApartConfig, prepared_by
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class Agreement:
     preparation: Preparation
     up: int
 
-    def settings(self, before: Settings) -> Settings:
+    def settings(self, before: RunSettings) -> RunSettings:
         """The run's settings, whose task prepares raw tables so."""
         down = len(self.preparation.write().encode()) * len(self.preparation.clients)
         return dataclasses.replace(before, task_spec=prepared_by(self.preparation, (self.up, down)))
 
 
-def raw_tables(settings: Settings) -> ApartConfig | None:
+def raw_tables(settings: RunSettings) -> ApartConfig | None:
     """What is said about raw tables that stay apart; ``None`` where a run has no such."""
     config = settings.task_config
     return config if isinstance(config, ApartConfig) and config.target else None
@@ -75,7 +75,7 @@ def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Ag
     return Agreement(preparation, sum(len(text.encode()) for text in texts.values()))
 
 
-def tell(settings: Settings, client: int, name: str) -> About:
+def tell(settings: RunSettings, client: int, name: str) -> About:
     """The client's side: one message of sums and counts, as its owner could have read it in a file."""
     config = raw_tables(settings)
     if config is None:

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.clock.options import Timing
-from equipoise.contract import Down, Held, Reply, State, Tree
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import ServerMessage, ClientState, ClientResult, State, Params
 from equipoise.core.trees import Ints, stack
 from equipoise.flower.codec import Refused
 from equipoise.flower.remote import Remote
 from equipoise.flower.remote import Wire as PromptWire
-from equipoise.runtime.clock import Parcel, gathered, travelling
-from equipoise.runtime.executors import Replies
-from equipoise.runtime.intake import Intake
+from equipoise.runtime.clock import InFlightBatch, merge_stale_updates, as_deltas
+from equipoise.runtime.executors import CohortResults
+from equipoise.runtime.intake import RoundReplies
 
 LOG = logging.getLogger("equipoise")
 
@@ -41,7 +41,7 @@ class UnderWay:
     round: int
     until: float
     """When it is given up."""
-    sent: Tree
+    sent: Params
     expected: State
 
 
@@ -53,7 +53,7 @@ class Buffered(Remote):
 
     wire: Wire
 
-    def __init__(self, *about: Any, timing: Timing, **how: Any) -> None:
+    def __init__(self, *about: Any, timing: ClockConfig, **how: Any) -> None:
         super().__init__(*about, **how)
         self.timing = timing
         self._under_way: dict[int, UnderWay] = {}
@@ -63,17 +63,17 @@ class Buffered(Remote):
     def away(self) -> Ints:
         return np.array(sorted(self._under_way), np.int64)
 
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
-        messages, self._unsent = self._messages(round, ids, down, held, splits)
+    def run_clients(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> CohortResults:
+        messages, self._unsent = self._messages(round, ids, message, client_state, splits)
         self.wire.post(messages, self.time_limit)
-        until, expected = time.monotonic() + self.time_limit, self._expect(round, splits, ids[:1], down.row(0))
-        self._under_way |= {client: UnderWay(round, until, down.params, expected) for client in messages}
-        return Replies(torch.arange(0), None, {}, frozenset(self._unsent))
+        until, expected = time.monotonic() + self.time_limit, self._expect(round, splits, ids[:1], message.for_clients(0))
+        self._under_way |= {client: UnderWay(round, until, message.params, expected) for client in messages}
+        return CohortResults(torch.arange(0), None, {}, frozenset(self._unsent))
 
-    def land(self, round: int, params: Tree) -> Intake:
+    def land(self, round: int, params: Params) -> RoundReplies:
         """Wait until the buffer is full, or until nobody is under way any more."""
         wanted = min(self.timing.buffer or max(1, len(self._under_way) // 10), len(self._under_way))
-        came: dict[int, tuple[int, Reply]] = {}
+        came: dict[int, tuple[int, ClientResult]] = {}
         absent = dict(self._unsent)
         while self._under_way and len(came) < wanted:
             rest = min(one.until for one in self._under_way.values()) - time.monotonic()
@@ -93,16 +93,16 @@ class Buffered(Remote):
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
         began = sorted({start for start, _ in came.values()})
         parcels = [_parcel(start, {k: reply for k, (at, reply) in came.items() if at == start}) for start in began]
-        intake = gathered(round, parcels, params, self.timing.staleness)
+        intake = merge_stale_updates(round, parcels, params, self.timing.staleness)
         intake.absent = absent
         return intake
 
-    def _changed(self, reply: Reply, asked: UnderWay, round: int) -> Reply:
-        return reply if asked.round == round else travelling(reply, asked.sent)
+    def _changed(self, reply: ClientResult, asked: UnderWay, round: int) -> ClientResult:
+        return reply if asked.round == round else as_deltas(reply, asked.sent)
 
 
-def _parcel(round: int, replies: dict[int, Reply]) -> Parcel:
+def _parcel(round: int, replies: dict[int, ClientResult]) -> InFlightBatch:
     ids = torch.tensor(sorted(replies))
     none = torch.zeros(len(ids), dtype=torch.float64)
     reply = stack([replies[client] for client in ids.tolist()])
-    return Parcel(ids, none, none.bool(), none, none, torch.full_like(ids, round), reply)
+    return InFlightBatch(ids, none, none.bool(), none, none, torch.full_like(ids, round), reply)

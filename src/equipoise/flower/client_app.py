@@ -30,7 +30,7 @@ def answer(message: Message, run: dict[str, Any], about: dict[str, Any]) -> Mess
         settings, _ = options.read(run)
         torch.set_num_threads(settings.run.threads)
         node, asked = options.NodeConfig.of(about), disclose(message.content)
-        data = Node(settings.flat, node).answer(asked)
+        data = Node(settings.to_dict, node).answer(asked)
         Audit(node.state / "audit.jsonl").note("answered", asked=digest(asked), sent=digest(data), bytes=len(data))
     except Exception as error:  # Flower would send its text, which may quote this client's rows
         LOG.exception("this node cannot answer")

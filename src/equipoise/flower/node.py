@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from equipoise import __version__
-from equipoise.contract import Blocks, Down, Held, State, Task, Tree, Up
+from equipoise.contract import Blocks, ServerMessage, ClientState, State, Task, Params, ClientUpdate
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import digest, plain, revive, row
+from equipoise.core.trees import digest, to_dict, from_dict, index
 from equipoise.data.tables.preparation import Preparation
 from equipoise.flower import codec, secure
 from equipoise.flower.agreement import Agreement, raw_tables, tell
@@ -24,10 +24,10 @@ from equipoise.flower.state import ClientDisk
 from equipoise.privacy.budget import Budget, OverBudget
 from equipoise.runs.running import build_task
 from equipoise.runs.scoring import own_scores
-from equipoise.runtime.executors import Loop, fresh_clients
-from equipoise.settings.config import Settings
-from equipoise.wrappers.private import Draw, private, secret, withheld
-from equipoise.wrappers.secure import Secure, secured
+from equipoise.runtime.executors import Loop, init_client_states
+from equipoise.settings.config import RunSettings
+from equipoise.wrappers.private import Draw, private, secret, strip_unprotected
+from equipoise.wrappers.secure import Secure, with_secure_sums
 
 LOG = logging.getLogger("equipoise")
 
@@ -39,18 +39,18 @@ class Node:
         self, given: dict[str, Any], config: NodeConfig, task: Task | None = None, draw: Draw = secret
     ) -> None:
         """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
-        if config.data and "data" in Settings.of(given).flat:
+        if config.data and "data" in RunSettings.from_options(given).to_dict:
             given = {**given, "data": config.data}
-        self.settings, self.config = Settings.of(given), config
+        self.settings, self.config = RunSettings.from_options(given), config
         self.raw = raw_tables(self.settings)
         if task is not None:
             self.task = task
-        clients = self.raw.clients if self.raw else self.task.clients
+        clients = self.raw.clients if self.raw else self.task.num_clients
         if config.client >= clients:
             raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {clients - 1}")
         self._among = clients if self.settings.run.secure else 1  # uploads in the sum that hides this client's, at most
         self.id = torch.tensor(config.client)
-        self.method = secured(private(self.settings.method, self.settings.privacy, draw), self.settings.run.secure)
+        self.method = with_secure_sums(private(self.settings.method, self.settings.privacy, draw), self.settings.run.secure)
         self.budget = Budget(
             config.state / "privacy.json", self.settings.privacy, config.most_epsilon, config.most_delta
         )
@@ -88,7 +88,7 @@ class Node:
         if self.settings.privacy.noisy:
             samples = 1
         else:
-            samples = self.raw.samples if self.raw else int(self.task.sizes(self.id.reshape(1))[0])
+            samples = self.raw.samples if self.raw else int(self.task.num_examples(self.id.reshape(1))[0])
         return {"client": self.config.client, "samples": samples, "version": __version__}
 
     def _prepare(self, about: About, disk: ClientDisk) -> None:
@@ -122,27 +122,27 @@ class Node:
             )
         s = self.settings
         initial = self.task.init_params(s.run.seed)
-        held = revive(Held, kept) if taken and (kept := disk.load(taken)) is not None else None
+        held = from_dict(ClientState, kept) if taken and (kept := disk.load(taken)) is not None else None
         lost = bool(taken) and held is None
         if lost:
             LOG.warning("client %d has lost its state of round %d and starts afresh", self.config.client, taken)
         client = Loop(self.method, self.task, s.training, s.run.seed, s.run.rounds)
         with torch.no_grad():
             if held is None:
-                held = row(fresh_clients(self.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
+                held = index(init_client_states(self.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
             down = unpack(tree, about, initial, self.task.blocks)
             splits = () if s.privacy.noisy else _splits(about)
-            reply = withheld(self.method, client.one(round, splits, self.id, down, held))
-        after = reply.held
-        codec.check_finite(plain(after), "after training, client")
-        disk.save(round, plain(replace(after, personal=None)), taken)
-        disk.save_model(after.local if after.personal is None else after.personal)
+            reply = strip_unprotected(self.method, client.run_client(round, splits, self.id, down, held))
+        after = reply.client_state
+        codec.check_finite(to_dict(after), "after training, client")
+        disk.save(round, to_dict(replace(after, personal=None)), taken)
+        disk.save_model(after.local_params if after.personal is None else after.personal)
         told = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
         if isinstance(self.method, Secure):  # what is uploaded stays here until its masks are agreed on
-            keys = secure.begin(disk, self.method, self.config.client, str(about["run"]), round, reply.up)
-            return replace(reply, up=Up({})).sent(), {**told, **keys}
+            keys = secure.begin(disk, self.method, self.config.client, str(about["run"]), round, reply.update)
+            return replace(reply, update=ClientUpdate({})).to_message(), {**told, **keys}
         self.budget.spend()
-        return reply.sent(), told
+        return reply.to_message(), told
 
     def _sum(self, tree: State, about: About) -> tuple[State, About]:
         """A later phase of a secure sum."""
@@ -168,11 +168,11 @@ def failure(error: Exception) -> bytes:
     return codec.encode({}, {"error": words[:500], "unprepared": isinstance(error, Unprepared)})
 
 
-def pack(down: Down, blocks: Blocks, about: About) -> bytes:
+def pack(message: ServerMessage, blocks: Blocks, about: About) -> bytes:
     """One client's message: only blocks that are sent to this client are in it."""
-    sent = {block: bool(value) for block, value in down.sent.items()}
-    params = {name: down.params[name] for block, names in blocks.items() if sent[block] for name in names}
-    return codec.encode(plain(replace(down, params=params, sent={})), {**about, "sent": sent})
+    sent = {block: bool(value) for block, value in message.sent_blocks.items()}
+    params = {name: message.params[name] for block, names in blocks.items() if sent[block] for name in names}
+    return codec.encode(to_dict(replace(message, params=params, sent_blocks={})), {**about, "sent": sent})
 
 
 def _splits(about: About) -> tuple[str, ...]:
@@ -183,10 +183,10 @@ def _splits(about: About) -> tuple[str, ...]:
     return tuple(splits)
 
 
-def unpack(tree: State, about: About, model: Tree, blocks: Blocks) -> Down:
+def unpack(tree: State, about: About, model: Params, blocks: Blocks) -> ServerMessage:
     """The inverse of :func:`pack`. What was not sent is NaN, so that no method can use it unnoticed."""
     try:
-        down = revive(Down, tree)
+        down = from_dict(ServerMessage, tree)
     except ValueError as error:
         raise Refused(f"the message cannot be read: {error}") from error
     unknown = sorted(down.params.keys() - model.keys())
@@ -201,4 +201,4 @@ def unpack(tree: State, about: About, model: Tree, blocks: Blocks) -> Down:
         or not all(type(one) is bool for one in sent.values())
     ):
         raise Refused("the message does not say which blocks it sends")
-    return replace(down, params={**nothing, **down.params}, sent=sent)
+    return replace(down, params={**nothing, **down.params}, sent_blocks=sent)

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.core.errors import UsageError
 from equipoise.core.options import Options, option
 from equipoise.privacy.budget import DELTA
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ LONGEST_NAME = 100
 NAMES = tuple(item.name for item in dataclasses.fields(Deployment))
 
 
-def read(table: dict[str, Any]) -> tuple[Settings, Deployment]:
+def read(table: dict[str, Any]) -> tuple[RunSettings, Deployment]:
     """Both from one flat table, as it stands in the app's ``pyproject.toml``."""
     given = {name.replace("-", "_"): value for name, value in table.items()}
     deployment = {name: given.pop(name) for name in NAMES if name in given}
     # Saved after every round: clients can go back one round, not more.
-    settings = Settings.of({**given, "checkpoint_every": 1})
+    settings = RunSettings.from_options({**given, "checkpoint_every": 1})
     if settings.run.finetune:
         raise UsageError(
             "finetune needs every client's model in one place: fine-tune at the clients (method 'finetune')"

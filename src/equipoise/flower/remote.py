@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, Up
-from equipoise.core.trees import Ints, digest, revive, row, stack, tree_bytes
+from equipoise.contract import ServerMessage, ClientState, Method, ClientResult, State, Task, TrainingConfig, Params, ClientUpdate
+from equipoise.core.trees import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.flower import codec, node
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.secure import SecureSum, Summed
-from equipoise.records.scores import OwnScores
+from equipoise.records.scores import ClientFinalScores
 from equipoise.runs.scoring import own_scores
-from equipoise.runtime.executors import Executor, Replies, fresh_clients
-from equipoise.wrappers.private import is_noisy, withheld
+from equipoise.runtime.executors import Executor, CohortResults, init_client_states
+from equipoise.wrappers.private import is_noisy, strip_unprotected
 from equipoise.wrappers.secure import WORDS, Secure
 
 LOG = logging.getLogger("equipoise")
@@ -46,7 +46,7 @@ class Remote(Executor):
         self,
         method: Method,
         task: Task,
-        training: Training,
+        training: TrainingConfig,
         seed: int,
         rounds: int,
         *,
@@ -58,22 +58,22 @@ class Remote(Executor):
     ) -> None:
         """``preparation``: how raw tables are prepared, for clients that do not know it yet."""
         super().__init__(method, task, training, seed, rounds)
-        self.wire, self.run_id, self.time_limit, self.fewest = wire, run, time_limit, fewest
+        self.wire, self.run_id, self.time_limit, self.min_replies = wire, run, time_limit, fewest
         self._preparation, self._unprepared = preparation, set[int]()
         self._initial, self._frozen = task.init_params(seed), digest(task.frozen)
         self._expected: dict[tuple[str, ...], State] = {}
         self._words: State = {}
         """What a client's part of a secure sum looks like."""
 
-    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
         return _taken(torch.zeros(len(ids), dtype=torch.int64))
 
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
-        messages, absent = self._messages(round, ids, down, held, splits)
+    def run_clients(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> CohortResults:
+        messages, absent = self._messages(round, ids, message, client_state, splits)
         clients, unsent = ids.tolist(), frozenset(absent)
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
-        expected = self._expect(round, splits, ids[:1], down.row(0))
-        outs: dict[int, Reply] = {}
+        expected = self._expect(round, splits, ids[:1], message.for_clients(0))
+        outs: dict[int, ClientResult] = {}
         told: dict[int, About] = {}
         for client in messages:
             try:
@@ -83,7 +83,7 @@ class Remote(Executor):
                 absent[client] = str(error)
         total: State | None = None
         if isinstance(self.method, Secure):
-            secure = SecureSum(self.wire.exchange, self.run_id, round, self.time_limit, self.fewest)
+            secure = SecureSum(self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies)
             total, summed = secure.total(told, self._words)
             outs, absent = {client: outs[client] for client in summed}, absent | secure.absent
         for client, reason in absent.items():
@@ -92,27 +92,27 @@ class Remote(Executor):
         stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
         if total is not None:
             return Summed(rows, stacked, absent, unsent, total=total)
-        return Replies(rows, stacked, absent, unsent)
+        return CohortResults(rows, stacked, absent, unsent)
 
     def _messages(
-        self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]
+        self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """A message for each of these clients that is connected, and the reasons of the others."""
         present = self.wire.present()
-        self.task.told_sizes(believed(present))
+        self.task.set_reported_sizes(believed(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(sorted(client for client in clients if client not in present), "not connected")
         about = {"kind": "round", "run": self.run_id, "round": round, "splits": list(splits), "frozen": self._frozen}
         messages = {
             client: node.pack(
-                down.row(k), self.task.blocks, {**about, **self._for_one(client, int(held.state["taken"][k]))}
+                message.for_clients(k), self.task.blocks, {**about, **self._for_one(client, int(client_state.state["taken"][k]))}
             )
             for k, client in enumerate(clients)
             if client in present
         }
         return messages, absent
 
-    def closing(self, ids: Ints) -> dict[int, OwnScores]:
+    def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
         """Each client's scores of its own model, by one message more; under noise nobody is asked."""
         present = {} if is_noisy(self.method) else self.wire.present()
         like = own_scores(self.task, 0, self._initial, self.seed) if present else None
@@ -135,7 +135,7 @@ class Remote(Executor):
             self._unprepared.discard(client)
         return about
 
-    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> tuple[Reply, About]:
+    def _read(self, answer: bytes | str, client: int, round: int, expected: State) -> tuple[ClientResult, About]:
         if isinstance(answer, str):
             raise Refused(answer)
         try:
@@ -148,24 +148,24 @@ class Remote(Executor):
             if same != (client, round, self.run_id):
                 raise Refused("it answers another message")
             codec.check(out, expected)
-            reply = revive(Reply, out)
-            codec.check_finite(Reply(reply.up, train=reply.train).sent(), "reply")
-            if reply.train is not None and (int(reply.train.epochs) < 0 or float(reply.train.lr) < 0):
+            reply = from_dict(ClientResult, out)
+            codec.check_finite(ClientResult(reply.update, hparams=reply.hparams).to_message(), "reply")
+            if reply.hparams is not None and (int(reply.hparams.epochs) < 0 or float(reply.hparams.lr) < 0):
                 raise Refused("reply/train is negative")
         except Refused as error:
             raise Refused(f"reply refused: {error}") from error
         if about.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
-        return replace(reply, held=_taken(torch.tensor(round))), about
+        return replace(reply, client_state=_taken(torch.tensor(round))), about
 
-    def _expect(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down) -> State:
+    def _expect(self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage) -> State:
         """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
         if splits not in self._expected:
-            held = row(fresh_clients(self.method, self.task, id, self._initial, keeps_local=True), 0)
-            reply = withheld(self.method, self.one(round, splits, id[0], down, held))
+            held = index(init_client_states(self.method, self.task, id, self._initial, keeps_local=True), 0)
+            reply = strip_unprotected(self.method, self.run_client(round, splits, id[0], message, held))
             if isinstance(self.method, Secure):  # it comes later, masked
-                self._words, reply = reply.up.extra[WORDS], replace(reply, up=Up({}))
-            self._expected[splits] = reply.sent()
+                self._words, reply = reply.update.extra[WORDS], replace(reply, update=ClientUpdate({}))
+            self._expected[splits] = reply.to_message()
         return self._expected[splits]
 
 
@@ -180,7 +180,7 @@ def believed(told: dict[int, int]) -> dict[int, int]:
     return {client: min(samples, most) for client, samples in told.items()}
 
 
-def _scores(answer: bytes | str, client: int, like: OwnScores) -> OwnScores:
+def _scores(answer: bytes | str, client: int, like: ClientFinalScores) -> ClientFinalScores:
     """What a client says of its own model; a score that its rows do not define is ``None`` there."""
     if isinstance(answer, str):
         raise Refused(answer)
@@ -197,9 +197,9 @@ def _scores(answer: bytes | str, client: int, like: OwnScores) -> OwnScores:
         if not all(value is None or (type(value) is float and math.isfinite(value)) for value in part.values()):
             raise Refused(f"its {name} are no numbers")
         parts.append({key: math.nan if value is None else value for key, value in part.items()})
-    return OwnScores(*parts)
+    return ClientFinalScores(*parts)
 
 
-def _taken(round: Tensor) -> Held:
+def _taken(round: Tensor) -> ClientState:
     """All that is known here of what clients hold: the last round of each that was taken."""
-    return Held(state={"taken": round})
+    return ClientState(state={"taken": round})

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, State, Tree, Up
-from equipoise.contract.ranges import reasons
+from equipoise.contract import Method, State, Params, ClientUpdate
+from equipoise.contract.ranges import validate_reports
 from equipoise.core.trees import map_leaves, tree_bytes
 from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.masks import FEWEST, Keys, Member, Words, threshold, unmask
 from equipoise.flower.state import ClientDisk
 from equipoise.privacy.budget import Budget
-from equipoise.runtime.executors import Replies
+from equipoise.runtime.executors import CohortResults
 from equipoise.wrappers.secure import MOST, WORDS, Secure
 
 T = TypeVar("T")
@@ -57,12 +57,12 @@ def _leaves(tree: State) -> list[Tensor]:
 # --- the client's side ------------------------------------------------------------------------------------------------
 
 
-def begin(disk: ClientDisk, method: Secure, client: int, run: str, round: int, up: Up) -> About:
+def begin(disk: ClientDisk, method: Secure, client: int, run: str, round: int, updates: ClientUpdate) -> About:
     """After training: keep this client's part of the sum until its masks are agreed on; publish its keys."""
-    if reasons(method.reports, map_leaves(lambda value: value.unsqueeze(0), up)):
+    if validate_reports(method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), updates)):
         raise Refused(f"a number of this client's part of the sum is not finite, or larger than {MOST:g}")
     member = Member(client, _round_name(run, round))
-    disk.keep_part(round, {WORDS: torch.from_numpy(to_words(up.extra[WORDS]).view(np.int64).copy())}, member.saved())
+    disk.keep_part(round, {WORDS: torch.from_numpy(to_words(updates.extra[WORDS]).view(np.int64).copy())}, member.saved())
     keys = member.keys()
     return {"keys": [keys.shares.hex(), keys.masks.hex()]}
 
@@ -94,7 +94,7 @@ def answer(disk: ClientDisk, budget: Budget, round: int, about: About) -> tuple[
 
 
 @dataclass
-class Summed(Replies):
+class Summed(CohortResults):
     """Replies without uploads: all that is known of these is their sum."""
 
     total: State = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Summed(Replies):
     def upload_bytes(self) -> int:
         return tree_bytes(self.total)
 
-    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+    def partial_sums(self, method: Method, global_params: Params, cuts: list[slice], taken: Tensor, weights: Tensor | Params) -> State:
         if not bool(taken.all()):
             raise Refused("the sum of all replies is known, and of no others")
         return self.total

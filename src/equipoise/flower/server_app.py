@@ -59,7 +59,7 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         limit, fewest, task = deployment.time_limit, deployment.min_replies, about[1]
         told = task.prepared() if agreed else ""
         run = _run_id(out, agreed.up if agreed else 0)
-        make = partial(Buffered, timing=settings.timing) if settings.timing.carries else Remote
+        make = partial(Buffered, timing=settings.timing) if settings.timing.carries_stale_updates else Remote
         return make(*about, wire=wire(task.clients), run=run, time_limit=limit, fewest=fewest, preparation=told)
 
     def watch(record: RoundRecord) -> None:
@@ -76,7 +76,7 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
 
     checkpoint.make_folder(out, private=True)
     resume = (out / "config.json").is_file()
-    summary = runs.run(settings, out, resume=resume, watch=watch, make_executor=remote)
+    summary = runs.run(settings, out, resume=resume, on_round_end=watch, make_executor=remote)
     LOG.info("finished after %d rounds; everything is in %s", summary.rounds, out)
 
 
@@ -88,7 +88,7 @@ def outcome(record: RoundRecord) -> dict[str, Any]:
         contributed = "all others"
     else:
         contributed = [client for client in record.ids if client not in record.dropped]
-    why = {client: record.left_out.get(client, "its numbers are not finite") for client in record.dropped}
+    why = {client: record.rejected.get(client, "its numbers are not finite") for client in record.dropped}
     return {"contributed": contributed, "left_out": why, "absent": record.absent, "skipped": record.skipped}
 
 

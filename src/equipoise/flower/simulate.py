@@ -28,7 +28,7 @@ def run(app: Path) -> int:
         raise UsageError("this needs Flower's simulation runtime: pip install 'equipoise[flower-simulation]'")
     if deployment.nodes:
         raise UsageError("nodes is for deployments: virtual nodes have no keys")
-    clients = build_task(settings).clients
+    clients = build_task(settings).num_clients
     os.environ.update(QUIET)
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.flower.codec import Refused
@@ -40,11 +40,11 @@ class ClientDisk:
             if old not in (self._file(round), self._file(taken)):
                 checkpoint.remove(old)
 
-    def save_model(self, params: Tree) -> None:
+    def save_model(self, params: Params) -> None:
         """The model that this client would use now, as a plain file for its owner."""
         checkpoint.write_tensors(self.path / "model.safetensors", params)
 
-    def load_model(self) -> Tree:
+    def load_model(self) -> Params:
         """The inverse of :meth:`save_model`."""
         file = self.path / "model.safetensors"
         if not file.is_file():
@@ -60,14 +60,14 @@ class ClientDisk:
         checkpoint.make_folder(self.path, private=True)
         checkpoint.write_text(self.preparation, text)
 
-    def keep_part(self, round: int, part: Tree, member: str) -> None:
+    def keep_part(self, round: int, part: Params, member: str) -> None:
         """This client's part of a secure sum, and what it must remember of the masks; of earlier rounds nothing is."""
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             checkpoint.remove(old)
         checkpoint.write_tensors(self.path / f"part-{round}.safetensors", part)
         self.keep_member(round, member)
 
-    def part(self, round: int) -> Tree:
+    def part(self, round: int) -> Params:
         return checkpoint.read_tensors(self.path / f"part-{round}.safetensors")[0]
 
     def keep_member(self, round: int, member: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, Options, State, Training, Tree, When, option
+from equipoise.contract import LocalTrainRequest, Method, Options, State, TrainingConfig, Params, RngContext, option
 from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
 from equipoise.frl.mdp import DEFAULT_GAMMA, TabularMDP
@@ -44,54 +44,54 @@ class LinearTask(Agents):
     the greedy policy loses of the optimal return. All are exact.
     """
 
-    trains: ClassVar[str] = "linear"
-    headline = "error"
+    learner_kind: ClassVar[str] = "linear"
+    metric = "error"
     higher_is_better = False
 
     def __init__(
-        self, name: str, mdps: Sequence[TabularMDP], config: LinearConfig, model: str, training: Training, seed: int
+        self, name: str, mdps: Sequence[TabularMDP], config: LinearConfig, model: str, training: TrainingConfig, seed: int
     ) -> None:
         from equipoise.frl.linear import LinearProblem
 
         self.name, self.config, self.model, self.training, self.seed = name, config, model, training, seed
-        self.clients, self.blocks = len(mdps), {"backbone": ("phi",), "head": ("theta",)}
+        self.num_clients, self.blocks = len(mdps), {"backbone": ("phi",), "head": ("theta",)}
         self.problem: LinearProblem = LinearProblem(mdps, config.rank, config.epsilon)
 
-    def init_params(self, seed: int) -> Tree:
+    def init_params(self, seed: int) -> Params:
         """Random features of unit size, weights of zero."""
         from equipoise.frl.linear import first_features
 
         theta = torch.zeros(self.problem.rank, dtype=torch.float64)
         return {"phi": first_features(self.problem, seed), "theta": theta}
 
-    def source_init(self, ids: Tensor) -> State:
+    def init_data_state(self, ids: Tensor) -> State:
         position = torch.from_numpy(self.problem.start(self.seed))[ids]
         surprise = torch.zeros(len(ids), dtype=torch.float64)
         return {"position": position, "taken": torch.zeros_like(ids), "surprise": surprise}
 
-    def suits(self, method: Method) -> None:
+    def check_method(self, method: Method) -> None:
         """There is no loss: a method that trains, or decides how to train, by one cannot work."""
-        if method.decides & {"update", "decide"} and method.trains != self.trains:
+        if method.overridden_hooks & {"train", "configure_training"} and method.learner_kind != self.learner_kind:
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep")
 
-    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         from equipoise.frl import linear, tabular
 
-        if fit.pull or fit.linear or fit.loss:
+        if request.proximal or request.grad_correction or request.loss:
             raise UsageError(f"task '{self.name}' has no loss: choose a method without one of its own")
         tabular.use_threads(torch.get_num_threads())
-        params, before = fit.params, (source["position"], source["surprise"])
+        params, before = request.params, (source["position"], source["surprise"])
         phi, theta, position, surprise = (
             value.contiguous().clone() for value in (params["phi"], params["theta"], *before)
         )
         agents, taken = ids.numpy(), source["taken"].numpy()
-        moves = ("phi" in fit.names, "theta" in fit.names, "relative" in fit.aux)
-        keys = self.problem.keys(when.seed, agents, taken)
-        linear.advance(self.problem, agents, phi, theta, position, surprise, keys, taken, fit.epochs, fit.lr, moves)
-        after = {"position": position, "taken": source["taken"] + fit.epochs, "surprise": surprise}
+        moves = ("phi" in request.trainable, "theta" in request.trainable, "relative" in request.aux)
+        keys = self.problem.keys(rng.seed, agents, taken)
+        linear.advance(self.problem, agents, phi, theta, position, surprise, keys, taken, request.epochs, request.lr, moves)
+        after = {"position": position, "taken": source["taken"] + request.epochs, "surprise": surprise}
         return {"phi": phi, "theta": theta}, {}, after
 
-    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         from equipoise.frl import linear
 
         values = torch.einsum("ksd,kd->ks", params["phi"], params["theta"])
@@ -105,21 +105,21 @@ class LinearTask(Agents):
             scores["regret"] = linear.greedy_regret(own, values.reshape(own["R"].shape))
         return scores
 
-    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+    def evaluate_server(self, stack: Params, split: str) -> Params:
         """One model for everybody: the mean of its scores over all agents."""
-        everybody = torch.arange(self.clients)
+        everybody = torch.arange(self.num_clients)
         scores = [
             self.evaluate_stack(
-                everybody, {name: v[k].expand(self.clients, *v.shape[1:]) for name, v in stack.items()}, split
+                everybody, {name: v[k].expand(self.num_clients, *v.shape[1:]) for name, v in stack.items()}, split
             )
             for k in range(len(stack["phi"]))
         ]
         return {name: torch.stack([score[name].mean() for score in scores]) for name in scores[0]}
 
-    def has(self, split: str) -> bool:
+    def has_split(self, split: str) -> bool:
         return split == "test"
 
-    def summary(self, params: Tree) -> State:
+    def summary(self, params: Params) -> State:
         """The least mean error that any representation of this rank allows."""
         from equipoise.frl.linear import value_error
 

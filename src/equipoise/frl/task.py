@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, Options, State, Training, Tree, When, option
+from equipoise.contract import LocalTrainRequest, Method, Options, State, TrainingConfig, Params, RngContext, option
 from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
 from equipoise.frl.mdp import DEFAULT_GAMMA, Floats, TabularMDP, make_mdp, perturbed
@@ -48,13 +48,13 @@ class TabularTask(Agents):
     A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation they are the same.
     """
 
-    trains: ClassVar[str] = "tabular"
-    headline = "error"
+    learner_kind: ClassVar[str] = "tabular"
+    metric = "error"
     higher_is_better = False
 
-    def __init__(self, name: str, mdp: TabularMDP, config: TabularConfig, training: Training, seed: int) -> None:
+    def __init__(self, name: str, mdp: TabularMDP, config: TabularConfig, training: TrainingConfig, seed: int) -> None:
         self.name, self.config, self.training, self.seed = name, config, training, seed
-        self.clients, self.blocks = config.agents, {"backbone": ("q",), "head": ()}
+        self.num_clients, self.blocks = config.agents, {"backbone": ("q",), "head": ()}
         self.policies = behaviour(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
         if config.perturbation:
@@ -66,84 +66,84 @@ class TabularTask(Agents):
         """Agents on their own trajectories."""
         from equipoise.frl.tabular import Problem
 
-        return Problem(self.mdps, self.clients, self.policies)
+        return Problem(self.mdps, self.num_clients, self.policies)
 
     @cached_property
     def sweeps(self) -> Problem:
         """Agents that sample every state-action pair from a generative model (FedSynQ)."""
         from equipoise.frl.tabular import Problem
 
-        return Problem(self.mdps, self.clients)
+        return Problem(self.mdps, self.num_clients)
 
-    def init_params(self, seed: int) -> Tree:
+    def init_params(self, seed: int) -> Params:
         from equipoise.frl.tabular import initial_tables
 
         tables = initial_tables(self.walks, self.config.sims, seed, self.config.random_q0)
         return {"q": torch.from_numpy(tables.mean(axis=0))}
 
-    def source_init(self, ids: Tensor) -> State:
+    def init_data_state(self, ids: Tensor) -> State:
         from equipoise.frl.tabular import start_positions
 
         position = torch.from_numpy(start_positions(self.walks, self.config.sims, self.seed))[ids]
         shape = (len(ids), self.config.sims, self.mdp.states, self.mdp.actions)
         return {"position": position, "taken": torch.zeros_like(ids), "visits": torch.zeros(shape, dtype=torch.int64)}
 
-    def suits(self, method: Method) -> None:
+    def check_method(self, method: Method) -> None:
         """Tables have no loss: a method that trains, or decides how to train, by one cannot work."""
-        if method.decides & {"update", "decide"} and method.trains != self.trains:
+        if method.overridden_hooks & {"train", "configure_training"} and method.learner_kind != self.learner_kind:
             raise UsageError(f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im")
 
-    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """Trajectories go on from `source`, which also gives back the visits of this call."""
         from equipoise.frl import tabular
 
-        if fit.pull or fit.linear or fit.loss:
+        if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
                 f"task '{self.name}' updates tables, not a loss: choose a method without a loss of its own"
             )
         tabular.use_threads(torch.get_num_threads())
-        if "backup" in fit.aux:
-            return self._back_up(ids, fit, source, when)
-        problem = self.sweeps if "synchronous" in fit.aux else self.walks
-        q, position = (value.contiguous().clone().numpy() for value in (fit.params["q"], source["position"]))
+        if "backup" in request.aux:
+            return self._back_up(ids, request, source, rng)
+        problem = self.sweeps if "synchronous" in request.aux else self.walks
+        q, position = (value.contiguous().clone().numpy() for value in (request.params["q"], source["position"]))
         visits = np.zeros(q.shape, np.int64)
-        steps, rates, agents, taken = (value.numpy() for value in (fit.epochs, fit.lr, ids, source["taken"]))
+        steps, rates, agents, taken = (value.numpy() for value in (request.epochs, request.lr, ids, source["taken"]))
         for tau, eta in sorted(set(zip(steps.tolist(), rates.tolist(), strict=True))):
             tabular.check_rates(eta, tau)
             who = np.flatnonzero((steps == tau) & (rates == eta))
             if len(who) == len(agents):
-                tabular.advance(problem, agents, q, visits, position, taken, when.seed, eta, tau)
+                tabular.advance(problem, agents, q, visits, position, taken, rng.seed, eta, tau)
                 break
             some, seen, at = q[who], visits[who], position[who]
-            tabular.advance(problem, agents[who], some, seen, at, taken[who], when.seed, eta, tau)
+            tabular.advance(problem, agents[who], some, seen, at, taken[who], rng.seed, eta, tau)
             q[who], visits[who], position[who] = some, seen, at
         after = {"position": position, "taken": taken + steps, "visits": visits}
         return {"q": torch.from_numpy(q)}, {}, {name: torch.from_numpy(value) for name, value in after.items()}
 
-    def _back_up(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def _back_up(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """No steps: one backup of the table, less that of ``reference`` where given; `epochs` samples of each pair."""
         from equipoise.frl.tabular import sampled_backup
 
-        tables = [fit.params["q"], *(fit.aux[name] for name in ("reference",) if name in fit.aux)]
+        tables = [request.params["q"], *(request.aux[name] for name in ("reference",) if name in request.aux)]
         stacks, taken = [table.contiguous().numpy() for table in tables], source["taken"].numpy()
         found = np.empty_like(stacks[0])
-        for samples in sorted(set(fit.epochs.tolist())):
-            who = np.flatnonzero(fit.epochs.numpy() == samples)
+        for samples in sorted(set(request.epochs.tolist())):
+            who = np.flatnonzero(request.epochs.numpy() == samples)
             own = [stack[who] for stack in stacks]
-            found[who] = sampled_backup(self.sweeps, ids.numpy()[who], own, taken[who], when.seed, samples)
-        return {"q": torch.from_numpy(found)}, {}, source | {"taken": source["taken"] + fit.epochs}
+            found[who] = sampled_backup(self.sweeps, ids.numpy()[who], own, taken[who], rng.seed, samples)
+        return {"q": torch.from_numpy(found)}, {}, source | {"taken": source["taken"] + request.epochs}
 
-    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         own = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars
         return self._scores(params["q"], own[:, None], self._visits[ids][:, None])
 
-    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+    def evaluate_server(self, stack: Params, split: str) -> Params:
         return self._scores(stack["q"], torch.from_numpy(self.mdp.q_star), self._visits.mean(0))
 
-    def has(self, split: str) -> bool:
+    def has_split(self, split: str) -> bool:
         return split == "test"
 
-    def summary(self, params: Tree) -> State:
+    def summary(self, params: Params) -> State:
         """The yardstick of the final table, and what the theory says of these agents."""
         gaps = self._gaps(params["q"], torch.from_numpy(self.mdp.q_star))
         cover = coverage(self.mdp, self.policies)
@@ -170,7 +170,7 @@ class TabularTask(Agents):
         """Each agent's long-run shares of steps, ``[K, S, A]``."""
         from equipoise.frl.theory import occupancy
 
-        mdps = self.mdps * self.clients if len(self.mdps) == 1 else self.mdps
+        mdps = self.mdps * self.num_clients if len(self.mdps) == 1 else self.mdps
         known: dict[tuple[int, bytes], Floats] = {}
         for mdp, policy in zip(mdps, self.policies, strict=True):
             if (id(mdp), policy.tobytes()) not in known:
@@ -178,7 +178,7 @@ class TabularTask(Agents):
         each = [known[id(mdp), policy.tobytes()] for mdp, policy in zip(mdps, self.policies, strict=True)]
         return torch.from_numpy(np.stack(each))
 
-    def _scores(self, q: Tensor, q_star: Tensor, visits: Tensor) -> Tree:
+    def _scores(self, q: Tensor, q_star: Tensor, visits: Tensor) -> Params:
         """Means over simulations of the largest gap, and of the mean gap over the steps of those who act."""
         mean = (1.0 - self.mdp.gamma) * (visits * (q - q_star).abs()).sum((-2, -1))
         return {"error": self._gaps(q, q_star).mean(dim=-1), "visited": mean.mean(dim=-1)}

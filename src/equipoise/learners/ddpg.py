@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.learners.learning import DTYPE, Shapes, adam, fill, layers, size
 
 
@@ -88,13 +88,13 @@ def policy(config: Config, agent: State, state: Tensor) -> Tensor:
     return apply(config, export(config, agent), state, agent["noise"].shape[-1])
 
 
-def export(config: Config, agent: State) -> Tree:
+def export(config: Config, agent: State) -> Params:
     """All that another party needs to act as this agent would."""
     mean, spread = _state_scale(config, agent)
     return {"actor": agent["actor"], "mean": mean, "spread": spread}
 
 
-def apply(config: Config, exported: Tree, state: Tensor, action_dim: int) -> Tensor:
+def apply(config: Config, exported: Params, state: Tensor, action_dim: int) -> Tensor:
     """mu(s) of an exported actor."""
     actor = layers(exported["actor"], _actor_shapes(config, state.shape[-1], action_dim))
     return _actor(actor, _standardise(state, exported["mean"], exported["spread"]))
@@ -145,7 +145,7 @@ def learn(config: Config, agent: State, u: Tensor) -> State:
     return {**agent, **pytree.tree_map(lambda new, old: torch.where(ready, new, old), changed, kept)}
 
 
-def _update(config: Config, agent: State, batch: Tree) -> State:
+def _update(config: Config, agent: State, batch: Params) -> State:
     state, action, following = batch["state"], batch["action"], batch["next"]
     sizes = state.shape[-1], action.shape[-1]
     actor_shapes, critic_shapes = _actor_shapes(config, *sizes), _critic_shapes(config, *sizes)
@@ -155,7 +155,7 @@ def _update(config: Config, agent: State, batch: Tree) -> State:
     value = _critic(layers(agent["critic_target"], critic_shapes), following, ahead)
     target = batch["reward"] + config.gamma * value
 
-    def critic_loss(critic: Tree) -> Tensor:  # line 8
+    def critic_loss(critic: Params) -> Tensor:  # line 8
         return (target - _critic(critic, state, action)).square().mean()
 
     updates = agent["updates"] + 1
@@ -163,7 +163,7 @@ def _update(config: Config, agent: State, batch: Tree) -> State:
     critic, critic_adam = adam(agent["critic"], gradient, agent["critic_adam"], updates, config.critic_lr)
     judge = layers(critic, critic_shapes)
 
-    def minus_value(actor: Tree) -> Tensor:  # the deterministic policy gradient ascends Q(s, mu(s))
+    def minus_value(actor: Params) -> Tensor:  # the deterministic policy gradient ascends Q(s, mu(s))
         free = _before_tanh(actor, state)
         return config.restraint * free.square().mean() - _critic(judge, state, torch.tanh(free)).mean()
 
@@ -181,17 +181,17 @@ def _update(config: Config, agent: State, batch: Tree) -> State:
     }
 
 
-def _actor(net: Tree, state: Tensor) -> Tensor:
+def _actor(net: Params, state: Tensor) -> Tensor:
     return torch.tanh(_before_tanh(net, state))
 
 
-def _before_tanh(net: Tree, state: Tensor) -> Tensor:
+def _before_tanh(net: Params, state: Tensor) -> Tensor:
     hidden = torch.relu(state @ net["w1"] + net["b1"])
     hidden = torch.relu(hidden @ net["w2"] + net["b2"])
     return hidden @ net["w3"] + net["b3"]
 
 
-def _critic(net: Tree, state: Tensor, action: Tensor) -> Tensor:
+def _critic(net: Params, state: Tensor, action: Tensor) -> Tensor:
     """Q(s, a); the action enters at the second layer. The value of a set is the mean over its members."""
     hidden = torch.relu(state @ net["w1"] + net["b1"])
     hidden = torch.relu(torch.cat([hidden, action], -1) @ net["w2"] + net["b2"])
@@ -237,5 +237,5 @@ def _critic_shapes(config: Config, state_dim: int, action_dim: int) -> Shapes:
     return (state_dim, one), (one + action_dim, two), (two, 1)
 
 
-def _flat(layers: Tree) -> Tensor:
+def _flat(layers: Params) -> Tensor:
     return torch.cat([value.reshape(-1) for value in layers.values()])

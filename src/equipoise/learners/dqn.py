@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.learners.learning import DTYPE, Shapes, adam, fill, layers, size
 
 SPREAD = 1e-6  # a feature that varies less is left as it is
@@ -112,7 +112,7 @@ def learn(config: Config, agent: State, allowed: Tensor, round: int, u: Tensor) 
     return agent
 
 
-def _update(config: Config, agent: State, batch: Tree, allowed: Tensor) -> State:
+def _update(config: Config, agent: State, batch: Params, allowed: Tensor) -> State:
     state, following = standardise(agent, batch["state"]), standardise(agent, batch["next"])
     # Double DQN: the main net chooses the next action, the target net judges it.
     ahead = _q(layers(agent["net"], config.shapes), following).masked_fill(~allowed, -math.inf).argmax(1)
@@ -125,7 +125,7 @@ def _update(config: Config, agent: State, batch: Tree, allowed: Tensor) -> State
     return {**agent, "net": net, "target": target, "adam": moments, "updates": updates}
 
 
-def _slope(config: Config, net: Tree, state: Tensor, action: Tensor, goal: Tensor) -> Tensor:
+def _slope(config: Config, net: Params, state: Tensor, action: Tensor, goal: Tensor) -> Tensor:
     """Gradient of mean (goal - Q(s, a))^2 + residual * mean Q(s, .)^2, by hand: autograd costs ten times as much."""
     one = torch.relu(state @ net["w1"] + net["b1"])
     two = torch.relu(one @ net["w2"] + net["b2"])
@@ -138,7 +138,7 @@ def _slope(config: Config, net: Tree, state: Tensor, action: Tensor, goal: Tenso
     return torch.cat([slope.reshape(-1) for slope in slopes])
 
 
-def _q(net: Tree, state: Tensor) -> Tensor:
+def _q(net: Params, state: Tensor) -> Tensor:
     hidden = torch.relu(state @ net["w1"] + net["b1"])
     hidden = torch.relu(hidden @ net["w2"] + net["b2"])
     return hidden @ net["w3"] + net["b3"]

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 
 LAST = 0.003  # the last layers start in U(-LAST, LAST): the first actions are near zero, the first values too
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's
@@ -17,7 +17,7 @@ Shapes = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 DTYPE = torch.float64  # an agent is tiny; with 64 bits every executor takes the same decisions
 
 
-def adam(params: Tensor, gradient: Tensor, moments: Tree, step: Tensor, lr: float | Tensor) -> tuple[Tensor, Tree]:
+def adam(params: Tensor, gradient: Tensor, moments: Params, step: Tensor, lr: float | Tensor) -> tuple[Tensor, Params]:
     """One step of Adam; of a stack ``[K, P]``, with ``step`` and perhaps ``lr`` as ``[K, 1]``."""
     first, second = BETAS
     taken = step.to(params.dtype)
@@ -27,7 +27,7 @@ def adam(params: Tensor, gradient: Tensor, moments: Tree, step: Tensor, lr: floa
     return params - lr * (m / (1 - first**taken)) / size, {"m": m, "v": v}
 
 
-def remember(agent: State, rows: Tree) -> State:
+def remember(agent: State, rows: Params) -> State:
     """A stack of transitions in place of the oldest ones of ``agent["replay"]``."""
     memory = agent["replay"]
     capacity = len(memory["reward"])
@@ -49,7 +49,7 @@ def fill(shapes: Shapes, u: Tensor) -> Tensor:
     return (2.0 * u[: size(shapes)] - 1.0) * spread
 
 
-def layers(net: Tensor, shapes: Shapes) -> Tree:
+def layers(net: Tensor, shapes: Shapes) -> Params:
     """The weights and biases in a net's one vector."""
     layers, first = {}, 0
     for layer, (inputs, outputs) in enumerate(shapes, 1):

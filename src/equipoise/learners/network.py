@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.data.federation import ClientData
 from equipoise.learners.sgd_linear import Names
 from equipoise.learners.targets import Objective
@@ -26,14 +26,14 @@ class Network(Protocol):
     """The loss and the scores of the task's kind of target."""
     filler: float | None
     """The ``y`` of rows that only fill a batch, where it is not enough that they weigh nothing."""
-    statistics: tuple[str, ...]
+    batch_stat_names: tuple[str, ...]
     """What of a model moves by averages over batches and not by gradients."""
     wide: frozenset[str]
     """Parameters whose matrices lie transposed in memory while a stack of them is trained: that is faster."""
-    stepped: bool
+    has_train_mode: bool
     """Whether the network trains otherwise than it evaluates, so that :meth:`step` adds something."""
 
-    def step(self, key: Tensor, rows: Tensor) -> Tree:
+    def step(self, key: Tensor, rows: Tensor) -> Params:
         """What a training step adds to a model: its random key and its true rows, one of each or a stack."""
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -45,11 +45,11 @@ class Network(Protocol):
     def with_lanes(self, x: Tensor) -> Tensor:
         """Training rows as the closed form takes them."""
 
-    def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
+    def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Losses ``[B]`` of one model."""
 
-    def forward_stack(self, stack: Tree, x: Tensor) -> Tensor:
+    def forward_stack(self, stack: Params, x: Tensor) -> Tensor:
         """Outputs ``[K, B, ...]`` of K models, each on its own rows."""
 
-    def losses_stack(self, stack: Tree, x: Tensor, y: Tensor) -> Tensor:
+    def losses_stack(self, stack: Params, x: Tensor, y: Tensor) -> Tensor:
         """Losses ``[K, B]`` of K models."""

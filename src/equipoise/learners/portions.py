@@ -8,35 +8,35 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Pull, Tree, When
+from equipoise.contract import LocalTrainRequest, ProximalTerm, Params, RngContext
 from equipoise.core import trees
 from equipoise.learners.network import Network
 
-Train = Callable[[Network, Tensor, Fit, When], tuple[Tree, Tree]]
+Train = Callable[[Network, Tensor, LocalTrainRequest, RngContext], tuple[Params, Params]]
 """The local training of a stack of clients."""
 
 
-def portion(fit: Fit, here: int | slice, clients: int) -> Fit:
+def portion(request: LocalTrainRequest, here: int | slice, clients: int) -> LocalTrainRequest:
     """Of a stack of so many ``clients``, what one or some of them train with."""
-    pull, linear = fit.pull, fit.linear
+    pull, linear = request.proximal, request.grad_correction
     if pull is not None:
-        strength, follow = (torch.as_tensor(value).expand(clients)[here] for value in (pull.strength, pull.follow))
-        pull = Pull(trees.row(pull.anchor, here), strength, follow)
+        strength, follow = (torch.as_tensor(value).expand(clients)[here] for value in (pull.mu, pull.anchor_lr))
+        pull = ProximalTerm(trees.index(pull.anchor, here), strength, follow)
     return replace(
-        fit,
-        params=trees.row(fit.params, here),
-        epochs=fit.epochs[here],
-        lr=fit.lr[here],
-        pull=pull,
-        linear=None if linear is None else trees.row(linear, here),
-        aux=trees.row(fit.aux, here),
+        request,
+        params=trees.index(request.params, here),
+        epochs=request.epochs[here],
+        lr=request.lr[here],
+        proximal=pull,
+        grad_correction=None if linear is None else trees.index(linear, here),
+        aux=trees.index(request.aux, here),
     )
 
 
-def fit_in_portions(train: Train, task: Network, ids: Tensor, fit: Fit, when: When, at_once: int) -> tuple[Tree, Tree]:
+def fit_in_portions(train: Train, task: Network, ids: Tensor, request: LocalTrainRequest, rng: RngContext, at_once: int) -> tuple[Params, Params]:
     """``train`` of at most so many clients at once, whose activations are in memory together."""
     if len(ids) <= at_once:
-        return train(task, ids, fit, when)
+        return train(task, ids, request, rng)
     cuts = [slice(first, first + at_once) for first in range(0, len(ids), at_once)]
-    parts = (train(task, ids[here], portion(fit, here, len(ids)), when) for here in cuts)
-    return trees.gathered(parts, len(ids))
+    parts = (train(task, ids[here], portion(request, here, len(ids)), rng) for here in cuts)
+    return trees.concat_stream(parts, len(ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 
 Names = tuple[str, str | None]
 LANES = 16  # products and softmax are a quarter faster on whole vectors of so many numbers
@@ -29,7 +29,7 @@ def errors(logits: Tensor, y: Tensor) -> Tensor:
     return torch.softmax(logits, -1).scatter_add_(-1, y, logits.new_full((), -1.0).expand(y.shape))
 
 
-def gradients(names: Names, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+def gradients(names: Names, logits: Tensor, x: Tensor, y: Tensor, weight: Tensor | float) -> Params:
     """Gradient of each client's weighted cross-entropy: (softmax - onehot)^T x, and its column sums for the bias."""
     error = errors(logits, y).mul_(weight)
     result = {names[0]: torch.bmm(error.transpose(1, 2), x.flatten(2))}
@@ -54,7 +54,7 @@ class Laned:
     exactly zero, so nothing ever moves them, and padded inputs are zero. Gradient and step are one product, in place.
     """
 
-    def __init__(self, names: Names, stack: Tree) -> None:
+    def __init__(self, names: Names, stack: Params) -> None:
         weight, bias = stack[names[0]], stack[names[1] or ""]
         self.names, (clients, self.classes, self.features) = names, weight.shape
         self.table = weight.new_zeros(clients, _whole(self.features + 1), _whole(self.classes))
@@ -75,7 +75,7 @@ class Laned:
             table.mul_(kept)
         table.baddbmm_(x.transpose(1, 2), error, alpha=scale)
 
-    def params(self) -> Tree:
+    def params(self) -> Params:
         weight = self.table[:, : self.features, : self.classes].transpose(1, 2).contiguous()
         return {self.names[0]: weight, self.names[1] or "": self.table[:, self.features, : self.classes].clone()}
 

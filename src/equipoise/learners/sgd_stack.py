@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from equipoise.contract import Fit, Loss, State, Tree, When
+from equipoise.contract import LocalTrainRequest, Loss, State, Params, RngContext
 from equipoise.core import random, streams
 from equipoise.data.federation import Ints
 from equipoise.learners import batches, sgd_linear
 from equipoise.learners.network import Network
 
-Advance = Callable[[Tree, State, Tensor, Tensor, Tensor | float], None]
+Advance = Callable[[Params, State, Tensor, Tensor, Tensor | float], None]
 """(stacked parameters, aux, x, y, weights of the samples): one step, in place."""
-Gradient = Callable[[Tree, State, Tensor, Tensor, Tensor | float], Tree]
+Gradient = Callable[[Params, State, Tensor, Tensor, Tensor | float], Params]
 """The same arguments to the gradients of the parameters that move."""
 
 
-def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
+def fit(task: Network, ids: Tensor, request: LocalTrainRequest, rng: RngContext) -> tuple[Params, Params]:
     """As :func:`equipoise.learners.sgd_one.fit`, for every client of the stack."""
-    clients, training = ids.numpy(), when.training
-    split = task.data.split(clients, "train").part(*fit.part)
-    key = random.keys(when.seed, clients, when.round, streams.BATCHES[fit.stream])
-    plan = batches.plan(key, split.size, fit.epochs.numpy(), training.batch_size)
+    clients, training = ids.numpy(), rng.training
+    split = task.data.split(clients, "train").part(*request.data_range)
+    key = random.keys(rng.seed, clients, rng.round, streams.BATCHES[request.stream])
+    plan = batches.plan(key, split.size, request.epochs.numpy(), training.batch_size)
 
     order = np.argsort(-plan.steps, kind="stable")
     steps = plan.steps[order]
@@ -42,17 +42,17 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
     if weights is not None and task.filler is not None:
         labels = torch.where((weights > 0).view(*rows.shape, *[1] * (labels.dim() - 3)), labels, task.filler)
     sort = torch.from_numpy(order).to(task.device)
-    if task.stepped:
-        drops = random.keys(when.seed, clients, when.round, streams.DROPOUT[fit.stream])
-        words = batches.words(drops, plan, fit.repeat)[:, torch.from_numpy(order)]
+    if task.has_train_mode:
+        drops = random.keys(rng.seed, clients, rng.round, streams.DROPOUT[request.stream])
+        words = batches.words(drops, plan, request.steps_per_batch)[:, torch.from_numpy(order)]
         counts = np.full(rows.shape[:2], training.batch_size) if plan.counts is None else plan.counts[:, order]
         true_rows = torch.from_numpy(np.maximum(counts, 1))
-    held, fit = fit, replace(fit, names=tuple(name for name in fit.names if name not in task.statistics))
-    params = {name: _own(value, None if in_order else sort, name in task.wide) for name, value in fit.params.items()}
-    aux = _rows(fit.aux, sort)
-    rule = _Rule(fit, when, sort)
-    laned = _laned(task, fit, when, params, split.x)
-    advance = _by_product(laned, fit, when, sort) if laned else _by_gradient(task, fit, rule)
+    held, request = request, replace(request, trainable=tuple(name for name in request.trainable if name not in task.batch_stat_names))
+    params = {name: _own(value, None if in_order else sort, name in task.wide) for name, value in request.params.items()}
+    aux = _rows(request.aux, sort)
+    rule = _Rule(request, rng, sort)
+    laned = _laned(task, request, rng, params, split.x)
+    advance = _by_product(laned, request, rng, sort) if laned else _by_gradient(task, request, rule)
     inputs = task.with_lanes(split.x) if laned else split.x
     rows = rows.to(inputs.device)
 
@@ -65,17 +65,17 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
         if active < len(next(iter(now.values()))):
             now, now_aux = {name: value[:active] for name, value in params.items()}, _rows(aux, slice(active))
-        for again in range(fit.repeat):
-            if task.stepped:
-                context = task.step(words[step * fit.repeat + again, :active], true_rows[step, :active])
+        for again in range(request.steps_per_batch):
+            if task.has_train_mode:
+                context = task.step(words[step * request.steps_per_batch + again, :active], true_rows[step, :active])
                 advance({**now, **context}, now_aux, x, y, weight)
             else:
                 advance(now, now_aux, x, y, weight)
         rule.follow(now, active)
 
     params = laned.params() if laned else params
-    params |= {name: held.params[name][sort] for name in task.statistics if name not in held.names}
-    rule.anchor |= {name: params[name] for name in task.statistics if name in rule.anchor}  # nothing pulls them
+    params |= {name: held.params[name][sort] for name in task.batch_stat_names if name not in held.trainable}
+    rule.anchor |= {name: params[name] for name in task.batch_stat_names if name in rule.anchor}  # nothing pulls them
     if in_order:
         return {name: value.contiguous() for name, value in params.items()}, rule.anchor
     unsort = torch.from_numpy(np.argsort(order)).to(task.device)
@@ -87,25 +87,25 @@ def fit(task: Network, ids: Tensor, fit: Fit, when: When) -> tuple[Tree, Tree]:
 class _Rule:
     """The SGD rule on a prefix of the stack, with its corrections folded into as few kernels as it takes."""
 
-    def __init__(self, fit: Fit, when: When, sort: Tensor) -> None:
-        self.clamp, self.names = fit.clamp, fit.names
-        self.momentum, self.decay = when.training.momentum, when.training.weight_decay
-        like = {name: fit.params[name] for name in fit.names}
-        self.minus_lr = {name: -_wide(fit.lr[sort], value) for name, value in like.items()}
-        self.linear = None if fit.linear is None else {name: fit.linear[name][sort] for name in fit.names}
-        self.velocity: Tree = {}
+    def __init__(self, request: LocalTrainRequest, rng: RngContext, sort: Tensor) -> None:
+        self.clamp, self.names = request.clamp, request.trainable
+        self.momentum, self.decay = rng.training.momentum, rng.training.weight_decay
+        like = {name: request.params[name] for name in request.trainable}
+        self.minus_lr = {name: -_wide(request.lr[sort], value) for name, value in like.items()}
+        self.linear = None if request.grad_correction is None else {name: request.grad_correction[name][sort] for name in request.trainable}
+        self.velocity: Params = {}
         if self.momentum:
             self.velocity = {name: torch.zeros_like(value) for name, value in like.items()}
-        self.anchor: Tree = {}
+        self.anchor: Params = {}
         self.follows = False
-        if fit.pull is not None:
-            strength, follow = torch.as_tensor(fit.pull.strength), torch.as_tensor(fit.pull.follow)
+        if request.proximal is not None:
+            strength, follow = torch.as_tensor(request.proximal.mu), torch.as_tensor(request.proximal.anchor_lr)
             self.follows = bool((follow != 0).any())
-            self.anchor = {name: value[sort] for name, value in fit.pull.anchor.items()}
+            self.anchor = {name: value[sort] for name, value in request.proximal.anchor.items()}
             self.strength = {name: _each(strength, sort, value) for name, value in like.items()}
             self.rate = {name: _each(follow, sort, value) for name, value in like.items()}
 
-    def step(self, params: Tree, gradients: Tree, active: int) -> None:
+    def step(self, params: Params, gradients: Params, active: int) -> None:
         for name in self.names:
             p, g = params[name], gradients[name]
             if self.decay:
@@ -120,27 +120,27 @@ class _Rule:
             if self.clamp is not None:
                 p.clamp_(*self.clamp)
 
-    def follow(self, params: Tree, active: int) -> None:
+    def follow(self, params: Params, active: int) -> None:
         if self.follows:
             for name in self.names:
                 anchor = self.anchor[name][:active]
                 anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
 
 
-def _laned(task: Network, fit: Fit, when: When, params: Tree, rows: Tensor) -> sgd_linear.Laned | None:
+def _laned(task: Network, request: LocalTrainRequest, rng: RngContext, params: Params, rows: Tensor) -> sgd_linear.Laned | None:
     """A linear model with a bias, on plain numbers, under SGD with nothing but weight decay; else ``None``."""
     names = task.linear
-    if names is None or names[1] is None or set(fit.names) != set(names) or rows.dim() != 2 or rows.dtype != task.dtype:
+    if names is None or names[1] is None or set(request.trainable) != set(names) or rows.dim() != 2 or rows.dtype != task.dtype:
         return None
-    corrected = fit.loss or fit.pull or fit.linear or fit.clamp or when.training.momentum
+    corrected = request.loss or request.proximal or request.grad_correction or request.clamp or rng.training.momentum
     return None if corrected else sgd_linear.Laned(names, params)
 
 
-def _by_product(laned: sgd_linear.Laned, fit: Fit, when: When, sort: Tensor) -> Advance:
-    lr, decay = fit.lr[sort].to(laned.table.dtype), when.training.weight_decay
+def _by_product(laned: sgd_linear.Laned, request: LocalTrainRequest, rng: RngContext, sort: Tensor) -> Advance:
+    lr, decay = request.lr[sort].to(laned.table.dtype), rng.training.weight_decay
     one_rate = float(lr[0]) if bool((lr == lr[0]).all()) else None
 
-    def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+    def advance(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
         each = lr[: len(x), None, None] if one_rate is None else one_rate
         rate = each * (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight)
         laned.step(x, y, rate, 1.0 - decay * each)
@@ -148,29 +148,29 @@ def _by_product(laned: sgd_linear.Laned, fit: Fit, when: When, sort: Tensor) -> 
     return advance
 
 
-def _by_gradient(task: Network, fit: Fit, rule: _Rule) -> Advance:
-    gradient = _gradient(task, fit)
+def _by_gradient(task: Network, request: LocalTrainRequest, rule: _Rule) -> Advance:
+    gradient = _gradient(task, request)
 
-    def advance(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+    def advance(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
         rule.step(params, gradient(params, aux, x, y, weight), len(x))
 
     return advance
 
 
-def _gradient(task: Network, fit: Fit) -> Gradient:
+def _gradient(task: Network, request: LocalTrainRequest) -> Gradient:
     """The closed form where there is one; else one backward pass through the mapped losses."""
-    names = fit.names
-    if fit.loss is None and task.linear is not None:
+    names = request.trainable
+    if request.loss is None and task.linear is not None:
         linear = task.linear
 
-        def closed(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+        def closed(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Params:
             wide = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
             return sgd_linear.gradients(linear, task.forward_stack(params, x), x, y, wide)
 
         return closed
-    own: Loss | None = vmap(fit.loss) if fit.loss else None
+    own: Loss | None = vmap(request.loss) if request.loss else None
 
-    def backward(params: Tree, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Tree:
+    def backward(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> Params:
         with torch.enable_grad():
             leaves = {name: params[name].detach().requires_grad_() for name in names}
             now = {**params, **leaves}

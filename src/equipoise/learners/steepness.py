@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Tree, When
+from equipoise.contract import Params, RngContext
 from equipoise.core import random, streams
 from equipoise.learners import batches
 from equipoise.learners.network import Network
 
 
-def steepness(task: Network, client: Tensor, params: Tree, when: When) -> Tensor:
+def steepness(task: Network, client: Tensor, params: Params, rng: RngContext) -> Tensor:
     """One client's, on the first batch of its training this round."""
-    x, y, weight = (value[0] for value in _first_batch(task, client.reshape(1), when))
+    x, y, weight = (value[0] for value in _first_batch(task, client.reshape(1), rng))
     with torch.enable_grad():
         leaves = _leaves(task, params)
         loss = (task.losses({**params, **leaves}, x, y, {}) * weight).sum()
@@ -21,9 +21,9 @@ def steepness(task: Network, client: Tensor, params: Tree, when: When) -> Tensor
     return torch.stack([g.double().square().sum() for g in gradients]).sum()
 
 
-def steepness_stack(task: Network, ids: Tensor, params: Tree, when: When) -> Tensor:
+def steepness_stack(task: Network, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
     """The same ``[K]`` for a stack of clients: models do not touch each other, so one sum has all their gradients."""
-    x, y, weight = _first_batch(task, ids, when)
+    x, y, weight = _first_batch(task, ids, rng)
     with torch.enable_grad():
         leaves = _leaves(task, params)
         loss = (task.losses_stack({**params, **leaves}, x, y) * weight).sum()
@@ -31,15 +31,15 @@ def steepness_stack(task: Network, ids: Tensor, params: Tree, when: When) -> Ten
     return torch.stack([g.double().square().flatten(1).sum(1) for g in gradients]).sum(0)
 
 
-def _leaves(task: Network, params: Tree) -> Tree:
+def _leaves(task: Network, params: Params) -> Params:
     """What gradients move."""
-    return {name: value.detach().requires_grad_() for name, value in params.items() if name not in task.statistics}
+    return {name: value.detach().requires_grad_() for name, value in params.items() if name not in task.batch_stat_names}
 
 
-def _first_batch(task: Network, ids: Tensor, when: When) -> tuple[Tensor, Tensor, Tensor]:
+def _first_batch(task: Network, ids: Tensor, rng: RngContext) -> tuple[Tensor, Tensor, Tensor]:
     """Prepared rows, labels and weights, each ``[K, B, ...]``; padding has the weight zero."""
-    split, size = task.data.split(ids.numpy(), "train"), when.training.batch_size
-    key = random.keys(when.seed, ids.numpy(), when.round, streams.BATCHES[0])
+    split, size = task.data.split(ids.numpy(), "train"), rng.training.batch_size
+    key = random.keys(rng.seed, ids.numpy(), rng.round, streams.BATCHES[0])
     plan = batches.plan(key, split.size, torch.ones_like(ids).numpy(), size)
     rows = torch.from_numpy(split.start[:, None] + plan.rows[0])
     counts = torch.full_like(ids, size) if plan.counts is None else torch.from_numpy(plan.counts[0])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from equipoise.contract import Method
 from equipoise.core.elsewhere import recorded
 from equipoise.core.errors import UsageError, nearest
-from equipoise.methods.own import adopted, named_elsewhere
+from equipoise.methods.own import validate_user_method, load_user_method
 
 if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
     from equipoise.methods.autopilot import Autopilot as Autopilot
@@ -78,9 +78,9 @@ def all_methods() -> dict[str, type[Method]]:
 def find_method(wanted: str | type[Method]) -> type[Method]:
     """A method by name, a class, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
     if not isinstance(wanted, str):
-        return wanted if ships(wanted) else adopted(wanted)
+        return wanted if ships(wanted) else validate_user_method(wanted)
     if ":" in wanted:
-        return named_elsewhere(wanted)
+        return load_user_method(wanted)
     file = wanted.replace("-", "_")
     for package in PACKAGES:
         if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Server, State, Task, Tree, Up, option, weighted_mean
+from equipoise.contract import Method, Server, State, Task, Params, ClientUpdate, option, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class AdaptiveServer(Method):
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v, from the last one and D^2."""
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         v = {name: torch.full_like(w, self.tau**2) for name, w in params.items()}
         return {"m": {name: torch.zeros_like(w) for name, w in params.items()}, "v": v}
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        mean, b, m, v, w = weighted_mean(up.params, weights), self.beta_one, s.state["m"], s.state["v"], s.params
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+        mean, b, m, v, w = weighted_mean(updates.params, weights), self.beta_one, server.state["m"], server.state["v"], server.params
         change = {name: mean[name] - w[name] for name in w}
         m = {name: b * m[name] + (1 - b) * d for name, d in change.items()}
         v = {name: self.second(v[name], d.square()) for name, d in change.items()}
         step = {name: self.server_rate * m[name] / (v[name].sqrt() + self.tau) for name in w}
-        return s.stepped({name: w[name] + step[name] for name in w}, mean), {"m": m, "v": v}
+        return server.with_client_batch_stats({name: w[name] + step[name] for name in w}, mean), {"m": m, "v": v}

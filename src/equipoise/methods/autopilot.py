@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up
+from equipoise.contract import Client, ServerMessage, Method, ValueRange, Server, State, Task, LocalHParams, TrainingConfig, Params, ClientUpdate
 from equipoise.contract.method import weighted_mean
 from equipoise.core.errors import UsageError
 from equipoise.methods import measuring, steering, stepping
@@ -28,74 +28,74 @@ class Autopilot(Method):
 
     name: ClassVar[str] = "autopilot"
     family: ClassVar[str] = "controller"
-    reports: ClassVar[Mapping[str, Range]] = measuring.REPORTS
-    tries: ClassVar[bool] = True
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = measuring.REPORTS
+    runs_trial_training: ClassVar[bool] = True
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
-        if type(task).steepness is Task.steepness:
+        if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(f"{self.name} measures gradients, and task '{task.name}' has none: choose another method")
 
     # --- client -----------------------------------------------------------------------------------------------------
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return measuring.empty()
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        state = {**c.state, **measuring.received(c)}
-        epochs, rate = c.train.epochs.clamp(min=EPOCHS), c.train.lr.double()
-        if c.down.train is None:  # nobody has chosen a rate yet
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        state = {**client.state, **measuring.received(client)}
+        epochs, rate = client.hparams.epochs.clamp(min=EPOCHS), client.hparams.lr.double()
+        if client.message.hparams is None:  # nobody has chosen a rate yet
             rates = steering.on_trial(rate, steering.polyak(state["loss"], state["square"]))
-            state["trials"] = measuring.trials(c, epochs, rates)
+            state["trials"] = measuring.trials(client, epochs, rates)
             rate = steering.chosen(rates, state["trials"])
-        return Train(epochs, rate * steering.decay(c.round, c.rounds)), state
+        return LocalHParams(epochs, rate * steering.decay(client.round, client.num_rounds)), state
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """In two halves, to see whether the later one still helps on validation data."""
-        early = c.train.epochs // 2
-        half = c.fit(c.start, train=Train(early, c.train.lr))
-        trained = c.fit(half, train=Train(c.train.epochs - early, c.train.lr), stream=1)
-        return trained, {**c.state, "half": measuring.judged(c, half)}
+        early = client.hparams.epochs // 2
+        half = client.fit(client.start, hparams=LocalHParams(early, client.hparams.lr))
+        trained = client.fit(half, hparams=LocalHParams(client.hparams.epochs - early, client.hparams.lr), stream=1)
+        return trained, {**client.state, "half": measuring.judged(client, half)}
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
-        up.metrics |= measuring.told(c, state)
-        if c.task.has("val"):
-            up.metrics |= measuring.validated(c, state["half"])
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
+        up.metrics |= measuring.told(client, state)
+        if client.task.has_split("val"):
+            up.metrics |= measuring.validated(client, state["half"])
         return up, state
 
     # --- server -----------------------------------------------------------------------------------------------------
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         return {**stepping.start(params), **steering.start()}
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         """The rate with its correction, once it is chosen."""
-        down, state = super().give(s, ids)
+        down, state = super().distribute(server, ids)
         rate = (state["rate"] * state["need"] * state["z"].exp()).expand(len(ids))
-        train = Train(torch.full_like(ids, s.training.epochs), rate)
-        return replace(down, train=train if float(state["rate"]) > 0 else None), state
+        train = LocalHParams(torch.full_like(ids, server.training.epochs), rate)
+        return replace(down, hparams=train if float(state["rate"]) > 0 else None), state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        state, m = self.steer(s, ids, up.metrics)
-        w, mean = s.params, weighted_mean(up.params, weights)
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+        state, m = self.steer(server, ids, updates.metrics)
+        w, mean = server.params, weighted_mean(updates.params, weights)
         change = {name: mean[name] - w[name] for name in w}
-        by = stepping.Step(m, state["reach"], steering.faded(s.round, s.rounds))
-        new, state = stepping.moved(w, change, stepping.lengths(w, up.params), by, state)
-        return s.stepped(new, mean), state
+        by = stepping.Step(m, state["reach"], steering.faded(server.round, server.num_rounds))
+        new, state = stepping.moved(w, change, stepping.lengths(w, updates.params), by, state)
+        return server.with_client_batch_stats(new, mean), state
 
-    def steer(self, s: Server, ids: Tensor, seen: Tree) -> tuple[State, float]:
+    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         """What this round's measurements mean for the next; and this round's momentum."""
-        pooled = steering.pooled(seen, s.task.sizes(ids).double())
-        state, m = {**s.state}, steering.momentum(s.rounds)
+        pooled = steering.pooled(seen, server.task.num_examples(ids).double())
+        state, m = {**server.state}, steering.momentum(server.num_rounds)
         if float(state["rate"]) == 0:
-            rates = steering.on_trial(torch.full_like(state["rate"], s.training.lr), seen["step"].median())
+            rates = steering.on_trial(torch.full_like(state["rate"], server.training.lr), seen["step"].median())
             state |= {"rate": steering.chosen(rates, pooled["trials"]), "first": pooled["loss"]}
         state["need"] = steering.need(pooled["loss"], state["first"])
-        s.notes |= {"rate": state["rate"], "validation_loss": pooled["val"]}
+        server.logged |= {"rate": state["rate"], "validation_loss": pooled["val"]}
         if "later" not in pooled:
             return state, m
-        chance = steering.noise(seen["val"], s.task.clients)
-        state, fell = steering.corrected(state, pooled, chance, s.rounds)
-        s.notes |= {"z": state["z"], "reach": state["reach"]}
+        chance = steering.noise(seen["val"], server.task.num_clients)
+        state, fell = steering.corrected(state, pooled, chance, server.num_rounds)
+        server.logged |= {"z": state["z"], "reach": state["reach"]}
         return state, m if fell else 0.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Method, Training
+from equipoise.contract import Method, TrainingConfig
 from equipoise.core.errors import UsageError
 
 
-def refuse_unstable_pull(method: Method, name: str, training: Training) -> None:
+def refuse_unstable_pull(method: Method, name: str, training: TrainingConfig) -> None:
     """SGD on strength/2 |p - anchor|^2 alone multiplies the distance by 1 - lr * strength: from 2 on it diverges."""
     strength = getattr(method, name)
     if training.lr * strength >= 2:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, State, Task, Train, Training, Tree, Up, option
+from equipoise.contract import Client, Method, State, Task, LocalHParams, TrainingConfig, Params, ClientUpdate, option
 from equipoise.core.errors import UsageError
 from equipoise.learners.ddpg import Config
 from equipoise.methods.page import player
@@ -29,10 +29,10 @@ class DapFL(Method):
     explore: int = option(500, "rounds over which the agents' noise fades after the warm-up", low=0)
     replay: int = option(1000, "transitions that an agent remembers; it sees one per round", low=1)
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         if not self.lr_low < self.lr_high:
             raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
-        if not task.has("val"):
+        if not task.has_split("val"):
             raise UsageError(
                 f"dapfl rewards its agents on validation data, and task '{task.name}' has none: set val_share"
             )
@@ -49,24 +49,24 @@ class DapFL(Method):
             fade=self.explore,
         )
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"player": player.empty(self.agent, 2, 2)}
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        learning = c.round > self.warmup
-        action, playing = player.client_turn(c, self.agent, c.state["player"], _seen(c, c.start), learning)
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        learning = client.round > self.warmup
+        action, playing = player.client_turn(client, self.agent, client.state["player"], _seen(client, client.start), learning)
         # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
-        return Train(epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)), {
+        return LocalHParams(epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)), {
             "player": playing
         }
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
-        before, after = state["player"]["state"], _seen(c, c.trained)
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
+        before, after = state["player"]["state"], _seen(client, client.trained)
         gain = (before[0] - after[0]) + (after[1] - before[1])
         return up, {"player": {**state["player"], "reward": gain}}
 
 
-def _seen(c: Client, model: Tree) -> Tensor:
-    accuracy, loss = c.task.merit(c.evaluate(model))
+def _seen(client: Client, model: Params) -> Tensor:
+    accuracy, loss = client.task.utility_and_loss(client.evaluate(model))
     return torch.stack([loss, accuracy]).double()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, OverRounds, Pull, State, Task, Training, Tree, option
+from equipoise.contract import Client, Method, Scheduled, ProximalTerm, State, Task, TrainingConfig, Params, option
 from equipoise.methods.checks import refuse_unstable_pull
 
 
@@ -16,23 +16,23 @@ class Ditto(Method):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "second-model"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
-    lam: OverRounds[float] = option(
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
+    lam: Scheduled[float] = option(
         1.0, "strength lambda of the personal model's pull to the global one (0 is local training)", low=0
     )
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         refuse_unstable_pull(self, "lam", training)
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"v": params}
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """v <- v - eta (g(v) + lambda (v - w)) on the same batches, with w as received."""
-        c.notes["gradients"] = 2 * c.steps(c.train)
-        v = c.fit(c.state["v"], pull=Pull(c.start, self.lam))
-        return c.fit(c.start), {"v": v}
+        client.logged["gradients"] = 2 * client.num_steps(client.hparams)
+        v = client.fit(client.state["v"], proximal=ProximalTerm(client.start, self.lam))
+        return client.fit(client.start), {"v": v}
 
-    def personal(self, c: Client) -> Tree:
-        v: Tree = c.state["v"]
+    def personal_model(self, client: Client) -> Params:
+        v: Params = client.state["v"]
         return v

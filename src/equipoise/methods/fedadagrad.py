@@ -18,7 +18,7 @@ class FedAdagrad(AdaptiveServer):
 
     name: ClassVar[str] = "fedadagrad"
     family: ClassVar[str] = "one-model"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
     beta_one: float = option(0.0, "decay b1 of the mean change", low=0, below=1)
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:

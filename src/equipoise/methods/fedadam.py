@@ -18,7 +18,7 @@ class FedAdam(AdaptiveServer):
 
     name: ClassVar[str] = "fedadam"
     family: ClassVar[str] = "one-model"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
     beta_two: float = option(0.99, "decay b2 of the squared changes", low=0, below=1)
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:

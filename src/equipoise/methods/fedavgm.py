@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Method, OverRounds, Server, State, Task, Tree, option
+from equipoise.contract import Method, Scheduled, Server, State, Task, Params, option
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class FedAvgM(Method):
 
     name: ClassVar[str] = "fedavgm"
     family: ClassVar[str] = "one-model"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
-    server_momentum: OverRounds[float] = option(0.9, "the server's momentum m (0 is FedAvg)", low=0, below=1)
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
+    server_momentum: Scheduled[float] = option(0.9, "the server's momentum m (0 is FedAvg)", low=0, below=1)
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         return {"v": {name: torch.zeros_like(w) for name, w in params.items()}}
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
-        mean, w = sums["mean"], s.params
-        v = {name: self.server_momentum * s.state["v"][name] + (w[name] - mean[name]) for name in w}
-        return s.stepped({name: w[name] - v[name] for name in w}, mean), {"v": v}
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        mean, w = sums["mean"], server.params
+        v = {name: self.server_momentum * server.state["v"][name] + (w[name] - mean[name]) for name in w}
+        return server.with_client_batch_stats({name: w[name] - v[name] for name in w}, mean), {"v": v}

@@ -8,23 +8,23 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Task, Training, Tree, option
+from equipoise.contract import Client, State, Task, TrainingConfig, Params, option
 from equipoise.core.errors import UsageError
-from equipoise.methods.split import Split
+from equipoise.methods.split import PartialSharing
 
 
 @dataclass(frozen=True)
-class FedBabu(Split):
+class FedBabu(PartialSharing):
     """b_i trained under the fixed head; b <- sum n_i b_i / sum n_i; personal = (b, h) fine-tuned as a whole."""
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "parts"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_epochs": (1, 20)}
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    keeps_model: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_epochs": (1, 20)}
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    needs_previous_model: ClassVar[bool] = True
     tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model", low=1)
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
         start = task.init_params(0)
         if not any(bool(start[name].any()) for block in self.kept(task) for name in task.blocks[block]):
@@ -33,12 +33,12 @@ class FedBabu(Split):
                 "start it at random"
             )
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        return c.fit(c.start, blocks=self.travels(c.task)), c.state
+    def train(self, client: Client) -> tuple[Params, State]:
+        return client.fit(client.start, blocks=self.shared_blocks(client.task)), client.state
 
-    def personal(self, c: Client) -> Tree:
-        tune = replace(c.train, epochs=torch.full_like(c.train.epochs, self.tune_epochs))
-        return c.fit(c.start, train=tune, stream=1)
+    def personal_model(self, client: Client) -> Params:
+        tune = replace(client.hparams, epochs=torch.full_like(client.hparams.epochs, self.tune_epochs))
+        return client.fit(client.start, hparams=tune, stream=1)
 
     def has_global(self, task: Task) -> bool:
         """The server knows the head without being sent it: everybody's is the initial one."""

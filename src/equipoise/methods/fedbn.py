@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.contract import Task
-from equipoise.methods.split import Split
+from equipoise.methods.split import PartialSharing
 
 NORM = "norm"
 
 
 @dataclass(frozen=True)
-class FedBN(Split):
+class FedBN(PartialSharing):
     """FedAvg on every block but ``norm``: scales, shifts and running statistics are neither sent nor overwritten.
 
     On a model without batch normalisation it is FedAvg.
@@ -20,7 +20,7 @@ class FedBN(Split):
 
     name: ClassVar[str] = "fedbn"
     family: ClassVar[str] = "parts"
-    keeps_model: ClassVar[bool] = True
+    needs_previous_model: ClassVar[bool] = True
 
-    def travels(self, task: Task) -> tuple[str, ...]:
-        return super().travels(task) if self.keep else tuple(block for block in task.blocks if block != NORM)
+    def shared_blocks(self, task: Task) -> tuple[str, ...]:
+        return super().shared_blocks(task) if self.keep else tuple(block for block in task.blocks if block != NORM)

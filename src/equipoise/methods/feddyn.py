@@ -12,13 +12,13 @@ from torch import Tensor
 from equipoise.contract import (
     Client,
     Method,
-    Pull,
+    ProximalTerm,
     Server,
     State,
     Task,
-    Training,
-    Tree,
-    Up,
+    TrainingConfig,
+    Params,
+    ClientUpdate,
     equal_weights,
     option,
 )
@@ -31,36 +31,36 @@ class FedDyn(Method):
 
     name: ClassVar[str] = "feddyn"
     family: ClassVar[str] = "one-model"
-    one_start: ClassVar[bool] = True
-    summed: ClassVar[bool] = True
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
+    needs_common_start: ClassVar[bool] = True
+    aggregates_by_sum: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
     alpha: float = option(0.01, "strength of the dynamic regulariser", above=0)
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         refuse_unstable_pull(self, "alpha", training)
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"G": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """min F_i(theta) - <G_i, theta> + alpha/2 |theta - theta_prev|^2; G_i <- G_i - alpha (theta_i - theta_prev)."""
-        G, before = c.state["G"], c.start
-        theta = c.fit(before, linear={name: -G[name] for name in G}, pull=Pull(before, self.alpha))
+        G, before = client.state["G"], client.start
+        theta = client.fit(before, grad_correction={name: -G[name] for name in G}, proximal=ProximalTerm(before, self.alpha))
         return theta, {"G": {name: G[name] - self.alpha * (theta[name] - before[name]) for name in G}}
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return equal_weights(ids), s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        return equal_weights(ids), server.state
 
-    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
-        moved = {name: (theta - sent[name]).sum(0) for name, theta in up.params.items()}
-        return super().sums(sent, up, weights) | {"moved": moved}
+    def partial_sums(self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params) -> State:
+        moved = {name: (theta - global_params[name]).sum(0) for name, theta in updates.params.items()}
+        return super().partial_sums(global_params, updates, weights) | {"moved": moved}
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """h <- h - alpha/N sum_S(theta_i - theta_prev); theta <- mean_S theta_i - h/alpha."""
-        share = self.alpha / s.task.clients
-        h = {name: old - share * sums["moved"][name] for name, old in s.state["h"].items()}
+        share = self.alpha / server.task.num_clients
+        h = {name: old - share * sums["moved"][name] for name, old in server.state["h"].items()}
         mean = sums["mean"]
-        return s.stepped({name: mean[name] - h[name] / self.alpha for name in mean}, mean), {"h": h}
+        return server.with_client_batch_stats({name: mean[name] - h[name] / self.alpha for name in mean}, mean), {"h": h}

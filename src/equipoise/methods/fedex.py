@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Method, Range, Server, State, Task, Train, Training, Tree, Up
+from equipoise.contract import Client, ServerMessage, Method, ValueRange, Server, State, Task, LocalHParams, TrainingConfig, Params, ClientUpdate
 from equipoise.contract.ranges import LOSS
 from equipoise.core.errors import UsageError
 
@@ -27,43 +27,43 @@ class FedEx(Method):
 
     name: ClassVar[str] = "fedex"
     family: ClassVar[str] = "controller"
-    reports: ClassVar[Mapping[str, Range]] = {"arm": Range(0.0, len(ARMS) - 1.0), "loss": LOSS}
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = {"arm": ValueRange(0.0, len(ARMS) - 1.0), "loss": LOSS}
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
-        if not task.has("val"):
+        if not task.has_split("val"):
             raise UsageError(f"fedex compares rates on validation data, and task '{task.name}' has none: set val_share")
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"arm": torch.zeros((), dtype=torch.int64)}
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        reached = c.down.extra["theta"].cumsum(0)[:-1] <= c.uniform(1)
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        reached = client.message.broadcast["theta"].cumsum(0)[:-1] <= client.uniform(1)
         arm = reached.sum()
-        return Train(c.train.epochs, c.train.lr * ARMS[arm]), {"arm": arm}
+        return LocalHParams(client.hparams.epochs, client.hparams.lr * ARMS[arm]), {"arm": arm}
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
-        up.metrics |= {"arm": state["arm"], "loss": c.evaluate(c.trained)["loss"].double()}
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
+        up.metrics |= {"arm": state["arm"], "loss": client.evaluate(client.trained)["loss"].double()}
         return up, state
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         zero = torch.zeros((), dtype=torch.float64)
         return {"theta": torch.full_like(ARMS, 1 / len(ARMS)), "squares": zero, "losses": zero, "rounds": zero}
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = super().give(s, ids)
-        return replace(down, extra={"theta": state["theta"]}), state
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        down, state = super().distribute(server, ids)
+        return replace(down, broadcast={"theta": state["theta"]}), state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
         assert isinstance(weights, Tensor)
-        params, state = super().aggregate(s, ids, up, weights)
-        loss, theta = up.metrics["loss"], state["theta"]
+        params, state = super().aggregate(server, ids, updates, weights)
+        loss, theta = updates.metrics["loss"], state["theta"]
         losses, rounds = FORGET * state["losses"] + weights @ loss, FORGET * state["rounds"] + 1
-        tried = torch.nn.functional.one_hot(up.metrics["arm"], len(ARMS)).to(loss.dtype)
+        tried = torch.nn.functional.one_hot(updates.metrics["arm"], len(ARMS)).to(loss.dtype)
         g = (weights * (loss - losses / rounds)) @ tried / theta
         squares = state["squares"] + g.abs().max() ** 2
         step = math.sqrt(2 * math.log(len(ARMS))) / squares.sqrt().clamp(min=1e-12)
         theta = (theta.log() - step * g).softmax(0)
-        s.notes["theta"] = theta.tolist()
+        server.logged["theta"] = theta.tolist()
         return params, {"theta": theta, "squares": squares, "losses": losses, "rounds": rounds}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Server, State, Tree, Up, option, weighted_mean
+from equipoise.contract import Method, Server, State, Params, ClientUpdate, option, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class FedExP(Method):
     family: ClassVar[str] = "one-model"
     epsilon: float = option(0.001, "what is added to |D|^2; larger values keep the step nearer to FedAvg's", low=0)
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
         assert isinstance(weights, Tensor)
-        mean, w = weighted_mean(up.params, weights), s.params
-        each = torch.stack([(value - w[name]).double().flatten(1).square().sum(1) for name, value in up.params.items()])
+        mean, w = weighted_mean(updates.params, weights), server.params
+        each = torch.stack([(value - w[name]).double().flatten(1).square().sum(1) for name, value in updates.params.items()])
         whole = sum(float((mean[name] - w[name]).double().square().sum()) for name in mean)
         rate = max(1.0, float(weights @ each.sum(0)) / (2 * (whole + self.epsilon)))
-        s.notes["server_rate"] = rate
-        return s.stepped({name: w[name] + rate * (mean[name] - w[name]) for name in w}, mean), s.state
+        server.logged["server_rate"] = rate
+        return server.with_client_batch_stats({name: w[name] + rate * (mean[name] - w[name]) for name in w}, mean), server.state

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Method, Server, State, Task, Train, Tree, Up, option, weighted_mean
+from equipoise.contract import ServerMessage, Method, Server, State, Task, LocalHParams, Params, ClientUpdate, option, weighted_mean
 
 BOUND = {"global": 3.0, "local": 10.0}  # gamma: a rate stays within this factor of where it began
 
@@ -27,27 +27,27 @@ class FedHyper(Method):
         "global", "the rate that is adapted: global (the server's) or local (the clients')", choices=BOUND
     )
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         zeros = {name: torch.zeros_like(w) for name, w in params.items()}
         return {"last": zeros, "shift": torch.zeros((), dtype=torch.float64)}
 
     def rate(self, shift: Tensor, first: float) -> Tensor:
         return (first + shift).clamp(first / BOUND[self.side], first * BOUND[self.side])
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = super().give(s, ids)
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        down, state = super().distribute(server, ids)
         if self.side == "global":
             return down, state
-        rate = self.rate(state["shift"], s.training.lr).expand(len(ids))
-        return replace(down, train=Train(torch.full_like(ids, s.training.epochs), rate)), state
+        rate = self.rate(state["shift"], server.training.lr).expand(len(ids))
+        return replace(down, hparams=LocalHParams(torch.full_like(ids, server.training.epochs), rate)), state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        mean, w, last = weighted_mean(up.params, weights), s.params, s.state["last"]
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+        mean, w, last = weighted_mean(updates.params, weights), server.params, server.state["last"]
         change = {name: mean[name] - w[name] for name in w}
         agreement = torch.stack([(change[name] * last[name]).double().sum() for name in w]).sum()
-        first = 1.0 if self.side == "global" else s.training.lr
-        shift = self.rate(s.state["shift"] + agreement, first) - first
+        first = 1.0 if self.side == "global" else server.training.lr
+        shift = self.rate(server.state["shift"] + agreement, first) - first
         step = first + shift if self.side == "global" else torch.ones_like(shift)
-        s.notes["rate"] = first + shift
+        server.logged["rate"] = first + shift
         new = {name: w[name] + step.to(w[name].dtype) * change[name] for name in w}
-        return s.stepped(new, mean), {"last": change, "shift": shift}
+        return server.with_client_batch_stats(new, mean), {"last": change, "shift": shift}

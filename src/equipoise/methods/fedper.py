@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.methods.split import Split
+from equipoise.methods.split import PartialSharing
 
 
 @dataclass(frozen=True)
-class FedPer(Split):
+class FedPer(PartialSharing):
     """(b_i, h_i) trained together; b <- sum n_i b_i / sum n_i. The head is never sent nor overwritten."""
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "parts"
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    keeps_model: ClassVar[bool] = True
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    needs_previous_model: ClassVar[bool] = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, OverRounds, Pull, State, Task, Training, Tree, option
+from equipoise.contract import Client, Method, Scheduled, ProximalTerm, State, Task, TrainingConfig, Params, option
 from equipoise.methods.checks import refuse_unstable_pull
 
 
@@ -16,11 +16,11 @@ class FedProx(Method):
 
     name: ClassVar[str] = "fedprox"
     family: ClassVar[str] = "one-model"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
-    mu: OverRounds[float] = option(0.01, "strength of the pull to the received model (0 is FedAvg)", low=0)
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
+    mu: Scheduled[float] = option(0.01, "strength of the pull to the received model (0 is FedAvg)", low=0)
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         refuse_unstable_pull(self, "mu", training)
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        return c.fit(c.start, pull=Pull(c.start, self.mu)), c.state
+    def train(self, client: Client) -> tuple[Params, State]:
+        return client.fit(client.start, proximal=ProximalTerm(client.start, self.mu)), client.state

@@ -8,46 +8,46 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, OverRounds, Server, State, Task, Train, Tree, option
-from equipoise.methods.split import Split
+from equipoise.contract import Client, Scheduled, Server, State, Task, LocalHParams, Params, option
+from equipoise.methods.split import PartialSharing
 
 
 @dataclass(frozen=True)
-class FedRecon(Split):
+class FedRecon(PartialSharing):
     """Their algorithm 1, with g = backbone and l = head. The only state is l's initial value, which never changes."""
 
     name: ClassVar[str] = "fedrecon"
     family: ClassVar[str] = "parts"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"recon_epochs": (1, 20), "server_lr": (0.3, 1.5)}
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    recon_epochs: OverRounds[int] = option(2, "epochs of reconstruction of the head, on the support rows", low=1)
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"recon_epochs": (1, 20), "server_lr": (0.3, 1.5)}
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    recon_epochs: Scheduled[int] = option(2, "epochs of reconstruction of the head, on the support rows", low=1)
     support: float = option(
         0.5, "share of the training rows that reconstruct the head; the others train the backbone", above=0, below=1
     )
-    server_lr: OverRounds[float] = option(1.0, "the server's rate eta_s", above=0)
+    server_lr: Scheduled[float] = option(1.0, "the server's rate eta_s", above=0)
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"l": {name: params[name] for block in self.kept(task) for name in task.blocks[block]}}
 
-    def install(self, c: Client) -> tuple[Tree, State]:
-        return {**{name: c.down.params[name] for name in self.shared_names(c.task)}, **c.state["l"]}, c.state
+    def receive(self, client: Client) -> tuple[Params, State]:
+        return {**{name: client.message.params[name] for name in self.shared_param_names(client.task)}, **client.state["l"]}, client.state
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """l from its start, k_r steps on the support with g frozen; then k_u steps on g on the query, l frozen."""
         support, query = (0.0, self.support), (self.support, 1.0)
-        c.notes["gradients"] = c.steps(self._recon(c), support) + c.steps(c.train, query)
-        rebuilt = c.fit(c.start, train=self._recon(c), blocks=self.kept(c.task), part=support)
-        return c.fit(rebuilt, blocks=self.travels(c.task), part=query, stream=1), c.state
+        client.logged["gradients"] = client.num_steps(self._recon(client), support) + client.num_steps(client.hparams, query)
+        rebuilt = client.fit(client.start, hparams=self._recon(client), blocks=self.kept(client.task), data_range=support)
+        return client.fit(rebuilt, blocks=self.shared_blocks(client.task), data_range=query, stream=1), client.state
 
-    def personal(self, c: Client) -> Tree:
+    def personal_model(self, client: Client) -> Params:
         """As at their test time: rebuild l on all training rows under the received g."""
-        return c.fit(c.start, train=self._recon(c), blocks=self.kept(c.task), stream=2)
+        return client.fit(client.start, hparams=self._recon(client), blocks=self.kept(client.task), stream=2)
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """g <- g + eta_s sum (n_i/n) (g_i - g)."""
-        mean, g = sums["mean"], s.params
+        mean, g = sums["mean"], server.params
         moved = {name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}
-        return {**g, **s.stepped(moved, mean)}, s.state
+        return {**g, **server.with_client_batch_stats(moved, mean)}, server.state
 
-    def _recon(self, c: Client) -> Train:
-        return replace(c.train, epochs=torch.full_like(c.train.epochs, self.recon_epochs))
+    def _recon(self, client: Client) -> LocalHParams:
+        return replace(client.hparams, epochs=torch.full_like(client.hparams.epochs, self.recon_epochs))

@@ -8,25 +8,25 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, OverRounds, State, Tree, option
-from equipoise.methods.split import Split
+from equipoise.contract import Client, Scheduled, State, Params, option
+from equipoise.methods.split import PartialSharing
 
 
 @dataclass(frozen=True)
-class FedRep(Split):
+class FedRep(PartialSharing):
     """Their algorithm 1. Decision 1 is about the backbone; heads stay at the clients, backbones are averaged."""
 
     name: ClassVar[str] = "fedrep"
     family: ClassVar[str] = "parts"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_epochs": (1, 20)}
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    keeps_model: ClassVar[bool] = True
-    head_epochs: OverRounds[int] = option(
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"head_epochs": (1, 20)}
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    needs_previous_model: ClassVar[bool] = True
+    head_epochs: Scheduled[int] = option(
         10, "epochs on the head with the backbone frozen, before the backbone's own", low=1
     )
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        head = replace(c.train, epochs=torch.full_like(c.train.epochs, self.head_epochs))
-        c.notes["gradients"] = c.steps(head) + c.steps(c.train)
-        with_head = c.fit(c.start, train=head, blocks=self.kept(c.task))
-        return c.fit(with_head, blocks=self.travels(c.task), stream=1), c.state
+    def train(self, client: Client) -> tuple[Params, State]:
+        head = replace(client.hparams, epochs=torch.full_like(client.hparams.epochs, self.head_epochs))
+        client.logged["gradients"] = client.num_steps(head) + client.num_steps(client.hparams)
+        with_head = client.fit(client.start, hparams=head, blocks=self.kept(client.task))
+        return client.fit(with_head, blocks=self.shared_blocks(client.task), stream=1), client.state

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.contract import Client, Loss, Method, State, Task, Training, Tree
-from equipoise.contract.supervised import Supervised, supervised
+from equipoise.contract import Client, Loss, Method, State, Task, TrainingConfig, Params
+from equipoise.contract.supervised import SupervisedTask, require_supervised
 from equipoise.core.errors import UsageError
 
 
@@ -21,42 +21,42 @@ class FedRod(Method):
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "parts"
 
-    def check(self, task: Task, training: Training) -> None:
-        if supervised(self, task).kind != "classification":
+    def check(self, task: Task, training: TrainingConfig) -> None:
+        if require_supervised(self, task).target_kind != "classification":
             raise UsageError(f"fedrod balances classes, and task '{task.name}' has none: choose another method")
-        self.needs_two_blocks(task)
-        if task.stepped:
+        self.require_two_blocks(task)
+        if task.has_train_mode:
             raise UsageError(
                 f"fedrod trains two heads at once, and a pass for each would move the statistics of task '{task.name}' "
                 "twice: choose a model without batch normalisation and dropout"
             )
-        layers = {name.rpartition(".")[0] for name in task.names_of("head")}
-        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.names_of("head")} - {"weight", "bias"}:
+        layers = {name.rpartition(".")[0] for name in task.param_names("head")}
+        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.param_names("head")} - {"weight", "bias"}:
             raise UsageError(
                 f"fedrod adds two heads, which needs a head that is one linear layer, but that of task '{task.name}' "
-                f"is {', '.join(task.names_of('head'))}"
+                f"is {', '.join(task.param_names('head'))}"
             )
 
-    def client_init(self, task: Task, params: Tree) -> State:
-        return {"P": {name: torch.zeros_like(params[name]) for name in task.names_of("head")}}
+    def init_client(self, task: Task, params: Params) -> State:
+        return {"P": {name: torch.zeros_like(params[name]) for name in task.param_names("head")}}
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """One SGD on both losses: neither reaches the parameters of the other."""
-        own = {f"P.{name}": value for name, value in c.state["P"].items()}
-        task = supervised(self, c.task)
-        log_counts = c.label_counts().to(next(iter(own.values())).dtype).log()
-        out = c.fit({**c.start, **own}, loss=_losses(task), aux={"log_counts": log_counts})
-        return {name: out[name] for name in c.start}, {"P": {name: out[f"P.{name}"] for name in c.state["P"]}}
+        own = {f"P.{name}": value for name, value in client.state["P"].items()}
+        task = require_supervised(self, client.task)
+        log_counts = client.label_counts().to(next(iter(own.values())).dtype).log()
+        out = client.fit({**client.start, **own}, loss=_losses(task), aux={"log_counts": log_counts})
+        return {name: out[name] for name in client.start}, {"P": {name: out[f"P.{name}"] for name in client.state["P"]}}
 
-    def personal(self, c: Client) -> Tree:
+    def personal_model(self, client: Client) -> Params:
         """A linear head's outputs add as its parameters do."""
-        return {**c.trained, **{name: c.trained[name] + own for name, own in c.state["P"].items()}}
+        return {**client.trained, **{name: client.trained[name] + own for name, own in client.state["P"].items()}}
 
 
-def _losses(task: Supervised) -> Loss:
-    heads, bodies = task.names_of("head"), task.names_of("backbone")
+def _losses(task: SupervisedTask) -> Loss:
+    heads, bodies = task.param_names("head"), task.param_names("backbone")
 
-    def losses(params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
+    def losses(params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         """Balanced softmax -log(n_y e^g_y / sum_c n_c e^g_c) for f and G; cross-entropy of the sum for P alone."""
         generic = task.forward({name: params[name] for name in (*bodies, *heads)}, x)
         frozen = {name: params[name].detach() for name in bodies}

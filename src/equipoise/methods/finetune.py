@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, Train, Tree, option
+from equipoise.contract import Client, Method, LocalHParams, Params, option
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Finetune(Method):
 
     name: ClassVar[str] = "finetune"
     family: ClassVar[str] = "second-model"
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_lr": (1e-3, 0.1), "tune_epochs": (1, 20)}
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_lr": (1e-3, 0.1), "tune_epochs": (1, 20)}
     tune_epochs: int = option(5, "epochs of fine-tuning", low=1)
     tune_lr: float = option(0.01, "learning rate of fine-tuning", above=0)
 
-    def personal(self, c: Client) -> Tree:
-        gently = Train(torch.full_like(c.train.epochs, self.tune_epochs), torch.full_like(c.train.lr, self.tune_lr))
-        return c.fit(c.start, train=gently, stream=1)
+    def personal_model(self, client: Client) -> Params:
+        gently = LocalHParams(torch.full_like(client.hparams.epochs, self.tune_epochs), torch.full_like(client.hparams.lr, self.tune_lr))
+        return client.fit(client.start, hparams=gently, stream=1)

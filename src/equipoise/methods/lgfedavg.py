@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.methods.split import Split
+from equipoise.methods.split import PartialSharing
 
 
 @dataclass(frozen=True)
-class LgFedAvg(Split):
+class LgFedAvg(PartialSharing):
     """(b_i, h_i) trained together; h <- sum n_i h_i / sum n_i. The backbone is never sent nor overwritten."""
 
     name: ClassVar[str] = "lgfedavg"
     family: ClassVar[str] = "parts"
-    shares: ClassVar[tuple[str, ...]] = ("head",)
-    keeps_model: ClassVar[bool] = True
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("head",)
+    needs_previous_model: ClassVar[bool] = True

@@ -14,5 +14,5 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "second-model"
-    shares: ClassVar[tuple[str, ...]] = ()
-    keeps_model: ClassVar[bool] = True
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ()
+    needs_previous_model: ClassVar[bool] = True

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Range, State, Train, Tree
-from equipoise.contract.ranges import COUNT, LOSS, MOST_LOSS
+from equipoise.contract import Client, ValueRange, State, LocalHParams, Params
+from equipoise.contract.ranges import COUNT, LOSS, MAX_LOSS
 from equipoise.methods import steering
 
 REPORTS = {
     **dict.fromkeys(("loss", "val", "reached", "own", "trials"), LOSS),
-    **{"square": COUNT, "step": COUNT, "later": Range(-1.0, 1.0)},
+    **{"square": COUNT, "step": COUNT, "later": ValueRange(-1.0, 1.0)},
 }
 """What :func:`told` and :func:`validated` upload. ``square``, ``reached`` and ``own`` are checked against their ranges,
 so that a client whose training diverged is left out; nothing else is computed from them."""
@@ -23,31 +23,31 @@ def empty() -> State:
     return measured | {"trials": torch.zeros(3, dtype=torch.float64)}
 
 
-def judged(c: Client, model: Tree) -> Tensor:
+def judged(client: Client, model: Params) -> Tensor:
     """Validation loss; where there are no such data, training loss."""
-    return c.evaluate(model, "val" if c.task.has("val") else "train")["loss"].double()
+    return client.evaluate(model, "val" if client.task.has_split("val") else "train")["loss"].double()
 
 
-def received(c: Client) -> State:
+def received(client: Client) -> State:
     """Loss f_i and squared gradient |g|^2 of the received model, and its validation loss."""
-    loss, val = c.evaluate(c.start, "train")["loss"].double(), judged(c, c.start)
-    return {"loss": loss, "square": c.steepness(c.start), "val": val, "half": val}
+    loss, val = client.evaluate(client.start, "train")["loss"].double(), judged(client, client.start)
+    return {"loss": loss, "square": client.grad_sq_norm(client.start), "val": val, "half": val}
 
 
-def trials(c: Client, epochs: Tensor, rates: Tensor) -> Tensor:
+def trials(client: Client, epochs: Tensor, rates: Tensor) -> Tensor:
     """The losses that training from the received model leaves at each of these rates."""
-    losses = [judged(c, c.fit(c.start, train=Train(epochs, rate))) for rate in rates]
-    return torch.stack(losses).nan_to_num(nan=MOST_LOSS).clamp(max=MOST_LOSS)
+    losses = [judged(client, client.fit(client.start, hparams=LocalHParams(epochs, rate))) for rate in rates]
+    return torch.stack(losses).nan_to_num(nan=MAX_LOSS).clamp(max=MAX_LOSS)
 
 
-def told(c: Client, state: State) -> Tree:
+def told(client: Client, state: State) -> Params:
     """What was measured before training, Polyak's step, and the loss that training reached."""
     seen = {name: state[name] for name in ("loss", "square", "val", "trials")}
-    step, reached = steering.polyak(state["loss"], state["square"]), c.evaluate(c.trained, "train")["loss"].double()
+    step, reached = steering.polyak(state["loss"], state["square"]), client.evaluate(client.trained, "train")["loss"].double()
     return {**seen, "reached": reached, "step": step}
 
 
-def validated(c: Client, half: Tensor) -> Tree:
+def validated(client: Client, half: Tensor) -> Params:
     """The trained model's validation loss, and whether the later half of training helped."""
-    own = judged(c, c.trained)
+    own = judged(client, client.trained)
     return {"own": own, "later": (own - half).sign()}

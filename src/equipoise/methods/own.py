@@ -12,36 +12,36 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from equipoise.contract import Down, Method, Train, Up
+from equipoise.contract import ServerMessage, Method, LocalHParams, ClientUpdate
 from equipoise.contract.method import HOOKS
 from equipoise.core.elsewhere import class_named
 from equipoise.core.errors import UsageError
 
 GIVES: dict[str, tuple[str, tuple[type, ...]]] = {
-    "install": ("the model to train from", (dict,)),
-    "decide": ("a Train", (Train,)),
-    "update": ("the trained model", (dict,)),
-    "upload": ("an Up", (Up,)),
-    "select": ("the numbers of the clients", (Tensor,)),
-    "give": ("a Down", (Down,)),
-    "weigh": ("the weights", (object,)),
-    "step": ("the next global model", (dict,)),
+    "receive": ("the model to train from", (dict,)),
+    "configure_training": ("a LocalHParams", (LocalHParams,)),
+    "train": ("the trained model", (dict,)),
+    "upload": ("a ClientUpdate", (ClientUpdate,)),
+    "select_clients": ("the numbers of the clients", (Tensor,)),
+    "distribute": ("a ServerMessage", (ServerMessage,)),
+    "aggregation_weights": ("the weights", (object,)),
+    "apply_sums": ("the next global model", (dict,)),
     "aggregate": ("the next global model", (dict,)),
 }
 """What hooks return in front of the state."""
 SURE = 0.8  # how alike a name and a hook's must be to be taken for a slip of the pen
 
 
-def named_elsewhere(name: str) -> type[Method]:
+def load_user_method(name: str) -> type[Method]:
     """The class that ``module:Class`` or ``path/to/file.py:Class`` names."""
     where, _, class_name = name.rpartition(":")
     method = class_named(name, "method")
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise UsageError(f"'{where}' has no class '{class_name}' that is a Method")
-    return adopted(method)
+    return validate_user_method(method)
 
 
-def adopted(method: type[Method]) -> type[Method]:
+def validate_user_method(method: type[Method]) -> type[Method]:
     """The class, checked for what its author may have overlooked; its hooks will say in a sentence what they did wrong.
 
     A class without a ``name`` is called as it is written, in small letters.
@@ -58,7 +58,7 @@ def adopted(method: type[Method]) -> type[Method]:
                 continue
             _refuse_misspelt(kind, name)
             if name in GIVES and not hasattr(function, "_explained"):
-                setattr(kind, name, _explained(kind, name, function))
+                setattr(kind, name, _with_helpful_errors(kind, name, function))
     try:
         get_type_hints(method)
     except NameError as error:
@@ -86,7 +86,7 @@ def _refuse_misspelt(kind: type[Method], name: str) -> None:
         )
 
 
-def _explained(kind: type[Method], hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_helpful_errors(kind: type[Method], hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     what, types = GIVES[hook]
 
     @functools.wraps(function)

@@ -11,14 +11,14 @@ from torch import Tensor
 from equipoise.contract import (
     Client,
     Method,
-    OverRounds,
-    Pull,
+    Scheduled,
+    ProximalTerm,
     Server,
     State,
     Task,
-    Training,
-    Tree,
-    Up,
+    TrainingConfig,
+    Params,
+    ClientUpdate,
     equal_weights,
     option,
 )
@@ -32,14 +32,14 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "second-model"
-    summed: ClassVar[bool] = True
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
-    lam: OverRounds[float] = option(15.0, "strength lambda of the envelope", above=0)
+    aggregates_by_sum: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
+    lam: Scheduled[float] = option(15.0, "strength lambda of the envelope", above=0)
     inner_steps: int = option(5, "SGD steps K on each batch, for theta", low=1)
-    outer_lr: OverRounds[float] = option(0.005, "rate eta at which the local copy w_i follows theta", above=0)
-    beta: OverRounds[float] = option(1.0, "the server's step towards the clients' mean", above=0)
+    outer_lr: Scheduled[float] = option(0.005, "rate eta at which the local copy w_i follows theta", above=0)
+    beta: Scheduled[float] = option(1.0, "the server's step towards the clients' mean", above=0)
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         if self.outer_lr * self.lam >= 1:
             raise UsageError(
                 f"pfedme with outer_lr={self.outer_lr:g} and lam={self.lam:g} steps past its own optimum, since their "
@@ -47,24 +47,24 @@ class PFedMe(Method):
             )
         refuse_unstable_pull(self, "lam", training)
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"theta": params}
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """Batch: K times theta <- theta - lr (g(theta) + lambda (theta - w)), then w <- w - eta lambda (w - theta)."""
-        c.notes["gradients"] = self.inner_steps * c.steps(c.train)
-        follow = Pull(c.start, self.lam, self.outer_lr * self.lam)
-        theta, w = c.fit_following(c.start, follow, repeat=self.inner_steps)
+        client.logged["gradients"] = self.inner_steps * client.num_steps(client.hparams)
+        follow = ProximalTerm(client.start, self.lam, self.outer_lr * self.lam)
+        theta, w = client.fit_with_moving_anchor(client.start, follow, repeat=self.inner_steps)
         return w, {"theta": theta}
 
-    def personal(self, c: Client) -> Tree:
-        theta: Tree = c.state["theta"]
+    def personal_model(self, client: Client) -> Params:
+        theta: Params = client.state["theta"]
         return theta
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return equal_weights(ids), s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        return equal_weights(ids), server.state
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """w <- (1 - beta) w + beta mean_S w_i."""
-        mean, w = sums["mean"], s.params
-        return s.stepped({name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, mean), s.state
+        mean, w = sums["mean"], server.params
+        return server.with_client_batch_stats({name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, mean), server.state

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from equipoise.contract import (
     Client,
-    Down,
+    ServerMessage,
     Method,
-    OverRounds,
-    Range,
+    Scheduled,
+    ValueRange,
     Server,
     State,
     Task,
-    Training,
-    Tree,
-    Up,
+    TrainingConfig,
+    Params,
+    ClientUpdate,
     equal_weights,
     option,
 )
-from equipoise.contract.ranges import ANY
+from equipoise.contract.ranges import DEFAULT_RANGE
 from equipoise.core.errors import UsageError
 
 
@@ -34,49 +34,49 @@ class Scaffold(Method):
 
     name: ClassVar[str] = "scaffold"
     family: ClassVar[str] = "one-model"
-    one_start: ClassVar[bool] = True
-    reports: ClassVar[Mapping[str, Range]] = {"c": ANY}
-    summed: ClassVar[bool] = True
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"server_lr": (0.3, 1.5)}
-    server_lr: OverRounds[float] = option(1.0, "the server's rate eta_g", above=0)
+    needs_common_start: ClassVar[bool] = True
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = {"c": DEFAULT_RANGE}
+    aggregates_by_sum: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_lr": (0.3, 1.5)}
+    server_lr: Scheduled[float] = option(1.0, "the server's rate eta_g", above=0)
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         if training.momentum:
             raise UsageError(
                 "scaffold reads the mean gradient off the path of plain SGD, which momentum bends: set momentum to 0"
             )
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"c": {name: torch.zeros_like(x) for name, x in params.items()}}
 
-    def server_init(self, task: Task, params: Tree) -> State:
-        return self.client_init(task, params)
+    def init_server(self, task: Task, params: Params) -> State:
+        return self.init_client(task, params)
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = super().give(s, ids)
-        return replace(down, extra={"c": state["c"]}), state
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        down, state = super().distribute(server, ids)
+        return replace(down, broadcast={"c": state["c"]}), state
 
-    def update(self, c: Client) -> tuple[Tree, State]:
+    def train(self, client: Client) -> tuple[Params, State]:
         """R times: y <- y - eta (g_i(y) - c_i + c)."""
-        all_c, own_c = c.down.extra["c"], c.state["c"]
-        return c.fit(c.start, linear={name: all_c[name] - own_c[name] for name in own_c}), c.state
+        all_c, own_c = client.message.broadcast["c"], client.state["c"]
+        return client.fit(client.start, grad_correction={name: all_c[name] - own_c[name] for name in own_c}), client.state
 
-    def upload(self, c: Client) -> tuple[Up, State]:
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """c_i+ = c_i - c + (x - y) / (R eta), with the R and eta of this very client."""
-        x, y, all_c, own_c = c.start, c.trained, c.down.extra["c"], c.state["c"]
-        path = c.steps(c.train) * c.train.lr
+        x, y, all_c, own_c = client.start, client.trained, client.message.broadcast["c"], client.state["c"]
+        path = client.num_steps(client.hparams) * client.hparams.lr
         change = {name: (x[name] - y[name]) / path.to(y[name].dtype) - all_c[name] for name in y}
-        return Up(y, {"c": change}), {"c": {name: own_c[name] + change[name] for name in y}}
+        return ClientUpdate(y, {"c": change}), {"c": {name: own_c[name] + change[name] for name in y}}
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return equal_weights(ids), s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        return equal_weights(ids), server.state
 
-    def sums(self, sent: Tree, up: Up, weights: Tensor | Tree) -> State:
-        return super().sums(sent, up, weights) | {"c": {name: change.sum(0) for name, change in up.extra["c"].items()}}
+    def partial_sums(self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params) -> State:
+        return super().partial_sums(global_params, updates, weights) | {"c": {name: change.sum(0) for name, change in updates.extra["c"].items()}}
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S(c_i+ - c_i)."""
-        y, x = sums["mean"], s.params
+        y, x = sums["mean"], server.params
         moved = {name: x[name] + self.server_lr * (y[name] - x[name]) for name in x}
-        c = {name: old + sums["c"][name] / s.task.clients for name, old in s.state["c"].items()}
-        return s.stepped(moved, y), {"c": c}
+        c = {name: old + sums["c"][name] / server.task.num_clients for name, old in server.state["c"].items()}
+        return server.with_client_batch_stats(moved, y), {"c": c}

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
-from equipoise.contract.ranges import ENOUGH, nearly_most
+from equipoise.contract import State, Params
+from equipoise.contract.ranges import MIN_COHORT, trimmed_max
 
 BOLD = 0.25  # the part of Polyak's step that is taken
 MUCH_BETTER = 0.8  # the part of the configured rate's loss that another rate must leave to be chosen
@@ -27,10 +27,10 @@ FAR = 10.0  # times what nearly all clients tell: more is not believed
 def believed(told: Tensor) -> Tensor:
     """What clients tell of their losses and gradients, each at most ten times what nearly all of them do: one that lies
     within its ranges cannot choose everybody's rate."""
-    return told.clamp(max=FAR * nearly_most(told)) if len(told) >= ENOUGH else told
+    return told.clamp(max=FAR * trimmed_max(told)) if len(told) >= MIN_COHORT else told
 
 
-def pooled(seen: Tree, n: Tensor) -> Tree:
+def pooled(seen: Params, n: Tensor) -> Params:
     """Means over the cohort by data size n, of what is believed; of ``later``, a sign, as told."""
 
     def mean(told: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def reach(c: Tensor, fell: bool, rose: bool) -> Tensor:
     return c.clamp(1 / FAR_OUT, FAR_OUT)
 
 
-def corrected(state: State, means: Tree, chance: Tensor, rounds: int) -> tuple[State, bool]:
+def corrected(state: State, means: Params, chance: Tensor, rounds: int) -> tuple[State, bool]:
     """The state after a round with these means, and whether validation loss fell far enough for momentum to be kept;
     ``chance`` is what a cohort's loss moves by itself.
 

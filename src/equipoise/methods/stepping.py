@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.methods.steering import TINY
 
 MOST = 100.0  # times that a coordinate is amplified
@@ -23,18 +23,18 @@ class Step:
     left: float
 
 
-def start(params: Tree) -> State:
+def start(params: Params) -> State:
     """No momentum and no mean of squared changes yet."""
     zeros = {name: torch.zeros_like(w) for name, w in params.items()}
     return {"v": zeros, "squares": zeros, "steps": torch.zeros((), dtype=torch.float64)}
 
 
-def lengths(w: Tree, uploads: Tree) -> Tree:
+def lengths(w: Params, uploads: Params) -> Params:
     """r by layer: the root mean square of a client's change there, as the median over clients, so that none sets it."""
     return {name: (each - w[name]).flatten(1).square().mean(1).sqrt().median() for name, each in uploads.items()}
 
 
-def moved(w: Tree, change: Tree, r: Tree, by: Step, state: State) -> tuple[Tree, State]:
+def moved(w: Params, change: Params, r: Params, by: Step, state: State) -> tuple[Params, State]:
     """w + v max(1, c r / q)^left, with v <- m v + D and q the root mean square of D over all rounds, by coordinate.
 
     Coordinates that move little in each round, because inputs there are small or clients pull apart, catch up.

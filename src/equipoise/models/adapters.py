@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core.errors import UsageError, nearest
-from equipoise.core.options import Options, kinds, option, rule_of
+from equipoise.core.options import Options, option_types, option, constraint_of
 from equipoise.core.text import parse
 from equipoise.models.blocks import declare
 
@@ -44,7 +44,7 @@ class Adapter(Options):
                 raise UsageError(
                     f"adapter has '{word}': write name=value with {', '.join(known)}{nearest(name, known)}"
                 )
-            values[name] = parse(name, value, kinds(cls)[name], rule_of(known[name]))
+            values[name] = parse(name, value, option_types(cls)[name], constraint_of(known[name]))
         return cls(**values)
 
     @property

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 
 
-def activation_bytes(module: nn.Module, learned: Tree, forward: Callable[[Tree], Tensor]) -> int:
+def activation_bytes(module: nn.Module, learned: Params, forward: Callable[[Params], Tensor]) -> int:
     """Bytes that ``forward`` keeps for the gradient of what is ``learned``, beside the model's own tensors."""
     model = (*module.parameters(), *module.buffers(), *learned.values())
     own = {tensor.untyped_storage().data_ptr() for tensor in model}

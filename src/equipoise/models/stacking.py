@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.models.adapters import AdaptedLinear
 
-Forward = Callable[[Tree, Tensor], Tensor]
+Forward = Callable[[Params, Tensor], Tensor]
 """Stacked parameters and inputs ``[K, B, ...]`` to outputs ``[K, B, ...]``."""
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
@@ -50,7 +50,7 @@ def _forward(module: nn.Module, prefix: str) -> Forward | None:
 
 
 def _chain(layers: list[Forward]) -> Forward:
-    def forward(stack: Tree, x: Tensor) -> Tensor:
+    def forward(stack: Params, x: Tensor) -> Tensor:
         for layer in layers:
             x = layer(stack, x)
         return x
@@ -61,7 +61,7 @@ def _chain(layers: list[Forward]) -> Forward:
 def _linear(layer: nn.Linear, weight: str, bias: str) -> Forward:
     """Frozen parameters are not in the stack: one product with the layer's own serves all clients."""
 
-    def forward(stack: Tree, x: Tensor) -> Tensor:
+    def forward(stack: Params, x: Tensor) -> Tensor:
         if weight not in stack:
             shared = F.linear(x, layer.weight, None if bias in stack else layer.bias)
             return shared + stack[bias].unsqueeze(1) if bias in stack else shared
@@ -75,7 +75,7 @@ def _adapted(layer: AdaptedLinear, prefix: str) -> Forward:
     """One pass of the frozen base for the whole stack, and two thin batched products for each adapter."""
     names = [f"{prefix}{name}.{part}" for name in layer.adapters for part in ("A", "B")]
 
-    def forward(stack: Tree, x: Tensor) -> Tensor:
+    def forward(stack: Params, x: Tensor) -> Tensor:
         low = (stack[name] for name in names)
         out: Tensor = _Adapted.apply(x, layer.weight, layer.bias, layer.scale, *low)  # type: ignore[no-untyped-call]
         return out

@@ -9,23 +9,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.core.errors import UsageError
 from equipoise.models.blocks import moving
 
 
-def values(module: nn.Module) -> Tree:
+def values(module: nn.Module) -> Params:
     """All that may move of a module, as it is now."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: held[name].detach().clone() for name in moving(module)}
 
 
-def frozen(module: nn.Module) -> Tree:
+def frozen(module: nn.Module) -> Params:
     """Its frozen parameters."""
     return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
 
-def drawn(module: nn.Module, seed: int) -> Tree:
+def drawn(module: nn.Module, seed: int) -> Params:
     """The values of a copy whose layers are drawn anew; a layer that starts at zero stays there."""
     module = copy.deepcopy(module)
     with torch.random.fork_rng(devices=[]):

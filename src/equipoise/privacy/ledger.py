@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.contract import State
 from equipoise.privacy.options import Privacy
-from equipoise.records.rounds import Spent
+from equipoise.records.rounds import PrivacySpent
 
 ORDERS = tuple(range(2, 65))
 
@@ -49,7 +49,7 @@ class Ledger:
         self.released: NDArray[np.float64] = np.zeros(clients)
         self.replies: list[int] = []
 
-    def after(self, asked: NDArray[np.int64], replies: int) -> Spent:
+    def after(self, asked: NDArray[np.int64], replies: int) -> PrivacySpent:
         """Note a round: who was asked, and how many uploads went into the new model (0: it stayed)."""
         self.uploads[asked] += 1
         if self.privacy.noisy and replies:
@@ -57,19 +57,19 @@ class Ledger:
         self.replies.append(replies)
         return self.spent()
 
-    def spent(self) -> Spent:
+    def spent(self) -> PrivacySpent:
         """``epsilon`` of all models released so far; ``epsilon_server`` of all uploads of the client that made most."""
         p, most = self.privacy, int(self.uploads.max())
         if not self.sends:
-            return Spent(0.0, 0.0, p.dp_delta, 0)
+            return PrivacySpent(0.0, 0.0, p.dp_delta, 0)
         if not p.noisy:
-            return Spent(None, None, p.dp_delta, most)
+            return PrivacySpent(None, None, p.dp_delta, most)
         epsilon = gaussian_epsilon(float(self.released.max()), p.dp_delta)
         # A server that sees sums alone knows no more than a reader who takes part, but it knows who was drawn.
         server = epsilon if self.secure else gaussian_epsilon(most * upload_cost(p.dp_noise), p.dp_delta)
         if self.amplified:  # both are upper bounds: the smaller one holds
             epsilon = min(epsilon, self._sampled())
-        return Spent(epsilon, server, p.dp_delta, most)
+        return PrivacySpent(epsilon, server, p.dp_delta, most)
 
     def state(self) -> State:
         return {
@@ -108,7 +108,7 @@ def _cohort_rdp(clients: int, cohort: int, multiplier: float) -> NDArray[np.floa
     return np.asarray(accountant._rdp)  # kept, since it takes half a second and adds up over rounds
 
 
-def in_words(spent: Spent) -> str:
+def in_words(spent: PrivacySpent) -> str:
     """As one line for people."""
     if spent.epsilon is None:
         return "uploads are clipped; without noise nothing is promised (epsilon is infinite)"

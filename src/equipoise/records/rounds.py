@@ -10,7 +10,7 @@ from equipoise.records.scores import Evaluated, Evaluations
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeanMinMax:
     """A quantity over clients."""
 
     mean: float
@@ -34,7 +34,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacySpent:
     """Privacy spent so far: ``epsilon`` of the released models, ``epsilon_server`` of the uploads; ``None``: no bound.
 
     ``uploads``: of the client that made most of them.
@@ -62,7 +62,7 @@ class RoundRecord(Evaluated):
     """Scores on test data; ``None`` in a round without evaluation."""
     val: Evaluations | None = None
     """Scores on validation data."""
-    train: dict[str, Spread]
+    train: dict[str, MeanMinMax]
     """Epochs and rates as taken."""
     ids: list[int] | None = None
     """Who replied, where that is not everybody; lists below are in this order."""
@@ -75,18 +75,18 @@ class RoundRecord(Evaluated):
     """Simulated seconds since the start of the run, at the end of this round."""
     energy: float | None = None
     """Joules of the clients whose round ended or was ended in this one."""
-    staleness: Spread | None = None
+    staleness: MeanMinMax | None = None
     """How many models old the replies were, where any may be late."""
     dropped: list[int]
     """Clients whose reply was of no use: its update, state or personal model was not finite, or see ``left_out``."""
-    left_out: dict[int, str] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
     """Clients of ``dropped`` that reported what they must not, or made the server fail: why."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that did not reply, and why."""
     skipped: str | None = None
     """Why the round changed nothing."""
-    privacy: Spent | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    privacy: PrivacySpent | None = None
+    logged: dict[str, Any] = field(default_factory=dict)
     """What the method noted: anything that JSON knows, usually a number or one per client (of many, their spread)."""
     stop: str | None = None
     """Why the run ends here, before its last round."""

@@ -111,7 +111,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class OwnScores:
+class ClientFinalScores:
     """What is known of one client's own model after the last round."""
 
     scores: Mapping[str, float]

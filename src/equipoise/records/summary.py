@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.records.codec import Flat
 from equipoise.records.results import Certificate, Finetuned, Newcomers
-from equipoise.records.rounds import Bytes, RoundRecord, Spent
+from equipoise.records.rounds import Bytes, RoundRecord, PrivacySpent
 from equipoise.records.scores import NOTHING, Evaluated, Evaluations
 
 WINDOW = 5  # evaluations that are averaged to judge convergence
@@ -62,7 +62,7 @@ class Summary(Evaluated):
     energy: float | None = None
     """Joules of all clients in all rounds."""
     seconds: float
-    privacy: Spent | None = None
+    privacy: PrivacySpent | None = None
     undefined: dict[str, int] = field(default_factory=dict)
     """Clients for which a score of the personal models does not exist (the AUC of one class alone): not in its mean."""
     extra: Flat[dict[str, Any]] = field(default_factory=dict)

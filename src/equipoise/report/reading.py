@@ -62,7 +62,7 @@ class Run:
 
     def note(self, name: str) -> dict[int, float]:
         """A number that the method noted, by round."""
-        noted = ((record.round, record.notes.get(name)) for record in self.records)
+        noted = ((record.round, record.logged.get(name)) for record in self.records)
         return {t: float(value) for t, value in noted if isinstance(value, int | float)}
 
 
@@ -104,5 +104,5 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def _slim(record: RoundRecord) -> RoundRecord:
-    short = {name: value for name, value in record.notes.items() if not isinstance(value, list)}
-    return replace(record, decisions=None, ids=None, notes=short)
+    short = {name: value for name, value in record.logged.items() if not isinstance(value, list)}
+    return replace(record, decisions=None, ids=None, logged=short)

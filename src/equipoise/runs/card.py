@@ -19,7 +19,7 @@ from equipoise.models import MODELS
 from equipoise.models.adapters import Adapter, adapted
 from equipoise.records.folder import Folder
 from equipoise.settings.run import RunConfig
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Card:
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
         """Of a task that learns a network from examples; agents in environments have none."""
-        if not isinstance(task, FromExamples):
+        if not isinstance(task, ExamplesTask):
             return None
         names = task.preparation.features if task.preparation else ()
         about, data = (__version__, run.method, run.task, run.model, run.seed), task.data

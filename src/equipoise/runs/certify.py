@@ -12,12 +12,12 @@ from equipoise.records.results import Certificate
 from equipoise.runs.certificate import Told, certify
 from equipoise.runs.running import build_task
 from equipoise.runs.saving import Checkpoint
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from equipoise.settings.given import settings_in
 
 
-def certify_run(path: Path, samples: int, settings: Settings | None = None, told: Told | None = None) -> Certificate:
+def certify_run(path: Path, samples: int, settings: RunSettings | None = None, told: Told | None = None) -> Certificate:
     """Add ``certificate`` to the run's summary, and give it.
 
     Arguments:
@@ -31,13 +31,13 @@ def certify_run(path: Path, samples: int, settings: Settings | None = None, told
     if not (folder.summary.is_file() and folder.checkpoint.is_file()):
         raise UsageError(f"'{path}' is not finished: go on with 'equipoise resume {path}' first")
     settings = settings or settings_in(folder.config)
-    if settings.timing.carries:
+    if settings.timing.carries_stale_updates:
         raise UsageError(
             f"'{path}' is of mode {settings.timing.mode}: a certificate is of rounds that everybody plays together"
         )
     run = settings.run
-    schedule = Schedule(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
-    simulation = Simulation(settings.policy, build_task(settings), settings.training, schedule)
+    schedule = RoundLoopConfig(run.rounds, run.seed, run.participation, run.executor, run.eval_every, run.save_personal)
+    simulation = FederatedSimulation(settings.wrapped_method, build_task(settings), settings.training, schedule)
     with checkpoint.locked(path):
         Checkpoint(folder, simulation).load()
         folder.check()

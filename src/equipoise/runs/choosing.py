@@ -15,48 +15,48 @@ from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
 from equipoise.records.folder import Folder
 from equipoise.runs.keeping import threads
-from equipoise.runs.spreading import alone
-from equipoise.runtime.choose import Choice, choose, seconds_of_a_step
+from equipoise.runs.spreading import single_process_reason
+from equipoise.runtime.choose import ExecutorPlan, select_executor, seconds_of_a_step
 from equipoise.runtime.device import available_cores
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 STARTING = 3.0  # seconds that processes must save in all, to be started unasked
 MESSAGES = 0.01  # seconds per round that they lose to each other
 FASTEST = 1e-6  # seconds: no step of one client takes less
 
 
-def chosen(settings: Settings, task: Task, folder: Folder) -> Choice:
+def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorPlan:
     """The executor; what was measured once holds for the whole run, also after a crash."""
     run, file = settings.run, folder.executor
     if run.executor != "auto":
-        return Choice(run.executor, run.threads)
+        return ExecutorPlan(run.executor, run.threads)
     if file.exists():
         try:
-            return Choice(**json.loads(file.read_text()))
+            return ExecutorPlan(**json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
             raise UsageError(f"'{file}' is damaged: remove it ({error})") from error
     cohort = len(_first_cohort(settings, task))
-    choice = choose(task, settings.training.at(1, run.rounds), cohort, shared=not alone(settings, task))
+    choice = select_executor(task, settings.training.at(1, run.rounds), cohort, shared=not single_process_reason(settings, task))
     if choice.processes == 1:
         choice = replace(choice, threads=max(choice.threads, run.threads))
     checkpoint.write_text(file, json.dumps(asdict(choice)))
     return choice
 
 
-def worth_sharing(settings: Settings, task: Task, choice: Choice) -> tuple[int, str]:
+def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tuple[int, str]:
     """How many processes the run is to have where nobody says, and a remark on it; none where one is obvious."""
     run = settings.run
     faster = choice.executor == "stacked" or choice.processes > 1
     if run.executor != "auto" or not faster or task.device.type != "cpu":
         return 1, ""
-    if alone(settings, task) or "fork" not in multiprocessing.get_all_start_methods():
+    if single_process_reason(settings, task) or "fork" not in multiprocessing.get_all_start_methods():
         return 1, ""
     ids = _first_cohort(settings, task)
     training = settings.training.at(1, run.rounds)
-    chunks = choice.make(settings.policy, task, training, run.seed, run.rounds).cuts(len(ids))
+    chunks = choice.make(settings.wrapped_method, task, training, run.seed, run.rounds).chunks(len(ids))
     processes = min(available_cores(), len(chunks))
     cohort = torch.from_numpy(ids)
-    steps = int(task.steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
+    steps = int(task.num_steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
     if processes == 1 or steps * run.rounds * FASTEST < STARTING:
         return 1, ""
     with threads(1):  # as in each of several processes
@@ -68,7 +68,7 @@ def worth_sharing(settings: Settings, task: Task, choice: Choice) -> tuple[int, 
     return processes, f"{processes} processes share the clients: {measured}; the result is that of one"
 
 
-def _first_cohort(settings: Settings, task: Task) -> Ints:
+def _first_cohort(settings: RunSettings, task: Task) -> Ints:
     run = settings.run
     first = run.at(1, run.rounds)
-    return random.cohort(run.seed, 1, task.clients, first.participation)
+    return random.cohort(run.seed, 1, task.num_clients, first.participation)

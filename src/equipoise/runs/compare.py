@@ -15,12 +15,12 @@ from equipoise.records.folder import Folder
 from equipoise.records.summary import Compared, Summary
 from equipoise.report import folders, paired, tables, targets
 from equipoise.report.page import pareto
-from equipoise.runs.running import Watch, build_task, run
-from equipoise.settings.config import Settings
+from equipoise.runs.running import OnRoundEnd, build_task, run
+from equipoise.settings.config import RunSettings
 from equipoise.settings.given import settings_of
-from equipoise.settings.means import Means
+from equipoise.settings.means import ResourceConfig
 
-Announce = Callable[[Settings, Path], Watch]
+Announce = Callable[[RunSettings, Path], OnRoundEnd]
 """Called before each cell; gives what watches its rounds."""
 
 
@@ -33,7 +33,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     announce: Announce | None = None,
-    means: Means | None = None,
+    means: ResourceConfig | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
     """Run every method with every seed; write ``table.md``, ``table.csv`` and ``compare.json`` after each run.
 
@@ -52,7 +52,7 @@ def compare(
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
-    plan: list[tuple[str, Settings, Path]] = []
+    plan: list[tuple[str, RunSettings, Path]] = []
     for method, given in cells.items():
         for seed in range(seeds):
             settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
@@ -64,14 +64,14 @@ def compare(
     for method, settings, folder in plan:
         was_finished = resume and Folder(folder).summary.is_file()
         watch = announce(settings, folder) if announce else None
-        by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, watch=watch, means=means))
+        by_method[method].append(run(settings, folder, resume=resume, overwrite=overwrite, on_round_end=watch, resources=means))
         if not was_finished and folder != plan[-1][2]:
             _write(out, command, plan, by_method)
     return by_method, _write(out, command, plan, by_method)
 
 
 def _write(
-    out: Path, command: list[str], plan: Sequence[tuple[str, Settings, Path]], by_method: dict[str, list[Summary]]
+    out: Path, command: list[str], plan: Sequence[tuple[str, RunSettings, Path]], by_method: dict[str, list[Summary]]
 ) -> list[tables.Column]:
     """Write the tables of the runs that have ended, so that a comparison that is killed leaves them; gives columns."""
     checkpoint.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
@@ -97,7 +97,7 @@ def _write(
     return shown
 
 
-def _of(plan: Sequence[tuple[str, Settings, Path]], method: str) -> list[tuple[str, Settings, Path]]:
+def _of(plan: Sequence[tuple[str, RunSettings, Path]], method: str) -> list[tuple[str, RunSettings, Path]]:
     return [cell for cell in plan if cell[0] == method]
 
 
@@ -111,14 +111,14 @@ def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]
     suited, refused = {}, {}
     for method, given in cells.items():
         try:
-            build_task(Settings.of({**given, "method": method}))
+            build_task(RunSettings.from_options({**given, "method": method}))
             suited[method] = given
         except UsageError as error:
             refused[method] = str(error)
     return suited, refused
 
 
-def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: bool, overwrite: bool) -> None:
+def _refuse_early(plan: list[tuple[str, RunSettings, Path]], out: Path, resume: bool, overwrite: bool) -> None:
     """Every cell's checks before the first cell runs."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"'{out}' is a file: choose another --out")
@@ -130,5 +130,5 @@ def _refuse_early(plan: list[tuple[str, Settings, Path]], out: Path, resume: boo
             build_task(settings)
             seen.add(method)
         config = folder / "config.json"
-        if resume and config.exists() and Settings.of(read_config(config)).flat != settings.flat:
+        if resume and config.exists() and RunSettings.from_options(read_config(config)).to_dict != settings.to_dict:
             raise UsageError(f"'{folder}' holds a run with other options: choose another --out, or --overwrite")

@@ -6,9 +6,9 @@ from typing import Any
 
 from equipoise.core.errors import UsageError
 from equipoise.runs.running import build_task
-from equipoise.runtime.choose import choose
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.settings.config import Settings
+from equipoise.runtime.choose import select_executor
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.settings.config import RunSettings
 from equipoise.settings.given import settings_of
 
 
@@ -24,13 +24,13 @@ def with_equal_steps(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
     return {label: {**given, "rounds": max(1, round(budget / costs[label]))} for label, given in cells.items()}
 
 
-def steps_of_a_round(settings: Settings) -> int:
+def steps_of_a_round(settings: RunSettings) -> int:
     """Gradient steps of all clients in the first round."""
     run, task = settings.run, build_task(settings)
     numbers = settings.training.at(1, run.rounds)
-    schedule = Schedule(run.rounds, run.seed, run.participation, "stacked", run.rounds, keep_models=False)
-    make = choose(task, numbers, task.clients).make if run.executor == "auto" and task.measured else None
-    taken = Simulation(settings.policy, task, settings.training, schedule, make).round().steps
+    schedule = RoundLoopConfig(run.rounds, run.seed, run.participation, "stacked", run.rounds, keep_models=False)
+    make = select_executor(task, numbers, task.num_clients).make if run.executor == "auto" and task.executor_depends_on_model else None
+    taken = FederatedSimulation(settings.wrapped_method, task, settings.training, schedule, make).run_round().steps
     if not taken:
         raise UsageError(f"equal steps need methods that tell their gradient steps, and {run.method} does not")
     return taken

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 from equipoise.runs.models import read_model
 from equipoise.runs.predict import network_of
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 
 ROWS = 64  # that predictions are compared on
 CLOSE = 1e-4  # how far logits may differ, relative to the largest
@@ -30,7 +30,7 @@ Facts = dict[str, str]
 
 
 def export(
-    path: Path, client: int | None, form: str, out: Path | None, settings: Settings | None = None
+    path: Path, client: int | None, form: str, out: Path | None, settings: RunSettings | None = None
 ) -> tuple[Path, float]:
     """Write a model of a run in a format that other programs load, and check that it predicts as the original.
 
@@ -77,14 +77,14 @@ def export(
     return out, gaps[0]
 
 
-def _safetensors(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
+def _safetensors(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
     checkpoint.fill_tensors(out, params, facts)
     module.load_state_dict(load_file(out), strict=False)
     logits: Tensor = module(x)
     return logits
 
 
-def _torchscript(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
+def _torchscript(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch wants its newer formats, which this one's readers do not know
         content = io.BytesIO()  # PyTorch refuses names of files that it cannot take an archive's name from
@@ -94,7 +94,7 @@ def _torchscript(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: F
     return logits
 
 
-def _onnx(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -> Tensor:
+def _onnx(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
     try:
         import onnx
         import onnxruntime
@@ -117,7 +117,7 @@ def _onnx(module: nn.Module, params: Tree, x: Tensor, out: Path, facts: Facts) -
     return torch.from_numpy(logits[0])
 
 
-FORMATS: dict[str, tuple[str, Callable[[nn.Module, Tree, Tensor, Path, Facts], Tensor]]] = {
+FORMATS: dict[str, tuple[str, Callable[[nn.Module, Params, Tensor, Path, Facts], Tensor]]] = {
     "safetensors": (".safetensors", _safetensors),
     "onnx": (".onnx", _onnx),
     "torchscript": (".pt", _torchscript),

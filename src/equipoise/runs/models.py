@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.core import files as checkpoint
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
 
 
-def read_model(folder: Folder, client: int | None) -> Tree:
+def read_model(folder: Folder, client: int | None) -> Params:
     """One model of a finished run, whole, without building its task: what is frozen is stored once for all."""
     name = "global" if client is None else "personal"
     file = folder.models / f"{name}.safetensors"

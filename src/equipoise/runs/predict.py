@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from equipoise.contract import Supervised
+from equipoise.contract import SupervisedTask
 from equipoise.core import files
 from equipoise.core.config_file import read_config
 from equipoise.core.errors import UsageError
@@ -31,7 +31,7 @@ from equipoise.records.folder import Folder
 from equipoise.runs.card import Card, read_card
 from equipoise.runs.models import read_model
 from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.settings.given import settings_in
 
 AT_ONCE = 2**12  # rows, which bounds the memory
@@ -52,7 +52,7 @@ class Predictor:
     """Where rows are texts."""
 
     @staticmethod
-    def of(folder: Folder, client: int | None = None, settings: Settings | None = None) -> Predictor:
+    def of(folder: Folder, client: int | None = None, settings: RunSettings | None = None) -> Predictor:
         """The personal model of this client, or the global one; ``settings``: of a run made in Python."""
         folder.demand()
         params = read_model(folder, client)
@@ -101,7 +101,7 @@ class Predictor:
         return objective_of(self.card.target).columns(self.outputs(rows))
 
 
-def network_of(folder: Folder, settings: Settings | None = None) -> tuple[nn.Module, Card]:
+def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.Module, Card]:
     """The network of a run without its weights; only one that does not ship takes the task to build it."""
     card = read_card(folder)
     module = card.network() if card else None
@@ -110,7 +110,7 @@ def network_of(folder: Folder, settings: Settings | None = None) -> tuple[nn.Mod
     settings = settings or settings_in(folder.config)
     task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
     card = Card.of(task, settings.run)
-    if card is None or not isinstance(task, Supervised):
+    if card is None or not isinstance(task, SupervisedTask):
         raise UsageError(f"task '{task.name}' learns no network: read its table from '{folder.models}'")
     return copy.deepcopy(task.module).eval(), card
 

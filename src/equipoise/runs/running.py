@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from equipoise.clock.fleet import Fleet
-from equipoise.contract import Supervised, Task, Tree
+from equipoise.clock.fleet import DevicePopulation
+from equipoise.contract import SupervisedTask, Task, Params
 from equipoise.core import files as checkpoint
 from equipoise.core import random
 from equipoise.core.config_file import write_config
@@ -27,31 +27,31 @@ from equipoise.records.summary import About, Summary, summarise, validation_scor
 from equipoise.records.tables import write_table
 from equipoise.runs import unchanged
 from equipoise.runs.card import Card
-from equipoise.runs.choosing import chosen, worth_sharing
+from equipoise.runs.choosing import plan_for_run, num_processes
 from equipoise.runs.elsewhere import refuse_simulated
 from equipoise.runs.finetuning import finetuned
 from equipoise.runs.keeping import interruptible, threads
-from equipoise.runs.newcomers import hold_out, newcomers
+from equipoise.runs.newcomers import hold_out, score_heldout_clients
 from equipoise.runs.personal import personal_parts
 from equipoise.runs.saving import Checkpoint
-from equipoise.runs.scoring import Final, final_scores
-from equipoise.runs.spreading import alike, follows, room_of, together
+from equipoise.runs.scoring import FinalScores, final_scores
+from equipoise.runs.spreading import per_process_plan, is_worker_rank, memory_budget, multiprocess_executor
 from equipoise.runtime.attacks import attacked, hostile_clients
 from equipoise.runtime.attacks import parse as parse_attack
-from equipoise.runtime.choose import Choice, MakeExecutor
+from equipoise.runtime.choose import ExecutorPlan, MakeExecutor
 from equipoise.runtime.device import place
-from equipoise.runtime.group import Group
-from equipoise.runtime.round import Schedule, Simulation
-from equipoise.runtime.rows import Room
-from equipoise.runtime.spread import Spread
-from equipoise.settings.config import Settings
+from equipoise.runtime.group import ProcessGroup
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.runtime.rows import MemoryBudget
+from equipoise.runtime.spread import MultiProcessExecutor
+from equipoise.settings.config import RunSettings
 from equipoise.settings.given import settings_in, settings_like
-from equipoise.settings.means import Means
+from equipoise.settings.means import ResourceConfig
 
 LABELLED = 1000  # clients up to this number have their classes counted
-Watch = Callable[[RoundRecord], str | None]
+OnRoundEnd = Callable[[RoundRecord], str | None]
 """Called after each round with its record; gives a reason to stop the run, or ``None``."""
-Tell = Callable[[str], None]
+OnMessage = Callable[[str], None]
 """Called with each remark before the first round."""
 
 
@@ -60,15 +60,15 @@ class Interrupted(Exception):
 
 
 def run(
-    settings: Settings,
+    settings: RunSettings,
     out: Path | str,
     *,
     resume: bool = False,
     overwrite: bool = False,
-    watch: Watch | None = None,
+    on_round_end: OnRoundEnd | None = None,
     make_executor: MakeExecutor | None = None,
-    tell: Tell | None = None,
-    means: Means | None = None,
+    on_message: OnMessage | None = None,
+    resources: ResourceConfig | None = None,
 ) -> Summary:
     """Run to the end and give the summary.
 
@@ -85,9 +85,9 @@ def run(
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.config.is_file() and resume:
-        if settings_like(settings, folder.config).flat != settings.flat:
+        if settings_like(settings, folder.config).to_dict != settings.to_dict:
             raise UsageError(f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out")
-        return resume_run(folder.path, watch, make_executor, settings, tell, means)
+        return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
     task = build_task(settings)
     checkpoint.make_folder(folder.path)
     with checkpoint.locked(folder.path):
@@ -95,19 +95,19 @@ def run(
         folder.clear()
         checkpoint.make_folder(folder.checkpoint.parent)
         unchanged.keep(folder, settings, task)
-        write_config(folder.config, settings.flat)
-        _remark(task, tell)
-        with _start(settings, task, folder, make_executor, means or Means(), tell) as running:
-            return running.to_the_end(watch)
+        write_config(folder.config, settings.to_dict)
+        _remark(task, on_message)
+        with _start(settings, task, folder, make_executor, resources or ResourceConfig(), on_message) as running:
+            return running.run(on_round_end)
 
 
 def resume_run(
     path: Path | str,
-    watch: Watch | None = None,
+    on_round_end: OnRoundEnd | None = None,
     make_executor: MakeExecutor | None = None,
-    settings: Settings | None = None,
-    tell: Tell | None = None,
-    means: Means | None = None,
+    settings: RunSettings | None = None,
+    on_message: OnMessage | None = None,
+    resources: ResourceConfig | None = None,
 ) -> Summary:
     """Continue where a run stopped; a finished one just gives its summary.
 
@@ -125,110 +125,110 @@ def resume_run(
     unchanged.demand_unchanged(folder, settings, task)
     with checkpoint.locked(folder.path):
         checkpoint.make_folder(folder.checkpoint.parent)
-        _remark(task, tell)
-        with _start(settings, task, folder, make_executor, means or Means(), tell) as running:
+        _remark(task, on_message)
+        with _start(settings, task, folder, make_executor, resources or ResourceConfig(), on_message) as running:
             if folder.checkpoint.exists():
                 running.restore()
-            return running.to_the_end(watch)
+            return running.run(on_round_end)
 
 
 @contextlib.contextmanager
 def _start(
-    settings: Settings,
+    settings: RunSettings,
     task: Task,
     folder: Folder,
     make_executor: MakeExecutor | None,
-    means: Means,
-    tell: Tell | None,
-) -> Iterator[_Running]:
+    means: ResourceConfig,
+    tell: OnMessage | None,
+) -> Iterator[RunSession]:
     """The run with its processes; under ``torchrun``, with those that it started."""
     if make_executor is not None:
-        yield _Running(settings, task, folder, Choice("stacked", settings.run.threads), make_executor)
+        yield RunSession(settings, task, folder, ExecutorPlan("stacked", settings.run.threads), make_executor)
         return
-    if follows():
+    if is_worker_rank():
         raise UsageError("torchrun starts one run: use it with 'equipoise run', which goes on with --resume")
-    choice = chosen(settings, task, folder)
-    if not means.processes and Group.launched()[1] == 1:
-        count, remark = worth_sharing(settings, task, choice)
+    choice = plan_for_run(settings, task, folder)
+    if not means.processes and ProcessGroup.launched()[1] == 1:
+        count, remark = num_processes(settings, task, choice)
         means = replace(means, processes=count)
         if tell is not None and remark:
             tell(remark)
-    if max(means.processes, Group.launched()[1]) == 1:
-        yield _Running(settings, task, folder, choice, room=room_of(means, folder.checkpoint.parent))
+    if max(means.processes, ProcessGroup.launched()[1]) == 1:
+        yield RunSession(settings, task, folder, choice, room=memory_budget(means, folder.checkpoint.parent))
         return
-    choice = alike(choice)
-    with together(means, settings, task, choice, folder.checkpoint.parent) as spread:
-        yield _Running(settings, task, folder, choice, spread=spread)
+    choice = per_process_plan(choice)
+    with multiprocess_executor(means, settings, task, choice, folder.checkpoint.parent) as spread:
+        yield RunSession(settings, task, folder, choice, spread=spread)
 
 
-def build_task(settings: Settings) -> Task:
+def build_task(settings: RunSettings) -> Task:
     """The task of a run, with every check that can be made before work starts."""
     run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
     task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
-    if run.start or run.adapter or run.blocks:
-        task = task.shaped(run.start, run.adapter, run.blocks, run.seed)
-    if settings.run.headline:
-        task = task.headed(settings.run.headline)
+    if run.init_weights or run.adapter or run.blocks:
+        task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
+    if settings.run.metric:
+        task = task.with_primary_metric(settings.run.metric)
     if settings.run.holdout_clients:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     if settings.run.attack:
         attack, share = parse_attack(settings.run.attack)
         if attack in POISONS:
-            liars = hostile_clients(settings.run.seed, task.clients, share)
+            liars = hostile_clients(settings.run.seed, task.num_clients, share)
             task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)
-    task.devices = Fleet(settings.timing.world, run.seed)
+    task.devices = DevicePopulation(settings.timing.device_classes, run.seed)
     if task.bytes_before[0]:
         settings.privacy.refuse_telling()
     task.check()
-    task.suits(settings.method)
+    task.check_method(settings.method)
     _check_rounds(settings, task)
-    if settings.timing.carries and not settings.policy.patient:
+    if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
         raise UsageError(
             f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on replies to what it sent "
             "in the same round; use mode sync, or another method"
         )
     selection = settings.selection
-    if (selection.told or selection.watches) and not isinstance(task, Supervised):
+    if (selection.needs_client_loss or selection.needs_server_loss) and not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"select {run.select} reads losses, and agents of task '{task.name}' have none: choose another"
+            f"select {run.selection} reads losses, and agents of task '{task.name}' have none: choose another"
         )
-    if run.select != "uniform" and "select" in settings.method.decides:
+    if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
         raise UsageError(f"{run.method} chooses who takes part by itself: leave select at uniform")
-    if settings.run.finetune and not isinstance(task, Supervised):
+    if settings.run.finetune and not isinstance(task, SupervisedTask):
         raise UsageError(f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off")
-    if settings.run.finetune and not (task.has("val") and settings.run.save_personal):
+    if settings.run.finetune and not (task.has_split("val") and settings.run.save_personal):
         raise UsageError("finetune needs validation data and the personal models: set val_share and keep save_personal")
     return task
 
 
-def _remark(task: Task, tell: Tell | None) -> None:
+def _remark(task: Task, tell: OnMessage | None) -> None:
     if tell is not None:
-        for remark in task.remarks():
+        for remark in task.warnings():
             tell(remark)
 
 
-def _check_rounds(settings: Settings, task: Task) -> None:
+def _check_rounds(settings: RunSettings, task: Task) -> None:
     """The method's own check; on every round's numbers, where options follow schedules."""
-    method, training, rounds = settings.policy, settings.training, settings.run.rounds
+    method, training, rounds = settings.wrapped_method, settings.training, settings.run.rounds
     constant = method.at(1, rounds) is method and training.at(1, rounds) is training
     each = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, 2 if constant else rounds + 1))
     for one, numbers in dict.fromkeys(each):
         one.check(task, numbers)
 
 
-class _Running:
+class RunSession:
     """A run under way: the simulation, what is on disk of it, and the best model so far."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunSettings,
         task: Task,
         folder: Folder,
-        choice: Choice,
+        choice: ExecutorPlan,
         make_executor: MakeExecutor | None = None,
-        spread: Spread | None = None,
-        room: Room | None = None,
+        spread: MultiProcessExecutor | None = None,
+        room: MemoryBudget | None = None,
     ) -> None:
         """``make_executor``: clients are elsewhere; ``spread``: they are in these processes; ``room``: where what they
         hold may lie, if they are here."""
@@ -238,29 +238,29 @@ class _Running:
         if not self.here:
             refuse_simulated(settings)
         self.choice = choice
-        schedule = Schedule(
+        schedule = RoundLoopConfig(
             run.rounds, run.seed, run.participation, self.choice.executor, run.eval_every, run.save_personal
         )
         self.make = make_executor or self.choice.make
         make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
         timing = settings.timing if self.here else None
-        self.simulation = Simulation(
-            settings.policy, task, settings.training, schedule, make, self._ledger(), timing, room, settings.deciding
+        self.simulation = FederatedSimulation(
+            settings.wrapped_method, task, settings.training, schedule, make, self._ledger(), timing, room, settings.client_selection
         )
         self.checkpoint = Checkpoint(folder, self.simulation)
         self.began = time.monotonic()
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
-        self.best_params: Tree = {}
+        self.best_params: Params = {}
 
     def _ledger(self) -> Ledger | None:
         """Clients that are elsewhere know the seed, and so who is drawn: only a simulation may count on secrecy."""
         run, task = self.settings.run, self.task
         if not self.settings.privacy.on:
             return None
-        cohort = len(random.cohort(run.seed, 1, task.clients, run.participation))
-        sends = bool(self.settings.method.shared_names(task))
-        return Ledger(self.settings.privacy, task.clients, cohort, sends, amplified=self.here, secure=run.secure)
+        cohort = len(random.cohort(run.seed, 1, task.num_clients, run.participation))
+        sends = bool(self.settings.method.shared_param_names(task))
+        return Ledger(self.settings.privacy, task.num_clients, cohort, sends, amplified=self.here, secure=run.secure)
 
     def restore(self) -> None:
         self.best_params, meta = self.checkpoint.load()
@@ -269,7 +269,7 @@ class _Running:
         self.began -= self.records[-1].clock or 0.0  # where it counts real time, that goes on
         self.best = tuple(meta["best"]) if meta["best"] else None
 
-    def to_the_end(self, watch: Watch | None) -> Summary:
+    def run(self, watch: OnRoundEnd | None) -> Summary:
         self.log_checksum = self.folder.write_rounds(self.records)
         with threads(self.choice.threads), interruptible() as asked:
             while not self._finished():
@@ -279,7 +279,7 @@ class _Running:
                 if asked():
                     self._save()
                     raise Interrupted
-            final = final_scores(self.simulation, beside_local=self.settings.run.beside_local, make=self.make)
+            final = final_scores(self.simulation, beside_local=self.settings.run.local_baseline, make=self.make)
             summary = self._summary(final)
         self._write_models()
         self._write_clients(final)
@@ -287,10 +287,10 @@ class _Running:
         return summary
 
     def _round(self) -> RoundRecord:
-        record = self.simulation.round()
+        record = self.simulation.run_round()
         if not self.here:
             record = replace(record, clock=time.monotonic() - self.began)
-        score = validation_score(record, self.task.headline, self.task.higher_is_better)
+        score = validation_score(record, self.task.metric, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
             self.best, self.best_params = (score, record.round), self.simulation.params
         patience = self.settings.run.patience
@@ -324,16 +324,16 @@ class _Running:
         """
         checkpoint.sync(self.folder.rounds)
         sums = {"config": checkpoint.checksum(self.folder.config.read_bytes()), "log": [self.log_checksum, *also]}
-        self.checkpoint.save(self.best_params, {"round": self.simulation.done, "best": self.best, **sums})
+        self.checkpoint.save(self.best_params, {"round": self.simulation.rounds_done, "best": self.best, **sums})
 
-    def _summary(self, final: Final) -> Summary:
+    def _summary(self, final: FinalScores) -> Summary:
         run, task = self.settings.run, self.task
         there = f" on {task.device}" if task.device.type != "cpu" else ""
         count = self.simulation.executor.processes
         several = f", {count} processes" if count > 1 else ""
         executor = f"{self.choice}{there}{several}" if self.here else None
         about = About(method=run.method, task=run.task, model=run.model, seed=run.seed, executor=executor)
-        summary = summarise(about, self.records, task.headline, task.higher_is_better)
+        summary = summarise(about, self.records, task.metric, task.higher_is_better)
         if any(task.bytes_before):
             before = Bytes(*task.bytes_before)
             summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
@@ -342,7 +342,7 @@ class _Running:
             test=final.added_to(summary.test),
             undefined=final.undefined,
             extra=task.summary(self.simulation.params),
-            newcomers=newcomers(self.simulation, self.choice) if run.holdout_clients else None,
+            newcomers=score_heldout_clients(self.simulation, self.choice) if run.holdout_clients else None,
             finetuned=finetuned(self.simulation) if run.finetune else None,
         )
 
@@ -357,7 +357,7 @@ class _Running:
             checkpoint.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
             if self.best_params:
                 checkpoint.write_tensors(self.folder.models / "global-best.safetensors", self.best_params)
-        elif names := method.shared_names(self.task):
+        elif names := method.shared_param_names(self.task):
             shared = {name: self.simulation.params[name] for name in names}
             checkpoint.write_tensors(self.folder.models / "shared.safetensors", shared)
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
@@ -365,13 +365,13 @@ class _Running:
             parts = ({"client_ids": torch.from_numpy(ids), **models} for ids, models in each)
             write_stack(self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts)
 
-    def _write_clients(self, final: Final) -> None:
+    def _write_clients(self, final: FinalScores) -> None:
         """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
-        store, head = self.simulation.store, self.task.headline
+        store, head = self.simulation.store, self.task.metric
         ids = store.ids
         columns: dict[str, list[Any]] = {
             **self._who(ids),
-            "samples": self.task.sizes(torch.from_numpy(ids)).tolist(),
+            "samples": self.task.num_examples(torch.from_numpy(ids)).tolist(),
         }
         for name, scores in store.scores.get("test", {}).items():
             columns[f"{name}_{head}"] = scores[head].tolist()
@@ -382,8 +382,8 @@ class _Running:
         write_table(self.folder.clients, columns)
         if (
             self.here
-            and isinstance(self.task, Supervised)
-            and self.task.kind == "classification"
+            and isinstance(self.task, SupervisedTask)
+            and self.task.target_kind == "classification"
             and len(ids) <= LABELLED
         ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Supervised, Task, Tree
+from equipoise.contract import SupervisedTask, Task, Params
 from equipoise.core import streams, trees
 from equipoise.methods.local import Local
-from equipoise.records.scores import Evaluations, OwnScores, Scores
+from equipoise.records.scores import Evaluations, ClientFinalScores, Scores
 from equipoise.runs.personal import Parts, parted, personal_parts
 from equipoise.runtime.choose import MakeExecutor
-from equipoise.runtime.round import Schedule, Simulation
+from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
 
 
 @dataclass(frozen=True)
-class Final:
+class FinalScores:
     """What is known of the last models beyond the evaluations of rounds."""
 
     global_: Mapping[str, float] = field(default_factory=dict)
-    personal: Tree = field(default_factory=dict)
+    personal: Params = field(default_factory=dict)
     """Scores ``[K]`` of the personal models of all clients seen."""
     columns: Mapping[str, list[float]] = field(default_factory=dict)
     """For the table of clients: the headline's interval, and the headline of whoever is to beat."""
@@ -44,11 +44,11 @@ def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
     return Scores({**scores, **{name: value for name, value in more.items() if name not in scores}} if scores else {})
 
 
-def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecutor) -> Final:
+def final_scores(simulation: FederatedSimulation, *, beside_local: bool, make: MakeExecutor) -> FinalScores:
     """For models that are here; clients that are elsewhere score their own, and say it."""
-    task, method = simulation.task.complete(), simulation.method
+    task, method = simulation.task.with_all_metrics(), simulation.method
     if task is simulation.task:
-        return Final()
+        return FinalScores()
     found: dict[str, float] = {}
     with torch.no_grad():
         if method.has_global(task):
@@ -57,23 +57,23 @@ def final_scores(simulation: Simulation, *, beside_local: bool, make: MakeExecut
             )
             found = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
-            return _told(found, simulation)
+            return _reported_scores(found, simulation)
         personal = _evaluated(task, personal_parts(simulation), len(simulation.store.ids))
         columns: dict[str, list[float]] = {}
-        if personal and isinstance(task, Supervised) and task.client_names:
+        if personal and isinstance(task, SupervisedTask) and task.client_names:
             columns = _beside(task, personal_parts(simulation), simulation.schedule.seed)
             if beside_local:
-                columns[f"local_{task.headline}"] = _alone(simulation, make).tolist()
-    return Final(found, personal, columns)
+                columns[f"local_{task.metric}"] = _local_baseline(simulation, make).tolist()
+    return FinalScores(found, personal, columns)
 
 
-def _evaluated(task: Task, parts: Parts, clients: int) -> Tree:
+def _evaluated(task: Task, parts: Parts, clients: int) -> Params:
     """Each model on its own client's test rows.
 
     Room for the scores of all is made once: small tensors that were kept between the large ones of each part would keep
     the memory of all parts from being used again.
     """
-    found: Tree = {}
+    found: Params = {}
     done = 0
     for ids, models in parts:
         if models:
@@ -85,35 +85,35 @@ def _evaluated(task: Task, parts: Parts, clients: int) -> Tree:
     return found
 
 
-def _beside(task: Supervised, parts: Parts, seed: int) -> dict[str, list[float]]:
+def _beside(task: SupervisedTask, parts: Parts, seed: int) -> dict[str, list[float]]:
     """Client by client: only those with names are looked at so."""
     each = [
-        beside(task, int(client), trees.row(models, k), seed) for ids, models in parts for k, client in enumerate(ids)
+        client_baselines(task, int(client), trees.index(models, k), seed) for ids, models in parts for k, client in enumerate(ids)
     ]
     return {name: [one[name] for one in each] for name in each[0]}
 
 
-def beside(task: Supervised, client: int, model: Tree, seed: int) -> dict[str, float]:
+def client_baselines(task: SupervisedTask, client: int, model: Params, seed: int) -> dict[str, float]:
     """The interval of one client's headline, and the headline of who predicts the same for every row."""
-    head = task.headline
-    low, high = task.interval(client, model, streams.generator(seed, streams.BOOTSTRAP, client))
-    constant = float(task.constant(client)[head])
+    head = task.metric
+    low, high = task.confidence_interval(client, model, streams.generator(seed, streams.BOOTSTRAP, client))
+    constant = float(task.constant_baseline(client)[head])
     return {f"personal_{head}_low": low, f"personal_{head}_high": high, f"constant_{head}": constant}
 
 
-def own_scores(task: Task, client: int, model: Tree, seed: int) -> OwnScores:
+def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinalScores:
     """All that a client can say of its own model."""
-    task = task.complete()
+    task = task.with_all_metrics()
     with torch.no_grad():
         scores = {name: float(value) for name, value in task.evaluate(torch.tensor(client), model, "test").items()}
-        more = beside(task, client, model, seed) if isinstance(task, Supervised) and task.client_names else {}
-        return OwnScores(scores, more)
+        more = client_baselines(task, client, model, seed) if isinstance(task, SupervisedTask) and task.client_names else {}
+        return ClientFinalScores(scores, more)
 
 
-def _told(found: Mapping[str, float], simulation: Simulation) -> Final:
+def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation) -> FinalScores:
     """From clients that keep their models and rows to themselves; what one does not say is not a number."""
     ids: list[int] = simulation.store.ids.tolist()
-    told = simulation.executor.closing(simulation.store.ids)
+    told = simulation.executor.final_scores(simulation.store.ids)
 
     def columns(part: str) -> dict[str, list[float]]:
         parts: dict[int, Mapping[str, float]] = {client: getattr(own, part) for client, own in told.items()}
@@ -121,15 +121,15 @@ def _told(found: Mapping[str, float], simulation: Simulation) -> Final:
         return {name: [parts.get(client, {}).get(name, np.nan) for client in ids] for name in names}
 
     personal = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns("scores").items()}
-    return Final(found, personal, columns("beside"))
+    return FinalScores(found, personal, columns("beside"))
 
 
-def _alone(simulation: Simulation, make: MakeExecutor) -> Tensor:
+def _local_baseline(simulation: FederatedSimulation, make: MakeExecutor) -> Tensor:
     """The headline of clients that train by themselves, in as many rounds."""
     s, task = simulation.schedule, simulation.task
-    schedule = Schedule(s.rounds, s.seed, s.participation, s.executor, s.rounds, keep_models=True)
-    alone = Simulation(Local(), task, simulation.training, schedule, make)
-    for _ in range(s.rounds):
-        alone.round()
-    parts = ((ids, alone.store.held(ids).local) for ids in parted(simulation.store.ids))
-    return _evaluated(task, parts, len(simulation.store.ids))[task.headline].double()
+    schedule = RoundLoopConfig(s.num_rounds, s.seed, s.participation, s.executor, s.num_rounds, keep_models=True)
+    alone = FederatedSimulation(Local(), task, simulation.training, schedule, make)
+    for _ in range(s.num_rounds):
+        alone.run_round()
+    parts = ((ids, alone.store.held(ids).local_params) for ids in parted(simulation.store.ids))
+    return _evaluated(task, parts, len(simulation.store.ids))[task.metric].double()

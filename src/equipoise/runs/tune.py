@@ -21,9 +21,9 @@ from equipoise.methods import find_method
 from equipoise.records.folder import Folder
 from equipoise.records.summary import validation_score
 from equipoise.runs.running import run
-from equipoise.settings.config import Settings
-from equipoise.settings.means import Means
-from equipoise.settings.names import find, options, resolved
+from equipoise.settings.config import RunSettings
+from equipoise.settings.means import ResourceConfig
+from equipoise.settings.names import find, options, resolve_names
 
 LAST = 3  # evaluations whose mean validation score judges a trial
 Told = Callable[[str, int, float | None, dict[str, Any]], None]
@@ -31,7 +31,7 @@ Told = Callable[[str, int, float | None, dict[str, Any]], None]
 
 
 def tune(
-    method: str, given: dict[str, Any], trials: int, out: Path, told: Told | None = None, means: Means | None = None
+    method: str, given: dict[str, Any], trials: int, out: Path, told: Told | None = None, means: ResourceConfig | None = None
 ) -> dict[str, Any]:
     """Search for good options of a method on validation data.
 
@@ -51,18 +51,18 @@ def tune(
     optuna = _optuna()
     if trials < 1:
         raise UsageError(f"trials is {trials}: must be at least 1")
-    base = Settings.of({**given, "method": method, "save_personal": False})
+    base = RunSettings.from_options({**given, "method": method, "save_personal": False})
     ranges = search_space(find_method(method), base, given)
     checkpoint.make_folder(out)
     with checkpoint.locked(out):
         _same_search(out, {"method": method, "given": {k: to_file(v) for k, v in given.items()}, "ranges": ranges})
-        study = _study(optuna, out, method, {name: base.flat[name] for name in ranges})
+        study = _study(optuna, out, method, {name: base.to_dict[name] for name in ranges})
         while (done := len(_finished(study))) < trials:
             # A sampler per trial: a search that was cut short goes on with the trials that it would have had.
             study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
             trial = _next(optuna, study)
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
-            score = _score({**base.flat, **tried}, out / f"trial-{done:03d}", means)
+            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", means)
             study.tell(trial, score) if score is not None else study.tell(trial, state=optuna.trial.TrialState.FAIL)
             if told:
                 told(method, done + 1, score, tried)
@@ -109,16 +109,16 @@ class _Journal:
         checkpoint.sync(self.path)
 
 
-def search_space(method: type[Method], base: Settings, given: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def search_space(method: type[Method], base: RunSettings, given: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Rate within a tenth and three times the task's own, epochs up to the task's own, and what the method names;
     an option that is given stays fixed."""
     usual, known = base.task_spec.training, options(method, base.task_spec)
     ranges: dict[str, tuple[float, float]] = {
         "lr": (usual.lr / 10, usual.lr * 3),
         "epochs": (1, usual.epochs),
-        **{find(known, f"method.{name}"): bounds for name, bounds in method.search.items()},
+        **{find(known, f"method.{name}"): bounds for name, bounds in method.search_space.items()},
     }
-    fixed = resolved(known, given)
+    fixed = resolve_names(known, given)
     return {name: bounds for name, bounds in ranges.items() if name not in fixed and bounds[0] < bounds[1]}
 
 
@@ -134,12 +134,12 @@ def read_best(folder: Path, method: str) -> dict[str, Any]:
     return best
 
 
-def _score(flat: dict[str, Any], folder: Path, means: Means | None) -> float | None:
+def _score(flat: dict[str, Any], folder: Path, means: ResourceConfig | None) -> float | None:
     """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
     checkpoint.remove(folder)  # a trial that was cut short starts anew
-    settings = Settings.of(flat)
+    settings = RunSettings.from_options(flat)
     try:
-        run(settings, folder, means=means)
+        run(settings, folder, resources=means)
     except UsageError:
         return None
     evaluated = [record for record in Folder(folder).stream() if record.evaluated]

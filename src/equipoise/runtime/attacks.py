@@ -16,16 +16,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Task, Training, Tree, Up
-from equipoise.contract.ranges import ANY
+from equipoise.contract import ServerMessage, ClientState, Method, Task, TrainingConfig, Params, ClientUpdate
+from equipoise.contract.ranges import DEFAULT_RANGE
 from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.poisoned import POISONS
-from equipoise.runtime.executors import Executor, Replies
+from equipoise.runtime.executors import Executor, CohortResults
 
 SCALE = 10.0
 LITTLE = 1.5
-MakeExecutor = Callable[[Method, Task, Training, int, int], Executor]
+MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
 
 
 def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
@@ -40,7 +40,7 @@ def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
     if name not in ATTACKS:
         return make
 
-    def attacking(method: Method, task: Task, training: Training, seed: int, rounds: int) -> Executor:
+    def attacking(method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int) -> Executor:
         return Attacked(make(method, task, training, seed, rounds), name, share)
 
     return attacking
@@ -66,40 +66,40 @@ class Attacked(Executor):
     def __init__(self, inner: Executor, attack: str, share: float) -> None:
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.inner, self.attack = inner, attack
-        self.hostile = hostile_clients(inner.seed, inner.task.clients, share)
-        self.fewest, self.keeps_models = inner.fewest, inner.keeps_models
+        self.hostile = hostile_clients(inner.seed, inner.task.num_clients, share)
+        self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
 
-    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
-        return self.inner.fresh(ids, initial, keeps_local)
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        return self.inner.init_state(ids, initial, keeps_local)
 
-    def cuts(self, clients: int) -> list[slice]:
-        return self.inner.cuts(clients)
+    def chunks(self, clients: int) -> list[slice]:
+        return self.inner.chunks(clients)
 
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
-        replies = self.inner.run(round, ids, down, held, splits)
+    def run_clients(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> CohortResults:
+        replies = self.inner.run_clients(round, ids, message, client_state, splits)
         if replies.stack is None:
             return replies
-        lying = torch.isin(ids[replies.rows], self.hostile)
+        lying = torch.isin(ids[replies.arrived], self.hostile)
         if not bool(lying.any()):
             return replies
-        up = self._lie(replies.stack.up, down.params, lying, round)
-        return replace(replies, stack=replace(replies.stack, up=up))
+        up = self._lie(replies.stack.update, message.params, lying, round)
+        return replace(replies, stack=replace(replies.stack, update=up))
 
-    def _lie(self, up: Up, sent: Tree, lying: Tensor, round: int) -> Up:
+    def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
         if self.attack == "metrics":
-            return replace(up, metrics={name: self._worst(name, value, lying) for name, value in up.metrics.items()})
+            return replace(updates, metrics={name: self._worst(name, value, lying) for name, value in updates.metrics.items()})
         changed = {}
-        for number, (name, value) in enumerate(up.params.items()):
+        for number, (name, value) in enumerate(updates.params.items()):
             change = value - sent[name]
             draw = torch.Generator().manual_seed(self.seed * 1_000_003 + round * 1009 + number)
             lie = ATTACKS[self.attack](change, lying, draw)
             shape = (-1, *[1] * (value.dim() - 1))
             changed[name] = torch.where(lying.view(shape), sent[name] + lie, value)
-        return replace(up, params=changed)
+        return replace(updates, params=changed)
 
     def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
         """The top of the declared range: the largest error, reward, loss or number that is believed."""
-        high = torch.tensor(self.method.reports.get(name, ANY).high, dtype=torch.float64)
+        high = torch.tensor(self.method.report_ranges.get(name, DEFAULT_RANGE).high, dtype=torch.float64)
         shape = (-1, *[1] * (value.dim() - 1))
         return torch.where(lying.view(shape), high.expand(value.shape).to(value.dtype), value)
 

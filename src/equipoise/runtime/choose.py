@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from equipoise.contract import Fit, Method, Task, Training, Tree, When
+from equipoise.contract import LocalTrainRequest, Method, Task, TrainingConfig, Params, RngContext
 from equipoise.runtime.device import available_cores
 from equipoise.runtime.executors import Executor, Loop, Stacked
 
 MEASURED_BATCH = 32  # larger batches are measured at this size, to keep the measurement short
 STACKED_CLIENTS = 8
-CLEARLY = 0.95  # a way must be at least this much faster than one client after another on one thread
+MAX_RELATIVE_TIME = 0.95  # a way must be at least this much faster than one client after another on one thread
 
-MakeExecutor = Callable[[Method, Task, Training, int, int], Executor]
+MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
 """From method, task, training, seed and number of rounds to where the clients are."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExecutorPlan:
     """How one process computes its clients, and why.
 
     Attributes:
@@ -55,7 +55,7 @@ class Choice:
         return f"{self.executor}, {self.threads} thread{plural} ({self.why})"
 
 
-def choose(task: Task, training: Training, cohort: int, shared: bool = False) -> Choice:
+def select_executor(task: Task, training: TrainingConfig, cohort: int, shared: bool = False) -> ExecutorPlan:
     """Return the fastest way to compute a cohort on this machine, now.
 
     Args:
@@ -67,56 +67,56 @@ def choose(task: Task, training: Training, cohort: int, shared: bool = False) ->
     Returns:
         The choice; `loop` on one thread unless another way is clearly faster.
     """
-    if not task.measured:
-        why = "dense layers" if task.forks else "the task computes its clients together"
-        return Choice("stacked", why=why)
+    if not task.executor_depends_on_model:
+        why = "dense layers" if task.supports_fork else "the task computes its clients together"
+        return ExecutorPlan("stacked", why=why)
     before = torch.get_num_threads()
     try:
         cores = available_cores() if task.device.type == "cpu" else 1  # a device has its own
         ways = _measure(task, training, cohort, cores, shared)
     finally:
         torch.set_num_threads(before)
-    best, plain = min(ways, key=lambda way: ways[way]), Choice("loop")
-    if ways[best] > CLEARLY * ways[plain]:
+    best, plain = min(ways, key=lambda way: ways[way]), ExecutorPlan("loop")
+    if ways[best] > MAX_RELATIVE_TIME * ways[plain]:
         best = plain
     found = ", ".join(f"{way.name} {1000 * seconds:.1f}" for way, seconds in ways.items())
     return replace(best, why=f"measured, ms a step of one client: {found}")
 
 
-def automatic(method: Method, task: Task, training: Training, seed: int, rounds: int) -> Executor:
+def automatic(method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int) -> Executor:
     """The executor of :func:`choose` for everybody."""
-    return choose(task, training, task.clients).make(method, task, training, seed, rounds)
+    return select_executor(task, training, task.num_clients).make(method, task, training, seed, rounds)
 
 
 EXECUTORS: dict[str, MakeExecutor] = {"auto": automatic, "stacked": Stacked, "loop": Loop}
 
 
-def _measure(task: Task, training: Training, cohort: int, cores: int, shared: bool) -> dict[Choice, float]:
+def _measure(task: Task, training: TrainingConfig, cohort: int, cores: int, shared: bool) -> dict[ExecutorPlan, float]:
     """Seconds a step of one client, each way."""
     torch.set_num_threads(1)
-    ways = {Choice("loop"): seconds_of_a_step(task, training, 1)}
+    ways = {ExecutorPlan("loop"): seconds_of_a_step(task, training, 1)}
     if task.stackable and cohort > 1:
-        ways[Choice("stacked")] = seconds_of_a_step(task, training, min(cohort, STACKED_CLIENTS))
+        ways[ExecutorPlan("stacked")] = seconds_of_a_step(task, training, min(cohort, STACKED_CLIENTS))
     processes = min(cores, cohort)
     if shared and processes > 1 and "fork" in multiprocessing.get_all_start_methods():
-        ways[Choice("loop", processes=processes)] = _seconds_together(task, training, processes) / processes
+        ways[ExecutorPlan("loop", processes=processes)] = _seconds_together(task, training, processes) / processes
     if cores > 1:
         torch.set_num_threads(cores)
-        ways[Choice("loop", threads=cores)] = seconds_of_a_step(task, training, 1)
+        ways[ExecutorPlan("loop", threads=cores)] = seconds_of_a_step(task, training, 1)
     return ways
 
 
-def seconds_of_a_step(task: Task, training: Training, clients: int) -> float:
+def seconds_of_a_step(task: Task, training: TrainingConfig, clients: int) -> float:
     """Seconds that a step of one client takes, with so many clients computed at once."""
     ids = torch.arange(clients)
-    one: Tree = task.init_params(0)
+    one: Params = task.init_params(0)
     params = {name: value.expand(clients, *value.shape) for name, value in one.items()}
-    rows = int(task.sizes(ids).max())
+    rows = int(task.num_examples(ids).max())
     batch = min(training.batch_size, MEASURED_BATCH)
-    when = When(0, 0, replace(training, batch_size=batch))
+    when = RngContext(0, 0, replace(training, batch_size=batch))
     lr = torch.full((clients,), training.lr, dtype=next(iter(one.values())).dtype)
-    fit = Fit(params, torch.ones_like(ids), lr, names=tuple(one), part=(0.0, min(1.0, 2 * batch / rows)))
-    steps = float(task.steps(ids, fit.epochs, when.training, fit.part).max())
+    fit = LocalTrainRequest(params, torch.ones_like(ids), lr, trainable=tuple(one), data_range=(0.0, min(1.0, 2 * batch / rows)))
+    steps = float(task.num_steps(ids, fit.epochs, when.training, fit.data_range).max())
     best = float("inf")
     for _ in range(2):  # the first also warms up
         started = time.perf_counter()
@@ -128,7 +128,7 @@ def seconds_of_a_step(task: Task, training: Training, clients: int) -> float:
     return best / steps / clients
 
 
-def _seconds_together(task: Task, training: Training, processes: int) -> float:
+def _seconds_together(task: Task, training: TrainingConfig, processes: int) -> float:
     """As :func:`seconds_of_a_step` of one client, while so many processes do it at the same time."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

@@ -8,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.clock.closing import close
-from equipoise.clock.fleet import HOUR, Fleet, Trips
-from equipoise.clock.options import Timing
-from equipoise.contract import Reply, State, Tree, Up
+from equipoise.clock.closing import end_of_round
+from equipoise.clock.fleet import HOUR, DevicePopulation, RoundDurations
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import ClientResult, State, Params, ClientUpdate
 from equipoise.core import trees
 from equipoise.core.random import cohort_size
 from equipoise.core.trees import Ints
-from equipoise.runtime.executors import Replies
-from equipoise.runtime.intake import Intake, Part
+from equipoise.runtime.executors import CohortResults
+from equipoise.runtime.intake import RoundReplies, StartGroup
 
 LOST, LATE = "it dropped out", "its reply came too late"
-TENTH = 10
+MIN_DEADLINE_SHARE = 10
 LEAST = 1e-300  # seconds: nothing is divided by zero
 
 
 @trees.message
 @dataclass
-class Parcel:
+class InFlightBatch:
     """Clients that are under way since one round: when they reply or are lost, and what they will bring."""
 
     ids: Tensor
@@ -35,16 +35,16 @@ class Parcel:
     seconds: Tensor
     began: Tensor
     """The round in which each started."""
-    reply: Reply
+    reply: ClientResult
     """In a round after that, its models are what changed of the one that was sent."""
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedBatch:
     """The clients that begin in a round: what goes down to each, what comes up, and how many samples it trains on."""
 
     ids: Ints
-    replies: Replies
+    replies: CohortResults
     samples: Tensor
     up: int
     down: Tensor
@@ -53,11 +53,11 @@ class Started:
 class Clock:
     """Time of the federation. All that changes is in :meth:`state`."""
 
-    def __init__(self, timing: Timing, seed: int, clients: int) -> None:
+    def __init__(self, timing: ClockConfig, seed: int, clients: int) -> None:
         self.timing, self.clients = timing, clients
-        self.fleet = Fleet(timing.world, seed)
+        self.fleet = DevicePopulation(timing.device_classes, seed)
         self.now = 0.0
-        self._flight: list[Parcel] = []
+        self._flight: list[InFlightBatch] = []
 
     @property
     def under_way(self) -> int:
@@ -69,8 +69,8 @@ class Clock:
         Where nobody is there and nobody is under way, time passes until somebody is.
         """
         wanted = cohort_size(self.clients, participation)
-        if self.timing.over_select > 1:
-            wanted = min(self.clients, int(np.ceil(self.timing.over_select * wanted)))
+        if self.timing.overselection > 1:
+            wanted = min(self.clients, int(np.ceil(self.timing.overselection * wanted)))
         count = wanted - self.under_way
         if self.fleet.always_there and not self._flight:
             return None, count
@@ -82,70 +82,70 @@ class Clock:
             pool = idle[self.fleet.present(idle, self.now)]
         return pool, min(count, len(pool))
 
-    def end(self, t: int, participation: float, started: Started | None, params: Tree) -> Intake:
+    def end(self, t: int, participation: float, started: StartedBatch | None, params: Params) -> RoundReplies:
         """Let the time of round ``t`` pass; gives what the server, whose model is ``params``, then has in hand."""
         wanted = cohort_size(self.clients, participation)
-        if not self.timing.carries:
+        if not self.timing.carries_stale_updates:
             assert started is not None
             return self._in_time(t, wanted, started)
         if started is not None:
             self._flight.append(self._parcel(t, started))
         if self.timing.mode == "async":
-            wanted = min(self.timing.buffer or max(1, wanted // TENTH), self.under_way)
+            wanted = min(self.timing.buffer or max(1, wanted // MIN_DEADLINE_SHARE), self.under_way)
         else:
             wanted = self.under_way + 1  # the clock ends the round, and nothing else
         at, lost = (np.concatenate([getattr(p, name).numpy() for p in self._flight]) for name in ("at", "lost"))
-        self.now, come = close(self.now, self._ids(), at, lost, wanted, self.timing.within)
-        return self._landed(t, torch.from_numpy(come), params)
+        self.now, come = end_of_round(self.now, self._ids(), at, lost, wanted, self.timing.within)
+        return self._collect_arrivals(t, torch.from_numpy(come), params)
 
     def state(self) -> State:
         """For a checkpoint."""
-        flight = {str(place): trees.plain(parcel) for place, parcel in enumerate(self._flight)}
+        flight = {str(place): trees.to_dict(parcel) for place, parcel in enumerate(self._flight)}
         return {"now": torch.tensor(self.now, dtype=torch.float64), "flight": flight}
 
     def load(self, state: State) -> None:
         """The inverse of :meth:`state`."""
         self.now = float(state["now"])
-        self._flight = [trees.revive(Parcel, state["flight"][place]) for place in sorted(state["flight"], key=int)]
+        self._flight = [trees.from_dict(InFlightBatch, state["flight"][place]) for place in sorted(state["flight"], key=int)]
 
     def _ids(self) -> Ints:
         return np.concatenate([parcel.ids.numpy() for parcel in self._flight])
 
-    def _trips(self, t: int, started: Started) -> Trips:
+    def _trips(self, t: int, started: StartedBatch) -> RoundDurations:
         samples, down = (values.double().numpy() for values in (started.samples, started.down))
         return self.fleet.trips(started.ids, t, samples, np.full(len(started.ids), float(started.up)), down)
 
-    def _in_time(self, t: int, wanted: int, started: Started) -> Intake:
+    def _in_time(self, t: int, wanted: int, started: StartedBatch) -> RoundReplies:
         """Synchronous: the round ends with the wanted replies or at the deadline; what comes later is lost."""
         trips, ids, began = self._trips(t, started), started.ids, self.now
-        self.now, come = close(began, ids, began + trips.seconds, trips.lost, wanted, self.timing.within)
-        intake = Intake.of(ids, started.replies)
-        intake.in_time, intake.seconds = torch.from_numpy(come & ~trips.lost), torch.from_numpy(trips.seconds)
+        self.now, come = end_of_round(began, ids, began + trips.seconds, trips.lost, wanted, self.timing.within)
+        intake = RoundReplies.of(ids, started.replies)
+        intake.arrived, intake.seconds = torch.from_numpy(come & ~trips.lost), torch.from_numpy(trips.seconds)
         # Whoever is not done when the round ends is told to stop.
         part = np.minimum(1.0, (self.now - began) / np.maximum(trips.seconds, LEAST))
         intake.joules = float((trips.joules * part).sum())
-        if not bool(intake.in_time.all()):
-            away = np.flatnonzero(~intake.in_time.numpy())
+        if not bool(intake.arrived.all()):
+            away = np.flatnonzero(~intake.arrived.numpy())
             intake.absent |= {int(ids[k]): LOST if come[k] and trips.lost[k] else LATE for k in away}
         return intake
 
-    def _parcel(self, t: int, started: Started) -> Parcel:
+    def _parcel(self, t: int, started: StartedBatch) -> InFlightBatch:
         trips, reply = self._trips(t, started), started.replies.stack
         assert reply is not None
-        return Parcel(
+        return InFlightBatch(
             ids=torch.from_numpy(started.ids),
             at=torch.from_numpy(self.now + trips.seconds),
             lost=torch.from_numpy(trips.lost),
             joules=torch.from_numpy(trips.joules),
             seconds=torch.from_numpy(trips.seconds),
             began=torch.full((len(started.ids),), t, dtype=torch.int64),
-            reply=replace(reply, notes={}),
+            reply=replace(reply, logged={}),
         )
 
-    def _landed(self, t: int, come: Tensor, params: Tree) -> Intake:
+    def _collect_arrivals(self, t: int, come: Tensor, params: Params) -> RoundReplies:
         """Take those whose event has ``come`` out of the flight."""
-        arrived: list[Parcel] = []
-        left: list[Parcel] = []
+        arrived: list[InFlightBatch] = []
+        left: list[InFlightBatch] = []
         absent: dict[int, str] = {}
         joules, first = 0.0, 0
         for parcel in self._flight:
@@ -155,50 +155,50 @@ class Clock:
             absent |= dict.fromkeys(parcel.ids[here & parcel.lost].tolist(), LOST)
             for kept, which in ((arrived, here & ~parcel.lost), (left, ~here)):
                 if bool(which.any()):
-                    kept.append(parcel if bool(which.all()) else trees.row(parcel, which))
+                    kept.append(parcel if bool(which.all()) else trees.index(parcel, which))
         self._flight = [
-            replace(parcel, reply=travelling(parcel.reply, params)) if int(parcel.began[0]) == t else parcel
+            replace(parcel, reply=as_deltas(parcel.reply, params)) if int(parcel.began[0]) == t else parcel
             for parcel in left
         ]
-        intake = gathered(t, arrived, params, self.timing.staleness)
+        intake = merge_stale_updates(t, arrived, params, self.timing.staleness)
         intake.absent, intake.joules = dict(sorted(absent.items())), joules
         return intake
 
 
-def travelling(reply: Reply, sent: Tree) -> Reply:
+def as_deltas(reply: ClientResult, sent: Params) -> ClientResult:
     """Replies that count in a later round: of their models only what changed is kept."""
-    changes = {name: after - sent[name] for name, after in reply.up.params.items()}
-    return replace(reply, up=replace(reply.up, params=changes))
+    changes = {name: after - sent[name] for name, after in reply.update.params.items()}
+    return replace(reply, update=replace(reply.update, params=changes))
 
 
-def gathered(t: int, parcels: list[Parcel], params: Tree, power: float) -> Intake:
+def merge_stale_updates(t: int, parcels: list[InFlightBatch], params: Params, power: float) -> RoundReplies:
     """Replies from several rounds as one stack: late changes shrink with their age, and are put onto this model.
 
     With FedAvg's mean this is FedBuff (Nguyen et al. 2022): w + sum of p_i (1 + s_i)^-a change_i.
     """
     if not parcels:
-        return Intake.of(np.empty(0, np.int64), Replies(torch.arange(0), None))
-    stacks = [replace(parcel.reply, up=_onto(params, parcel, t, power), scores={}) for parcel in parcels]
+        return RoundReplies.of(np.empty(0, np.int64), CohortResults(torch.arange(0), None))
+    stacks = [replace(parcel.reply, update=_rebase(params, parcel, t, power), scores={}) for parcel in parcels]
     ids = torch.cat([parcel.ids for parcel in parcels])
     order = ids.argsort()
     places = torch.empty_like(order)
     places[order] = torch.arange(len(ids))
     ends = np.cumsum([0, *(len(parcel.ids) for parcel in parcels)])
     parts = [
-        Part(parcel.ids.numpy(), parcel.reply.held, parcel.reply.scores, places[first:last])
+        StartGroup(parcel.ids.numpy(), parcel.reply.client_state, parcel.reply.scores, places[first:last])
         for parcel, first, last in zip(parcels, ends, ends[1:], strict=False)
     ]
     stack = trees.concatenate(stacks)
     if len(parcels) > 1:  # one parcel is in order already
-        stack = trees.row(stack, order)
-    intake = Intake.of(ids[order].numpy(), Replies.of_all(ids, stack))
+        stack = trees.index(stack, order)
+    intake = RoundReplies.of(ids[order].numpy(), CohortResults.of_all(ids, stack))
     intake.parts, intake.staleness = parts, t - torch.cat([parcel.began for parcel in parcels])[order]
     intake.seconds = torch.cat([parcel.seconds for parcel in parcels])[order]
     return intake
 
 
-def _onto(params: Tree, parcel: Parcel, t: int, power: float) -> Up:
-    up, age = parcel.reply.up, t - int(parcel.began[0])
+def _rebase(params: Params, parcel: InFlightBatch, t: int, power: float) -> ClientUpdate:
+    up, age = parcel.reply.update, t - int(parcel.began[0])
     if not age:  # as it came, to the bit
         return up
     weight = (1.0 + age) ** -power

@@ -25,7 +25,7 @@ def place(task: Task, name: str) -> Task:
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise UsageError(f"unknown device '{name}': choose auto, cpu, cuda, or cuda:1 for the second")
-    if not task.forks and not name.startswith("cuda"):  # nothing to gain there
+    if not task.supports_fork and not name.startswith("cuda"):  # nothing to gain there
         return task
     found = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not found):
@@ -33,4 +33,4 @@ def place(task: Task, name: str) -> Task:
     number = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", "0"))
     if number >= found:
         raise UsageError(f"device is '{name}', but PyTorch finds {found} CUDA devices: use another, or auto")
-    return task.on(torch.device("cuda", number))
+    return task.to(torch.device("cuda", number))

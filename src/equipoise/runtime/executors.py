@@ -9,81 +9,81 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Reply, State, Task, Training, Tree, When
-from equipoise.contract.method import by_size
+from equipoise.contract import ServerMessage, ClientState, Method, ClientResult, State, Task, TrainingConfig, Params, RngContext
+from equipoise.contract.method import weights_by_num_examples
 from equipoise.core import trees
 from equipoise.core.trees import Ints
-from equipoise.records.scores import OwnScores
+from equipoise.records.scores import ClientFinalScores
 from equipoise.runtime import chunks, primitives
-from equipoise.runtime.adopt import Facts
-from equipoise.runtime.client import RunningClient, client_round
+from equipoise.runtime.adopt import UpdateDiagnostics
+from equipoise.runtime.client import ClientRuntime, run_client_round
 from equipoise.runtime.store import HELD
 
-WORTH_STACKING = 48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+MIN_STACKED_CLIENTS = 48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 
 
-Judged = Callable[[], dict[str, Tree]]
+Judged = Callable[[], dict[str, Params]]
 """Scores of the server's model, by split."""
 
 
 @dataclass
-class Replies:
+class CohortResults:
     """What came back of a round, and why some of it did not."""
 
-    rows: Tensor
+    arrived: Tensor
     """Places of the clients that replied among those that were asked, ascending."""
-    stack: Reply | None
+    stack: ClientResult | None
     """Their replies, stacked ``[R, ...]``; ``None`` if nobody replied."""
     absent: dict[int, str] = field(default_factory=dict)
     unsent: frozenset[int] = frozenset()
     """Clients that could not be reached at all: they are not billed."""
-    known: Facts | None = None
+    known: UpdateDiagnostics | None = None
     """Their facts, where those are known already."""
     size: int | None = None
     """Bytes of one upload, where uploads are not in the stack."""
-    kept: bool = False
+    committed: bool = False
     """Whether what clients hold is kept already."""
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
     """Those by which sums over all clients are known already, if any are."""
 
-    def foreseen(self, taken: Tensor, weights: Tensor | Tree) -> bool:
+    def foreseen(self, taken: Tensor, weights: Tensor | Params) -> bool:
         """Whether these are the sums that are known already."""
         return bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
 
-    def facts(self, method: Method, sent: Tree) -> Facts:
+    def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
         """What decides which of them are used."""
         assert self.stack is not None
-        return self.known or Facts.of(method, sent, self.stack)
+        return self.known or UpdateDiagnostics.of(method, global_params, self.stack)
 
     def upload_bytes(self) -> int:
         """Bytes of one upload."""
         if self.size is not None:
             return self.size
-        return trees.tree_bytes(self.stack.up, stacked=True) if self.stack else 0
+        return trees.tree_bytes(self.stack.update, stacked=True) if self.stack else 0
 
-    def settle(self, taken: Tensor) -> None:
+    def commit(self, taken: Tensor) -> None:
         """Tell where clients are whose reply counted: the others keep what they held."""
 
     @classmethod
-    def of_all(cls, ids: Tensor, stack: Reply) -> Replies:
+    def of_all(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
 
-    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+    def partial_sums(self, method: Method, global_params: Params, cuts: list[slice], taken: Tensor, weights: Tensor | Params) -> State:
         """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
         assert self.stack is not None
         parts: list[State | None] = []
         for chunk in cuts:
-            here = (self.rows >= chunk.start) & (self.rows < chunk.stop)
-            up = self.stack.up if bool(here.all()) else trees.row(self.stack.up, here)
-            parts.append(chunks.summed(method, sent, up, taken[here], trees.row(weights, here[taken])))
-        return chunks.added(parts)
+            here = (self.arrived >= chunk.start) & (self.arrived < chunk.stop)
+            up = self.stack.update if bool(here.all()) else trees.index(self.stack.update, here)
+            parts.append(chunks.sum_chunk(method, global_params, up, taken[here], trees.index(weights, here[taken])))
+        return chunks.add_chunk_sums(parts)
 
 
 class Executor(ABC):
     """Runs the client half of a method for a cohort."""
 
-    fewest: int = 1
+    min_replies: int = 1
     """Usable replies below which the round changes nothing."""
     keeps_models: bool = True
     """Whether what clients hold is kept here; else they keep it themselves, elsewhere."""
@@ -91,98 +91,98 @@ class Executor(ABC):
     processes: int = 1
     """How many compute clients, where each keeps what its clients hold."""
 
-    def __init__(self, method: Method, task: Task, training: Training, seed: int, rounds: int) -> None:
+    def __init__(self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int) -> None:
         self.method, self.task, self.training, self.seed, self.rounds = method, task, training, seed, rounds
 
-    def cuts(self, clients: int) -> list[slice]:
+    def chunks(self, clients: int) -> list[slice]:
         """The chunks of a cohort of so many clients. What is not worth stacking is shared client by client."""
-        return chunks.cut(clients, 1 if self.task.measured else WORTH_STACKING)
+        return chunks.split_into_chunks(clients, 1 if self.task.executor_depends_on_model else MIN_STACKED_CLIENTS)
 
     @abstractmethod
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+    def run_clients(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> CohortResults:
         """``held``: stacks of what is kept of these clients; replies have it as it is after the round."""
 
-    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
         """Stacks of what is kept of clients that never took part."""
-        return fresh_clients(self.method, self.task, ids, initial, keeps_local)
+        return init_client_states(self.method, self.task, ids, initial, keeps_local)
 
-    def foreseen(self, method: Method, ids: Tensor) -> Tensor:
+    def known_weights(self, method: Method, ids: Tensor) -> Tensor:
         """The weights of all these clients, if no reply is needed to know them; else empty."""
-        known = method.summed and not {"weigh", "sums"} & method.decides
-        return by_size(self.task, ids) if known else torch.empty(0)
+        known = method.aggregates_by_sum and not {"aggregation_weights", "partial_sums"} & method.overridden_hooks
+        return weights_by_num_examples(self.task, ids) if known else torch.empty(0)
 
-    def expect(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
+    def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """These clients are likely to be asked in the round after the next :meth:`run`."""
 
-    def judge(self, params: Tree, splits: tuple[str, ...]) -> Judged:
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
         """Begin to evaluate the server's model on its own sets; to be called for the result before anything else."""
-        return lambda: judged(self.task, params, splits)
+        return lambda: evaluate_on_server(self.task, params, splits)
 
-    def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, where the simulation's own store does not have it."""
         return {}
 
-    def take(self, ids: Ints, kept: State) -> State:
+    def restore_state(self, ids: Ints, kept: State) -> State:
         """From all that a checkpoint has of these clients, what the simulation's own store is to have."""
         return kept
 
-    def closing(self, ids: Ints) -> Mapping[int, OwnScores]:
+    def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
         """What these clients say of the models that they keep, where that is not known here."""
         return {}
 
-    def one(self, round: int, splits: tuple[str, ...], id: Tensor, down: Down, held: Held) -> Reply:
+    def run_client(self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
         """One client's round."""
         method, training = self.method.at(round, self.rounds), self.training.at(round, self.rounds)
-        client = RunningClient(self.task, training, When(self.seed, round, training), self.rounds, id, down, held)
-        return client_round(method, client, splits)
+        client = ClientRuntime(self.task, training, RngContext(self.seed, round, training), self.rounds, id, message, client_state)
+        return run_client_round(method, client, splits)
 
 
-class Local(Executor):
+class InProcessExecutor(Executor):
     """In this process, chunk by chunk."""
 
     @abstractmethod
-    def chunk(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Reply:
+    def run_chunk(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> ClientResult:
         """The replies of one chunk: what they are depends on nobody outside it."""
 
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
+    def run_clients(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> CohortResults:
         with torch.no_grad():
-            cuts = [chunks.rows(cut) for cut in self.cuts(len(ids))]
+            cuts = [chunks.chunk_index(cut) for cut in self.chunks(len(ids))]
             if len(cuts) == 1:
-                return Replies.of_all(ids, self.chunk(round, ids, down, held, splits))
-            parts = (self.chunk(round, ids[here], down.row(here), trees.row(held, here), splits) for here in cuts)
-            return Replies.of_all(ids, trees.gathered(parts, len(ids)))
+                return CohortResults.of_all(ids, self.run_chunk(round, ids, message, client_state, splits))
+            parts = (self.run_chunk(round, ids[here], message.for_clients(here), trees.index(client_state, here), splits) for here in cuts)
+            return CohortResults.of_all(ids, trees.concat_stream(parts, len(ids)))
 
 
-class Loop(Local):
+class Loop(InProcessExecutor):
     """One client after another: obvious, the oracle of the others."""
 
-    def chunk(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Reply:
+    def run_chunk(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> ClientResult:
         each = range(len(ids))
-        return trees.stack([self.one(round, splits, ids[k], down.row(k), trees.row(held, k)) for k in each])
+        return trees.stack([self.run_client(round, splits, ids[k], message.for_clients(k), trees.index(client_state, k)) for k in each])
 
 
-class Stacked(Local):
+class Stacked(InProcessExecutor):
     """All clients of a chunk at once."""
 
-    def cuts(self, clients: int) -> list[slice]:
-        return chunks.cut(clients, WORTH_STACKING)
+    def chunks(self, clients: int) -> list[slice]:
+        return chunks.split_into_chunks(clients, MIN_STACKED_CLIENTS)
 
-    def chunk(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Reply:
-        def mapped(id: Tensor, down: Down, held: Held) -> Reply:
-            return self.one(round, splits, id, down, held)
+    def run_chunk(self, round: int, ids: Tensor, down: ServerMessage, held: ClientState, splits: tuple[str, ...]) -> ClientResult:
+        def mapped(id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
+            return self.run_client(round, splits, id, message, client_state)
 
-        return primitives.over_clients(mapped, (0, down.axes(), 0), (ids, down, held), len(ids))
+        return primitives.over_clients(mapped, (0, down.vmap_axes(), 0), (ids, down, held), len(ids))
 
 
-def judged(task: Task, params: Tree, splits: tuple[str, ...]) -> dict[str, Tree]:
+def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> dict[str, Params]:
     """Scores of one model on the server's own sets; that of clients' validation is public."""
     one = {name: value.unsqueeze(0) for name, value in params.items()}
     sets = {"test": "test", "val": "public"}
     with torch.no_grad():
-        return {split: trees.row(task.evaluate_server(one, sets[split]), 0) for split in splits}
+        return {split: trees.index(task.evaluate_server(one, sets[split]), 0) for split in splits}
 
 
-def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
+def init_client_states(method: Method, task: Task, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
     """Stacks of what clients hold before their first round."""
 
     def spread(tree: State) -> State:
@@ -190,4 +190,4 @@ def fresh_clients(method: Method, task: Task, ids: Tensor, initial: Tree, keeps_
         return copies
 
     local = spread(initial) if keeps_local else {}
-    return Held(local, spread(method.client_init(task, initial)), task.source_init(ids))
+    return ClientState(local, spread(method.init_client(task, initial)), task.init_data_state(ids))

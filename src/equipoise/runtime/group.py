@@ -33,11 +33,11 @@ def backend_of(device: torch.device) -> str:
     return f"cpu:{GLOO},cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else GLOO
 
 
-class Lost(RuntimeError):
+class WorkerLost(RuntimeError):
     """Another process of the run has ended or cannot be reached."""
 
 
-class Group(ABC):
+class ProcessGroup(ABC):
     """This process among all; number 0 leads."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -67,12 +67,12 @@ class Group(ABC):
     def leave(self) -> None:
         """There will be no more messages."""
 
-    def lost(self, process: int) -> Lost:
+    def lost(self, process: int) -> WorkerLost:
         """What to raise where another process does not answer any more."""
-        return Lost(f"process {process + 1} of {self.size} has ended")
+        return WorkerLost(f"process {process + 1} of {self.size} has ended")
 
 
-class Launched(Group):
+class TorchrunGroup(ProcessGroup):
     """Processes that ``torchrun`` started, on any number of machines."""
 
     def __init__(self, rank: int, size: int, device: torch.device = HERE) -> None:
@@ -87,7 +87,7 @@ class Launched(Group):
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAITING)
         except RuntimeError as error:
-            raise Lost(f"the processes of the run did not meet: {error}") from error
+            raise WorkerLost(f"the processes of the run did not meet: {error}") from error
 
     def send(self, to: int, tree: State, crossing: bool = False) -> list[Any]:
         """NCCL would have either of two who send to each other wait for the other."""

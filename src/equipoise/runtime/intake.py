@@ -8,33 +8,33 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from equipoise.contract import Held, Scores
-from equipoise.core.trees import Ints, Tree
-from equipoise.runtime.executors import Replies
+from equipoise.contract import ClientState, Scores
+from equipoise.core.trees import Ints, Params
+from equipoise.runtime.executors import CohortResults
 
 
 @dataclass
-class Part:
+class StartGroup:
     """Clients that started from one model: what they hold now, and at which places of the intake they are."""
 
     ids: Ints
-    held: Held
+    held: ClientState
     scores: Scores
     places: Tensor
 
 
 @dataclass
-class Intake:
+class RoundReplies:
     """The replies of a round's end, by client, ascending."""
 
     ids: Ints
-    replies: Replies
+    replies: CohortResults
     """Of these clients; what the server makes of them refers to the model that it has now."""
-    in_time: Tensor
+    arrived: Tensor
     """Booleans: the others were computed, and count for nothing."""
     cohort: int
     """The number of clients by whose chunks sums are made."""
-    parts: list[Part]
+    parts: list[StartGroup]
     absent: dict[int, str] = field(default_factory=dict)
     joules: float | None = None
     seconds: Tensor | None = None
@@ -43,26 +43,26 @@ class Intake:
     """How many models each is late, where any may be."""
 
     @classmethod
-    def of(cls, ids: Ints, replies: Replies) -> Intake:
+    def of(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
         """Whoever replied, as it replied."""
-        here = ids[replies.rows.numpy()]
+        here = ids[replies.arrived.numpy()]
         in_time = torch.ones(len(here), dtype=torch.bool)
         return cls(here, replies, in_time, len(ids), _one_part(here, replies), dict(replies.absent))
 
 
-def _one_part(ids: Ints, replies: Replies) -> list[Part]:
-    if replies.stack is None or replies.kept:
+def _one_part(ids: Ints, replies: CohortResults) -> list[StartGroup]:
+    if replies.stack is None or replies.committed:
         return []
-    return [Part(ids, replies.stack.held, replies.stack.scores, torch.arange(len(ids)))]
+    return [StartGroup(ids, replies.stack.client_state, replies.stack.scores, torch.arange(len(ids)))]
 
 
 @runtime_checkable
-class Later(Protocol):
+class AsyncExecutor(Protocol):
     """An executor whose clients may reply in a later round than the one that asked them, by a clock of their own."""
 
     @property
-    def away(self) -> Ints:
+    def in_flight_ids(self) -> Ints:
         """Clients that were asked in earlier rounds and may still reply: they cannot be asked now."""
 
-    def land(self, round: int, params: Tree) -> Intake:
+    def collect(self, round: int, params: Params) -> RoundReplies:
         """Wait for what ends the round; gives what the server, whose model is ``params``, then has in hand."""

@@ -19,7 +19,7 @@ import torch
 
 from equipoise.core.trees import State
 from equipoise.runtime.device import available_cores
-from equipoise.runtime.group import Group
+from equipoise.runtime.group import ProcessGroup
 from equipoise.runtime.pack import LENGTHS, length_of, pack, unpack
 
 SHORT = 2**15  # bytes: a socket takes some such messages before anybody reads them
@@ -28,7 +28,7 @@ ASLEEP = 0.2  # seconds until a look whether the other is still there
 
 
 @dataclass(frozen=True)
-class Line:
+class Channel:
     """One process's end."""
 
     socket: socket.socket
@@ -37,11 +37,11 @@ class Line:
     theirs: Semaphore
 
 
-Lines = dict[int, Line]
+Lines = dict[int, Channel]
 """The ends of one process, by the number of the other."""
 
 
-def lines(size: int, context: BaseContext) -> list[Lines]:
+def channels(size: int, context: BaseContext) -> list[Lines]:
     """Of each of so many processes, to be made before they are forked."""
     ends: list[Lines] = [{} for _ in range(size)]
     for one, other in combinations(range(size), 2):
@@ -49,12 +49,12 @@ def lines(size: int, context: BaseContext) -> list[Lines]:
         for end in sockets:
             for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, side, 6 * SHORT)
-        ends[one][other] = Line(sockets[0], bells[0], bells[1])
-        ends[other][one] = Line(sockets[1], bells[1], bells[0])
+        ends[one][other] = Channel(sockets[0], bells[0], bells[1])
+        ends[other][one] = Channel(sockets[1], bells[1], bells[0])
     return ends
 
 
-class Forked(Group):
+class ForkedGroup(ProcessGroup):
     """This process among those that were forked."""
 
     def __init__(self, rank: int, ends: list[Lines]) -> None:
@@ -101,7 +101,7 @@ class Forked(Group):
             raise self.lost(sender) from error
         return unpack(body)
 
-    def _wait(self, line: Line) -> None:
+    def _wait(self, line: Channel) -> None:
         end = time.perf_counter() + self._awake
         while time.perf_counter() < end:
             if line.mine.acquire(block=False):
@@ -115,12 +115,12 @@ class Forked(Group):
             line.socket.close()
 
 
-def _send_long(line: Line, body: memoryview) -> None:
+def _send_long(line: Channel, body: memoryview) -> None:
     line.theirs.release()
     line.socket.sendall(body)
 
 
-def _fill(line: Line, buffer: memoryview) -> None:
+def _fill(line: Channel, buffer: memoryview) -> None:
     while buffer:
         read = line.socket.recv_into(buffer)
         if not read:
@@ -128,7 +128,7 @@ def _fill(line: Line, buffer: memoryview) -> None:
         buffer = buffer[read:]
 
 
-def _has_come(line: Line) -> bool:
+def _has_come(line: Channel) -> bool:
     """Whether there is a message although nobody rang: the other has ended with it, or will ring once too often, which
     does no harm. Where there is none and the other has ended, reading says so."""
     try:

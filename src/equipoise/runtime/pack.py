@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.trees import State, map_leaves, plain
+from equipoise.core.trees import State, map_leaves, to_dict
 
 ALIGNED = 64
 LENGTHS = 16  # bytes of two numbers: the length of the message, and of its head
@@ -30,7 +30,7 @@ def pack(tree: State, least: int = 0) -> Tensor:
         size += _aligned(leaf.nbytes)
         return found
 
-    head = json.dumps(map_leaves(describe, {"tree": plain(tree)})).encode()
+    head = json.dumps(map_leaves(describe, {"tree": to_dict(tree)})).encode()
     place = _aligned(LENGTHS + len(head))
     buffer = torch.empty(max(least, place + size), dtype=torch.uint8)
     numbers = buffer.numpy()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equipoise.contract import State
 from equipoise.core.errors import UsageError
-from equipoise.core.trees import leaves, map_leaves, row, tree_bytes
+from equipoise.core.trees import leaves, map_leaves, index, tree_bytes
 
 SHARD = 2**26  # bytes of a file: as many clients as fit
 PROMISED = 2**32  # bytes that are reserved at once
@@ -22,7 +22,7 @@ BLANK = 1024  # rows that are blanked at once
 
 
 @dataclass
-class Room:
+class MemoryBudget:
     """Where the rows of one process may lie."""
 
     memory: int = 2**62
@@ -36,10 +36,10 @@ def unknown(value: Tensor, rows: int) -> Tensor:
     return value.new_full((rows, *value.shape[1:]), torch.nan if value.is_floating_point() else 0)
 
 
-class Rows:
+class ClientTable:
     """A tree of stacks with a row for each of ``clients`` slots, none of them written yet."""
 
-    def __init__(self, like: State, clients: int, room: Room) -> None:
+    def __init__(self, like: State, clients: int, room: MemoryBudget) -> None:
         """``like``: a stack of any length."""
         self._like: State = map_leaves(lambda value: value[:1].clone(), like)
         size = tree_bytes(like, stacked=True)
@@ -48,19 +48,19 @@ class Rows:
         # Memory that nobody has written to yet costs nothing, but a system may refuse to promise very much of it.
         self._ready = min(self.here, max(1, PROMISED // max(1, size)))
         self._front: State = map_leaves(lambda value: value.new_empty((self._ready, *value.shape[1:])), like)
-        self._lent = False  # whether others may hold the very tensors
+        self._aliased = False  # whether others may hold the very tensors
         self._files = _Files(like, room.folder) if self.here < clients else None
 
     def first(self, count: int) -> State:
         """The first rows; the very tensors where they are all that there can be in memory, else a copy."""
         if count == self.here == self._ready:
-            self._lent = True
+            self._aliased = True
             return self._front
         return self.take(torch.arange(count))
 
-    def seen(self, count: int) -> State:
+    def view(self, count: int) -> State:
         """The first rows, to be read before anything else is written."""
-        return row(self._front, slice(count)) if count <= self.here else self.take(torch.arange(count))
+        return index(self._front, slice(count)) if count <= self.here else self.take(torch.arange(count))
 
     def take(self, slots: Tensor) -> State:
         """A copy of some rows."""
@@ -79,8 +79,8 @@ class Rows:
 
     def put(self, slots: Tensor, rows: State) -> None:
         """Write rows, which must be others' tensors no longer than until now."""
-        if self._lent:
-            self._front, self._lent = map_leaves(lambda value: value.clone(), self._front), False
+        if self._aliased:
+            self._front, self._aliased = map_leaves(lambda value: value.clone(), self._front), False
         here = slots < self.here
         self._reserve(int(slots[here].max()) + 1 if bool(here.any()) else 0)
         if bool(here.all()):
@@ -88,18 +88,18 @@ class Rows:
             return
         assert self._files is not None
         map_leaves(lambda old, new: old.index_copy_(0, slots[here], new[here]), self._front, rows)
-        self._files.write(slots[~here] - self.here, row(rows, ~here))
+        self._files.write(slots[~here] - self.here, index(rows, ~here))
 
     def replace(self, rows: State) -> bool:
         """Take these tensors themselves for all rows, if they can be held in memory."""
         if self._files is not None or any(len(value) != self.here for value in leaves(rows)):
             return False
-        self._front, self._lent, self._ready = rows, True, self.here
+        self._front, self._aliased, self._ready = rows, True, self.here
         return True
 
-    def blank(self, first: int, last: int) -> None:
+    def fill_missing(self, first: int, last: int) -> None:
         """Nothing is known of these rows."""
-        like = row(self._front, slice(1)) if self.here else self._like
+        like = index(self._front, slice(1)) if self.here else self._like
         for slots in torch.arange(first, last).split(BLANK):
             self.put(slots, map_leaves(lambda value, here=slots: unknown(value, len(here)), like))
 
@@ -109,7 +109,7 @@ class Rows:
             self._front = map_leaves(lambda old: torch.cat([old, old.new_empty((more, *old.shape[1:]))]), self._front)
             self._ready += more
 
-    def expect(self, slots: Tensor) -> None:
+    def prefetch(self, slots: Tensor) -> None:
         """These rows are needed soon."""
         if self._files is not None:
             self._files.expect(slots[slots >= self.here] - self.here)

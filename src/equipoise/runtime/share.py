@@ -11,28 +11,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Reply, State, Tree, Up
+from equipoise.contract import ServerMessage, ClientState, ClientResult, State, Params, ClientUpdate
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.runtime import chunks
-from equipoise.runtime.adopt import Facts
-from equipoise.runtime.executors import Local, judged
-from equipoise.runtime.group import Group, Lost
-from equipoise.runtime.rows import Room
+from equipoise.runtime.adopt import UpdateDiagnostics
+from equipoise.runtime.executors import InProcessExecutor, evaluate_on_server
+from equipoise.runtime.group import ProcessGroup, WorkerLost
+from equipoise.runtime.rows import MemoryBudget
 from equipoise.runtime.store import HELD, ClientStore, keeps_local
 
 
-class Share:
+class Worker:
     """What one process does of a run. The same code serves the leader's own share and everybody else's."""
 
-    def __init__(self, inner: Local, group: Group, keep_models: bool, room: Room | None = None) -> None:
+    def __init__(self, inner: InProcessExecutor, group: ProcessGroup, keep_models: bool, room: MemoryBudget | None = None) -> None:
         self.inner, self.group = inner, group
         initial = inner.task.init_params(inner.seed)
         self.keeps_local = keeps_local(inner.method, inner.task, keep_models)
-        self.store = ClientStore(inner.task.clients, lambda ids: inner.fresh(ids, initial, self.keeps_local), room)
-        self._parts: list[Reply] = []
+        self.store = ClientStore(inner.task.num_clients, lambda ids: inner.init_state(ids, initial, self.keeps_local), room)
+        self._parts: list[ClientResult] = []
         self._ids = np.empty(0, np.int64)
-        self._sent: Tree = {}
+        self._sent: Params = {}
         self._method = inner.method
 
     def answer(self, call: State) -> State:
@@ -49,27 +49,27 @@ class Share:
         Where ``weights`` are known before, the sums over all of them go with the answer.
         """
         self._exchange(call["moves"])
-        ids, down, round = call["ids"], trees.revive(Down, call["down"]), call["round"]
+        ids, down, round = call["ids"], trees.from_dict(ServerMessage, call["down"]), call["round"]
         self._method = self.inner.method.at(round, self.inner.rounds)
         self._ids, self._sent, self._parts = ids.numpy(), down.params, []
         if not len(ids):
             return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
         held = self.store.held(self._ids)
-        self.store.expect(call["next"].numpy())
-        facts: list[Facts] = []
+        self.store.prefetch(call["next"].numpy())
+        facts: list[UpdateDiagnostics] = []
         started = time.perf_counter()
         for first, last in call["cuts"]:
-            here = chunks.rows(slice(first, last))
-            part = self.inner.chunk(round, ids[here], down.row(here), trees.row(held, here), tuple(call["splits"]))
-            facts.append(Facts.of(self._method, down.params, part))
+            here = chunks.chunk_index(slice(first, last))
+            part = self.inner.run_chunk(round, ids[here], down.for_clients(here), trees.index(held, here), tuple(call["splits"]))
+            facts.append(UpdateDiagnostics.of(self._method, down.params, part))
             self._parts.append(part)
         seconds = time.perf_counter() - started
-        size = trees.tree_bytes(self._parts[0].up, stacked=True)
-        told = [replace(part, held=Held(), up=self._told(part.up)) for part in self._parts]
-        whole = Facts.joined(facts)
-        why = {str(place): text for place, text in whole.reasons.items()}
-        known = {"finite": whole.finite, "long": whole.long, "reasons": why}
-        answer = {"replies": trees.plain(trees.concatenate(told)), "facts": known, "bytes": size, "seconds": seconds}
+        size = trees.tree_bytes(self._parts[0].update, stacked=True)
+        told = [replace(part, client_state=ClientState(), update=self._told(part.update)) for part in self._parts]
+        whole = UpdateDiagnostics.joined(facts)
+        why = {str(place): text for place, text in whole.violations.items()}
+        known = {"finite": whole.is_finite, "long": whole.norms, "reasons": why}
+        answer = {"replies": trees.to_dict(trees.concatenate(told)), "facts": known, "bytes": size, "seconds": seconds}
         if len(call["weights"]):
             answer |= self.sums({"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]})
         return answer
@@ -77,9 +77,9 @@ class Share:
     def settle(self, call: State) -> State:
         """Keep what came of those whose reply counted."""
         if len(self._ids):
-            held = trees.concatenate([part.held for part in self._parts])
-            held = held if self.keeps_local else replace(held, local={})
-            self.store.keep(self._ids, held, {}, call["taken"])
+            held = trees.concatenate([part.client_state for part in self._parts])
+            held = held if self.keeps_local else replace(held, local_params={})
+            self.store.commit(self._ids, held, {}, call["taken"])
         return {}
 
     def sums(self, call: State) -> State:
@@ -88,11 +88,11 @@ class Share:
         found: dict[str, State | None] = {}
         first, used = 0, 0
         for number, part in enumerate(self._parts):
-            clients = len(part.train.epochs) if part.train is not None else 0
+            clients = len(part.hparams.epochs) if part.hparams is not None else 0
             here = taken[first : first + clients]
             count = int(here.sum())
-            mine = trees.row(weights, slice(used, used + count))
-            found[str(number)] = chunks.summed(self._method, self._sent, part.up, here, mine)
+            mine = trees.index(weights, slice(used, used + count))
+            found[str(number)] = chunks.sum_chunk(self._method, self._sent, part.update, here, mine)
             first, used = first + clients, used + count
         return {"sums": found}
 
@@ -102,14 +102,14 @@ class Share:
 
     def judge(self, call: State) -> State:
         """The server's model on its own sets."""
-        return judged(self.inner.task, call["params"], tuple(call["splits"]))
+        return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
 
     def put(self, ids: Tensor, held: State) -> None:
         if len(ids):
-            self.store.put(ids.numpy(), held)
+            self.store.write(ids.numpy(), held)
 
-    def _told(self, up: Up) -> Up:
-        return Up({}, metrics=up.metrics) if self._method.summed else up
+    def _told(self, updates: ClientUpdate) -> ClientUpdate:
+        return ClientUpdate({}, metrics=updates.metrics) if self._method.aggregates_by_sum else updates
 
     def _exchange(self, moves: State) -> None:
         """Clients whose state lies with another process than the one that is to compute them."""
@@ -123,7 +123,7 @@ class Share:
             self.group.sent(under_way, to)
 
 
-def serve(share: Share, group: Group) -> None:
+def serve(share: Worker, group: ProcessGroup) -> None:
     """The life of a process that does not lead: one message after another until the last.
 
     Nobody waits for an answer where clients settle: what went wrong there is the next one.
@@ -137,12 +137,12 @@ def serve(share: Share, group: Group) -> None:
             group.sent(group.send(0, answer), 0)
 
 
-def _tried(share: Share, call: State) -> State:
+def _tried(share: Worker, call: State) -> State:
     try:
         return share.answer(call)
     except UsageError as error:
         return {"refused": str(error)}
-    except Lost as error:  # the leader ends the run, and says who it was
+    except WorkerLost as error:  # the leader ends the run, and says who it was
         return {"lost": str(error)}
     except Exception:
         return {"failed": traceback.format_exc()}

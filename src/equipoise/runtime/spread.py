@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Reply, State, Tree
+from equipoise.contract import ServerMessage, ClientState, Method, ClientResult, State, Params
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import Ints
 from equipoise.runtime import chunks
-from equipoise.runtime.adopt import Facts
-from equipoise.runtime.executors import Executor, Judged, Replies
-from equipoise.runtime.group import Group, Lost
+from equipoise.runtime.adopt import UpdateDiagnostics
+from equipoise.runtime.executors import Executor, Judged, CohortResults
+from equipoise.runtime.group import ProcessGroup, WorkerLost
 from equipoise.runtime.rows import unknown
-from equipoise.runtime.share import Share
+from equipoise.runtime.share import Worker
 from equipoise.runtime.store import HELD
 
 CLEARLY = 0.9  # clients that change their process take what they hold with them
 STEPS = 2  # per doubling of the time that a process takes beside the fastest
 
 
-def placed(loads: list[float], paces: list[float]) -> list[int]:
+def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
     """The process of each chunk, as if all were equally fast unless the round ends clearly sooner otherwise.
 
     ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
@@ -52,14 +52,14 @@ def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
     return place
 
 
-class Pace:
+class WorkerSpeed:
     """How fast processes are, from the times that they took; only the placement depends on it, never a number."""
 
     def __init__(self, processes: int) -> None:
         self._seconds = [0.0] * processes
         self._warm = [False] * processes
 
-    def saw(self, process: int, load: float, seconds: float) -> None:
+    def update(self, process: int, load: float, seconds: float) -> None:
         """A process took so long for so many planned steps; what was before fades. Its first time says nothing."""
         if not load:  # or a process that was slow once would never be asked again
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
@@ -73,43 +73,43 @@ class Pace:
         return min((seconds for seconds in self._seconds if seconds), default=0.0)
 
     @property
-    def paces(self) -> list[float]:
+    def speeds(self) -> list[float]:
         """Relative to the fastest, in steps that are larger than chance: moving clients about costs time, too."""
         fastest = self._fastest
         return [max(1.0, round(STEPS * seconds / fastest) / STEPS) if seconds else 1.0 for seconds in self._seconds]
 
 
-class Spread(Executor):
+class MultiProcessExecutor(Executor):
     """Leads the other processes, and computes a share itself. Any number of them gives the same result."""
 
-    def __init__(self, share: Share, group: Group) -> None:
+    def __init__(self, share: Worker, group: ProcessGroup) -> None:
         inner = share.inner
         super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
         self.share, self.group, self.processes = share, group, group.size
-        self._owner = np.full(inner.task.clients, -1, np.int32)
-        self.pace = Pace(self.processes)
+        self._owner = np.full(inner.task.num_clients, -1, np.int32)
+        self.pace = WorkerSpeed(self.processes)
         self._next = torch.empty(0, dtype=torch.int64)
         self._under_way: list[tuple[int, Any]] = []
 
-    def cuts(self, clients: int) -> list[slice]:
-        return self.share.inner.cuts(clients)
+    def chunks(self, clients: int) -> list[slice]:
+        return self.share.inner.chunks(clients)
 
-    def fresh(self, ids: Tensor, initial: Tree, keeps_local: bool) -> Held:
-        return Held()
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        return ClientState()
 
-    def expect(self, ids: Ints) -> None:
+    def prefetch(self, ids: Ints) -> None:
         self._next = torch.from_numpy(ids)
 
-    def run(self, round: int, ids: Tensor, down: Down, held: Held, splits: tuple[str, ...]) -> Replies:
-        training, cuts = self.training.at(round, self.rounds), self.cuts(len(ids))
-        epochs = torch.full_like(ids, training.epochs) if down.train is None else down.train.epochs
-        steps = self.task.steps(ids, epochs, training)
+    def run_clients(self, round: int, ids: Tensor, message: ServerMessage, client_state: ClientState, splits: tuple[str, ...]) -> CohortResults:
+        training, cuts = self.training.at(round, self.rounds), self.chunks(len(ids))
+        epochs = torch.full_like(ids, training.epochs) if message.hparams is None else message.hparams.epochs
+        steps = self.task.num_steps(ids, epochs, training)
         loads = [float(steps[cut].sum()) for cut in cuts]
-        place = placed(loads, self.pace.paces)
+        place = assign_chunks(loads, self.pace.speeds)
         mine = [[cut for cut, where in zip(cuts, place, strict=True) if where == p] for p in range(self.group.size)]
         rows = [torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)]) for part in mine]
         moves = self._moves(ids.numpy(), rows)
-        weights = self.foreseen(self.method.at(round, self.rounds), ids)
+        weights = self.known_weights(self.method.at(round, self.rounds), ids)
         calls = []
         for process, part in enumerate(rows):
             ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
@@ -117,15 +117,15 @@ class Spread(Executor):
                 {
                     **{"do": "run", "round": round, "splits": list(splits), "ids": ids[part], "next": self._next},
                     **{"cuts": [list(pair) for pair in pairwise(ends)]},
-                    **{"down": trees.plain(down.row(part)), "moves": moves[process]},
+                    **{"down": trees.to_dict(message.for_clients(part)), "moves": moves[process]},
                     "weights": weights[part] if len(weights) else weights,
                 }
             )
         answers = self.ask(calls)
         for process, answer in enumerate(answers):
             load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
-            self.pace.saw(process, load, answer["seconds"])
-        return _Elsewhere.of(self, rows, place, answers, weights)
+            self.pace.update(process, load, answer["seconds"])
+        return RemoteCohortResults.of(self, rows, place, answers, weights)
 
     def ask(self, calls: list[State]) -> list[State]:
         """Give each process its call, do one's own, and gather what they answer."""
@@ -136,15 +136,15 @@ class Spread(Executor):
         self._all_sent()
         return [own, *(self._checked(self.group.receive(process), process) for process in others)]
 
-    def judge(self, params: Tree, splits: tuple[str, ...]) -> Judged:
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
         """By the last process, while this one goes on."""
         last = self.group.size - 1
         if not splits or not last:
-            return super().judge(params, splits)
+            return super().evaluate_global(params, splits)
         self._send(last, {"do": "judge", "params": params, "splits": list(splits)})
-        found: dict[str, Tree] = {}
+        found: dict[str, Params] = {}
 
-        def wait() -> dict[str, Tree]:
+        def wait() -> dict[str, Params]:
             if not found:
                 found.update(self._checked(self.group.receive(last), last))
             return found
@@ -157,7 +157,7 @@ class Spread(Executor):
             self._send(process, {"do": "settle", "taken": taken[process]})
         self.share.settle({"taken": taken[0]})
 
-    def collect(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
         """What these clients hold, brought here from all processes."""
         who = [torch.from_numpy(np.flatnonzero(self._owner[ids] == p)) for p in range(self.group.size)]
         tensor_ids = torch.from_numpy(ids)
@@ -175,11 +175,11 @@ class Spread(Executor):
                         )
         return found
 
-    def take(self, ids: Ints, kept: State) -> State:
+    def restore_state(self, ids: Ints, kept: State) -> State:
         """The inverse of :meth:`collect`: they lie here until another process is to compute them."""
         self._owner[ids] = 0
         self.share.put(torch.from_numpy(ids), {name: kept[name] for name in HELD if name in kept})
-        return {**trees.plain(Held()), **{name: tree for name, tree in kept.items() if name not in HELD}}
+        return {**trees.to_dict(ClientState()), **{name: tree for name, tree in kept.items() if name not in HELD}}
 
     def close(self) -> None:
         """Let the other processes go."""
@@ -211,17 +211,17 @@ class Spread(Executor):
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if "lost" in answer:
-            raise Lost(answer["lost"])
+            raise WorkerLost(answer["lost"])
         if "failed" in answer:
             raise RuntimeError(f"process {process + 1} of {self.group.size} failed:\n{answer['failed']}")
         return answer
 
 
 @dataclass
-class _Elsewhere(Replies):
+class RemoteCohortResults(CohortResults):
     """Replies whose held parts, and uploads where sums are enough, stay where they were made."""
 
-    spread: Spread | None = None
+    spread: MultiProcessExecutor | None = None
     parts: list[Tensor] = field(default_factory=list)
     """Rows of the cohort by process."""
     place: list[int] = field(default_factory=list)
@@ -231,18 +231,18 @@ class _Elsewhere(Replies):
 
     @classmethod
     def of(
-        cls, spread: Spread, parts: list[Tensor], place: list[int], answers: list[State], weights: Tensor
-    ) -> _Elsewhere:
+        cls, spread: MultiProcessExecutor, parts: list[Tensor], place: list[int], answers: list[State], weights: Tensor
+    ) -> RemoteCohortResults:
         places = torch.cat(parts)
         some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
         facts = [answer["facts"] for _, answer in some]
         finite, long = (torch.cat([fact[name] for fact in facts]) for name in ("finite", "long"))
-        stack = trees.concatenate([trees.revive(Reply, answer["replies"]) for _, answer in some])
+        stack = trees.concatenate([trees.from_dict(ClientResult, answer["replies"]) for _, answer in some])
         if bool((places[1:] < places[:-1]).any()):
             order = places.argsort()
-            finite, long, stack = finite[order], long[order], trees.row(stack, order)
+            finite, long, stack = finite[order], long[order], trees.index(stack, order)
         why = {int(rows[int(k)]): text for rows, answer in some for k, text in answer["facts"]["reasons"].items()}
-        known = Facts(finite, long, dict(sorted(why.items())))
+        known = UpdateDiagnostics(finite, long, dict(sorted(why.items())))
         size, early = some[0][1]["bytes"], [answer.get("sums", {}) for answer in answers]
         return cls(
             torch.arange(len(places)),
@@ -256,24 +256,24 @@ class _Elsewhere(Replies):
             weights=weights,
         )
 
-    def settle(self, taken: Tensor) -> None:
+    def commit(self, taken: Tensor) -> None:
         assert self.spread is not None
         self.spread.settle([taken[rows] for rows in self.parts])
 
-    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+    def partial_sums(self, method: Method, global_params: Params, cuts: list[slice], taken: Tensor, weights: Tensor | Params) -> State:
         answers = self.early if self.foreseen(taken, weights) else self._ask(taken, weights)
         turn = [0] * len(answers)
         parts: list[State | None] = []
         for process in self.place:
             parts.append(answers[process][str(turn[process])])
             turn[process] += 1
-        return chunks.added(parts)
+        return chunks.add_chunk_sums(parts)
 
-    def _ask(self, taken: Tensor, weights: Tensor | Tree) -> list[State]:
+    def _ask(self, taken: Tensor, weights: Tensor | Params) -> list[State]:
         assert self.spread is not None
         places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
         calls = []
         for rows in self.parts:
             here = taken[rows]
-            calls.append({"do": "sums", "taken": here, "weights": trees.row(weights, places[rows][here])})
+            calls.append({"do": "sums", "taken": here, "weights": trees.index(weights, places[rows][here])})
         return [answer["sums"] for answer in self.spread.ask(calls)]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Held, Method, Scores, State, Task, Tree
-from equipoise.core.trees import plain, row
+from equipoise.contract import ClientState, Method, Scores, State, Task, Params
+from equipoise.core.trees import to_dict, index
 from equipoise.data.federation import Ints
-from equipoise.runtime.rows import Room, Rows
+from equipoise.runtime.rows import MemoryBudget, ClientTable
 
 HELD = ("local", "state", "source", "personal")
 ALWAYS = ("scores", "counts")  # of all clients together in every round, so in memory: a few numbers each
@@ -20,19 +20,19 @@ KEPT = (*HELD, *ALWAYS)
 
 def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
     """Whether the models that clients hold are kept."""
-    return method.keeps_model or keep_models or not method.has_global(task)
+    return method.needs_previous_model or keep_models or not method.has_global(task)
 
 
 class ClientStore:
     """What is kept of each client. A client gets its slot when it is first asked for."""
 
-    def __init__(self, clients: int, fresh: Callable[[Tensor], Held], room: Room | None = None) -> None:
+    def __init__(self, clients: int, fresh: Callable[[Tensor], ClientState], room: MemoryBudget | None = None) -> None:
         """``fresh(ids)`` gives the stacks of clients that were never seen."""
-        self._fresh, self._room = fresh, room or Room()
+        self._init_clients, self._room = fresh, room or MemoryBudget()
         self._slot = np.full(clients, -1, np.int32)
         self._id: Ints = np.empty(clients, np.int64)
         self._seen = 0
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, ClientTable] = {}
         self._changed = np.zeros(clients, bool)
 
     @property
@@ -41,7 +41,7 @@ class ClientStore:
         return self._id[: self._seen]
 
     @property
-    def local(self) -> Tree:
+    def local(self) -> Params:
         """Stacks ``[seen, ...]`` of the models that clients hold, in the order of :attr:`ids`."""
         return self._tree("local")
 
@@ -56,7 +56,7 @@ class ClientStore:
         return self._tree("source")
 
     @property
-    def personal(self) -> Tree:
+    def personal(self) -> Params:
         """Stacks of the models that clients would use, where these are others than they hold; else empty."""
         return self._tree("personal")
 
@@ -66,44 +66,44 @@ class ClientStore:
         return self._tree("scores")
 
     @property
-    def counts(self) -> Tree:
+    def counts(self) -> Params:
         """Per client: rounds in which it replied, and its bytes up and down."""
         return self._tree("counts")
 
-    def held(self, ids: Ints) -> Held:
+    def held(self, ids: Ints) -> ClientState:
         """Stacks of what these clients hold."""
-        self._admit(ids)
+        self._allocate(ids)
         where = self._where(ids)
-        return Held(*(self._some(name, where) for name in ("local", "state", "source")))
+        return ClientState(*(self._some(name, where) for name in ("local", "state", "source")))
 
-    def keep(self, ids: Ints, held: Held, scores: Scores, taken: Tensor) -> None:
+    def commit(self, ids: Ints, client_state: ClientState, scores: Scores, taken: Tensor) -> None:
         """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""
-        self._scatter(ids, {**plain(held), **({"scores": scores} if scores else {})}, taken)
+        self._scatter(ids, {**to_dict(client_state), **({"scores": scores} if scores else {})}, taken)
 
     def rows(self, ids: Ints, names: Container[str] = KEPT) -> State:
         """What is kept of these clients under some names."""
-        self._admit(ids)
+        self._allocate(ids)
         slots = torch.from_numpy(self._slot[ids].astype(np.int64))
         return {name: rows.take(slots) for name, rows in self._rows.items() if name in names}
 
-    def put(self, ids: Ints, trees: State) -> None:
+    def write(self, ids: Ints, trees: State) -> None:
         """What is kept of these clients, from elsewhere."""
-        self._admit(ids)
+        self._allocate(ids)
         self._scatter(ids, trees, torch.ones(len(ids), dtype=torch.bool))
 
-    def count(self, ids: Ints, more: Tree) -> None:
+    def count(self, ids: Ints, more: Params) -> None:
         """Add to the counts of these clients."""
-        self._admit(ids)
+        self._allocate(ids)
         sums = dict(self._some("counts", self._where(ids)))
         sums |= {name: sums[name] + number for name, number in more.items()}
         self._scatter(ids, {"counts": sums}, torch.ones(len(ids), dtype=torch.bool))
 
-    def expect(self, ids: Ints) -> None:
+    def prefetch(self, ids: Ints) -> None:
         """What these clients hold is needed soon."""
         slots = self._slot[ids]
         known = torch.from_numpy(slots[slots >= 0].astype(np.int64))
         for rows in self._rows.values():
-            rows.expect(known)
+            rows.prefetch(known)
 
     def saved(self) -> State:
         """Everything, for a checkpoint."""
@@ -113,11 +113,11 @@ class ClientStore:
     def load(self, state: State) -> None:
         """The inverse of :meth:`saved`."""
         ids = state["ids"].numpy()
-        self.begin(len(ids))
+        self.reserve(len(ids))
         self.restore(ids, np.arange(len(ids)), state["trees"])
         self._changed[ids] = True
 
-    def begin(self, seen: int) -> None:
+    def reserve(self, seen: int) -> None:
         """So many clients come back by :meth:`restore`."""
         self._seen, self._rows = seen, {}
 
@@ -140,7 +140,7 @@ class ClientStore:
 
     def _tree(self, name: str) -> State:
         """To be read before anything else is written."""
-        return self._rows[name].seen(self._seen) if name in self._rows else {}
+        return self._rows[name].view(self._seen) if name in self._rows else {}
 
     def _some(self, name: str, where: Tensor | None) -> State:
         rows = self._rows[name]
@@ -154,12 +154,12 @@ class ClientStore:
             if name not in self._rows:
                 self._rows[name] = self._made(name, tree)
                 if where is not None or not whole:
-                    self._rows[name].blank(0, self._seen)
+                    self._rows[name].fill_missing(0, self._seen)
             if where is None and whole and self._rows[name].replace(tree):
                 continue
             slots = torch.from_numpy(self.slots(ids))
             if not whole:
-                slots, tree = slots[keep], row(tree, keep)
+                slots, tree = slots[keep], index(tree, keep)
             self._rows[name].put(slots, tree)
 
     def _where(self, ids: Ints) -> Tensor | None:
@@ -169,7 +169,7 @@ class ClientStore:
             return None
         return torch.from_numpy(slots.astype(np.int64))
 
-    def _admit(self, ids: Ints) -> None:
+    def _allocate(self, ids: Ints) -> None:
         new = ids[self._slot[ids] < 0]
         if not len(new):
             return
@@ -177,10 +177,10 @@ class ClientStore:
         slots = np.arange(first, self._seen)
         self._slot[new], self._id[slots] = slots, new
         counts = {name: torch.zeros(len(new), dtype=torch.int64) for name in ("rounds", "up", "down")}
-        fresh = {**plain(self._fresh(torch.from_numpy(new))), "counts": counts}
+        fresh = {**to_dict(self._init_clients(torch.from_numpy(new))), "counts": counts}
         self._scatter(new, fresh, torch.ones(len(new), dtype=torch.bool))
         for name in self._rows.keys() - fresh.keys():
-            self._rows[name].blank(first, self._seen)
+            self._rows[name].fill_missing(first, self._seen)
 
-    def _made(self, name: str, like: State) -> Rows:
-        return Rows(like, len(self._slot), Room() if name in ALWAYS else self._room)
+    def _made(self, name: str, like: State) -> ClientTable:
+        return ClientTable(like, len(self._slot), MemoryBudget() if name in ALWAYS else self._room)

@@ -12,79 +12,79 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Down, Held, Method, Reply, State, Tree, Up
+from equipoise.contract import ServerMessage, ClientState, Method, ClientResult, State, Params, ClientUpdate
 from equipoise.core import trees
 from equipoise.runtime import chunks
-from equipoise.runtime.adopt import Facts
-from equipoise.runtime.executors import Local, Replies
+from equipoise.runtime.adopt import UpdateDiagnostics
+from equipoise.runtime.executors import InProcessExecutor, CohortResults
 from equipoise.runtime.store import ClientStore
 
 
-class Stream:
+class ChunkedRound:
     """How a simulation without a clock asks an executor of its own process: every sound reply counts."""
 
-    def __init__(self, executor: Local, store: ClientStore, keeps_local: bool) -> None:
+    def __init__(self, executor: InProcessExecutor, store: ClientStore, keeps_local: bool) -> None:
         self.executor, self.store, self.keeps_local = executor, store, keeps_local
         self._sums_early = not keeps_local
 
-    def run(self, round: int, ids: Tensor, down: Down, splits: tuple[str, ...]) -> Replies:
+    def run(self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]) -> CohortResults:
         """As the executor's own, of what the store has of these clients."""
         executor = self.executor
-        method, cuts = executor.method.at(round, executor.rounds), executor.cuts(len(ids))
-        weights = executor.foreseen(method, ids) if self._sums_early else torch.empty(0)
-        settles = not (method.shared_names(executor.task) or method.reports or "upload" in method.decides)
+        method, cuts = executor.method.at(round, executor.rounds), executor.chunks(len(ids))
+        weights = executor.known_weights(method, ids) if self._sums_early else torch.empty(0)
+        settles = not (method.shared_param_names(executor.task) or method.report_ranges or "upload" in method.overridden_hooks)
         if len(cuts) == 1 or not (settles or len(weights)):
-            return self._whole(round, ids, down, splits)
-        facts: list[Facts] = []
+            return self._whole(round, ids, message, splits)
+        facts: list[UpdateDiagnostics] = []
         sums: list[State | None] = []
         size = 0
 
-        def told(cut: slice) -> Reply:
+        def told(cut: slice) -> ClientResult:
             """The replies of a chunk without what is not needed any more, which ends with this call."""
             nonlocal size
-            here, own = chunks.rows(cut), ids[cut].numpy()
-            part = executor.chunk(round, ids[here], down.row(here), self.store.held(own), splits)
-            facts.append(Facts.of(method, down.params, part))
-            size = trees.tree_bytes(part.up, stacked=True)
+            here, own = chunks.chunk_index(cut), ids[cut].numpy()
+            part = executor.run_chunk(round, ids[here], message.for_clients(here), self.store.held(own), splits)
+            facts.append(UpdateDiagnostics.of(method, message.params, part))
+            size = trees.tree_bytes(part.update, stacked=True)
             if settles:
-                self.store.keep(own, part.held, part.scores, facts[-1].finite)
-                return replace(part, held=Held(), scores={})
+                self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)
+                return replace(part, client_state=ClientState(), scores={})
             everybody = torch.ones(len(own), dtype=torch.bool)
-            sums.append(chunks.summed(method, down.params, part.up, everybody, weights[cut]))
-            return replace(part, up=Up({}, metrics=part.up.metrics), held=replace(part.held, local={}))
+            sums.append(chunks.sum_chunk(method, message.params, part.update, everybody, weights[cut]))
+            return replace(part, update=ClientUpdate({}, metrics=part.update.metrics), client_state=replace(part.client_state, local_params={}))
 
         with torch.no_grad():
-            stack = trees.gathered((told(cut) for cut in cuts), len(ids))
-        known = Facts.joined(facts)
+            stack = trees.concat_stream((told(cut) for cut in cuts), len(ids))
+        known = UpdateDiagnostics.joined(facts)
         if settles:
-            return Replies(torch.arange(len(ids)), stack, known=known, kept=True)
+            return CohortResults(torch.arange(len(ids)), stack, known=known, committed=True)
 
-        def again() -> Up:
+        def again() -> ClientUpdate:
             self._sums_early = False  # whoever was left out once may be so in every round
-            stack = self._whole(round, ids, down, ()).stack
+            stack = self._whole(round, ids, message, ()).stack
             assert stack is not None
-            return stack.up
+            return stack.update
 
         return _Summed(torch.arange(len(ids)), stack, known=known, size=size, early=sums, weights=weights, again=again)
 
-    def _whole(self, round: int, ids: Tensor, down: Down, splits: tuple[str, ...]) -> Replies:
-        return self.executor.run(round, ids, down, self.store.held(ids.numpy()), splits)
+    def _whole(self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]) -> CohortResults:
+        return self.executor.run_clients(round, ids, message, self.store.held(ids.numpy()), splits)
 
 
 @dataclass
-class _Summed(Replies):
+class _Summed(CohortResults):
     """Replies whose uploads are gone."""
 
     early: list[State | None] = field(default_factory=list)
     """The sums of each chunk over all its clients, by the :attr:`weights`."""
-    again: Callable[[], Up] = lambda: Up({})
+    again: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
     """Computes the uploads once more."""
     _whole: bool = False
 
-    def sums(self, method: Method, sent: Tree, cuts: list[slice], taken: Tensor, weights: Tensor | Tree) -> State:
+    def partial_sums(self, method: Method, global_params: Params, cuts: list[slice], taken: Tensor, weights: Tensor | Params) -> State:
         if self.foreseen(taken, weights):
-            return chunks.added(self.early)
+            return chunks.add_chunk_sums(self.early)
         if not self._whole:
             assert self.stack is not None
-            self.stack, self._whole = replace(self.stack, up=self.again()), True
-        return super().sums(method, sent, cuts, taken, weights)
+            self.stack, self._whole = replace(self.stack, update=self.again()), True
+        return super().partial_sums(method, global_params, cuts, taken, weights)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Pool, Selection
+from equipoise.contract import Pool, SelectionPolicy
 
 
 @dataclass(frozen=True)
-class Fair(Selection):
+class Fair(SelectionPolicy):
     """Whoever has never replied first, then whoever waits longest.
 
     Turns are equal, and not replies: to have equal numbers of replies, everybody would have to wait for the slowest.

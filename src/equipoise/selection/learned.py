@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Heard, Pool, Selection, State, option
-from equipoise.contract.selection import best
+from equipoise.contract import RoundFeedback, Pool, SelectionPolicy, State, option
+from equipoise.contract.selection import top_scores
 from equipoise.core import random
 from equipoise.core.streams import SELECTION
 
@@ -25,15 +25,15 @@ LEAST = 0.05  # worth of a client that seems to do harm, as a part of the best
 
 
 @dataclass(frozen=True)
-class Learned(Selection):
+class Learned(SelectionPolicy):
     """Features: one, log size, log of the told loss, log of the rounds since it was asked; scaled over the pool.
 
     With its controls: ``zero`` knows times only (all worths are equal), ``random`` draws its weights anew each round.
     """
 
     name: ClassVar[str] = "learned"
-    told: ClassVar[bool] = True
-    watches: ClassVar[bool] = True
+    needs_client_loss: ClassVar[bool] = True
+    needs_server_loss: ClassVar[bool] = True
     control: str = option("learned", "whether worths are learned, all equal, or random", choices=CONTROLS)
     forgetting: float = option(0.98, "what is kept of earlier rounds per round", above=0, high=1)
     exploration: float = option(0.3, "spread of Thompson's draws", low=0)
@@ -54,8 +54,8 @@ class Learned(Selection):
 
     def due(self, pool: Pool) -> Tensor:
         """Who has waited too long and is asked in any case: the slowest first, for they wait for each other anyway."""
-        late = pool.some(self.floor * pool.count * (pool.round - pool.last) > len(pool.ids))
-        return torch.isin(pool.ids, best(late, late.seconds))
+        late = pool.subset(self.floor * pool.count * (pool.round - pool.last) > len(pool.ids))
+        return torch.isin(pool.ids, top_scores(late, late.seconds))
 
     def weights(self, pool: Pool, state: State) -> Tensor:
         """Thompson's draw; the first weight is a prior: every reply is worth something."""
@@ -71,14 +71,14 @@ class Learned(Selection):
         draw: Tensor = prior + mean + self.exploration * root @ noise
         return draw
 
-    def hear(self, heard: Heard, state: State) -> State:
+    def observe(self, heard: RoundFeedback, state: State) -> State:
         """Ridge regression of the progress, in units of its usual size, on the mean features of who replied."""
-        if not bool(heard.came.any()):
+        if not bool(heard.arrived.any()):
             return state
         keep = self.forgetting
         size = torch.as_tensor(abs(heard.progress), dtype=torch.float64)
         scale = torch.where(state["scale"] == 0, size, keep * state["scale"] + (1 - keep) * size)
-        x = features(heard.pool)[heard.came].mean(0)
+        x = features(heard.pool)[heard.arrived].mean(0)
         y = heard.progress / scale.clamp(min=1e-12) - x[0]
         identity = torch.eye(FEATURES, dtype=torch.float64)
         A = keep * state["A"] + (1 - keep) * identity + torch.outer(x, x)
@@ -113,4 +113,4 @@ def fastest_worth(pool: Pool, worth: Tensor, due: Tensor) -> Tensor:
         chosen = order[within].topk(pool.count).indices
         rates.append(float(worth[within][chosen].sum()) / max(limit, 1e-9))
     within = seconds <= limits[int(torch.tensor(rates).argmax())]
-    return best(pool.some(within), order[within])
+    return top_scores(pool.subset(within), order[within])

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Pool, Selection, State, option
-from equipoise.contract.selection import best, known
+from equipoise.contract import Pool, SelectionPolicy, State, option
+from equipoise.contract.selection import top_scores, fill_unknown
 
 
 @dataclass(frozen=True)
-class Oort(Selection):
+class Oort(SelectionPolicy):
     """U_i = n_i loss_i (T / t_i)^alpha for t_i > T, and a bonus for clients that were not asked for long.
 
     A share of the places goes to clients that have never replied; it falls from 0.9 to 0.2 over the rounds. Unlike in
@@ -22,19 +22,19 @@ class Oort(Selection):
     """
 
     name: ClassVar[str] = "oort"
-    told: ClassVar[bool] = True
+    needs_client_loss: ClassVar[bool] = True
     alpha: float = option(2.0, "how much slowness costs", low=0)
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
-        met = known(pool)
+        met = fill_unknown(pool)
         explore = max(0.2, 0.9 * 0.98**pool.round)
         new = min(int((~met).sum()), math.ceil(explore * pool.count))
         old = min(int(met.sum()), pool.count - new)
         chosen = [
-            best(replace(part, count=count), scores)
+            top_scores(replace(part, count=count), scores)
             for part, count, scores in (
-                (pool.some(met), old, self.scores(pool.some(met))),
-                (pool.some(~met), pool.count - old, torch.zeros(int((~met).sum()))),
+                (pool.subset(met), old, self.scores(pool.subset(met))),
+                (pool.subset(~met), pool.count - old, torch.zeros(int((~met).sum()))),
             )
             if count
         ]

@@ -8,16 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Pool, Selection, State
+from equipoise.contract import Pool, SelectionPolicy, State
 from equipoise.core import random
 
 
 @dataclass(frozen=True)
-class Uniform(Selection):
+class Uniform(SelectionPolicy):
     """Drawn by the seed alone."""
 
     name: ClassVar[str] = "uniform"
-    remembers: ClassVar[bool] = False
+    is_stateful: ClassVar[bool] = False
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
         if pool.count >= len(pool.ids):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from equipoise.clock.fleet import Fleet
-from equipoise.clock.options import Timing
-from equipoise.contract import Method, Selection, Training
+from equipoise.clock.fleet import DevicePopulation
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import Method, SelectionPolicy, TrainingConfig
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.schedules import Schedule
 from equipoise.core.text import from_file, to_file
@@ -20,45 +20,45 @@ from equipoise.runtime.attacks import parse as parse_attack
 from equipoise.selection import find_selection
 from equipoise.selection import recorded_name as selection_name
 from equipoise.selection.uniform import Uniform
-from equipoise.settings.names import options, resolved
+from equipoise.settings.names import options, resolve_names
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.wrappers.private import private
 from equipoise.wrappers.robust.wrapper import robust
-from equipoise.wrappers.secure import secured
-from equipoise.wrappers.telling import telling
-from equipoise.wrappers.timely import timely
+from equipoise.wrappers.secure import with_secure_sums
+from equipoise.wrappers.telling import with_loss_reporting
+from equipoise.wrappers.timely import with_deadline_epochs
 
 Config = TypeVar("Config")
 OWNERS = ("run", "timing", "training", "privacy", "task", "method")
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """A complete, checked set of options. ``flat`` repeats the run."""
 
     run: RunConfig
-    timing: Timing
-    training: Training
+    timing: ClockConfig
+    training: TrainingConfig
     privacy: Privacy
     task_spec: TaskSpec
     task_config: Any
     method: Method
-    selection: Selection
+    selection: SelectionPolicy
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
+    def from_options(cls, given: Mapping[str, Any]) -> RunSettings:
         """Settings from option names and values; what is not given has its default."""
         asked = given.get("method", "fedavg")
         method, task = find_method(asked), find_task(given.get("task", "synthetic"))
         named = asked if isinstance(asked, str) else recorded_name(method)
-        selection = find_selection(given.get("select", "uniform"))
-        chosen = given.get("select", "uniform")
+        selection = find_selection(given.get("selection", "uniform"))
+        chosen = given.get("selection", "uniform")
         chosen = chosen if isinstance(chosen, str) else selection_name(selection)
-        given = {**given, "method": named, "task": task.recorded_name, "select": chosen}
+        given = {**given, "method": named, "task": task.recorded_name, "selection": chosen}
         known, wrong = options(method, task), []
         values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
-        for key, value in resolved(known, given).items():
+        for key, value in resolve_names(known, given).items():
             try:
                 values[known[key].owner][known[key].name] = from_file(key, value, known[key].kind)
             except UsageError as error:
@@ -71,7 +71,7 @@ class Settings:
                 wrong.append(str(error))
                 return None
 
-        run, privacy, timing = made(RunConfig, "run"), made(Privacy, "privacy"), made(Timing, "timing")
+        run, privacy, timing = made(RunConfig, "run"), made(Privacy, "privacy"), made(ClockConfig, "timing")
         training = made(lambda **changes: dataclasses.replace(task.training, **changes), "training")
         task_config, policy = made(task.config, "task"), made(method, "method")
         if (
@@ -90,26 +90,26 @@ class Settings:
             raise UsageError(
                 f"select {chosen} is not offered with dp_clip: epsilon is counted for cohorts drawn by chance alone"
             )
-        if run.secure and selection.told:
+        if run.secure and selection.needs_client_loss:
             raise UsageError(f"select {chosen} is not offered with secure: the server reads the loss of each client")
         if privacy.noisy and isinstance(task_config, ColumnChoices) and not task_config.prepare_by:
             task_config = dataclasses.replace(task_config, prepare_by="server")  # what clients would tell has no bound
         return cls(run, timing, training, privacy, task, task_config, policy, selection())
 
     @property
-    def policy(self) -> Method:
+    def wrapped_method(self) -> Method:
         """The method as it is run: private, in secure sums, under a robust rule, if asked for."""
-        fitting = timely(self.method, self.timing)
-        inner = secured(private(fitting, self.privacy), self.run.secure)
-        return telling(robust(inner, self.run.robust), self.selection)
+        fitting = with_deadline_epochs(self.method, self.timing)
+        inner = with_secure_sums(private(fitting, self.privacy), self.run.secure)
+        return with_loss_reporting(robust(inner, self.run.robust), self.selection)
 
     @property
-    def deciding(self) -> Selection | None:
+    def client_selection(self) -> SelectionPolicy | None:
         """The policy that takes the place of the method's own decision 0, if there is one."""
         return None if isinstance(self.selection, Uniform) else self.selection
 
     @property
-    def flat(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Every option by name, as files keep it."""
         parts = {
             "run": self.run,
@@ -123,13 +123,13 @@ class Settings:
         return {key: to_file(getattr(parts[item.owner], item.name)) for key, item in known.items()}
 
 
-def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing, task: TaskSpec) -> RunConfig:
+def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: ClockConfig, task: TaskSpec) -> RunConfig:
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
-    if timing.carries and (run.robust or run.secure or privacy.on):
+    if timing.carries_stale_updates and (run.robust or run.secure or privacy.on):
         raise UsageError(
             f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a round's own replies"
         )
-    if privacy.noisy and not Fleet(timing.world, run.seed).always_there:
+    if privacy.noisy and not DevicePopulation(timing.device_classes, run.seed).always_there:
         raise UsageError(
             "dp_noise is not offered with devices that are away at times: epsilon is counted for cohorts that are "
             "drawn from everybody"
@@ -162,4 +162,4 @@ def _completed(run: RunConfig, method: Method, privacy: Privacy, timing: Timing,
             f"unknown model '{model}' for task '{task.name}'{nearest(model, task.models)}; "
             f"it takes: {', '.join(task.models) or 'none'}"
         )
-    return dataclasses.replace(run, model=model, rounds=method.planned_rounds(run.rounds))
+    return dataclasses.replace(run, model=model, rounds=method.num_rounds(run.rounds))

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from equipoise.clock.options import Timing
-from equipoise.contract import Method, Options, Training
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import Method, Options, TrainingConfig
 from equipoise.core.errors import UsageError, nearest
-from equipoise.core.options import Kind, Rule, documented, kinds, rule_of
+from equipoise.core.options import OptionType, Constraint, documented, option_types, constraint_of
 from equipoise.privacy.options import Privacy
 from equipoise.settings.run import RunConfig
 from equipoise.tasks import TaskSpec
@@ -29,9 +29,9 @@ class Option:
 
     name: str
     owner: str
-    kind: Kind
+    kind: OptionType
     default: Any
-    rule: Rule
+    rule: Constraint
 
     @property
     def full(self) -> str:
@@ -42,7 +42,7 @@ class Option:
         return f"{self.rule.help} {documented(self.default, self.rule)}".lstrip()
 
 
-Known = Mapping[str, Option]
+OptionTable = Mapping[str, Option]
 """Options by the name under which a run's files keep them: the short one where it is unique, else the full one."""
 
 
@@ -50,8 +50,8 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
     """Every option that a run of this method on this task takes."""
     found = [
         *of_config(RunConfig, "run"),
-        *of_config(Timing, "timing"),
-        *of_config(Training, "training", task.training),
+        *of_config(ClockConfig, "timing"),
+        *of_config(TrainingConfig, "training", task.training),
         *of_config(Privacy, "privacy"),
         *of_config(task.config, "task"),
         *of_config(method, "method"),
@@ -72,16 +72,16 @@ def of_config(config: type, owner: str, defaults: Options | None = None) -> list
         if item.default is MISSING:
             raise UsageError(f"option '{item.name}' has no default: every option needs one")
         default = getattr(defaults, item.name) if defaults else item.default
-        found.append(Option(item.name, owner, kinds(config)[item.name], default, rule_of(item)))
+        found.append(Option(item.name, owner, option_types(config)[item.name], default, constraint_of(item)))
     return found
 
 
-def takes(known: Known, name: str) -> bool:
+def has_option(known: OptionTable, name: str) -> bool:
     """Whether there is an option with this short or full name."""
     return any(name in (item.name, item.full) for item in known.values())
 
 
-def find(known: Known, name: str) -> str:
+def find(known: OptionTable, name: str) -> str:
     """The key in ``known`` of an option with this short or full name."""
     if name in known:
         return name
@@ -93,7 +93,7 @@ def find(known: Known, name: str) -> str:
     raise UsageError(f"unknown option '{name}'{nearest(name, known)}")
 
 
-def resolved(known: Known, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:
     """What is given, by the keys of ``known``; all that is wrong with the names is told at once."""
     found: dict[str, Any] = {}
     wrong: list[str] = []

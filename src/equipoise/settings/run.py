@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.core.options import Options, option
-from equipoise.core.schedules import OverRounds
+from equipoise.core.schedules import Scheduled
 from equipoise.runtime.choose import EXECUTORS
 
 
@@ -16,7 +16,7 @@ class RunConfig(Options):
     method: str = option("fedavg", "method, or your own as module:Class or file.py:Class")
     task: str = option("synthetic", "task")
     model: str = option("", "model; empty for the task's default")
-    start: str = option("", "safetensors file of the model that training starts from; empty to draw it by the seed")
+    init_weights: str = option("", "safetensors file of the model that training starts from; empty to draw it by the seed")
     adapter: str = option(
         "", "freeze the model and train low-rank adapters, as 'rank=8 targets=*.fc names=shared,private train=head.*'"
     )
@@ -25,8 +25,8 @@ class RunConfig(Options):
     )
     rounds: int = option(100, "federated rounds", low=1)
     seed: int = option(0, "seed of data, initial model, cohorts and batches", low=0)
-    participation: OverRounds[float] = option(1.0, "share of the clients that take part in a round", above=0, high=1)
-    select: str = option(
+    participation: Scheduled[float] = option(1.0, "share of the clients that take part in a round", above=0, high=1)
+    selection: str = option(
         "uniform",
         "who is asked: uniform, size, loss (power of choice), oort (utility and speed), fair, learned, or your own as "
         "module:Class or file.py:Class",
@@ -54,12 +54,12 @@ class RunConfig(Options):
     holdout_clients: float = option(
         0.0, "share of the clients kept out of training, to see how newcomers adapt", low=0, below=1
     )
-    headline: str = option("", "the score that tables, tuning and agents read, such as auc; empty for the task's own")
+    metric: str = option("", "the score that tables, tuning and agents read, such as auc; empty for the task's own")
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
     checkpoint_every: int = option(10, "rounds between checkpoints", low=1)
     patience: int = option(0, "stop after so many evaluations without a better validation score; 0 for never", low=0)
     finetune: bool = option(False, "also score the personal models after validation-stopped local fine-tuning")
-    beside_local: bool = option(
+    local_baseline: bool = option(
         False, "also train every client alone for as many rounds, to show that score beside its personal one"
     )
     save_personal: bool = option(True, "keep every client's personal model in the run folder")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.contract import Options, Task, Training
+from equipoise.contract import Options, Task, TrainingConfig
 from equipoise.core.errors import AGAIN, IN_PYTHON, UsageError, nearest
 
 
@@ -21,11 +21,11 @@ class TaskSpec:
     help: str
     config: type[Options]
     """A dataclass whose fields are the task's options."""
-    training: Training
+    training: TrainingConfig
     """The task's own defaults of local training."""
     models: tuple[str, ...]
     """Models that it takes, the default first; none where the task brings its own."""
-    build: Callable[[Any, str, Training, int], Task]
+    build: Callable[[Any, str, TrainingConfig, int], Task]
     """``(config, model, training, seed) -> task``."""
     in_python: bool = False
     """Whether it was made by the user's own Python code, and cannot be found again by its name."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import ClientData, Ints, Split
 from equipoise.data.tables.choices import ColumnChoices
@@ -19,7 +19,7 @@ from equipoise.data.tables.sites import PREPARATION, find_table, training_rows
 from equipoise.data.target import Target
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 Rows = tuple[Tensor, Tensor]
 
@@ -111,22 +111,22 @@ class OwnFolder(ClientData):
         return name in self._splits
 
 
-class Apart(FromExamples):
+class Apart(ExamplesTask):
     """At the server, sizes are what clients say, and its own rows stand in for a client's in rehearsal."""
 
     data: OwnFolder
 
-    def __init__(self, data: OwnFolder, model: str, training: Training) -> None:
+    def __init__(self, data: OwnFolder, model: str, training: TrainingConfig) -> None:
         super().__init__("apart", MODELS[model](data.shape, data.classes), data, training)
         self.preparation = data.preparation
         self.reported: dict[int, int] = {}
 
-    def told_sizes(self, sizes: Mapping[int, int]) -> None:
+    def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
         self.reported.update(sizes)
 
-    def sizes(self, ids: Tensor) -> Tensor:
+    def num_examples(self, ids: Tensor) -> Tensor:
         if self.data.is_client:
-            return super().sizes(ids)
+            return super().num_examples(ids)
         return torch.tensor([self.reported.get(client, 0) for client in ids.tolist()])
 
 
@@ -152,7 +152,7 @@ def _read(folder: Path, name: str, classes: int) -> Rows:
     raise UsageError(f"'{folder}' has neither {name}.npz nor {name}.csv")
 
 
-def build(config: ApartConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: ApartConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     if config.target:
         raise UsageError(
             "raw tables that stay apart are prepared once their clients are connected: 'equipoise flower run' on real "
@@ -164,7 +164,7 @@ def build(config: ApartConfig, model: str, training: Training, seed: int) -> Tas
 def prepared_by(preparation: Preparation, told: tuple[int, int]) -> TaskSpec:
     """The task once all have agreed how raw tables are prepared; ``told``: bytes up and down that it took."""
 
-    def build(config: ApartConfig, model: str, training: Training, seed: int) -> Task:
+    def build(config: ApartConfig, model: str, training: TrainingConfig, seed: int) -> Task:
         task = Apart(OwnFolder(config, seed, preparation), model, training)
         task.bytes_before = told
         return task
@@ -176,7 +176,7 @@ SPEC = TaskSpec(
     name="apart",
     help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
     config=ApartConfig,
-    training=Training(epochs=1, lr=0.05, batch_size=32),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear"),
     build=build,
 )

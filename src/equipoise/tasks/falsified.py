@@ -9,13 +9,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from equipoise.contract import Supervised
-from equipoise.core.trees import Ints, State, Tree
+from equipoise.contract import SupervisedTask
+from equipoise.core.trees import Ints, State, Params
 from equipoise.data.federation import ClientData
 from equipoise.data.poisoned import TARGET, Poisoned, marked
 
 
-class Falsified(Supervised):
+class Falsified(SupervisedTask):
     """A supervised task whose clients may be made to train on false rows."""
 
     data: ClientData
@@ -36,7 +36,7 @@ class Falsified(Supervised):
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the model takes them."""
 
-    def summary(self, params: Tree) -> State:
+    def summary(self, params: Params) -> State:
         """After an attack by backdoor: the share of marked test rows of other classes that are called the target."""
         if not self.backdoor:
             return super().summary(params)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equipoise.contract import Fit, Pull, State, Training, Tree, When
+from equipoise.contract import LocalTrainRequest, ProximalTerm, State, TrainingConfig, Params, RngContext
 from equipoise.core import trees
 from equipoise.core.errors import UsageError
 from equipoise.core.metrics import higher_is_better
@@ -37,7 +37,7 @@ UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs t
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 
 
-class FromExamples(Falsified):
+class ExamplesTask(Falsified):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.learners.targets.Objective`."""
 
     preparation: Preparation | Windows | None = None
@@ -49,7 +49,7 @@ class FromExamples(Falsified):
         name: str,
         module: nn.Module,
         data: ClientData,
-        training: Training,
+        training: TrainingConfig,
         dtype: torch.dtype = torch.float32,
         closed_form: bool = True,
         fresh: bool = True,
@@ -62,10 +62,10 @@ class FromExamples(Falsified):
         """
         self.fresh = fresh
         self.name, self.data, self.training, self.dtype = name, data, training, dtype
-        self.clients, self.client_names = data.clients, data.names
+        self.num_clients, self.client_names = data.clients, data.names
         self.class_names = data.target.classes if data.target.name else ()
         self.objective = objective or objective_of(data.target)
-        self.filler, self.kind = self.objective.filler, data.target.kind
+        self.filler, self.target_kind = self.objective.filler, data.target.kind
         self._head(self.objective.usual)
         self._closed_form = closed_form and self.objective.closed_form
         self._take(federated(copy.deepcopy(module).to(dtype)), "")
@@ -74,35 +74,35 @@ class FromExamples(Falsified):
         """Everything that follows from the network."""
         self.module, self._laned = module, None
         self.blocks = blocks_of(self.module, blocks)
-        self.statistics = statistics(self.module)
+        self.batch_stat_names = statistics(self.module)
         self._rows = tuple(f"{name}.rows" for name, _ in norms(self.module))
         self._keys = tuple(f"{name}.key" for name, _ in drops(self.module))
-        self.stepped = bool(self._rows or self._keys)
+        self.has_train_mode = bool(self._rows or self._keys)
         self.linear = sgd_linear.names_of(self.module) if self._closed_form else None
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
         sequences = isinstance(self.data.form, Tokens)
-        self.deep = self.measured = self.convolutional or sequences or not self.stackable
+        self.deep = self.executor_depends_on_model = self.convolutional or sequences or not self.stackable
         """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
         self._attends, self._row_bytes = sequences and self.stackable, 0
         self._placed = self.module
         self._map_forward()
 
     def _head(self, scored: tuple[str, ...]) -> None:
-        self.scored, self.headline = scored, scored[0]
-        self.higher_is_better = higher_is_better(self.headline)
+        self.scored, self.metric = scored, scored[0]
+        self.higher_is_better = higher_is_better(self.metric)
 
-    def headed(self, name: str) -> FromExamples:
+    def with_primary_metric(self, name: str) -> ExamplesTask:
         part = copy.copy(self)
         part._head(self.objective.headed(name))
         part._map_forward()
         return part
 
-    def complete(self) -> FromExamples:
+    def with_all_metrics(self) -> ExamplesTask:
         """With all scores of the objective, the headline first as before."""
         part = copy.copy(self)
-        part._head((self.headline, *(name for name in self.objective.scores if name != self.headline)))
+        part._head((self.metric, *(name for name in self.objective.scores if name != self.metric)))
         part._map_forward()
         return part
 
@@ -111,7 +111,7 @@ class FromExamples(Falsified):
         self.wide = wide(self._placed)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
-    def shaped(self, start: str, adapter: str, blocks: str, seed: int) -> FromExamples:
+    def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> ExamplesTask:
         part, module = copy.copy(self), copy.deepcopy(self.module)
         if start:
             weights.load(module, start)
@@ -122,23 +122,23 @@ class FromExamples(Falsified):
         part._take(module, blocks)
         return part
 
-    def on(self, device: torch.device) -> FromExamples:
+    def to(self, device: torch.device) -> ExamplesTask:
         """``module`` stays: a seed gives the same initial model on every device."""
         part = copy.copy(self)
         part.device, part._laned = device, None
         part._placed = copy.deepcopy(self.module).to(device)
         part._map_forward()
-        if self.newcomers is not None:
-            part.newcomers = self.newcomers.on(device)
+        if self.heldout_clients is not None:
+            part.heldout_clients = self.heldout_clients.to(device)
         return part
 
-    def step(self, key: Tensor, rows: Tensor) -> Tree:
-        return trees.moved({**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}, self.device)
+    def step(self, key: Tensor, rows: Tensor) -> Params:
+        return trees.to_device({**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}, self.device)
 
-    def subset(self, ids: Ints) -> FromExamples:
+    def subset(self, ids: Ints) -> ExamplesTask:
         part = copy.copy(self)
         part.data = Subset(self.data, ids)
-        part.clients, part.client_names = part.data.clients, part.data.names
+        part.num_clients, part.client_names = part.data.clients, part.data.names
         part._map_forward()
         return part
 
@@ -148,7 +148,7 @@ class FromExamples(Falsified):
             logits = self.forward({}, self.prepare(x[:2]))
         except (RuntimeError, IndexError) as error:
             raise UsageError(f"the model does not take samples of shape {self.data.shape}: {error}") from error
-        wanted = f"{self.data.classes} classes" if self.kind == "classification" else f"one number for {self.kind}"
+        wanted = f"{self.data.classes} classes" if self.target_kind == "classification" else f"one number for {self.target_kind}"
         if not isinstance(logits, Tensor):
             raise UsageError(f"the model gives a {type(logits).__name__}: it must give its outputs alone, for {wanted}")
         if logits.shape != (len(x[:2]), self.data.classes):
@@ -167,7 +167,7 @@ class FromExamples(Falsified):
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
-        params = {name: value[None] for name, value in trees.moved(weights.values(self.module), self.device).items()}
+        params = {name: value[None] for name, value in trees.to_device(weights.values(self.module), self.device).items()}
         params |= self.step(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
         try:
             with torch.no_grad():
@@ -176,33 +176,33 @@ class FromExamples(Falsified):
             return False
         return True
 
-    def init_params(self, seed: int) -> Tree:
+    def init_params(self, seed: int) -> Params:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
         return weights.drawn(self.module, seed) if self.fresh else weights.values(self.module)
 
     @property
-    def frozen(self) -> Tree:
+    def frozen(self) -> Params:
         return weights.frozen(self.module)
 
-    def has(self, split: str) -> bool:
+    def has_split(self, split: str) -> bool:
         return self.data.has(split)
 
-    def prepared(self) -> str:
+    def preprocessing_json(self) -> str:
         return self.preparation.write() if self.preparation else ""
 
     def fingerprint(self) -> str:
         return self.data.fingerprint()
 
-    def sizes(self, ids: Tensor) -> Tensor:
-        return self.rows(ids, "train")
+    def num_examples(self, ids: Tensor) -> Tensor:
+        return self.num_rows(ids, "train")
 
-    def rows(self, ids: Tensor, split: str) -> Tensor:
+    def num_rows(self, ids: Tensor, split: str) -> Tensor:
         return torch.from_numpy(self.data.sizes(_numpy(ids), split))
 
-    def server_rows(self, split: str) -> int:
+    def num_server_rows(self, split: str) -> int:
         return len(self.data.server(split)[1])
 
-    def steps(self, ids: Tensor, epochs: Tensor, training: Training, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    def num_steps(self, ids: Tensor, epochs: Tensor, training: TrainingConfig, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         sizes = self.data.sizes(_numpy(ids.reshape(-1)), "train")
         if part != (0.0, 1.0):
             _, sizes = part_of(sizes, *part)
@@ -210,7 +210,7 @@ class FromExamples(Falsified):
 
     def label_counts(self, ids: Tensor) -> Tensor:
         own, classes = self.data.split(_numpy(ids), "train"), self.data.classes
-        if self.kind != "classification":
+        if self.target_kind != "classification":
             return torch.from_numpy(own.size)[:, None]
         owner = np.repeat(np.arange(len(own.size)), own.size)
         first = np.cumsum(own.size) - own.size
@@ -218,7 +218,7 @@ class FromExamples(Falsified):
         label = owner * classes + own.y.numpy()[mine]
         return torch.from_numpy(np.bincount(label, minlength=len(own.size) * classes)).reshape(-1, classes)
 
-    def samples(self, count: int) -> Tensor:
+    def example_inputs(self, count: int) -> Tensor:
         return self.prepare(self.data.server("test")[0][:count]).contiguous()
 
     # --- one client -------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class FromExamples(Falsified):
         """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
         return value.to(memory_format=torch.channels_last) if self.convolutional and value.dim() == 4 else value
 
-    def logits(self, params: Tree, x: Tensor) -> Tensor:
+    def logits(self, params: Params, x: Tensor) -> Tensor:
         """Logits of one model on stored rows, a bounded number at once."""
         at_once = self._rows_at_once() if self.deep else len(x)
         if len(x) <= at_once:
@@ -251,71 +251,71 @@ class FromExamples(Falsified):
     def _clients_at_once(self, ids: Tensor, batch: int) -> int:
         if len(ids) * batch * self.row_bytes() <= ACTIVATIONS_AT_ONCE:
             return len(ids)
-        rows = min(batch, int(self.sizes(ids).max()))
+        rows = min(batch, int(self.num_examples(ids).max()))
         return max(1, ACTIVATIONS_AT_ONCE // (rows * self.row_bytes()))
 
     def row_bytes(self) -> int:
         """What one row keeps in memory for its gradient; at least one byte."""
         if not self._row_bytes:
             x = self.prepare(self.data.server("test")[0][:1].clone())  # not a view: what it lies in would count, too
-            learned = {name: v for name, v in weights.values(self.module).items() if name not in self.statistics}
-            size = activation_bytes(self._placed, trees.moved(learned, self.device), lambda p: self.forward(p, x))
+            learned = {name: v for name, v in weights.values(self.module).items() if name not in self.batch_stat_names}
+            size = activation_bytes(self._placed, trees.to_device(learned, self.device), lambda p: self.forward(p, x))
             self._row_bytes = max(1, size)
         return self._row_bytes
 
-    def forward(self, params: Tree, x: Tensor) -> Tensor:
+    def forward(self, params: Params, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of one model."""
         logits: Tensor = functional_call(self._placed, params, (x,))
         return logits
 
-    def losses(self, params: Tree, x: Tensor, y: Tensor, aux: State) -> Tensor:
+    def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         return self.objective.losses(self.forward(params, x), y)
 
-    def fit(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
-        params, anchor = sgd_one.fit(self, ids, self._there(fit), when)
+    def fit(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
+        params, anchor = sgd_one.fit(self, ids, self._there(request), rng)
         return _home(params), _home(anchor), source
 
-    def _there(self, fit: Fit) -> Fit:
+    def _there(self, request: LocalTrainRequest) -> LocalTrainRequest:
         """The numbers that training computes with, where it computes; ids and epochs only plan it."""
-        pull, linear = fit.pull, fit.linear
+        pull, linear = request.proximal, request.grad_correction
         if pull is not None:
-            strength, follow = (torch.as_tensor(value).to(self.device) for value in (pull.strength, pull.follow))
-            pull = Pull(trees.moved(pull.anchor, self.device), strength, follow)
+            strength, follow = (torch.as_tensor(value).to(self.device) for value in (pull.mu, pull.anchor_lr))
+            pull = ProximalTerm(trees.to_device(pull.anchor, self.device), strength, follow)
         return replace(
-            fit,
-            params=trees.moved(fit.params, self.device),
-            lr=fit.lr.to(self.device),
-            pull=pull,
-            linear=None if linear is None else trees.moved(linear, self.device),
-            aux=trees.moved(fit.aux, self.device),
+            request,
+            params=trees.to_device(request.params, self.device),
+            lr=request.lr.to(self.device),
+            proximal=pull,
+            grad_correction=None if linear is None else trees.to_device(linear, self.device),
+            aux=trees.to_device(request.aux, self.device),
         )
 
-    def evaluate(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
         x, y = self._rows_of_one(ids, split)
-        return trees.row(self._score(self.logits(trees.moved(params, self.device), x)[None], y[None], None), 0)
+        return trees.index(self._score(self.logits(trees.to_device(params, self.device), x)[None], y[None], None), 0)
 
-    def steepness(self, ids: Tensor, params: Tree, when: When) -> Tensor:
-        return steepness.steepness(self, ids, trees.moved(params, self.device), when).to(FromExamples.device)
+    def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
+        return steepness.steepness(self, ids, trees.to_device(params, self.device), rng).to(ExamplesTask.device)
 
-    def interval(self, client: int, params: Tree, random: np.random.Generator) -> tuple[float, float]:
+    def confidence_interval(self, client: int, params: Params, random: np.random.Generator) -> tuple[float, float]:
         x, y = self._rows_of_one(torch.tensor(client), "test")
-        outputs = self.logits(trees.moved(params, self.device), x).cpu()
-        alone = (self.headline,)  # not every score that the task knows, five hundred times
+        outputs = self.logits(trees.to_device(params, self.device), x).cpu()
+        alone = (self.metric,)  # not every score that the task knows, five hundred times
         return bootstrap.interval(
-            lambda rows: self.objective.score(outputs[rows], y[rows], None, alone)[self.headline], len(y), random
+            lambda rows: self.objective.score(outputs[rows], y[rows], None, alone)[self.metric], len(y), random
         )
 
-    def constant(self, client: int) -> Tree:
+    def constant_baseline(self, client: int) -> Params:
         _, trained = self._rows_of_one(torch.tensor(client), "train")
         x, y = self._rows_of_one(torch.tensor(client), "test")
         outputs = self.objective.constant(trained).expand(1, len(x), -1)
-        return trees.row(self._score(outputs, y[None], None), 0)
+        return trees.index(self._score(outputs, y[None], None), 0)
 
-    def evaluate_heads(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+    def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
         if not (self.deep and self.stackable):
             return super().evaluate_heads(ids, params, heads, split)
         x, y = self._rows_of_one(ids, split)
-        body, heads = (trees.moved(tree, self.device) for tree in (params, heads))
+        body, heads = (trees.to_device(tree, self.device) for tree in (params, heads))
         self.row_bytes()  # which bounds the rows at once, and cannot be measured within the map
         # What does not depend on the heads is not mapped over them, but computed once.
         mapped = vmap(lambda head: self.logits(body | head, x))
@@ -329,46 +329,46 @@ class FromExamples(Falsified):
 
     # --- stacks -----------------------------------------------------------------------------------------------------
 
-    def forward_stack(self, stack: Tree, x: Tensor) -> Tensor:
+    def forward_stack(self, stack: Params, x: Tensor) -> Tensor:
         """Logits ``[K, B, classes]`` of K models, each on its own rows."""
         logits: Tensor = self._forward_stack(stack, x)
         return logits
 
-    def losses_stack(self, stack: Tree, x: Tensor, y: Tensor) -> Tensor:
+    def losses_stack(self, stack: Params, x: Tensor, y: Tensor) -> Tensor:
         """Losses ``[K, B]``: :meth:`losses` of K models."""
         return self.objective.losses(self.forward_stack(stack, x), y)
 
-    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         train = sgd_stack.fit if self.stackable else sgd_one.fit_each
-        at_once = self._clients_at_once(ids, when.training.batch_size)
-        params, anchor = fit_in_portions(train, self, ids, self._there(fit), when, at_once)
+        at_once = self._clients_at_once(ids, rng.training.batch_size)
+        params, anchor = fit_in_portions(train, self, ids, self._there(request), rng, at_once)
         return _home(params), _home(anchor), source
 
-    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         if self.deep:
-            return trees.stack([self.evaluate(ids[k], trees.row(params, k), split) for k in range(len(ids))])
+            return trees.stack([self.evaluate(ids[k], trees.index(params, k), split) for k in range(len(ids))])
         x, y, weight = self.data.split(_numpy(ids), split).padded
-        return self._score(self.forward_stack(trees.moved(params, self.device), self.prepare(x)), y, weight)
+        return self._score(self.forward_stack(trees.to_device(params, self.device), self.prepare(x)), y, weight)
 
-    def steepness_stack(self, ids: Tensor, params: Tree, when: When) -> Tensor:
+    def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
         if not self.stackable:
-            return torch.stack([self.steepness(ids[k], trees.row(params, k), when) for k in range(len(ids))])
-        return steepness.steepness_stack(self, ids, trees.moved(params, self.device), when).to(FromExamples.device)
+            return torch.stack([self.grad_sq_norm(ids[k], trees.index(params, k), rng) for k in range(len(ids))])
+        return steepness.steepness_stack(self, ids, trees.to_device(params, self.device), rng).to(ExamplesTask.device)
 
-    def evaluate_heads_stack(self, ids: Tensor, params: Tree, heads: Tree, split: str) -> Tree:
+    def evaluate_heads_stack(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
         if not self.deep:
             return super().evaluate_heads_stack(ids, params, heads, split)
         each = range(len(ids))
         return trees.stack(
-            [self.evaluate_heads(ids[k], trees.row(params, k), trees.row(heads, k), split) for k in each]
+            [self.evaluate_heads(ids[k], trees.index(params, k), trees.index(heads, k), split) for k in each]
         )
 
-    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+    def evaluate_server(self, stack: Params, split: str) -> Params:
         x, y = self.data.server(split)
-        stack = trees.moved(stack, self.device)
+        stack = trees.to_device(stack, self.device)
         models = len(next(iter(stack.values())))
         if models == 1 or self.deep:
-            scores = [self._score(self.logits(trees.row(stack, k), x)[None], y[None], None) for k in range(models)]
+            scores = [self._score(self.logits(trees.index(stack, k), x)[None], y[None], None) for k in range(models)]
             return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
         x = self.prepare(x)
         at_once = max(1, LOGITS_AT_ONCE // (len(x) * self.data.classes))
@@ -380,18 +380,18 @@ class FromExamples(Falsified):
         ]
         return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
 
-    def _score(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tree:
+    def _score(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Params:
         """Scores ``[K]`` of outputs ``[K, n, outputs]``, in main memory; ``y [1, n]`` is that of all."""
         y = y.to(outputs.device).expand(len(outputs), *y.shape[1:])
         weight = None if weight is None else weight.to(outputs.device)
         return _home(self.objective.score(outputs, y, weight, self.scored))
 
-    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
-        return self.objective.merit(self.headline, scores[self.headline]), scores["loss"]
+    def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
+        return self.objective.merit(self.metric, scores[self.metric]), scores["loss"]
 
 
-def _home(tree: Tree) -> Tree:
-    return trees.moved(tree, FromExamples.device)
+def _home(tree: Params) -> Params:
+    return trees.to_device(tree, ExamplesTask.device)
 
 
 def _numpy(ids: Tensor) -> Ints:

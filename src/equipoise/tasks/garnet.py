@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.frl.mdp import garnet
 from equipoise.frl.task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec
@@ -17,7 +17,7 @@ class GarnetConfig(TabularConfig):
     branching: int = option(3, "states that follow each state-action pair", low=1)
 
 
-def build(config: GarnetConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: GarnetConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     mdp = garnet(seed, config.states, config.actions, config.branching, config.gamma)
     return TabularTask("garnet", mdp, config, training, seed)
 
@@ -26,7 +26,7 @@ SPEC = TaskSpec(
     name="garnet",
     help="agents in a random MDP: states, actions and branching to choose",
     config=GarnetConfig,
-    training=Training(epochs=50, lr=0.1),
+    training=TrainingConfig(epochs=50, lr=0.1),
     models=(),
     build=build,
 )

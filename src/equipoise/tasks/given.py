@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.core.errors import UsageError, nearest
 from equipoise.data.forms import Form
 from equipoise.data.own import OwnRows, OwnShares, form_of
@@ -20,7 +20,7 @@ from equipoise.data.tables.reading import SERVER, in_memory
 from equipoise.data.texts import given_texts
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, own, text
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
 """A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
@@ -34,7 +34,7 @@ def from_datasets(
     server: Any = None,
     classes: int | None = None,
     form: Form | None = None,
-    training: Training | None = None,
+    training: TrainingConfig | None = None,
     fresh: bool = False,
     adapter: str = "",
     blocks: str = "",
@@ -59,11 +59,11 @@ def from_datasets(
     rows = OwnRows(x, y, owner, served, classes or found, names)
     start = _start(model, fresh)
 
-    def build(config: OwnShares, chosen: str, training: Training, seed: int) -> Task:
+    def build(config: OwnShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
         data = rows.federate(config, form or form_of(x), own.generator(seed))
         module = start.module(data.shape, data.classes, seed)
-        task = FromExamples(name, module, data, training, fresh=start.fresh)
-        return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
+        task = ExamplesTask(name, module, data, training, fresh=start.fresh)
+        return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or own.SPEC.training
     return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)
@@ -74,7 +74,7 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
     clients = {str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER}
     found = in_memory(tables_of(clients, tables.get(SERVER)), choices)
 
-    def build(config: own.TableLearning, model: str, training: Training, seed: int) -> Task:
+    def build(config: own.TableLearning, model: str, training: TrainingConfig, seed: int) -> Task:
         return own.of_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
@@ -84,13 +84,13 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
 
 
 def from_texts(
-    data: Any, name: str, training: Training | None = None, *, adapter: str = "", blocks: str = ""
+    data: Any, name: str, training: TrainingConfig | None = None, *, adapter: str = "", blocks: str = ""
 ) -> TaskSpec:
     """See :meth:`equipoise.Task.from_texts`."""
 
-    def build(config: text.TextConfig, model: str, training: Training, seed: int) -> Task:
+    def build(config: text.TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
         task = text.of_texts(name, given_texts(data, config), config, training, seed)
-        return task.shaped("", adapter, blocks, seed) if adapter or blocks else task
+        return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or text.SPEC.training
     return TaskSpec(name, "texts given in Python", text.TextConfig, defaults, (), build, in_python=True)

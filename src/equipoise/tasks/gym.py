@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.gym_world import GymWorld, keyword_arguments, makers
 from equipoise.frl.deep.sight import TRIED, usual_sizes
@@ -38,7 +38,7 @@ class GymConfig(AgentConfig):
             raise UsageError(f"return_low is {self.return_low}: must be below return_high ({self.return_high})")
 
 
-def build(config: GymConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     differ = traits_named(config.differ, tuple(SENSES))
     made = makers(config.env_id, keyword_arguments(config.env_kwargs, config.agents))
     world = GymWorld(made, config.return_low, config.return_high, frames=config.frames)
@@ -72,7 +72,7 @@ SPEC = TaskSpec(
     name="gym",
     help="deep agents in any Gymnasium environment (--env-id)",
     config=GymConfig,
-    training=Training(epochs=100, lr=1e-3, batch_size=64),
+    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
     models=(*MODELS, "cnn"),
     build=build,
 )

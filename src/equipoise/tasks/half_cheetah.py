@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.frl.deep.mujoco import HALF_CHEETAH, mujoco_task
 from equipoise.frl.deep.task import AgentConfig
 from equipoise.tasks import TaskSpec
 
 
-def build(config: AgentConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: AgentConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     return mujoco_task(HALF_CHEETAH, config, training, seed)
 
 
@@ -16,7 +16,7 @@ SPEC = TaskSpec(
     name="half-cheetah",
     help="agents in MuJoCo's HalfCheetah, each with legs of its own thickness (extra mujoco)",
     config=AgentConfig,
-    training=Training(epochs=250, lr=1e-3, batch_size=64),
+    training=TrainingConfig(epochs=250, lr=1e-3, batch_size=64),
     models=("mlp",),
     build=build,
 )

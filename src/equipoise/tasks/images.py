@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.core.options import with_default
@@ -19,7 +19,7 @@ from equipoise.data.scenarios import SCENARIOS, populate
 from equipoise.data.source import Source, load
 from equipoise.data.split import SplitConfig, federate, split_rows
 from equipoise.models import MODELS
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class TwentyClients(ImageConfig):
 
 def build_images(
     name: str, source: Source, classes: int, form: Pixels
-) -> Callable[[ImageConfig, str, Training, int], Task]:
+) -> Callable[[ImageConfig, str, TrainingConfig, int], Task]:
     """The builder of a task on this set."""
 
-    def build(config: ImageConfig, model: str, training: Training, seed: int) -> Task:
+    def build(config: ImageConfig, model: str, training: TrainingConfig, seed: int) -> Task:
         arrays = load(source, config.data)
         rng = streams.generator(seed, streams.IMAGES)
         x, y = _some(arrays, "", config.train_rows, rng)
@@ -70,7 +70,7 @@ def build_images(
             data = populate(config.scenario, (x, y), server, config, known, form, rng)
         else:
             data = federate((x, y), split_rows(share_out(y, config, rng), config), server, config, known, form, rng)
-        return FromExamples(name, MODELS[model](data.shape, known), data, training)
+        return ExamplesTask(name, MODELS[model](data.shape, known), data, training)
 
     return build
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.data import tables
@@ -17,7 +17,7 @@ from equipoise.data.recordings import federate_recordings, read_recordings
 from equipoise.learners.targets import Objective, balanced, objective_of
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class OwnConfig(TableLearning):
         return Path(self.data).expanduser()
 
 
-def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     if config.path.suffix == ".npz":
         recordings = read_recordings(config.path, config.client_column, config.target)
         found = federate_recordings(recordings, config.window, config, generator(seed))
-        task = FromExamples("own", MODELS[model](found.data.shape, found.data.classes), found.data, training)
+        task = ExamplesTask("own", MODELS[model](found.data.shape, found.data.classes), found.data, training)
         task.preparation, task.bytes_before = found.preparation, (found.up, found.down)
         return task
     whole = tables.read_tables(config.path, config.client_column, config)
@@ -73,12 +73,12 @@ def build(config: OwnConfig, model: str, training: Training, seed: int) -> Task:
 
 
 def of_tables(
-    name: str, found: tables.Tables, choices: TableLearning, model: str, training: Training, seed: int
-) -> FromExamples:
+    name: str, found: tables.Tables, choices: TableLearning, model: str, training: TrainingConfig, seed: int
+) -> ExamplesTask:
     """A task from everybody's tables, in files or (by :func:`~equipoise.data.tables.tables_of`) in Python."""
     made = tables.federate(found, choices, generator(seed))
     module = MODELS[model](made.data.shape, made.data.classes)
-    task = FromExamples(name, module, made.data, training, objective=choices.objective(made.data))
+    task = ExamplesTask(name, module, made.data, training, objective=choices.objective(made.data))
     task.preparation, task.bytes_before = made.preparation, (made.up, made.down)
     return task
 
@@ -87,7 +87,7 @@ SPEC = TaskSpec(
     name="own",
     help="your own tables: a folder of CSV or Parquet files, one per client, or one file with a client column",
     config=OwnConfig,
-    training=Training(epochs=1, lr=0.05, batch_size=32),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear", "cnn1d"),
     build=build,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.core.options import with_default
 from equipoise.frl.deep.physics import Pendulum
 from equipoise.frl.deep.task import ClassicConfig, classic
@@ -19,7 +19,7 @@ class PendulumConfig(ClassicConfig):
     width: int = with_default(ClassicConfig, "width", 64)
 
 
-def build(config: PendulumConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: PendulumConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     return classic("pendulum", Pendulum(), config, model, training, seed)
 
 
@@ -27,7 +27,7 @@ SPEC = TaskSpec(
     name="pendulum",
     help="actor-critic agents in Pendulum, each with a rod of its own length",
     config=PendulumConfig,
-    training=Training(epochs=200, lr=1e-3, batch_size=64),
+    training=TrainingConfig(epochs=200, lr=1e-3, batch_size=64),
     models=("mlp",),
     build=build,
 )

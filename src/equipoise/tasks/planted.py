@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.frl.families import planted, spread
 from equipoise.frl.linear_task import MODELS, LinearConfig, LinearTask
 from equipoise.tasks import TaskSpec
@@ -18,7 +18,7 @@ class PlantedConfig(LinearConfig):
     planted_rank: int = option(3, "dimension of the subspace that holds all agents' values", low=1)
 
 
-def build(config: PlantedConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: PlantedConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     actions = 1 if model == "v" else config.actions
     u = spread(config.agents)
     mdps = planted(seed, u, config.states, actions, config.branching, config.planted_rank, config.gamma)
@@ -29,7 +29,7 @@ SPEC = TaskSpec(
     name="planted",
     help="agents in random MDPs, different ones, whose values share one planted subspace",
     config=PlantedConfig,
-    training=Training(epochs=10, lr=0.1),
+    training=TrainingConfig(epochs=10, lr=0.1),
     models=MODELS,
     build=build,
 )

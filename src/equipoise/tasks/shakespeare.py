@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core import streams
 from equipoise.core.errors import UsageError
 from equipoise.data.federation import Ints
@@ -20,7 +20,7 @@ from equipoise.data.source import load
 from equipoise.data.split import SplitConfig, federate, split_rows
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Genera
     return np.sort(rng.permutation(enough)[: config.clients])
 
 
-def build(config: ShakespeareConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: ShakespeareConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     arrays, rng = load(SOURCE, config.data), streams.generator(seed, streams.SHAKESPEARE)
     sizes, n = arrays["sizes"], config.role_samples
     start = np.cumsum(sizes) - sizes
@@ -65,14 +65,14 @@ def build(config: ShakespeareConfig, model: str, training: Training, seed: int) 
     server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
     parts = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
     data = federate((x, y), split_rows(parts, config), server, config, len(ALPHABET), Tokens(), rng)
-    return FromExamples("shakespeare", MODELS[model](data.shape, data.classes), data, training)
+    return ExamplesTask("shakespeare", MODELS[model](data.shape, data.classes), data, training)
 
 
 SPEC = TaskSpec(
     name="shakespeare",
     help="next character of 100 roles of Shakespeare's plays: PAGE's LSTM on Shakespeare",
     config=ShakespeareConfig,
-    training=Training(epochs=20, lr=1.0, batch_size=32, weight_decay=1e-4),
+    training=TrainingConfig(epochs=20, lr=1.0, batch_size=32, weight_decay=1e-4),
     models=("lstm", "transformer"),
     build=build,
 )

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.data.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
-def build(config: SyntheticConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: SyntheticConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     data = Synthetic(config, seed)
-    return FromExamples("synthetic", MODELS[model](data.shape, data.classes), data, training)
+    return ExamplesTask("synthetic", MODELS[model](data.shape, data.classes), data, training)
 
 
 SPEC = TaskSpec(
     name="synthetic",
     help="100 clients with Gaussian inputs of their own and one labelling model: PAGE's Logistic on Synthetic",
     config=SyntheticConfig,
-    training=Training(epochs=20, lr=0.1, batch_size=5, weight_decay=1e-5),
+    training=TrainingConfig(epochs=20, lr=0.1, batch_size=5, weight_decay=1e-5),
     models=("linear", "mlp"),
     build=build,
 )

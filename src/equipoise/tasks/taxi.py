@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.frl.mdp import toy_text
 from equipoise.frl.task import TabularConfig, TabularTask
 from equipoise.tasks import TaskSpec
 
 
-def build(config: TabularConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: TabularConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     return TabularTask("taxi", toy_text("taxi", config.gamma), config, training, seed)
 
 
@@ -16,7 +16,7 @@ SPEC = TaskSpec(
     name="taxi",
     help="agents in Gymnasium's Taxi, by its transition table",
     config=TabularConfig,
-    training=Training(epochs=50, lr=0.1),
+    training=TrainingConfig(epochs=50, lr=0.1),
     models=(),
     build=build,
 )

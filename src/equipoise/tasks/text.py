@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.errors import UsageError
 from equipoise.data.forms import Tokens
 from equipoise.data.own import OwnRows
@@ -15,7 +15,7 @@ from equipoise.data.target import Target
 from equipoise.data.texts import TextChoices, Texts, Tokenizer, read_texts
 from equipoise.models import pretrained
 from equipoise.tasks import TaskSpec, own
-from equipoise.tasks.from_examples import FromExamples
+from equipoise.tasks.from_examples import ExamplesTask
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class TextConfig(TextChoices):
     )
 
 
-def build(config: TextConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     if not config.pretrained:
         raise UsageError("task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub")
     return of_texts("text", read_texts(config), config, training, seed)
 
 
-def of_texts(name: str, found: Texts, config: TextConfig, training: Training, seed: int) -> FromExamples:
+def of_texts(name: str, found: Texts, config: TextConfig, training: TrainingConfig, seed: int) -> ExamplesTask:
     """A task from everybody's texts, in files or given in Python."""
     if config.kind == "classification":
         module = pretrained.classifier(config.pretrained, len(found.classes), seed)
@@ -49,14 +49,14 @@ def of_texts(name: str, found: Texts, config: TextConfig, training: Training, se
     server = (tokens[rows:], y[rows:]) if found.server else None
     given = OwnRows(tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target)
     data = given.federate(config, Tokens(), own.generator(seed))
-    return FromExamples(name, module, data, training, fresh=False)
+    return ExamplesTask(name, module, data, training, fresh=False)
 
 
 SPEC = TaskSpec(
     name="text",
     help="your texts under a pretrained transformers model: their classes, or their next tokens",
     config=TextConfig,
-    training=Training(epochs=1, lr=0.05, batch_size=16),
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=16),
     models=(),
     build=build,
 )

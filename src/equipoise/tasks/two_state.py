@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.options import with_default
 from equipoise.frl.mdp import two_state
 from equipoise.frl.task import TabularConfig, TabularTask
@@ -18,7 +18,7 @@ class TwoStateConfig(TabularConfig):
     random_q0: bool = with_default(TabularConfig, "random_q0", True)
 
 
-def build(config: TwoStateConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: TwoStateConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     mdp = two_state(seed, config.actions, config.gamma)
     return TabularTask("two-state", mdp, config, training, seed)
 
@@ -27,7 +27,7 @@ SPEC = TaskSpec(
     name="two-state",
     help="agents in the two-state MDP of federated Q-learning, one fixed action each",
     config=TwoStateConfig,
-    training=Training(epochs=50, lr=0.2),
+    training=TrainingConfig(epochs=50, lr=0.2),
     models=(),
     build=build,
 )

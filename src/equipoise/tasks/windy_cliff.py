@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.options import with_default
 from equipoise.frl.families import soft_greedy, spread, under_policy, windy_cliff
 from equipoise.frl.linear_task import MODELS, LinearConfig, LinearTask
@@ -22,7 +22,7 @@ class WindyCliffConfig(LinearConfig):
     goal: float = option(1.0, "reward for reaching the goal, in units of what a fall costs", low=0)
 
 
-def build(config: WindyCliffConfig, model: str, training: Training, seed: int) -> Task:
+def build(config: WindyCliffConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     """Model v: the values of one policy for everybody, the best one without wind, with chance epsilon of any action."""
     mdps = windy_cliff(spread(config.agents), config.wind, config.gamma, config.goal)
     if model == "v":
@@ -35,7 +35,7 @@ SPEC = TaskSpec(
     name="windy-cliff",
     help="agents in CliffWalking, each with its own chance of a gust towards the cliff",
     config=WindyCliffConfig,
-    training=Training(epochs=10, lr=0.1),
+    training=TrainingConfig(epochs=10, lr=0.1),
     models=MODELS,
     build=build,
 )

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from equipoise.contract import Around, Client, Method, Range, Selection, State, Up
+from equipoise.contract import MethodWrapper, Client, Method, ValueRange, SelectionPolicy, State, ClientUpdate
 from equipoise.contract.ranges import LOSS
 from equipoise.runtime.selecting import TOLD
 
 
-def telling(method: Method, selection: Selection) -> Method:
+def with_loss_reporting(method: Method, selection: SelectionPolicy) -> Method:
     """The method with clients that tell what the policy asks for; itself where it asks for nothing."""
-    return Telling(method) if selection.told else method
+    return LossReporting(method) if selection.needs_client_loss else method
 
 
 @dataclass(frozen=True)
-class Telling(Around):
+class LossReporting(MethodWrapper):
     """One number more in each upload: it is billed, and it must lie in its range."""
 
     @property
-    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
-        return {**super().reports, TOLD: LOSS}
+    def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        return {**super().report_ranges, TOLD: LOSS}
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
-        return replace(up, metrics={**up.metrics, TOLD: c.evaluate(c.start, "train")["loss"]}), state
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
+        return replace(up, metrics={**up.metrics, TOLD: client.evaluate(client.start, "train")["loss"]}), state

@@ -7,46 +7,46 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.clock.options import Timing
-from equipoise.contract import Around, Client, Method, State, Task, Train, Training
+from equipoise.clock.options import ClockConfig
+from equipoise.contract import MethodWrapper, Client, Method, State, Task, LocalHParams, TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.core.trees import tree_bytes
 
 MOST = 10**6  # epochs: more than anybody asks for
 
 
-def timely(method: Method, timing: Timing) -> Method:
+def with_deadline_epochs(method: Method, timing: ClockConfig) -> Method:
     """The method with epochs that fit the deadline; itself if that is not asked for."""
-    return Timely(method, timing) if timing.fit_deadline else method
+    return DeadlineEpochs(method, timing) if timing.adapt_epochs else method
 
 
 @dataclass(frozen=True)
-class Timely(Around):
+class DeadlineEpochs(MethodWrapper):
     """alpha_i <- min(alpha_i, most epochs before the deadline), and at least one.
 
     A device knows its usual speed and links, not the luck of the round. The log shows ``affordable`` epochs.
     """
 
-    timing: Timing
+    timing: ClockConfig
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
-        if self.tries:
+        if self.runs_trial_training:
             raise UsageError(
                 f"fit_deadline cannot serve {self.name}, whose clients also train on trial: leave fit_deadline out, "
                 "with a deadline that is long enough for the slowest, or choose another method"
             )
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        train, state = super().decide(c)
-        most = self.affordable(c, train)
-        c.notes["affordable"] = most
-        return Train(torch.minimum(train.epochs, most.clamp(min=1)), train.lr), state
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        train, state = super().configure_training(client)
+        most = self.affordable(client, train)
+        client.logged["affordable"] = most
+        return LocalHParams(torch.minimum(train.epochs, most.clamp(min=1)), train.lr), state
 
-    def affordable(self, c: Client, train: Train) -> Tensor:
+    def affordable(self, client: Client, train: LocalHParams) -> Tensor:
         """Whole epochs in the time that download and upload leave."""
-        size = tree_bytes({name: c.start[name] for name in self.shared_names(c.task)})
-        samples = c.steps(Train(torch.ones_like(train.epochs), train.lr)) * c.training.batch_size
-        device = c.device()
-        left = self.timing.within - size * (device.up + device.down)
-        return (left * device.speed / samples).floor().clamp(min=0, max=MOST).long()
+        size = tree_bytes({name: client.start[name] for name in self.shared_param_names(client.task)})
+        samples = client.num_steps(LocalHParams(torch.ones_like(train.epochs), train.lr)) * client.training.batch_size
+        device = client.device()
+        left = self.timing.within - size * (device.upload_seconds_per_byte + device.download_seconds_per_byte)
+        return (left * device.samples_per_second / samples).floor().clamp(min=0, max=MOST).long()

@@ -23,10 +23,10 @@ from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking, named
 from equipoise.runs.compare import compare
 from equipoise.runs.equal import with_equal_steps
-from equipoise.runs.running import Interrupted, Watch
+from equipoise.runs.running import Interrupted, OnRoundEnd
 from equipoise.runs.tune import read_best
-from equipoise.settings.config import Settings
-from equipoise.settings.names import options, resolved
+from equipoise.settings.config import RunSettings
+from equipoise.settings.names import options, resolve_names
 from equipoise.tasks import find_task
 
 DEFAULT = "runs/compare"
@@ -49,14 +49,14 @@ def main(arguments: list[str]) -> int:
     if chosen["tuned"]:
         for name, given in cells.items():
             known = options(find_method(name), find_task(given["task"]))
-            cells[name] = {**resolved(known, read_best(Path(chosen["tuned"]), name)), **given}
+            cells[name] = {**resolve_names(known, read_best(Path(chosen["tuned"]), name)), **given}
     named(chosen["log"])  # a tracker that is not there is refused before any work
     if chosen["equal_steps"]:
         cells = with_equal_steps(cells)
     out, quiet = Path(chosen["out"]), chosen["quiet"]
     cell = contextlib.ExitStack()  # what watches the cell under way
 
-    def announce(settings: Settings, folder: Path) -> Watch:
+    def announce(settings: RunSettings, folder: Path) -> OnRoundEnd:
         cell.close()
         done = len(Folder(folder).records()) if chosen["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"

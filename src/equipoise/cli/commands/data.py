@@ -12,7 +12,7 @@ from equipoise.cli.parser import Parser, add_config, output_file
 from equipoise.core import files
 from equipoise.core.errors import UsageError, nearest
 from equipoise.methods import find_method
-from equipoise.settings.config import Settings
+from equipoise.settings.config import RunSettings
 from equipoise.settings.names import options
 from equipoise.tasks import find_task
 from equipoise.tasks.own import OwnConfig
@@ -38,7 +38,7 @@ def _describe(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     chosen, given = _options(parser, arguments, early_options(arguments))
-    settings = Settings.of(given)
+    settings = RunSettings.from_options(given)
     if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
         return _describe_tables(settings.task_config, given, chosen["json"])
     from equipoise.report.terminal.describe import describe, in_words
@@ -93,7 +93,7 @@ def _merge(arguments: list[str]) -> int:
 
 def _table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any], OwnConfig]:
     chosen, given = _options(parser, arguments, {"method": "fedavg", "task": "own"})
-    config = Settings.of(given).task_config
+    config = RunSettings.from_options(given).task_config
     assert isinstance(config, OwnConfig)
     return chosen, config
 

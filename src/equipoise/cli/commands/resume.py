@@ -21,19 +21,19 @@ def main(arguments: list[str]) -> int:
     from equipoise.records.folder import Folder
     from equipoise.report.trackers.tracking import Tracking
     from equipoise.runs.running import resume_run
-    from equipoise.settings.config import Settings
-    from equipoise.settings.means import Means
+    from equipoise.settings.config import RunSettings
+    from equipoise.settings.means import ResourceConfig
 
     out = Path(chosen.folder)
     if (out / "compare.json").is_file() and not Folder(out).config.is_file():
         from equipoise.cli.commands import compare
 
         how = [*(["--log", chosen.log] if chosen.log else []), *(["--quiet"] if chosen.quiet else [])]
-        own = {name: value for name, value in asdict(means).items() if value != getattr(Means, name)}
+        own = {name: value for name, value in asdict(means).items() if value != getattr(ResourceConfig, name)}
         using = [text for name, value in own.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         return compare.main(["--resume", "--out", chosen.folder, *how, *using])
     Folder(out).demand()
-    settings = Settings.of(read_config(Folder(out).config))
+    settings = RunSettings.from_options(read_config(Folder(out).config))
     done = len(Folder(out).records())
     tracking = Tracking(chosen.log, out, done)
     tell = telling(chosen.quiet)
@@ -43,5 +43,5 @@ def main(arguments: list[str]) -> int:
         chosen.quiet,
         tracking,
         done,
-        lambda watch: resume_run(out, watch, tell=tell, means=means),
+        lambda watch: resume_run(out, watch, on_message=tell, resources=means),
     )

@@ -11,8 +11,8 @@ from equipoise.methods import find_method
 from equipoise.records.folder import Folder
 from equipoise.report.trackers.tracking import Tracking
 from equipoise.runs.running import build_task, run
-from equipoise.runs.spreading import follow, follows
-from equipoise.settings.config import Settings
+from equipoise.runs.spreading import run_worker, is_worker_rank
+from equipoise.settings.config import RunSettings
 from equipoise.settings.names import options
 from equipoise.tasks import find_task
 
@@ -25,10 +25,10 @@ def main(arguments: list[str]) -> int:
     add_means(parser)
     add_options(parser, known, early, arguments)
     chosen = vars(parser.parse(arguments))
-    settings = Settings.of(given_options(early, chosen, known))
+    settings = RunSettings.from_options(given_options(early, chosen, known))
     means, out = means_of(chosen), Path(chosen["out"])
-    if follows():
-        follow(settings, build_task(settings), means, out)
+    if is_worker_rank():
+        run_worker(settings, build_task(settings), means, out)
         return 0
     done = len(Folder(out).records()) if chosen["resume"] else 0
     tracking = Tracking(chosen["log"], out, done)
@@ -39,5 +39,5 @@ def main(arguments: list[str]) -> int:
         "means": means,
     }
     return to_the_end(
-        out, settings, chosen["quiet"], tracking, done, lambda watch: run(settings, out, watch=watch, **again)
+        out, settings, chosen["quiet"], tracking, done, lambda watch: run(settings, out, on_round_end=watch, **again)
     )

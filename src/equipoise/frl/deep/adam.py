@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.traits import Flags, Ints
 from equipoise.learners.learning import BETAS, EPSILON
@@ -94,6 +94,6 @@ def _adam(part: list[list[Tensor]], step: int, rate: float) -> None:
     torch.ops.aten._fused_adam_(params, slopes, m, v, [], steps, **options, amsgrad=False, maximize=False)
 
 
-def copies_of(views: Tree) -> Tree:
+def copies_of(views: Params) -> Params:
     """Stacks of their own memory."""
     return {name: value.clone() for name, value in views.items()}

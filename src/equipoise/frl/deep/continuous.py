@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from equipoise.contract import Blocks, Tree
+from equipoise.contract import Blocks, Params
 from equipoise.frl.deep.learner import LEARNERS, Learner
 from equipoise.frl.deep.net import Net, through_relu
 from equipoise.frl.deep.traits import Floats, Ints, Seen
@@ -57,32 +57,32 @@ class ActorCritic(Net):
     def learning_draws(self) -> int:
         return 2 * self.outputs
 
-    def init(self, u: Tensor) -> Tree:
+    def init(self, u: Tensor) -> Params:
         fan = {"w1": self.inputs, "b1": self.inputs, "c1": self.inputs + self.outputs, "d1": self.inputs + self.outputs}
         bound = {n: LAST if n.endswith("3") else 1 / math.sqrt(fan.get(n, self.width)) for n in self.shapes}
         drawn = {n: ((2 * u[self.places[n]] - 1) * bound[n]).view(shape) for n, shape in self.shapes.items()}
         return {**drawn, "log_alpha": torch.full_like(drawn["log_alpha"], math.log(ALPHA))}
 
-    def greedy(self, net: Tree, x: Tensor) -> Tensor:
+    def greedy(self, net: Params, x: Tensor) -> Tensor:
         """tanh of the policy's mean, ``[K, B, actions]``."""
         return torch.tanh(self.values(net, x)[..., : self.outputs])
 
-    def policy(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    def policy(self, net: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log of the standard deviation, before tanh."""
         return _policy(self.values(net, x))
 
-    def sample(self, net: Tree, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, net: Params, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """a = tanh(mean + std noise) and log pi(a | x) ``[K, B, 1]``."""
         return squashed(self.values(net, x), noise)
 
-    def look_at(self, net: Tree, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def look_at(self, net: Params, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Both hidden layers of both critics at pairs (x, a), and Q_1 and Q_2, ``[2 K, B, ...]``."""
         c1, d1, c2, d2, c3, d3 = (net[name].flatten(0, 1) for name in ("c1", "d1", "c2", "d2", "c3", "d3"))
         one = torch.baddbmm(d1, pair.repeat_interleave(2, 0), c1).relu_()
         two = torch.baddbmm(d2, one, c2).relu_()
         return one, two, torch.baddbmm(d3, two, c3)
 
-    def judge(self, net: Tree, x: Tensor, action: Tensor) -> Tensor:
+    def judge(self, net: Params, x: Tensor, action: Tensor) -> Tensor:
         """Q_1 and Q_2 at (x, a), ``[K, 2, B, 1]``."""
         return _of_each(self.look_at(net, torch.cat([x, action], -1))[2])
 

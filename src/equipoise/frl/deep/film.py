@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep import rollout
 from equipoise.frl.deep.gym_world import GymPlay, GymWorld
@@ -30,7 +30,7 @@ Picture = Any  # of Pillow
 
 
 def episode(
-    task: AgentTask, agent: int, model: Tree, number: int, pictures: bool
+    task: AgentTask, agent: int, model: Params, number: int, pictures: bool
 ) -> tuple[float, list[Picture], float]:
     """The return of one greedy episode that scores are made of, a picture before each step, and steps per second."""
     ids, own = torch.tensor([agent]), torch.zeros(1, dtype=torch.int64)

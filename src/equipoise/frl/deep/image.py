@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional, grad
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.frl.deep.learner import LEARNERS, Learner
 from equipoise.frl.deep.net import Net
 
@@ -47,13 +47,13 @@ class ImageNet(Net):
     def fan(self) -> dict[str, int]:
         return {**super().fan, "1": self.image[0] * self.kernel**2, "2": FILTERS * math.prod(self.patches)}
 
-    def features(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, net: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         k, batch = x.shape[:2]
         weights, bias = net["w1"].flatten(0, 1), net["b1"].flatten()
         seen = functional.conv2d(self._pictures(x), weights, bias, self.stride, groups=k)
         return self.second(net, seen.view(batch, k, -1).transpose(0, 1).contiguous().relu_())
 
-    def first_slope(self, x: Tensor, d1: Tensor, out: Tree) -> None:
+    def first_slope(self, x: Tensor, d1: Tensor, out: Params) -> None:
         k, batch = x.shape[:2]
         slope = d1.transpose(0, 1).reshape(batch, k * FILTERS, *self.patches)
         shape = (k * FILTERS, self.image[0], self.kernel, self.kernel)

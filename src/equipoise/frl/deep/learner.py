@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Tree
+from equipoise.contract import State, Params
 from equipoise.frl.deep.adam import Rhythm, StackedAdam, copies_of
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.traits import Flags, Floats, Ints, Seen
@@ -228,10 +228,10 @@ def both_ends(net: Net, batch: Tensor) -> tuple[Tensor, Tensor]:
 
 def td_slope(
     net: Net,
-    views: Tree,
-    target: Tree,
+    views: Params,
+    target: Params,
     batch: Tensor,
-    out: Tree,
+    out: Params,
     body: bool = True,
     looked: tuple[Tensor, ...] | None = None,
 ) -> None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from equipoise.contract import State, Training
+from equipoise.contract import State, TrainingConfig
 from equipoise.core import random, streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.continuous import normal
@@ -196,7 +196,7 @@ class MujocoPlay(Play):
         return ~(upright & (np.abs(self.state[..., 2:]) < WILDEST).all(-1))
 
 
-def mujoco_task(body: Body, config: AgentConfig, training: Training, seed: int) -> AgentTask:
+def mujoco_task(body: Body, config: AgentConfig, training: TrainingConfig, seed: int) -> AgentTask:
     if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("gymnasium") is None:
         raise UsageError(f"task '{body.name}' needs MuJoCo: pip install 'equipoise[mujoco]'")
     world = MujocoWorld(body, [model(body, float(u)) for u in config.numbers])

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from equipoise.contract import Blocks, Tree
+from equipoise.contract import Blocks, Params
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,16 @@ class Net:
         """Where the backbone ends and the head begins."""
         return int(self.places[self.blocks["head"][0]].start)
 
-    def init(self, u: Tensor) -> Tree:
+    def init(self, u: Tensor) -> Params:
         """From ``size`` uniform numbers: PyTorch's own ranges, U(-1/sqrt(inputs), 1/sqrt(inputs)); e in U(-1, 1)."""
         bound = {name: 1 / math.sqrt(self.fan[name[1]]) if name != "e" else 1.0 for name in self.shapes}
         return {n: ((2 * u[self.places[n]] - 1) * bound[n]).view(shape) for n, shape in self.shapes.items()}
 
-    def pack(self, tree: Tree) -> Tensor:
+    def pack(self, tree: Params) -> Tensor:
         """The one vector ``[K size]`` of a tree of stacks, as a copy."""
         return torch.cat([tree[name].reshape(-1) for name in self.shapes])
 
-    def views(self, flat: Tensor) -> Tree:
+    def views(self, flat: Tensor) -> Params:
         """A tree of stacks that shares its memory with the vector."""
         k = len(flat) // self.size
         return {
@@ -100,34 +100,34 @@ class Net:
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         return torch.cat([torch.arange(agents).repeat_interleave(size) for size in sizes])
 
-    def features(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, net: Params, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both hidden layers at inputs ``[K, B, inputs]``; the second is the representation."""
         bias = net["b1"].unsqueeze(1)
         if self.embedding:  # [x, e] W = x W1 + e W0: an input that is the same for every x is a bias
             bias = torch.baddbmm(bias, net["e"].unsqueeze(1), net["w0"])
         return self.second(net, torch.baddbmm(bias, x, net["w1"]).relu_())
 
-    def second(self, net: Tree, one: Tensor) -> tuple[Tensor, Tensor]:
+    def second(self, net: Params, one: Tensor) -> tuple[Tensor, Tensor]:
         """The first hidden layer, and the second that follows from it."""
         return one, torch.baddbmm(net["b2"].unsqueeze(1), one, net["w2"]).relu_()
 
-    def look(self, net: Tree, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def look(self, net: Params, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Both hidden layers, and the values that the head reads from the second."""
         one, two = self.features(net, x)
         return one, two, self.head(net, two)
 
-    def values(self, net: Tree, x: Tensor) -> Tensor:
+    def values(self, net: Params, x: Tensor) -> Tensor:
         """Q(x, .) ``[K, B, outputs]``."""
         return self.look(net, x)[2]
 
-    def head(self, net: Tree, two: Tensor) -> Tensor:
+    def head(self, net: Params, two: Tensor) -> Tensor:
         return torch.baddbmm(net["b3"].unsqueeze(1), two, net["w3"].mT)
 
-    def greedy(self, net: Tree, x: Tensor) -> Tensor:
+    def greedy(self, net: Params, x: Tensor) -> Tensor:
         """The best actions ``[K, B]``."""
         return self.values(net, x).argmax(-1)
 
-    def slope(self, net: Tree, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, out: Tree, body: bool = True) -> None:
+    def slope(self, net: Params, x: Tensor, one: Tensor, two: Tensor, d3: Tensor, out: Params, body: bool = True) -> None:
         """Into ``out``: gradient of a loss with derivative ``d3`` by the outputs; of the head alone without ``body``.
 
         The way to an embedding, which is the head of such a net, leads through the body.
@@ -145,7 +145,7 @@ class Net:
             out["w0"].copy_(net["e"].unsqueeze(2) * out["b1"].unsqueeze(1))
             out["e"].copy_(torch.bmm(net["w0"], out["b1"].unsqueeze(2)).squeeze(2))
 
-    def first_slope(self, x: Tensor, d1: Tensor, out: Tree) -> None:
+    def first_slope(self, x: Tensor, d1: Tensor, out: Params) -> None:
         """Of the first layer, whose outputs have the derivative ``d1``."""
         torch.bmm(x.mT, d1, out=out["w1"])
         torch.sum(d1, 1, out=out["b1"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from equipoise.contract import Method, Task, Tree
+from equipoise.contract import Method, Task, Params
 from equipoise.core import random, streams
 from equipoise.frl.deep import learner, rollout
 from equipoise.frl.deep.adam import Rhythm
@@ -21,26 +21,26 @@ WARMUP = 200  # environment steps of a newcomer before it learns
 
 
 def returns_of_newcomers(
-    task: AgentTask, there: AgentTask, method: Method, params: Tree, seed: int
+    task: AgentTask, there: AgentTask, method: Method, params: Params, seed: int
 ) -> dict[str, dict[str, float]]:
     """Mean return and spread of the agents held out of ``task``, ``there``, before and after steps of their own."""
-    start = {name: value.expand(there.clients, *value.shape) for name, value in params.items()}
+    start = {name: value.expand(there.num_clients, *value.shape) for name, value in params.items()}
     found = adapt(there, there.world, start, MARKS, what_learns(method, task), WARMUP, seed).mean(2)
     return {
-        str(mark): {task.headline: float(each.mean()), "std": float(each.std())}
+        str(mark): {task.metric: float(each.mean()), "std": float(each.std())}
         for mark, each in zip((0, *MARKS), found, strict=True)
     }
 
 
 def what_learns(method: Method, task: Task) -> tuple[bool, bool]:
     """Whether a newcomer's (backbone, head) learn: beside a shared block that is frozen the personal one, else both."""
-    shared = set(method.shared_names(task))
+    shared = set(method.shared_param_names(task))
     backbone, head = (bool(shared & set(task.blocks[block])) for block in ("backbone", "head"))
     return (True, True) if backbone == head else (not backbone, not head)
 
 
 def adapt(
-    task: AgentTask, world: World, start: Tree, marks: tuple[int, ...], moves: tuple[bool, bool], warmup: int, seed: int
+    task: AgentTask, world: World, start: Params, marks: tuple[int, ...], moves: tuple[bool, bool], warmup: int, seed: int
 ) -> Floats:
     """Returns ``[1 + marks, newcomers, episodes]`` at the start and after so many environment steps of each.
 

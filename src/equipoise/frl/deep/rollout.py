@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Tree
+from equipoise.contract import Params
 from equipoise.core import random, streams
 from equipoise.frl.deep.net import Net
 from equipoise.frl.deep.traits import Floats
@@ -21,7 +21,7 @@ def starts(world: World, ids: Tensor, split: str, episodes: int, seed: int) -> F
     return random.uniform(keys, episodes * world.resets).reshape(len(ids), episodes, world.resets)
 
 
-def returns(world: World, net: Net, ids: Tensor, params: Tree, split: str, episodes: int, seed: int) -> Floats:
+def returns(world: World, net: Net, ids: Tensor, params: Params, split: str, episodes: int, seed: int) -> Floats:
     """``[K, episodes]``: undiscounted returns of each agent's net in its own environment.
 
     A net with parameters that are no numbers has no policy, though its argmax has a place: its return is the worst.

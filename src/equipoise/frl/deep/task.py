@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.contract import Fit, Method, Options, State, Training, Tree, When, Wrapper, option
+from equipoise.contract import LocalTrainRequest, Method, Options, State, TrainingConfig, Params, RngContext, DelegatingMethod, option
 from equipoise.core import random, streams
 from equipoise.core.errors import UsageError
 from equipoise.frl.agents import Agents
@@ -97,8 +97,8 @@ class ClassicConfig(AgentConfig):
 class AgentTask(Agents):
     """Scores are `return`: the mean undiscounted return of the greedy policy over fixed episodes."""
 
-    trains: ClassVar[str] = "deep"
-    headline = "return"
+    learner_kind: ClassVar[str] = "deep"
+    metric = "return"
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class AgentTask(Agents):
         world: World,
         config: AgentConfig,
         model: str,
-        training: Training,
+        training: TrainingConfig,
         seed: int,
         dtype: torch.dtype = torch.float32,
         net: Net | None = None,
@@ -116,7 +116,7 @@ class AgentTask(Agents):
             *(training, seed, dtype),
         )
         embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
-        self.clients = config.agents
+        self.num_clients = config.agents
         sizes = (world.observations, config.width, world.actions, embedding)
         self.net = net or _net(world, model, sizes)
         self.blocks = self.net.blocks
@@ -133,31 +133,31 @@ class AgentTask(Agents):
         how = (c.parallel, c.discount, c.capacity, c.learn_after, c.explore_steps, c.last_epsilon)
         return learner.Settings(*how, c.target_rate or rate, batch, c.returns or returns, c.averaged)
 
-    def init_params(self, seed: int) -> Tree:
+    def init_params(self, seed: int) -> Params:
         u = random.uniform(random.keys(seed, np.zeros(1, np.int64), 0, streams.ACTING[0]), self.net.size)[0]
         return self.net.init(torch.from_numpy(u).to(self.dtype))
 
-    def source_init(self, ids: Tensor) -> State:
+    def init_data_state(self, ids: Tensor) -> State:
         kept = learner.fresh(self.net, self.settings(self.training.batch_size), len(ids), self.dtype)
         return {**kept, "env": self.world.fresh(ids, self.config.parallel, self.seed)}
 
-    def adapted(self, method: Method, params: Tree, seed: int) -> Mapping[str, Mapping[str, float]]:
+    def adaptation_scores(self, method: Method, params: Params, seed: int) -> Mapping[str, Mapping[str, float]]:
         from equipoise.frl.deep.newcomers import returns_of_newcomers
 
-        assert isinstance(self.newcomers, AgentTask)
-        return returns_of_newcomers(self, self.newcomers, method, params, seed)
+        assert isinstance(self.heldout_clients, AgentTask)
+        return returns_of_newcomers(self, self.heldout_clients, method, params, seed)
 
-    def suits(self, method: Method) -> None:
+    def check_method(self, method: Method) -> None:
         """Agents learn by temporal differences: a method that trains by a loss of its own cannot work."""
-        below = method.below if isinstance(method, Wrapper) else method
-        own = method.decides & {"update", "decide", "personal"} or "install" in below.decides
-        if own and method.trains != self.trains:
+        below = method.inner if isinstance(method, DelegatingMethod) else method
+        own = method.overridden_hooks & {"train", "configure_training", "personal_model"} or "receive" in below.overridden_hooks
+        if own and method.learner_kind != self.learner_kind:
             raise UsageError(
                 f"{method.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
                 f"choose {', '.join(ALLOWED)}"
             )
 
-    def remarks(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         steps, found = self.training.epochs, []
         if steps < self.world.limit:
             found.append(
@@ -174,71 +174,71 @@ class AgentTask(Agents):
     def check(self) -> None:
         self.config.numbers  # noqa: B018 (refuses bad ones)
 
-    def rows(self, ids: Tensor, split: str) -> Tensor:
+    def num_rows(self, ids: Tensor, split: str) -> Tensor:
         return torch.full_like(ids, self.config.val_episodes if split == "val" else self.config.episodes)
 
-    def fit_stack(self, ids: Tensor, fit: Fit, source: State, when: When) -> tuple[Tree, Tree, State]:
+    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
         """``aux`` may hold ``head_steps`` and ``body_lr``: the rhythm of the two blocks."""
-        if fit.pull or fit.linear or fit.loss:
+        if request.proximal or request.grad_correction or request.loss:
             raise UsageError(f"agents of task '{self.name}' learn by temporal differences, not by a loss of a method")
-        counts = sorted(set(fit.epochs.tolist()))
+        counts = sorted(set(request.epochs.tolist()))
         if len(counts) > 1:
-            return self._fit_groups(ids, fit, source, when, counts)
-        settings = self.settings(when.training.batch_size)
-        lr = fit.lr[:, None].to(self.dtype)
+            return self._fit_groups(ids, request, source, rng, counts)
+        settings = self.settings(rng.training.batch_size)
+        lr = request.lr[:, None].to(self.dtype)
         rhythm = Rhythm(
             lr,
-            fit.aux["body_lr"][:, None].to(self.dtype) if "body_lr" in fit.aux else lr,
-            int(fit.aux["head_steps"][0]) if "head_steps" in fit.aux else TOGETHER,
-            (self.blocks["backbone"][0] in fit.names, self.blocks["head"][0] in fit.names),
+            request.aux["body_lr"][:, None].to(self.dtype) if "body_lr" in request.aux else lr,
+            int(request.aux["head_steps"][0]) if "head_steps" in request.aux else TOGETHER,
+            (self.blocks["backbone"][0] in request.trainable, self.blocks["head"][0] in request.trainable),
         )
         if counts[0] == 0:
-            return fit.params, {}, source
+            return request.params, {}, source
         each = learner.draws_a_step(self.net, settings, self.world)
-        key = random.keys(when.seed, ids.numpy(), when.round, streams.ACTING[1 + fit.stream])
+        key = random.keys(rng.seed, ids.numpy(), rng.round, streams.ACTING[1 + request.stream])
         u = random.uniform(key, counts[0] * each).reshape(len(ids), counts[0], each)
-        flat, after = learner.train(self.world, self.net, settings, rhythm, ids, self.net.pack(fit.params), source, u)
+        flat, after = learner.train(self.world, self.net, settings, rhythm, ids, self.net.pack(request.params), source, u)
         return copies_of(self.net.views(flat)), {}, after
 
     def _fit_groups(
-        self, ids: Tensor, fit: Fit, source: State, when: When, counts: list[int]
-    ) -> tuple[Tree, Tree, State]:
+        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext, counts: list[int]
+    ) -> tuple[Params, Params, State]:
         """Agents with different numbers of steps, those with the same number together."""
         from torch.utils import _pytree as pytree
 
-        params, after = dict(fit.params), source
+        params, after = dict(request.params), source
         for count in counts:
-            who = (fit.epochs == count).nonzero()[:, 0]
+            who = (request.epochs == count).nonzero()[:, 0]
             part = replace(
-                fit,
-                params={name: value[who] for name, value in fit.params.items()},
-                epochs=fit.epochs[who],
-                lr=fit.lr[who],
-                aux={name: value[who] for name, value in fit.aux.items()},
+                request,
+                params={name: value[who] for name, value in request.params.items()},
+                epochs=request.epochs[who],
+                lr=request.lr[who],
+                aux={name: value[who] for name, value in request.aux.items()},
             )
             held = pytree.tree_map(lambda value, who=who: value[who], source)
-            trained, _, moved = self.fit_stack(ids[who], part, held, when)
+            trained, _, moved = self.fit_stack(ids[who], part, held, rng)
             params = {name: params[name].index_copy(0, who, value) for name, value in trained.items()}
             after = pytree.tree_map(lambda old, new, who=who: old.index_copy(0, who, new), after, moved)
         return params, {}, after
 
-    def evaluate_stack(self, ids: Tensor, params: Tree, split: str) -> Tree:
+    def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         count = self.config.val_episodes if split == "val" else self.config.episodes
         found = rollout.returns(self.world, self.net, ids, params, split, count, self.seed)
         return {"return": torch.from_numpy(found.mean(1))}
 
-    def evaluate_server(self, stack: Tree, split: str) -> Tree:
+    def evaluate_server(self, stack: Params, split: str) -> Params:
         """The mean over all agents' environments: each model in each of them."""
-        ids, models = torch.arange(self.clients), len(stack["w1"])
-        wide = {name: value.repeat_interleave(self.clients, 0) for name, value in stack.items()}
+        ids, models = torch.arange(self.num_clients), len(stack["w1"])
+        wide = {name: value.repeat_interleave(self.num_clients, 0) for name, value in stack.items()}
         count = self.config.episodes if split == "test" else self.config.val_episodes
         found = rollout.returns(self.world, self.net, ids.repeat(models), wide, split, count, self.seed)
         return {"return": torch.from_numpy(found.mean(1)).view(models, -1).mean(1)}
 
-    def has(self, split: str) -> bool:
+    def has_split(self, split: str) -> bool:
         return split == "test" or self.config.val_episodes > 0
 
-    def merit(self, scores: Tree) -> tuple[Tensor, Tensor]:
+    def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
         """The return as a share of its range stands for accuracy; there is no loss."""
         low, high = self.world.lowest, self.world.highest
         share = (scores["return"] - low) / (high - low)
@@ -251,7 +251,7 @@ def _net(world: World, model: str, sizes: tuple[int, int, int, int]) -> Net:
     return ActorCritic(*sizes) if world.continuous else Net(*sizes)
 
 
-def classic(name: str, physics: Physics, config: ClassicConfig, model: str, training: Training, seed: int) -> AgentTask:
+def classic(name: str, physics: Physics, config: ClassicConfig, model: str, training: TrainingConfig, seed: int) -> AgentTask:
     """A task of classic control."""
     differ = traits_named(config.differ, (*BODIES, *SENSES))
     world = PhysicsWorld.of(physics, config.numbers, differ, seed)

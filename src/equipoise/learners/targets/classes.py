@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core.trees import Tree
+from equipoise.core.trees import Params
 from equipoise.data.target import Target
 from equipoise.learners.scores import classes
 from equipoise.learners.targets.objective import Metric, Objective, mean
@@ -42,7 +42,7 @@ class Classes(Objective):
     def predicted(self, outputs: Tensor) -> Tensor:
         return outputs
 
-    def score(self, outputs: Tensor, y: Tensor, weight: Tensor | None, names: Iterable[str]) -> Tree:
+    def score(self, outputs: Tensor, y: Tensor, weight: Tensor | None, names: Iterable[str]) -> Params:
         rest = [name for name in names if name != "acc"]
         found = super().score(outputs, y, weight, rest)
         return {name: mean(outputs.max(-1).indices == y, weight) if name == "acc" else found[name] for name in names}

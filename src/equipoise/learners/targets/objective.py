@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.errors import UsageError, nearest
-from equipoise.core.trees import Tree
+from equipoise.core.trees import Params
 from equipoise.data.target import Target
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -70,7 +70,7 @@ class Objective(ABC):
     def merit(self, name: str, value: Tensor) -> Tensor:
         """A score as a number in [0, 1], higher is better; where it is not defined, what chance gives."""
 
-    def score(self, outputs: Tensor, y: Tensor, weight: Tensor | None, names: Iterable[str]) -> Tree:
+    def score(self, outputs: Tensor, y: Tensor, weight: Tensor | None, names: Iterable[str]) -> Params:
         """These scores ``[K]`` of outputs ``[K, n, outputs]``; rows of no ``weight`` only fill up."""
         real = torch.ones(outputs.shape[:2], dtype=torch.bool, device=y.device) if weight is None else weight > 0
         predicted, marked = self.predicted(outputs), self.marked(y, real)

@@ -10,12 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Range, Server, State, Task, Training, Tree, Up, option
+from equipoise.contract import Client, ServerMessage, ValueRange, Server, State, Task, TrainingConfig, Params, ClientUpdate, option
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedpolicy import policies, probes, record
 from equipoise.methods.fedpolicy.foresight import Learned
 from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts, choices_of, freshness
-from equipoise.methods.over import Over
+from equipoise.methods.over import ComposedMethod
 
 POLICIES: dict[str, type[policies.Policy]] = {
     "random": policies.Random,
@@ -27,7 +27,7 @@ POLICIES: dict[str, type[policies.Policy]] = {
 
 
 @dataclass(frozen=True)
-class FedPolicy(Over):
+class FedPolicy(ComposedMethod):
     """w_i <- full (B, H), backbone (B, own h), head (own b, H) or none (own b, h); the rest is the base's."""
 
     name: ClassVar[str] = "fedpolicy"
@@ -56,16 +56,16 @@ class FedPolicy(Over):
     policy_gamma: float = option(0.5, "discount of the next round in the policy dqn", low=0, below=1)
 
     @property
-    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
+    def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
         told = {
-            "part": Range(0.0, len(self.sets) - 1.0),
+            "part": ValueRange(0.0, len(self.sets) - 1.0),
             "scores": probes.SCORE,
             "report": record.REPORT,
         }
-        return {**super().reports, **told}
+        return {**super().report_ranges, **told}
 
     @property
-    def keeps_model(self) -> bool:  # type: ignore[override]
+    def needs_previous_model(self) -> bool:  # type: ignore[override]
         return True
 
     @cached_property
@@ -88,7 +88,7 @@ class FedPolicy(Over):
     def synced(self) -> bool:
         return self.sync == "on" or (self.sync == "auto" and isinstance(self.agent, Learned))
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         if len(self.choices) < 2 or "full" not in self.choices or len(set(self.choices)) < len(self.choices):
             raise UsageError(
                 f"parts is '{self.parts}': must be full and one or more of {', '.join(PUBLISHED[1:])}, or of sets of "
@@ -97,100 +97,100 @@ class FedPolicy(Over):
         self.sets.check(task)
         if self.policy in PUBLISHED and self.policy not in self.sets.names:
             raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
-        if (self.agent.probes or self.agent.learns) and not task.has("val"):
+        if (self.agent.probes or self.agent.learns) and not task.has_split("val"):
             raise UsageError(
                 f"policy {self.policy} compares parts on validation data, and task '{task.name}' has none: "
                 "set val_share"
             )
         self._check_base(task, training)
 
-    def _check_base(self, task: Task, training: Training) -> None:
-        below, reason = self.below, ""
-        if "install" in below.decides:
+    def _check_base(self, task: Task, training: TrainingConfig) -> None:
+        below, reason = self.inner, ""
+        if "receive" in below.overridden_hooks:
             reason = "it decides itself how a client installs what it is sent"
-        elif set(below.shared_names(task)) != {name for names in task.blocks.values() for name in names}:
+        elif set(below.shared_param_names(task)) != {name for names in task.blocks.values() for name in names}:
             reason = "it keeps a part of the model at the clients, so that no choice is left"
-        elif below.one_start:
+        elif below.needs_common_start:
             reason = "its memory of the clients' drift is sound only if all start from one whole model"
         if reason:
             raise UsageError(f"{self.name} cannot sit on '{self.base}': {reason}; choose another --base")
-        self.needs_two_blocks(task)
-        self.below.check(task, training)
+        self.require_two_blocks(task)
+        self.inner.check(task, training)
 
     # --- client -----------------------------------------------------------------------------------------------------
 
-    def client_init(self, task: Task, params: Tree) -> State:
-        state = super().client_init(task, params)
+    def init_client(self, task: Task, params: Params) -> State:
+        state = super().init_client(task, params)
         return state | {"probe": probes.client_init(self.sets)} if self.agent.probes else state
 
-    def install(self, c: Client) -> tuple[Tree, State]:
+    def receive(self, client: Client) -> tuple[Params, State]:
         """Decision 4b: what was sent, or what the server says of it, or what scores best of it."""
-        inner, state = c.within("base"), dict(c.state)
+        inner, state = client.scoped("base"), dict(client.state)
         if self.agent.probes:
-            words = c.down.each
-            probe = probes.look(c, self.sets, c.state["probe"], words["look"])
+            words = client.message.per_client
+            probe = probes.look(client, self.sets, client.state["probe"], words["look"])
             value = probes.worth(probe["scores"], words["trust"], words["lean"])
             best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
             part = torch.where(words["choose"], best, words["part"].long())
             state["probe"] = probe | {"part": part}
-            inner.down = replace(c.down, sent=self.sets.sent(c.task, self.sets.taken(part)))
-        start, state["base"] = self.below.install(inner)
+            inner.message = replace(client.message, sent_blocks=self.sets.sent(client.task, self.sets.taken(part)))
+        start, state["base"] = self.inner.receive(inner)
         return start, state
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
         metrics = dict(up.metrics)
         if self.agent.probes:
             metrics |= {"part": state["probe"]["part"].to(torch.uint8), "scores": state["probe"]["scores"]}
         if self.agent.learns:
-            metrics["report"] = probes.report(state["probe"]) if self.agent.probes else record.report(c)
-        return Up(up.params, up.extra, metrics), state
+            metrics["report"] = probes.report(state["probe"]) if self.agent.probes else record.report(client)
+        return ClientUpdate(up.params, up.extra, metrics), state
 
     # --- server -----------------------------------------------------------------------------------------------------
 
-    def server_init(self, task: Task, params: Tree) -> State:
-        known = record.init(task.clients, self.sets)
+    def init_server(self, task: Task, params: Params) -> State:
+        known = record.init(task.num_clients, self.sets)
         if self.agent.learns:
-            known |= record.init_reports(task.clients, self.sets)
-        return super().server_init(task, params) | {"known": known, "policy": self.agent.init(task.clients)}
+            known |= record.init_reports(task.num_clients, self.sets)
+        return super().init_server(task, params) | {"known": known, "policy": self.agent.init(task.num_clients)}
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = super().give(s, ids)
-        offer, memory = self.agent.offer(s, state["known"], state["policy"], ids)
-        each = dict(down.each)
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        down, state = super().distribute(server, ids)
+        offer, memory = self.agent.offer(server, state["known"], state["policy"], ids)
+        each = dict(down.per_client)
         if self.agent.probes:
             assert offer.trust is not None
             assert offer.lean is not None
             each |= {"part": offer.part.to(torch.uint8), "look": offer.look, "choose": offer.choose}
             each |= {"trust": offer.trust.float(), "lean": offer.lean.float()}
         known = {**state["known"], "offered": state["known"]["offered"].index_copy(0, ids, offer.part)}
-        down = replace(down, sent=self.sets.sent(s.task, self.sets.takes[offer.part] | offer.look[:, None]), each=each)
+        down = replace(down, sent_blocks=self.sets.sent(server.task, self.sets.takes[offer.part] | offer.look[:, None]), per_client=each)
         return down, {**state, "known": known, "policy": memory}
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        weights, state = super().weigh(s, ids, up)
-        part = up.metrics["part"].long() if self.agent.probes else state["known"]["offered"][ids]
-        s.notes["part"] = part
-        state["known"] = record.note_parts(state["known"], ids, self.sets, part, s.round)
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        weights, state = super().aggregation_weights(server, ids, updates)
+        part = updates.metrics["part"].long() if self.agent.probes else state["known"]["offered"][ids]
+        server.logged["part"] = part
+        state["known"] = record.note_parts(state["known"], ids, self.sets, part, server.round)
         if self.synced:
-            if "weigh" not in self.below.decides:
+            if "aggregation_weights" not in self.inner.overridden_hooks:
                 assert isinstance(weights, Tensor)
                 weights = weights.sqrt()
-            weights = self.sets.block_weights(s.task, up.params, weights, self._fresh(s, state, ids))
+            weights = self.sets.block_weights(server.task, updates.params, weights, self._fresh(server, state, ids))
         return weights, state
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
-        params, state = super().aggregate(s, ids, up, weights)
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+        params, state = super().aggregate(server, ids, updates, weights)
         if self.synced:
-            params = self.sets.keep_stale(s.task, s.params, params, self._fresh(s, state, ids))
+            params = self.sets.keep_stale(server.task, server.params, params, self._fresh(server, state, ids))
         known = state["known"]
         if self.agent.learns:
             told, part = self.agent.told(known, state["policy"], ids)
-            price = self.price * self.sets.costs(s.task, s.params, ids)[torch.arange(len(ids)), part]
-            known = record.note_reports(known, ids[told], up.metrics["report"][told], price[told], s.round)
-            known = record.note_models(known, ids, self.sets, s.task, s.params, up.params, params)
-        memory = self.agent.learn(s, known, state["policy"], ids, up.metrics)
+            price = self.price * self.sets.costs(server.task, server.params, ids)[torch.arange(len(ids)), part]
+            known = record.note_reports(known, ids[told], updates.metrics["report"][told], price[told], server.round)
+            known = record.note_models(known, ids, self.sets, server.task, server.params, updates.params, params)
+        memory = self.agent.learn(server, known, state["policy"], ids, updates.metrics)
         return params, {**state, "known": known, "policy": memory}
 
-    def _fresh(self, s: Server, state: State, ids: Tensor) -> Tensor:
-        return freshness(record.age(state["known"], ids, s.round), self.rho)
+    def _fresh(self, server: Server, state: State, ids: Tensor) -> Tensor:
+        return freshness(record.age(state["known"], ids, server.round), self.rho)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Server, State, Tree
+from equipoise.contract import Server, State, Params
 from equipoise.core import streams
 from equipoise.learners import dqn
 from equipoise.learners.learning import DTYPE, remember
@@ -65,48 +65,48 @@ class Learned(Dqn):
             "cross": torch.zeros(seen, parts, dtype=DTYPE),
         }
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
-        now = record.features(known, ids, self.rules.parts, s)
-        memory = {**memory, "agent": self.studied(s, self.watched(s, known, memory["agent"], ids, now))}
-        seen = self.visible(s, memory, ids, now)
+    def offer(self, server: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+        now = record.features(known, ids, self.rules.parts, server)
+        memory = {**memory, "agent": self.studied(server, self.watched(server, known, memory["agent"], ids, now))}
+        seen = self.visible(server, memory, ids, now)
         foreseen = self.predicted(known, memory, ids, seen)
-        trust, lean = self.pooled(s, memory, ids)
+        trust, lean = self.pooled(server, memory, ids)
         lean = lean + dqn.values(self.config, memory["agent"], now)
         value = probes.worth(foreseen, trust, lean).masked_fill(~self.rules.mask, -math.inf)
         ranked = value.sort(dim=1, descending=True, stable=True)
-        starting = (known["round"][ids] == 0) | (s.round <= FULL_ROUNDS)
-        left = max(0.0, 1.0 - s.round / ((1.0 - CALM) * s.rounds))
+        starting = (known["round"][ids] == 0) | (server.round <= FULL_ROUNDS)
+        left = max(0.0, 1.0 - server.round / ((1.0 - CALM) * server.num_rounds))
         best = torch.where(starting, FULL, ranked.indices[:, 0] if left else known["part"][ids])
-        own = probes.worth(foreseen, torch.ones_like(trust), self.plain(s, ids))
+        own = probes.worth(foreseen, torch.ones_like(trust), self.plain(server, ids))
         own = own.masked_fill(~self.rules.mask, -math.inf)
         sharing = self.sharers(own, best) & bool(left)
         best = torch.where(sharing, own.argmax(1), best)
-        late = s.round - memory["probed"][ids] >= memory["pause"][ids]
-        surprise = (best != known["part"][ids]) & (s.round - memory["probed"][ids] > 1)
-        look = (late | surprise) & bool(left) & (s.round >= FULL_ROUNDS)
+        late = server.round - memory["probed"][ids] >= memory["pause"][ids]
+        surprise = (best != known["part"][ids]) & (server.round - memory["probed"][ids] > 1)
+        look = (late | surprise) & bool(left) & (server.round >= FULL_ROUNDS)
         free = look & ~starting & ~sharing
-        exploring = free & (draws(s, ids, 1, streams.POLICY[0])[:, 0] < EPSILON * left)
+        exploring = free & (draws(server, ids, 1, streams.POLICY[0])[:, 0] < EPSILON * left)
         exploring &= ranked.values[:, 0] - ranked.values[:, 1] < CLOSE
         part = torch.where(exploring, ranked.indices[:, 1], best)
         choose = free & ~exploring
-        s.notes["probes"] = int(look.sum())
+        server.logged["probes"] = int(look.sum())
         mean = value[:, self.rules.mask].mean(1, keepdim=True)
         base = torch.where(self.rules.mask, value - mean, 0.0)  # a state that is kept must be finite
         new = {"asked": look, "chose": choose, "foreseen": foreseen, "seen": seen, "now": now, "worth": base}
         memory = {**memory, **{name: memory[name].index_copy(0, ids, rows) for name, rows in new.items()}}
         return Offer(part, look, choose, trust, lean), memory
 
-    def pooled(self, s: Server, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def pooled(self, server: Server, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Empirical Bayes: few validation rows say little of one client, but those of all tell what clients are like.
 
         A difference of scores is a draw from N(mu, tau^2) over clients, seen with the noise of the client's own rows.
         """
-        plain, probed = self.plain(s, ids), (memory["probed"] > 0).nonzero()[:, 0]
+        plain, probed = self.plain(server, ids), (memory["probed"] > 0).nonzero()[:, 0]
         if not len(probed):
             return torch.ones(len(ids), len(self.rules.parts), dtype=DTYPE), plain
         better = memory["scores"][probed] - memory["scores"][probed][:, -1:]
-        mean, noise = better.mean(0), self.noise(s, ids)
-        spread = ((better - mean).square().mean(0) - self.noise(s, probed).mean()).clamp(min=0)
+        mean, noise = better.mean(0), self.noise(server, ids)
+        spread = ((better - mean).square().mean(0) - self.noise(server, probed).mean()).clamp(min=0)
         trust = spread / (spread + noise)
         return trust, plain - (1 - trust) * mean
 
@@ -120,17 +120,17 @@ class Learned(Dqn):
         chosen[for_it.masked_fill(~alone, -math.inf).argsort(descending=True, stable=True)[:lack]] = True
         return chosen & (for_it > 0)
 
-    def plain(self, s: Server, ids: Tensor) -> Tensor:
+    def plain(self, server: Server, ids: Tensor) -> Tensor:
         """``[K, parts]``: the value of parts that score alike."""
-        return self.rules.lean - self.rules.price * self.rules.parts.costs(s.task, s.params, ids)
+        return self.rules.lean - self.rules.price * self.rules.parts.costs(server.task, server.params, ids)
 
-    def noise(self, s: Server, ids: Tensor) -> Tensor:
+    def noise(self, server: Server, ids: Tensor) -> Tensor:
         """``[K, 1]``: variance of a difference of two scores on a client's validation rows."""
-        return NOISE / s.task.rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
+        return NOISE / server.task.num_rows(ids, "val").to(DTYPE).clamp(min=1)[:, None]
 
-    def visible(self, s: Server, memory: State, ids: Tensor, now: Tensor) -> Tensor:
+    def visible(self, server: Server, memory: State, ids: Tensor, now: Tensor) -> Tensor:
         """``[K, seen]``: one, the features, the time since the last probe, and the scores held."""
-        since = (s.round - memory["probed"][ids]).to(DTYPE)[:, None] / self.rules.probe_every
+        since = (server.round - memory["probed"][ids]).to(DTYPE)[:, None] / self.rules.probe_every
         features = dqn.standardise(memory["agent"], now).clamp(-3, 3)
         return torch.cat([torch.ones_like(since), features, since, memory["scores"][ids]], 1)
 
@@ -144,20 +144,20 @@ class Learned(Dqn):
     def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
         return memory["asked"][ids], memory["action"][ids]
 
-    def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
+    def learn(self, server: Server, known: State, memory: State, ids: Tensor, metrics: Params) -> State:
         asked = memory["asked"][ids]
         memory = self.remembered(known, memory, ids[asked])
         chose, scores = memory["chose"][ids], metrics["scores"]
         again = asked & (memory["probed"][ids] > 0)
         seen, held = memory["seen"][ids][again], memory["scores"][ids][again]
         if len(held):  # what the prediction is worth: its error beside that of the last probe
-            s.notes["error_of_last"] = (scores[again] - held).abs().mean()
-            s.notes["error_of_foreseen"] = (scores[again] - memory["foreseen"][ids][again]).abs().mean()
+            server.logged["error_of_last"] = (scores[again] - held).abs().mean()
+            server.logged["error_of_foreseen"] = (scores[again] - memory["foreseen"][ids][again]).abs().mean()
         confirmed = chose & (known["part"][ids] == known["offered"][ids])
         longer = torch.where(confirmed, (2 * memory["pause"][ids]).clamp(max=self.rules.probe_every), FIRST_PAUSE)
         new = {
             "scores": scores,
-            "probed": torch.full_like(ids, s.round),
+            "probed": torch.full_like(ids, server.round),
             "pause": longer,
             "state": memory["now"][ids],
             "base": memory["worth"][ids],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.errors import UsageError
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 
@@ -17,8 +17,8 @@ class Joint(FedPolicy):
     name: ClassVar[str] = "joint"
     base: str = option("autopilot", "controller of training and aggregation: autopilot or page")
 
-    def check(self, task: Task, training: Training) -> None:
-        if "decide" not in self.below.decides:
+    def check(self, task: Task, training: TrainingConfig) -> None:
+        if "configure_training" not in self.inner.overridden_hooks:
             raise UsageError(
                 f"joint needs a base that decides how clients train, and '{self.base}' leaves it as configured: "
                 "choose autopilot or page, or the method fedpolicy"

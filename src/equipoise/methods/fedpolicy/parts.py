@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from equipoise.contract import Task, Tree
+from equipoise.contract import Task, Params
 from equipoise.contract.blocks import ROLES, head_of
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.trees import tree_bytes
@@ -72,7 +72,7 @@ class Parts:
     def params(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Per column of :attr:`takes`: the names of its parameters."""
         if self.names == PUBLISHED:
-            return tuple(task.names_of(role) for role in ROLES)
+            return tuple(task.param_names(role) for role in ROLES)
         return tuple(task.blocks[block] for block in self.blocks)
 
     def sent(self, task: Task, takes: Tensor) -> dict[str, bool | Tensor]:
@@ -85,20 +85,20 @@ class Parts:
         mine = torch.arange(len(self)) == part
         return (mine[:, None] & self.takes).any(0)
 
-    def cost(self, task: Task, params: Tree) -> Tensor:
+    def cost(self, task: Task, params: Params) -> Tensor:
         """``[parts]``: bytes of each part, as a share of the whole model's."""
         sizes = torch.tensor([tree_bytes({name: params[name] for name in own}) for own in self.params(task)])
         return self.takes.double() @ sizes.double() / sizes.sum()
 
-    def costs(self, task: Task, params: Tree, ids: Tensor) -> Tensor:
+    def costs(self, task: Task, params: Params, ids: Tensor) -> Tensor:
         """``[K, parts]``: the same for each of these clients, times how long it waits for a download beside others."""
         waits = torch.from_numpy(task.devices.waits_for_downloads(ids.numpy()))
         return waits[:, None] * self.cost(task, params)
 
-    def block_weights(self, task: Task, stack: Tree, weights: Tensor | Tree, fresh: Tensor) -> Tree:
+    def block_weights(self, task: Task, stack: Params, weights: Tensor | Params, fresh: Tensor) -> Params:
         """Weights times freshness ``[K, columns]``, summing to one over K again; by name, for the weighted mean."""
         fresh = fresh / fresh.max(0).values  # all may be old: then the youngest count
-        by_name: Tree = {}
+        by_name: Params = {}
         for column, names in enumerate(self.params(task)):
             for name in names:
                 like = [-1, *[1] * (stack[name].dim() - 1)]
@@ -107,7 +107,7 @@ class Parts:
                 by_name[name] = (product / product.sum(0)).to(stack[name].dtype)
         return by_name
 
-    def keep_stale(self, task: Task, before: Tree, after: Tree, fresh: Tensor) -> Tree:
+    def keep_stale(self, task: Task, before: Params, after: Params, fresh: Tensor) -> Params:
         """A block that hardly anybody installed lately hardly moves: its uploads tell of personal models only."""
         step = (fresh.mean(0) / FRESH_ENOUGH).clamp(max=1.0).tolist()
         moved = dict(after)

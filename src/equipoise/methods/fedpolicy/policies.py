@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Server, State, Tree
+from equipoise.contract import Server, State, Params
 from equipoise.core import random, streams
 from equipoise.learners import dqn
 from equipoise.learners.learning import DTYPE, remember
@@ -75,14 +75,14 @@ class Policy(ABC):
         return {}
 
     @abstractmethod
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+    def offer(self, server: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         """``known``: the server's record of its clients; ``memory``: the policy's own."""
 
     def told(self, known: State, memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Which of these clients' reports are new, and of what parts they tell."""
         return torch.ones_like(ids, dtype=torch.bool), known["part"][ids]
 
-    def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
+    def learn(self, server: Server, known: State, memory: State, ids: Tensor, metrics: Params) -> State:
         return memory
 
 
@@ -92,15 +92,15 @@ class Always(Policy):
 
     part: str = "full"
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+    def offer(self, server: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
         return Offer.of(torch.full_like(ids, self.rules.parts.index(self.part))), memory
 
 
 class Random(Policy):
     """Any of the allowed parts."""
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
-        return Offer.of(anything(s, self.rules, ids)), memory
+    def offer(self, server: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+        return Offer.of(anything(server, self.rules, ids)), memory
 
 
 class Probe(Policy):
@@ -108,12 +108,12 @@ class Probe(Policy):
 
     probes = True
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
-        rows = s.task.rows(ids, "val").to(DTYPE)
+    def offer(self, server: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+        rows = server.task.num_rows(ids, "val").to(DTYPE)
         trust = (rows / (rows + DOUBT))[:, None].expand(-1, len(self.rules.parts))
         look = torch.ones_like(ids, dtype=torch.bool)
         lean = self.rules.lean.expand_as(trust)
-        return Offer(torch.full_like(ids, FULL), look, look & (s.round > FULL_ROUNDS), trust, lean), memory
+        return Offer(torch.full_like(ids, FULL), look, look & (server.round > FULL_ROUNDS), trust, lean), memory
 
 
 class Dqn(Policy):
@@ -133,26 +133,26 @@ class Dqn(Policy):
             "open": torch.zeros(clients, dtype=torch.bool),
         }
 
-    def offer(self, s: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
-        memory = self.experience(s, known, memory, ids)
+    def offer(self, server: Server, known: State, memory: State, ids: Tensor) -> tuple[Offer, State]:
+        memory = self.experience(server, known, memory, ids)
         best = dqn.values(self.config, memory["agent"], memory["state"][ids]).masked_fill(~self.rules.mask, -math.inf)
         part = best.argmax(1)
-        t = s.round - FULL_ROUNDS - STRATIFIED_ROUNDS
+        t = server.round - FULL_ROUNDS - STRATIFIED_ROUNDS
         if t <= 0:
-            part = anything(s, self.rules, ids) if t > -STRATIFIED_ROUNDS else torch.full_like(ids, FULL)
+            part = anything(server, self.rules, ids) if t > -STRATIFIED_ROUNDS else torch.full_like(ids, FULL)
         else:
-            fading = EPSILON + (LAST_EPSILON - EPSILON) * min(1.0, t / (FADE * s.rounds))
-            part = torch.where(draws(s, ids, 1, streams.POLICY[0])[:, 0] < fading, anything(s, self.rules, ids), part)
+            fading = EPSILON + (LAST_EPSILON - EPSILON) * min(1.0, t / (FADE * server.num_rounds))
+            part = torch.where(draws(server, ids, 1, streams.POLICY[0])[:, 0] < fading, anything(server, self.rules, ids), part)
         return Offer.of(torch.where(known["round"][ids] > 0, part, FULL)), memory
 
-    def experience(self, s: Server, known: State, memory: State, ids: Tensor) -> State:
+    def experience(self, server: Server, known: State, memory: State, ids: Tensor) -> State:
         """Close the transitions of these clients with what is seen of them now, and learn."""
-        config, now = self.config, record.features(known, ids, self.rules.parts, s)
-        agent = self.watched(s, known, memory["agent"], ids, now)
+        config, now = self.config, record.features(known, ids, self.rules.parts, server)
+        agent = self.watched(server, known, memory["agent"], ids, now)
         closed = memory["open"][ids]
         if bool(closed.any()):
             who = ids[closed]
-            part, gap = known["part"][who], s.round - known["round"][who]
+            part, gap = known["part"][who], server.round - known["round"][who]
             rows = {
                 "state": memory["state"][who],
                 "action": part,
@@ -165,24 +165,24 @@ class Dqn(Policy):
             agent = remember(agent, rows)
         return {
             **memory,
-            "agent": self.studied(s, agent),
+            "agent": self.studied(server, agent),
             "state": memory["state"].index_copy(0, ids, now),
             "open": memory["open"].index_fill(0, ids, False),
         }
 
-    def watched(self, s: Server, known: State, agent: State, ids: Tensor, now: Tensor) -> State:
+    def watched(self, server: Server, known: State, agent: State, ids: Tensor, now: Tensor) -> State:
         """The agent, made in the first round, having seen these features of clients that have replied."""
-        if s.round == 1:
-            agent = dqn.init(self.config, server_uniform(s, dqn.init_draws(self.config), streams.POLICY[0]))
+        if server.round == 1:
+            agent = dqn.init(self.config, server_uniform(server, dqn.init_draws(self.config), streams.POLICY[0]))
         return dqn.watch(agent, now[known["round"][ids] > 0])
 
-    def studied(self, s: Server, agent: State) -> State:
+    def studied(self, server: Server, agent: State) -> State:
         """The round's updates on what is remembered."""
         config = self.config
-        u = server_uniform(s, config.steps * config.batch, streams.POLICY[1]).reshape(config.steps, config.batch)
-        return dqn.learn(config, agent, self.rules.mask, s.round, u)
+        u = server_uniform(server, config.steps * config.batch, streams.POLICY[1]).reshape(config.steps, config.batch)
+        return dqn.learn(config, agent, self.rules.mask, server.round, u)
 
-    def learn(self, s: Server, known: State, memory: State, ids: Tensor, metrics: Tree) -> State:
+    def learn(self, server: Server, known: State, memory: State, ids: Tensor, metrics: Params) -> State:
         """A client's first report has no gain, so it opens no transition."""
         return {**memory, "open": memory["open"].index_copy(0, ids, known["reports"][ids] > 1)}
 
@@ -195,13 +195,13 @@ class Bandit(Dqn):
         return dqn.Config(record.features_of(self.rules.parts), len(self.rules.parts), gamma=0.0)
 
 
-def draws(s: Server, ids: Tensor, count: int, stream: int) -> Tensor:
+def draws(server: Server, ids: Tensor, count: int, stream: int) -> Tensor:
     """Random numbers ``[K, count]`` of the server about these clients."""
-    return torch.from_numpy(random.uniform(random.keys(s.seed, ids.numpy(), s.round, stream), count))
+    return torch.from_numpy(random.uniform(random.keys(server.seed, ids.numpy(), server.round, stream), count))
 
 
-def anything(s: Server, rules: Rules, ids: Tensor) -> Tensor:
+def anything(server: Server, rules: Rules, ids: Tensor) -> Tensor:
     """Random parts, stratified: in a round each allowed part goes to as many clients as any other."""
     allowed = rules.mask.nonzero()[:, 0]
-    order = draws(s, ids, 1, streams.POLICY[2])[:, 0].argsort().argsort()
+    order = draws(server, ids, 1, streams.POLICY[2])[:, 0].argsort().argsort()
     return allowed[order % len(allowed)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Range, State
+from equipoise.contract import Client, ValueRange, State
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.fedpolicy import record
 from equipoise.methods.fedpolicy.parts import Parts
 
 KEPT = 0.7  # of a smoothed score, each round
 LOSS_PART, LOSS_MOST = 0.02, 3.0  # accuracy decides; the loss, bounded, breaks ties
-SCORE = Range(0.0, 1.0 + LOSS_PART * LOSS_MOST)  # of a part, as a client reports it
+SCORE = ValueRange(0.0, 1.0 + LOSS_PART * LOSS_MOST)  # of a part, as a client reports it
 
 
 def client_init(parts: Parts) -> State:
@@ -35,28 +35,28 @@ def score(acc: Tensor, loss: Tensor) -> Tensor:
     return 1.0 - acc + LOSS_PART * loss.clamp(max=LOSS_MOST)
 
 
-def look(c: Client, parts: Parts, seen: State, asked: Tensor) -> State:
+def look(client: Client, parts: Parts, seen: State, asked: Tensor) -> State:
     """Accuracy, loss and smoothed score (lower is better) of every part, new where it was asked for."""
-    if not c.anybody(asked):
+    if not client.any_client(asked):
         return seen
-    acc, loss = (merit.to(DTYPE) for merit in _merits(c, parts))
-    kept = torch.where(seen["round"] > 0, KEPT ** (c.round - seen["round"]).to(DTYPE), 0.0)
-    now = torch.full_like(seen["round"], c.round)
+    acc, loss = (merit.to(DTYPE) for merit in _merits(client, parts))
+    kept = torch.where(seen["round"] > 0, KEPT ** (client.round - seen["round"]).to(DTYPE), 0.0)
+    now = torch.full_like(seen["round"], client.round)
     smooth = kept * seen["scores"] + (1 - kept) * score(acc, loss)
-    new = {"scores": smooth, "acc": acc, "loss": loss, "entropy": record.entropy(c), "round": now}
+    new = {"scores": smooth, "acc": acc, "loss": loss, "entropy": record.entropy(client), "round": now}
     return seen | {name: torch.where(asked, value, seen[name]) for name, value in new.items()}
 
 
-def _merits(c: Client, parts: Parts) -> tuple[Tensor, Tensor]:
+def _merits(client: Client, parts: Parts) -> tuple[Tensor, Tensor]:
     """Accuracy and loss ``[parts]`` of what the client would hold; the last column's two variants share their body."""
-    *columns, last = parts.params(c.task)
-    heads = {name: torch.stack([c.down.params[name], c.local[name]]) for name in last}
+    *columns, last = parts.params(client.task)
+    heads = {name: torch.stack([client.message.params[name], client.local_params[name]]) for name in last}
     bodies = list(dict.fromkeys(tuple(row[:-1]) for row in parts.takes.tolist()))
     scores = []
     for taken in bodies:
         sent = {name for names, take in zip(columns, taken, strict=True) if take for name in names}
-        model = {name: c.down.params[name] if name in sent else own for name, own in c.local.items()}
-        scores.append(c.task.merit(c.evaluate_heads(model, heads)))
+        model = {name: client.message.params[name] if name in sent else own for name, own in client.local_params.items()}
+        scores.append(client.task.utility_and_loss(client.evaluate_heads(model, heads)))
     order = [2 * bodies.index(tuple(row[:-1])) + (not row[-1]) for row in parts.takes.tolist()]
     acc, loss = (torch.cat([merit[k] for merit in scores])[order] for k in (0, 1))
     return acc, loss

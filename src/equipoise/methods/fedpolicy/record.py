@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Range, Server, State, Task, Tree
-from equipoise.contract.ranges import MOST_LOSS
-from equipoise.contract.supervised import Supervised
+from equipoise.contract import Client, ValueRange, Server, State, Task, Params
+from equipoise.contract.ranges import MAX_LOSS
+from equipoise.contract.supervised import SupervisedTask
 from equipoise.learners.learning import DTYPE
 from equipoise.methods.fedpolicy.parts import Parts
 
 LOSS_PART, LOSS_MOST = 0.1, 1.0  # of a change of the loss, in a reward
 LEAST = 1e-12
-REPORT = Range(0.0, (MOST_LOSS, 1.0, MOST_LOSS, 1.0, 100.0))  # what :func:`report` uploads
+REPORT = ValueRange(0.0, (MAX_LOSS, 1.0, MAX_LOSS, 1.0, 100.0))  # what :func:`report` uploads
 
 
 def features_of(parts: Parts) -> int:
@@ -63,18 +63,18 @@ def note_parts(record: State, ids: Tensor, parts: Parts, part: Tensor, round: in
     return {**record, **{name: record[name].index_copy(0, ids, value) for name, value in new.items()}}
 
 
-def report(c: Client) -> Tensor:
+def report(client: Client) -> Tensor:
     """What a client tells: validation loss and accuracy after and before training, and the entropy of its labels."""
-    (acc, loss), (acc_before, loss_before) = (c.task.merit(c.evaluate(model)) for model in (c.trained, c.start))
+    (acc, loss), (acc_before, loss_before) = (client.task.utility_and_loss(client.evaluate(model)) for model in (client.trained, client.start))
     merits = torch.stack([value.to(DTYPE) for value in (loss, acc, loss_before, acc_before)])
-    return torch.cat([merits, entropy(c)])
+    return torch.cat([merits, entropy(client)])
 
 
-def entropy(c: Client) -> Tensor:
+def entropy(client: Client) -> Tensor:
     """Of the client's labels; 0 where the task has none."""
-    if not isinstance(c.task, Supervised):
+    if not isinstance(client.task, SupervisedTask):
         return torch.zeros(1, dtype=DTYPE)
-    share = c.label_counts().to(DTYPE)
+    share = client.label_counts().to(DTYPE)
     share = share / share.sum()
     return -(share * share.clamp(min=LEAST).log()).sum()[None]
 
@@ -102,27 +102,27 @@ def note_reports(record: State, ids: Tensor, reports: Tensor, price: Tensor, rou
     return {**record, "reward": record["reward"].index_copy(0, ids, torch.where(known, plain - mean, 0.0))}
 
 
-def note_models(record: State, ids: Tensor, parts: Parts, task: Task, before: Tree, stack: Tree, after: Tree) -> State:
+def note_models(record: State, ids: Tensor, parts: Parts, task: Task, before: Params, stack: Params, after: Params) -> State:
     """Per block: |w_i - W| / |W| of the upload and the new aggregate, and the cosine of w_i - W_old with its mean."""
     columns = [_near(names, before, stack, after) for names in parts.params(task)]
     near = torch.stack([*(divergence for divergence, _ in columns), *(cosine for _, cosine in columns)], 1)
     return {**record, "near": record["near"].index_copy(0, ids, near)}
 
 
-def features(record: State, ids: Tensor, parts: Parts, s: Server) -> Tensor:
+def features(record: State, ids: Tensor, parts: Parts, server: Server) -> Tensor:
     """``[K, features]``: what an agent sees of each client before the download."""
     loss, acc, _, shock, entropy = record["report"][ids].T
     loss_gain, acc_gain = record["gain"][ids].T
     shock = shock - (acc - acc_gain)  # accuracy after the last installation less that before it
-    since_full = (s.round - record["full"][ids]).to(DTYPE) / s.rounds
+    since_full = (server.round - record["full"][ids]).to(DTYPE) / server.num_rounds
     took = parts.takes[record["part"][ids]].to(DTYPE)
-    now = torch.full_like(loss, s.round / s.rounds)
-    size = s.task.sizes(ids).to(DTYPE).log()
+    now = torch.full_like(loss, server.round / server.num_rounds)
+    size = server.task.num_examples(ids).to(DTYPE).log()
     scores = [loss, acc, loss_gain, acc_gain, shock, *record["near"][ids].T, entropy, size]
     return torch.stack([*scores, since_full, now, *took.T, record["reward"][ids]], 1)
 
 
-def _near(names: tuple[str, ...], before: Tree, stack: Tree, after: Tree) -> tuple[Tensor, Tensor]:
+def _near(names: tuple[str, ...], before: Params, stack: Params, after: Params) -> tuple[Tensor, Tensor]:
     """In few passes over the models of all clients: |w_i - W|^2 = |move_i|^2 - 2 move_i . step + |step|^2."""
     terms = []
     for name in names:

@@ -51,21 +51,21 @@ def scores(config: Config, agent: State, seen: Tensor) -> Tensor:
     return ddpg.apply(config, ddpg.export(config, agent), seen, 1).squeeze(-1)
 
 
-def turn(s: Server, config: Config, player: State, ids: Tensor, seen: Tensor, learning: bool) -> tuple[Tensor, State]:
+def turn(server: Server, config: Config, player: State, ids: Tensor, seen: Tensor, learning: bool) -> tuple[Tensor, State]:
     """An action for each client, after learning from the last cohort's, whose transition this cohort closes.
 
     Chance decides until the agent has learned, if it has a warm-up.
     """
-    agent = shared.seat(s, config, player["agent"], streams.COHORT_AGENT)
-    members = evenly(len(ids), config.members, server_uniform(s, 1, streams.COHORT_MEMBERS[0]))
+    agent = shared.seat(server, config, player["agent"], streams.COHORT_AGENT)
+    members = evenly(len(ids), config.members, server_uniform(server, 1, streams.COHORT_MEMBERS[0]))
     last = {name: player[name].unsqueeze(0) for name in ("state", "action", "reward")}
     rows = {**last, "next": seen[members].unsqueeze(0)}
     if int(player["turns"]) == 0:
         rows = {name: value[:0] for name, value in rows.items()}
-    agent = shared.learn(s, config, agent, rows, streams.COHORT_AGENT, learning)
-    u = draws(s, ids, 1, streams.COHORT_NOISE[0]).squeeze(-1)
+    agent = shared.learn(server, config, agent, rows, streams.COHORT_AGENT, learning)
+    u = draws(server, ids, 1, streams.COHORT_NOISE[0]).squeeze(-1)
     if int(agent["updates"]) > 0 or config.warmup == 0:
-        left = 1.0 - (s.round - config.warmup) / config.fade
+        left = 1.0 - (server.round - config.warmup) / config.fade
         noise = config.sigma * min(1.0, max(0.0, left)) * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
         action = (scores(config, agent, seen) + noise).clamp(-1.0, 1.0)
     else:

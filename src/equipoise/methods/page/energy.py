@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Profile, State, Train, Tree
+from equipoise.contract import Client, DeviceProfile, State, LocalHParams, Params
 from equipoise.core import streams
 from equipoise.core.errors import UsageError, nearest
 from equipoise.core.trees import tree_bytes
@@ -80,25 +80,25 @@ def check(where: str, decided: tuple[str, ...]) -> None:
             raise UsageError("an energy budget limits epochs: let the agents decide them (--adapt alpha,...)")
 
 
-def parameters(resources: Resources, usual: Tensor, today: Tensor) -> Tree:
+def parameters(resources: Resources, usual: Tensor, today: Tensor) -> Params:
     """Each parameter from two uniform numbers: the client's own and the round's (0.5 is the usual day)."""
     place = (usual * (1 - SWING) + today * SWING).unbind(-1)
     ranges = (getattr(resources, name) for name in NAMES)
     return {name: low + (high - low) * u for name, (low, high), u in zip(NAMES, ranges, place, strict=True)}
 
 
-def computing(p: Tree, samples: Tensor) -> Tensor:
+def computing(p: Params, samples: Tensor) -> Tensor:
     """E_cmp of one epoch, equation (13): |D| kappa Lambda Gamma^2."""
     return samples * p["capacitance"] * p["cycles"] * p["frequency"] ** 2
 
 
-def radio(p: Tree, power: Tensor, bits: float) -> Tensor:
+def radio(p: Params, power: Tensor, bits: float) -> Tensor:
     """Equations (14) and (15): power times the time that Shannon's rate needs for the model."""
     rate = p["bandwidth"] * torch.log2(1 + p["gain"] * power / (p["noise"] * p["bandwidth"]))
     return power * bits / rate
 
 
-def price(resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, bits: float) -> Tree:
+def price(resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, bits: float) -> Params:
     """This round's energy an ``epoch``, its ``fixed`` part (radio), and the ``budget``."""
     now, normally = parameters(resources, usual, today), parameters(resources, usual, torch.full_like(today, 0.5))
     costs = [
@@ -108,13 +108,13 @@ def price(resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, b
     return {"epoch": costs[0][0], "fixed": costs[0][1], "budget": now["budget"] * costs[1][0] + costs[1][1]}
 
 
-def device_price(device: Profile, budget: Tensor, samples: Tensor, bytes: float) -> Tree:
+def device_price(device: DeviceProfile, budget: Tensor, samples: Tensor, bytes: float) -> Params:
     """The same by the profile of a device, whose speed, links and power are what the simulated clock bills."""
-    epoch, fixed = samples / device.speed * device.watts, bytes * (device.up + device.down) * device.radio
+    epoch, fixed = samples / device.samples_per_second * device.compute_watts, bytes * (device.upload_seconds_per_byte + device.download_seconds_per_byte) * device.radio_watts
     return {"epoch": epoch, "fixed": fixed, "budget": budget * epoch + fixed}
 
 
-def excess(cost: Tree, epochs: Tensor) -> Tensor:
+def excess(cost: Params, epochs: Tensor) -> Tensor:
     """b_i(t) of equation (16), as a part of the budget: above zero the constraint is broken."""
     return (epochs * cost["epoch"] + cost["fixed"] - cost["budget"]) / cost["budget"]
 
@@ -136,18 +136,18 @@ def client_init() -> State:
     }
 
 
-def forecast(c: Client, resources: Resources, held: State, by_device: bool = False) -> State:
+def forecast(client: Client, resources: Resources, held: State, by_device: bool = False) -> State:
     """This round's prices, which a client knows before it decides; in its first round it draws who it is.
 
     ``by_device``: by the profile of its device, and the budget of ``resources`` alone.
     """
     count = len(NAMES)
     first = (held["usual"] == 0).all()
-    usual = torch.where(first, c.uniform(count, stream=streams.ENERGY[0]), held["usual"])
-    samples = c.steps(Train(torch.ones_like(c.train.epochs), c.train.lr)) * c.training.batch_size  # to whole batches
-    today, size = c.uniform(count, stream=streams.ENERGY[1]), float(tree_bytes(c.start))
+    usual = torch.where(first, client.uniform(count, stream=streams.ENERGY[0]), held["usual"])
+    samples = client.num_steps(LocalHParams(torch.ones_like(client.hparams.epochs), client.hparams.lr)) * client.training.batch_size  # to whole batches
+    today, size = client.uniform(count, stream=streams.ENERGY[1]), float(tree_bytes(client.start))
     if by_device:
-        cost = device_price(c.device(), parameters(resources, usual, today)["budget"], samples, size)
+        cost = device_price(client.device(), parameters(resources, usual, today)["budget"], samples, size)
     else:
         cost = price(resources, usual, today, samples, 8 * size)
     return {**held, "usual": usual, "cost": cost}
@@ -155,13 +155,13 @@ def forecast(c: Client, resources: Resources, held: State, by_device: bool = Fal
 
 def affordable(held: State) -> Tensor:
     """Epochs that the budget allows this round."""
-    cost: Tree = held["cost"]
+    cost: Params = held["cost"]
     return (cost["budget"] - cost["fixed"]) / cost["epoch"]
 
 
-def bill(c: Client, held: State, rate: float) -> tuple[Tensor, State]:
+def bill(client: Client, held: State, rate: float) -> tuple[Tensor, State]:
     """lambda_i b_i, to be taken from the reward, and the next multiplier. The log shows them with the energy."""
-    over = excess(held["cost"], c.train.epochs)
-    spent = c.train.epochs * held["cost"]["epoch"] + held["cost"]["fixed"]
-    c.notes |= {"joules": spent, "excess": over, "multiplier": held["multiplier"]}
+    over = excess(held["cost"], client.hparams.epochs)
+    spent = client.hparams.epochs * held["cost"]["epoch"] + held["cost"]["fixed"]
+    client.logged |= {"joules": spent, "excess": over, "multiplier": held["multiplier"]}
     return held["multiplier"] * over, {**held, "multiplier": multiplier(held["multiplier"], over, rate)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Server, State, Task, Up
+from equipoise.contract import Server, State, Task, ClientUpdate
 from equipoise.core import streams
 from equipoise.learners.ddpg import Config
 from equipoise.learners.learning import DTYPE
@@ -25,15 +25,15 @@ class Follower:
 
     def server_init(self, task: Task) -> State:
         learns = self.game.control == "learned" and "p" in self.game.factors
-        return {"follower": self.empty(self.config(self.game.agent(task)), task.clients)} if learns else {}
+        return {"follower": self.empty(self.config(self.game.agent(task)), task.num_clients)} if learns else {}
 
-    def act(self, s: Server, state: State, ids: Tensor, up: Up) -> tuple[Tensor, State]:
+    def act(self, server: Server, state: State, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor, State]:
         """a_CS(t) from s_CS(t)."""
         if "follower" not in state:
-            drawn = player.server_uniform(s, self.width(ids), streams.AGENT[1])
+            drawn = player.server_uniform(server, self.width(ids), streams.AGENT[1])
             return (2 * drawn - 1) * (self.game.control == "random"), state
-        config, learning = self.game.agent(s.task, s.rounds), s.round > self.game.waits(s.rounds)
-        action, held = self.turn(s, self.config(config), state["follower"], ids, up, learning)
+        config, learning = self.game.agent(server.task, server.num_rounds), server.round > self.game.waits(server.num_rounds)
+        action, held = self.turn(server, self.config(config), state["follower"], ids, updates, learning)
         return action, {**state, "follower": held}
 
     def config(self, agent: Config) -> Config:
@@ -42,7 +42,7 @@ class Follower:
     def empty(self, config: Config, clients: int) -> State:
         raise NotImplementedError
 
-    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
+    def turn(self, server: Server, config: Config, held: State, ids: Tensor, updates: ClientUpdate, learning: bool) -> tuple[Tensor, State]:
         raise NotImplementedError
 
     def width(self, ids: Tensor) -> int:
@@ -60,11 +60,11 @@ class Exponent(Follower):
     def empty(self, config: Config, clients: int) -> State:
         return player.empty(config, 4, 1)
 
-    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
-        acc, error = (up.metrics[name].to(DTYPE) for name in ("trained_acc", "error"))
-        left = torch.full_like(acc[0], 1 - s.round / s.rounds)
+    def turn(self, server: Server, config: Config, held: State, ids: Tensor, updates: ClientUpdate, learning: bool) -> tuple[Tensor, State]:
+        acc, error = (updates.metrics[name].to(DTYPE) for name in ("trained_acc", "error"))
+        left = torch.full_like(acc[0], 1 - server.round / server.num_rounds)
         seen = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), left])
-        return player.server_turn(s, config, held, seen, learning)
+        return player.server_turn(server, config, held, seen, learning)
 
     def width(self, ids: Tensor) -> int:
         return 1
@@ -83,11 +83,11 @@ class Each(Follower):
     def empty(self, config: Config, clients: int) -> State:
         return player.empty(config, clients, clients) | {"accs": torch.zeros(clients, dtype=DTYPE)}
 
-    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
+    def turn(self, server: Server, config: Config, held: State, ids: Tensor, updates: ClientUpdate, learning: bool) -> tuple[Tensor, State]:
         published = self.game.read.published
-        scores = s.evaluate(up.params, "test" if published else "public")
-        accs = held["accs"].index_copy(0, ids, s.task.merit(scores)[0].to(DTYPE))
-        action, held = player.server_turn(s, config, held, held["accs"] if published else accs, learning)
+        scores = server.evaluate(updates.params, "test" if published else "public")
+        accs = held["accs"].index_copy(0, ids, server.task.utility_and_loss(scores)[0].to(DTYPE))
+        action, held = player.server_turn(server, config, held, held["accs"] if published else accs, learning)
         return action[ids], {**held, "accs": accs}
 
 
@@ -101,10 +101,10 @@ class Cohort(Follower):
     def empty(self, config: Config, clients: int) -> State:
         return cohort.empty(config)
 
-    def turn(self, s: Server, config: Config, held: State, ids: Tensor, up: Up, learning: bool) -> tuple[Tensor, State]:
-        acc, received, trained = (up.metrics[name] for name in ("trained_acc", "received_loss", "trained_loss"))
-        seen = cohort.features(acc, received, trained, s.task.sizes(ids))
-        return cohort.turn(s, config, held, ids, seen, learning)
+    def turn(self, server: Server, config: Config, held: State, ids: Tensor, updates: ClientUpdate, learning: bool) -> tuple[Tensor, State]:
+        acc, received, trained = (updates.metrics[name] for name in ("trained_acc", "received_loss", "trained_loss"))
+        seen = cohort.features(acc, received, trained, server.task.num_examples(ids))
+        return cohort.turn(server, config, held, ids, seen, learning)
 
 
 def chosen(game: Game) -> Follower:

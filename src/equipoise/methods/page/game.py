@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from equipoise.contract import Task, Training, option
+from equipoise.contract import Task, TrainingConfig, option
 from equipoise.core.errors import UsageError
 from equipoise.learners.ddpg import Config
-from equipoise.methods.over import Over
+from equipoise.methods.over import ComposedMethod
 from equipoise.methods.page import energy, leaning
 from equipoise.methods.page.readings import READINGS, Reading
 
@@ -21,7 +21,7 @@ FADE = 500  # rounds over which the paper's agents cease to explore
 
 
 @dataclass(frozen=True)
-class Game(Over):
+class Game(ComposedMethod):
     """Who plays, what may be chosen, how the game is read and when it ends."""
 
     reading: str = option(
@@ -80,7 +80,7 @@ class Game(Over):
         """By the server's exponent, or by a bias to its side, which in the authors' code scales rewards instead."""
         return "p" in self.factors and (self.read.exponent or (self.lean > 0 and not self.read.published))
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         unknown = [name for name in self.factors if name not in FACTORS]
         if unknown or not self.factors:
             raise UsageError(f"adapt is '{self.adapt}': must be a list of {', '.join(FACTORS)}")
@@ -88,14 +88,14 @@ class Game(Over):
             raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
         if self.agents == "shared" and self.read.published:
             raise UsageError("the reading authors-code has one agent for each client: add --agents each")
-        if self.read.split == "val" and not task.has("val"):
+        if self.read.split == "val" and not task.has_split("val"):
             raise UsageError(
                 f"{self.name} rewards its agents on validation data, and task '{task.name}' has none: set val_share"
             )
         super().check(task, training)
         if "p" in self.factors:
             self.needs_free_weights(task)
-        leaning.check(self.bias, self.factors, self.below, self.read.published)
+        leaning.check(self.bias, self.factors, self.inner, self.read.published)
         energy.check(self.resources, self.own)
 
     def agent(self, task: Task, rounds: int = 0) -> Config:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equipoise.contract import Client, Server, State, Task, Tree
+from equipoise.contract import Client, Server, State, Task, Params
 from equipoise.learners import ddpg
 from equipoise.learners.ddpg import Config
 from equipoise.methods.page import player, shared
@@ -27,22 +27,22 @@ class Control:
     def client_init(self, task: Task) -> State:
         return {}
 
-    def act(self, c: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
+    def act(self, client: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
         """a_i(t) from s_i(t)."""
-        return shared.anything(c, len(self.game.own)) * (self.game.control == "random"), state
+        return shared.anything(client, len(self.game.own)) * (self.game.control == "random"), state
 
-    def report(self, state: State) -> Tree:
+    def report(self, state: State) -> Params:
         """What a client tells of its game."""
         return {}
 
     def server_init(self, task: Task) -> State:
         return {}
 
-    def give(self, s: Server, state: State) -> tuple[Tree, State]:
+    def give(self, server: Server, state: State) -> tuple[Params, State]:
         """What clients are told to act with."""
         return {}, state
 
-    def learn(self, s: Server, state: State, metrics: Tree) -> State:
+    def learn(self, server: Server, state: State, metrics: Params) -> State:
         return state
 
 
@@ -56,9 +56,9 @@ class Each(Control):
     def client_init(self, task: Task) -> State:
         return {"player": player.empty(self.config(task), *self.sizes)}
 
-    def act(self, c: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
-        config, learning = self.config(c.task, c.rounds), c.round > self.game.waits(c.rounds)
-        action, held = player.client_turn(c, config, state["player"], seen, learning)
+    def act(self, client: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
+        config, learning = self.config(client.task, client.num_rounds), client.round > self.game.waits(client.num_rounds)
+        action, held = player.client_turn(client, config, state["player"], seen, learning)
         return action, {**state, "player": held}
 
 
@@ -77,32 +77,32 @@ class Shared(Control):
     def client_init(self, task: Task) -> State:
         return {"player": shared.client_init(*self.sizes)}
 
-    def act(self, c: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
-        spread = self.spread(c.round, c.rounds)
-        action, held = shared.turn(c, self.config(c.task), state["player"], seen, spread)
+    def act(self, client: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
+        spread = self.spread(client.round, client.num_rounds)
+        action, held = shared.turn(client, self.config(client.task), state["player"], seen, spread)
         return action, {**state, "player": held}
 
-    def report(self, state: State) -> Tree:
+    def report(self, state: State) -> Params:
         return shared.report(state["player"])
 
     def server_init(self, task: Task) -> State:
         return {"leader": shared.server_init(self.config(task), *self.sizes)}
 
-    def give(self, s: Server, state: State) -> tuple[Tree, State]:
+    def give(self, server: Server, state: State) -> tuple[Params, State]:
         """The actor, and whether it decides: in the whole box chance does until it has learned."""
-        config = self.config(s.task)
-        agent = shared.seat(s, config, state["leader"])
+        config = self.config(server.task)
+        agent = shared.seat(server, config, state["leader"])
         ready = (agent["updates"] > 0) | self.game.read.around
         return {"policy": ddpg.export(config, agent), "ready": ready}, {**state, "leader": agent}
 
-    def learn(self, s: Server, state: State, metrics: Tree) -> State:
+    def learn(self, server: Server, state: State, metrics: Params) -> State:
         """What all gained in a round tells of the round, not of what somebody chose in it: only the rest is paid."""
         relative = self.game.read.difference
-        rows = shared.closed(s, metrics, logarithms=relative)
+        rows = shared.closed(server, metrics, logarithms=relative)
         if relative:
             rows["reward"] = rows["reward"] - rows["reward"].mean()
-        learning = s.round >= self.game.waits(s.rounds)
-        return {**state, "leader": shared.learn(s, self.config(s.task), state["leader"], rows, learning=learning)}
+        learning = server.round >= self.game.waits(server.num_rounds)
+        return {**state, "leader": shared.learn(server, self.config(server.task), state["leader"], rows, learning=learning)}
 
 
 def chosen(game: Game) -> Control:

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from equipoise.contract import Client, Method, Train, Tree
+from equipoise.contract import Client, Method, LocalHParams, Params
 from equipoise.core.errors import UsageError
 
 POLISH = 5  # epochs of a client's last touch at a tenth of its rate, for each power of ten of bias to its side
@@ -31,14 +31,14 @@ def check(bias: str, decided: tuple[str, ...], below: Method, scales_rewards: bo
         raise UsageError(f"bias is '{bias}': must be a ratio like 10:1, from 1:100 to 100:1")
     if power > 0 and "p" not in decided and not scales_rewards:
         raise UsageError(f"bias {bias} acts through the weights: let the server decide them (--adapt ...,p)")
-    if power < 0 and "personal" in below.decides and not scales_rewards:
+    if power < 0 and "personal_model" in below.overridden_hooks and not scales_rewards:
         raise UsageError(
             f"bias {bias} gives clients a last touch of their models, but '{below.name}' makes personal models "
             "itself: choose another --base"
         )
 
 
-def last_touch(c: Client, power: float) -> Tree:
+def last_touch(client: Client, power: float) -> Params:
     """A few epochs more at a tenth of the rate, which the upload does not contain."""
-    epochs = torch.full_like(c.train.epochs, math.ceil(-power * POLISH))
-    return c.fit(c.trained, train=Train(epochs, c.train.lr / 10), stream=1)
+    epochs = torch.full_like(client.hparams.epochs, math.ceil(-power * POLISH))
+    return client.fit(client.trained, hparams=LocalHParams(epochs, client.hparams.lr / 10), stream=1)

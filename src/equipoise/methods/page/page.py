@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Range, Server, State, Task, Train, Tree, Up
-from equipoise.contract.ranges import LOSS, SHARE, within_reach
+from equipoise.contract import Client, ServerMessage, ValueRange, Server, State, Task, LocalHParams, Params, ClientUpdate
+from equipoise.contract.ranges import LOSS, FRACTION, winsorize
 from equipoise.methods.page import energy, follower, leader, leaning, settle, shared
 from equipoise.methods.page.game import Game
 from equipoise.methods.page.player import told
 from equipoise.methods.page.readings import LEAST
 
-SCORES = {"received_loss": LOSS, "trained_loss": LOSS, "trained_acc": SHARE, "error": SHARE}
+SCORES = {"received_loss": LOSS, "trained_loss": LOSS, "trained_acc": FRACTION, "error": FRACTION}
 """What clients tell of their models."""
 
 
@@ -30,11 +30,11 @@ class Page(Game):
 
     name: ClassVar[str] = "page"
     family: ClassVar[str] = "controller"
-    prompt: ClassVar[bool] = True
+    needs_same_round_replies: ClassVar[bool] = True
 
     @property
-    def reports(self) -> Mapping[str, Range]:  # type: ignore[override]
-        return {**super().reports, **SCORES, **shared.REPORTS}
+    def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        return {**super().report_ranges, **SCORES, **shared.REPORTS}
 
     @property
     def leads(self) -> leader.Control:
@@ -46,41 +46,41 @@ class Page(Game):
 
     # --- client: the leaders ----------------------------------------------------------------------------------------
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         zero = torch.zeros((), dtype=torch.float64)
-        state = super().client_init(task, params) | {"received": zero, "error": zero} | self.leads.client_init(task)
+        state = super().init_client(task, params) | {"received": zero, "error": zero} | self.leads.client_init(task)
         return state | {"energy": energy.client_init()} if self.resources else state
 
-    def decide(self, c: Client) -> tuple[Train, State]:
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """s_i(t): accuracy of the received model, and around what is configured its log loss and the time left."""
-        merit, loss = (value.double() for value in c.task.merit(c.evaluate(c.start, self.read.split)))
-        state, seen = {**c.state, "received": loss, "error": 1 - merit}, [merit]
+        merit, loss = (value.double() for value in client.task.utility_and_loss(client.evaluate(client.start, self.read.split)))
+        state, seen = {**client.state, "received": loss, "error": 1 - merit}, [merit]
         if self.read.exponent and self.weighs_errors:
-            state["error"] = 1 - c.task.merit(c.evaluate(c.start, "train"))[0].double()
+            state["error"] = 1 - client.task.utility_and_loss(client.evaluate(client.start, "train"))[0].double()
         if not self.own:
-            return c.train, state
+            return client.hparams, state
         if self.read.around:
-            seen += [loss.clamp(min=LEAST).log(), torch.full_like(loss, 1 - c.round / c.rounds)]
+            seen += [loss.clamp(min=LEAST).log(), torch.full_like(loss, 1 - client.round / client.num_rounds)]
         if self.resources:  # the agent also sees how many epochs it can pay for
-            state["energy"] = energy.forecast(c, self.limits, state["energy"], self.resources == energy.DEVICES)
+            state["energy"] = energy.forecast(client, self.limits, state["energy"], self.resources == energy.DEVICES)
             seen.append(energy.affordable(state["energy"]) / self.epochs_most)
-        action, state = self.leads.act(c, state, torch.stack(seen))
+        action, state = self.leads.act(client, state, torch.stack(seen))
         action = self.read.kept(action, self.lr_low, self.lr_high)
-        return self.meaning(action, c.train), told(state, "player", action=action)
+        return self.meaning(action, client.hparams), told(state, "player", action=action)
 
-    def meaning(self, action: Tensor, train: Train) -> Train:
+    def meaning(self, action: Tensor, train: LocalHParams) -> LocalHParams:
         """a_i(t) = (alpha_i, eta_i); what an agent does not decide stays as configured."""
         chosen, epochs, lr = dict(zip(self.own, action, strict=True)), train.epochs, train.lr
         if "alpha" in chosen:
             epochs = self.read.epochs(chosen["alpha"], epochs, self.epochs_most, self.lr_high)
         if "eta" in chosen:
             lr = self.read.rate(chosen["eta"], lr, self.lr_low, self.lr_high)
-        return Train(epochs, lr)
+        return LocalHParams(epochs, lr)
 
-    def upload(self, c: Client) -> tuple[Up, State]:
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """r_i(t): by how much training lowered log f_i, or u_i = 1 / f_i(trained); under a budget less lambda_i b_i."""
-        up, state = super().upload(c)
-        merit, trained = (value.double() for value in c.task.merit(c.evaluate(c.trained, self.read.split)))
+        up, state = super().upload(client)
+        merit, trained = (value.double() for value in client.task.utility_and_loss(client.evaluate(client.trained, self.read.split)))
         metrics = {"received_loss": state["received"], "trained_loss": trained, **self.leads.report(state)}
         if "p" in self.factors and not isinstance(self.follows, follower.Each):  # which scores uploads itself
             metrics["trained_acc"] = merit
@@ -88,54 +88,54 @@ class Page(Game):
             metrics["error"] = state["error"]
         reward = self.read.paid(state["received"], trained, -self.lean)
         if self.resources:
-            penalty, state["energy"] = energy.bill(c, state["energy"], self.multiplier_rate)
+            penalty, state["energy"] = energy.bill(client, state["energy"], self.multiplier_rate)
             reward = reward - penalty
-        return Up(up.params, up.extra, {**up.metrics, **metrics}), told(state, "player", reward=reward)
+        return ClientUpdate(up.params, up.extra, {**up.metrics, **metrics}), told(state, "player", reward=reward)
 
-    def personal(self, c: Client) -> Tree:
-        return super().personal(c) if self.lean >= 0 or self.read.published else leaning.last_touch(c, self.lean)
+    def personal_model(self, client: Client) -> Params:
+        return super().personal_model(client) if self.lean >= 0 or self.read.published else leaning.last_touch(client, self.lean)
 
     # --- server: the follower ---------------------------------------------------------------------------------------
 
-    def server_init(self, task: Task, params: Tree) -> State:
-        state = super().server_init(task, params) | {"history": settle.empty(self.window)}
+    def init_server(self, task: Task, params: Params) -> State:
+        state = super().init_server(task, params) | {"history": settle.empty(self.window)}
         return state | self.leads.server_init(task) | self.follows.server_init(task)
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         """What the clients' agent acts with, if they share one."""
-        down, state = super().give(s, ids)
-        extra, state = self.leads.give(s, state)
-        return replace(down, extra={**down.extra, **extra}), state
+        down, state = super().distribute(server, ids)
+        extra, state = self.leads.give(server, state)
+        return replace(down, broadcast={**down.broadcast, **extra}), state
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
         """a_CS(t) = p, paid u_CS = 1 / sum p_i f_i, or what the aggregate improves."""
-        near = {name: within_reach(up.metrics[name]) for name in SCORES if name in up.metrics}
-        up = replace(up, metrics={**up.metrics, **near})
-        weights, state = super().weigh(s, ids, up)
+        near = {name: winsorize(updates.metrics[name]) for name in SCORES if name in updates.metrics}
+        updates = replace(updates, metrics={**updates.metrics, **near})
+        weights, state = super().aggregation_weights(server, ids, updates)
         trained = near["trained_loss"]
         utilities, state["history"] = settle.record(state["history"], near["received_loss"], trained, LEAST)
-        s.notes |= {"log_utility_global": utilities[0], "log_utility_local": utilities[1]}
-        state = self.leads.learn(s, state, up.metrics)  # for the round to come
+        server.logged |= {"log_utility_global": utilities[0], "log_utility_local": utilities[1]}
+        state = self.leads.learn(server, state, updates.metrics)  # for the round to come
         if "p" not in self.factors:
             return weights, state
         assert isinstance(weights, Tensor)  # whoever has weights by parameter is refused before the run
-        action, state = self.follows.act(s, state, ids, up)
-        error = up.metrics["error"] if self.weighs_errors else None
+        action, state = self.follows.act(server, state, ids, updates)
+        error = updates.metrics["error"] if self.weighs_errors else None
         p = self.read.weights(action, weights, error, self.lean)
-        s.notes["p"] = p
+        server.logged["p"] = p
         return p, told(state, "follower", reward=1 / (p @ trained).clamp(min=LEAST))
 
-    def aggregate(self, s: Server, ids: Tensor, up: Up, weights: Tensor | Tree) -> tuple[Tree, State]:
+    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
         """Paid on the server's own data: differences on public ones, in the authors' code the level on test data."""
-        params, state = super().aggregate(s, ids, up, weights)
+        params, state = super().aggregate(server, ids, updates, weights)
         if "follower" not in state or not (self.read.difference or self.read.published):
             return params, state
-        models = (s.params, params) if self.read.difference else (params,)
+        models = (server.params, params) if self.read.difference else (params,)
         stack = {name: torch.stack([model[name] for model in models]) for name in params}
-        losses = s.evaluate(stack, "test" if self.read.published else "public")["loss"].double()
+        losses = server.evaluate(stack, "test" if self.read.published else "public")["loss"].double()
         return params, told(state, "follower", reward=self.read.paid(losses[0], losses[-1], self.lean))
 
-    def stop(self, s: Server) -> str | None:
-        if settle.settled(s.state["history"], self.tolerance, self.waits(s.rounds)):
+    def should_stop(self, server: Server) -> str | None:
+        if settle.settled(server.state["history"], self.tolerance, self.waits(server.num_rounds)):
             return "equilibrium: global and local utility stopped evolving"
-        return super().stop(s)
+        return super().should_stop(server)

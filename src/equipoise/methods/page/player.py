@@ -31,13 +31,13 @@ def empty(config: Config, state_dim: int, action_dim: int) -> State:
     }
 
 
-def seat(c: Client, config: Config, player: State) -> State:
+def seat(client: Client, config: Config, player: State) -> State:
     """Draw the nets of a client that plays for the first time."""
     new = player["turns"] == 0
-    if not c.anybody(new):
+    if not client.any_client(new):
         return player
     sizes = player["state"].shape[-1], player["action"].shape[-1]
-    drawn = ddpg.init(config, *sizes, c.uniform(ddpg.init_draws(config, *sizes), stream=streams.AGENT[0]))
+    drawn = ddpg.init(config, *sizes, client.uniform(ddpg.init_draws(config, *sizes), stream=streams.AGENT[0]))
     nets = pytree.tree_map(
         lambda fresh, held: torch.where(new, fresh, held),
         {name: drawn[name] for name in NETS},
@@ -46,20 +46,20 @@ def seat(c: Client, config: Config, player: State) -> State:
     return {**player, "agent": {**player["agent"], **nets}}
 
 
-def client_turn(c: Client, config: Config, player: State, observed: Tensor, learning: bool) -> tuple[Tensor, State]:
+def client_turn(client: Client, config: Config, player: State, observed: Tensor, learning: bool) -> tuple[Tensor, State]:
     """The client's next action, after learning from its last one unless it is too early for that."""
-    player = seat(c, config, player)
-    u = c.uniform(_draws(config, player), stream=streams.AGENT[1])
+    player = seat(client, config, player)
+    u = client.uniform(_draws(config, player), stream=streams.AGENT[1])
     return _turn(config, player, observed, u, learning)
 
 
-def server_turn(s: Server, config: Config, player: State, observed: Tensor, learning: bool) -> tuple[Tensor, State]:
+def server_turn(server: Server, config: Config, player: State, observed: Tensor, learning: bool) -> tuple[Tensor, State]:
     """The same for the server's one player."""
     if int(player["turns"]) == 0:
         sizes = len(player["state"]), len(player["action"])
-        drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), streams.AGENT[0]))
+        drawn = ddpg.init(config, *sizes, server_uniform(server, ddpg.init_draws(config, *sizes), streams.AGENT[0]))
         player = {**player, "agent": {**player["agent"], **{name: drawn[name] for name in NETS}}}
-    u = server_uniform(s, _draws(config, player), streams.AGENT[1])
+    u = server_uniform(server, _draws(config, player), streams.AGENT[1])
     return _turn(config, player, observed, u, learning)
 
 
@@ -68,9 +68,9 @@ def told(state: State, who: str, **what: Tensor) -> State:
     return {**state, who: {**state[who], **what}} if who in state else state
 
 
-def server_uniform(s: Server, count: int, stream: Stream) -> Tensor:
+def server_uniform(server: Server, count: int, stream: Stream) -> Tensor:
     """Random numbers of the server: those of a client that does not exist."""
-    key = random.keys(s.seed, np.array([-1]), s.round, stream)
+    key = random.keys(server.seed, np.array([-1]), server.round, stream)
     return torch.from_numpy(random.uniform(key, count)[0])
 
 

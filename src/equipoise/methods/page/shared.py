@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Server, State, Tree
-from equipoise.contract.ranges import SHARE, Range, within_reach
+from equipoise.contract import Client, Server, State, Params
+from equipoise.contract.ranges import FRACTION, ValueRange, winsorize
 from equipoise.core import streams
 from equipoise.core.streams import Streams
 from equipoise.learners import ddpg
@@ -23,11 +23,11 @@ from equipoise.methods.page.player import NETS, server_uniform
 LEAST = 1e-3
 
 REPORTS = {
-    "agent_state": Range(-100.0, 100.0),  # logarithms of losses
-    "agent_next": Range(-100.0, 100.0),
-    "agent_action": Range(-1.0, 1.0),
-    "agent_reward": Range(-200.0, 200.0),  # their differences, or one over a loss of at least a hundredth
-    "agent_closed": SHARE,
+    "agent_state": ValueRange(-100.0, 100.0),  # logarithms of losses
+    "agent_next": ValueRange(-100.0, 100.0),
+    "agent_action": ValueRange(-1.0, 1.0),
+    "agent_reward": ValueRange(-200.0, 200.0),  # their differences, or one over a loss of at least a hundredth
+    "agent_closed": FRACTION,
 }
 """What :func:`report` uploads."""
 
@@ -66,20 +66,20 @@ def client_init(features: int, actions: int) -> State:
     }
 
 
-def anything(c: Client, actions: int) -> Tensor:
+def anything(client: Client, actions: int) -> Tensor:
     """A random action."""
-    return 2.0 * _draws(c, actions) - 1.0
+    return 2.0 * _draws(client, actions) - 1.0
 
 
-def turn(c: Client, config: Config, player: State, observed: Tensor, spread: float) -> tuple[Tensor, State]:
+def turn(client: Client, config: Config, player: State, observed: Tensor, spread: float) -> tuple[Tensor, State]:
     """The next action; and the last one's transition, which what is observed now closes.
 
     The actor came down with the model, and whether it decides already, or chance does.
     """
     actions = player["action"].shape[-1]
-    noise = spread * torch.special.ndtri(_draws(c, actions).clamp(1e-12, 1 - 1e-12))
-    action = (ddpg.apply(config, c.down.extra["policy"], observed, actions) + noise).clamp(-1, 1)
-    action = torch.where(c.down.extra["ready"], action, anything(c, actions))
+    noise = spread * torch.special.ndtri(_draws(client, actions).clamp(1e-12, 1 - 1e-12))
+    action = (ddpg.apply(config, client.message.broadcast["policy"], observed, actions) + noise).clamp(-1, 1)
+    action = torch.where(client.message.broadcast["ready"], action, anything(client, actions))
     transition = {
         "state": player["state"],
         "action": player["action"],
@@ -91,7 +91,7 @@ def turn(c: Client, config: Config, player: State, observed: Tensor, spread: flo
     return action, {**player, **new}
 
 
-def report(player: State) -> Tree:
+def report(player: State) -> Params:
     """What travels up: the transition that closed this round."""
     return {f"agent_{name}": value for name, value in player["transition"].items()}
 
@@ -100,8 +100,8 @@ def log_loss(loss: Tensor) -> Tensor:
     return loss.to(DTYPE).clamp(min=LEAST).log()
 
 
-def _draws(c: Client, actions: int) -> Tensor:
-    return c.uniform(actions, stream=streams.RESIDUAL[0])
+def _draws(client: Client, actions: int) -> Tensor:
+    return client.uniform(actions, stream=streams.RESIDUAL[0])
 
 
 # --- server ---------------------------------------------------------------------------------------------------------
@@ -111,31 +111,31 @@ def server_init(config: Config, features: int, actions: int) -> State:
     return ddpg.init(config, features, actions, torch.zeros(ddpg.init_draws(config, features, actions)))
 
 
-def seat(s: Server, config: Config, agent: State, stream: Streams = streams.AGENT) -> State:
+def seat(server: Server, config: Config, agent: State, stream: Streams = streams.AGENT) -> State:
     """Draw the nets in the first round, when the seed is known."""
-    if s.round > 1:
+    if server.round > 1:
         return agent
     sizes = agent["replay"]["state"].shape[-1], agent["replay"]["action"].shape[-1]
-    drawn = ddpg.init(config, *sizes, server_uniform(s, ddpg.init_draws(config, *sizes), stream[0]))
+    drawn = ddpg.init(config, *sizes, server_uniform(server, ddpg.init_draws(config, *sizes), stream[0]))
     return {**agent, **{name: drawn[name] for name in NETS}}
 
 
-def closed(s: Server, metrics: Tree, logarithms: bool = True) -> Tree:
+def closed(server: Server, metrics: Params, logarithms: bool = True) -> Params:
     """The transitions among what came up; the first round can have closed none.
 
     Where all of their numbers are ``logarithms`` of losses, or differences of such, nobody's are far from all others'.
     """
-    which = metrics["agent_closed"] & (s.round > 1)
+    which = metrics["agent_closed"] & (server.round > 1)
     rows = {name: metrics[f"agent_{name}"][which] for name in ("state", "action", "reward", "next")}
-    return {name: within_reach(value) for name, value in rows.items()} if logarithms else rows
+    return {name: winsorize(value) for name, value in rows.items()} if logarithms else rows
 
 
 def learn(
-    s: Server, config: Config, agent: State, rows: Tree, stream: Streams = streams.AGENT, learning: bool = True
+    server: Server, config: Config, agent: State, rows: Params, stream: Streams = streams.AGENT, learning: bool = True
 ) -> State:
     """Remember these transitions; and learn, unless it is too early."""
     agent = remember(agent, rows)
     if not learning:
         return agent
-    u = server_uniform(s, config.steps * config.batch, stream[1])
+    u = server_uniform(server, config.steps * config.batch, stream[1])
     return ddpg.learn(config, agent, u.reshape(config.steps, config.batch))

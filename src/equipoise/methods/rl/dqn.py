@@ -13,5 +13,5 @@ class Dqn(DeepQ):
     """y = r + gamma Q'_i(s', argmax_a Q_i(s', a)); no block travels."""
 
     name: ClassVar[str] = "dqn"
-    shares: ClassVar[tuple[str, ...]] = ()
-    keeps_model: ClassVar[bool] = True
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ()
+    needs_previous_model: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.contract import Client, Range, Server, State, Tree, Up
+from equipoise.contract import Client, ValueRange, Server, State, Params, ClientUpdate
 from equipoise.contract.ranges import COUNT
 from equipoise.methods.rl.dqnavg import DqnAvg
 
@@ -23,13 +23,13 @@ class DqnAvgIm(DqnAvg):
     """
 
     name: ClassVar[str] = "dqnavg-im"
-    reports: ClassVar[Mapping[str, Range]] = {"evidence": COUNT}
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = {"evidence": COUNT}
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        up, state = super().upload(c)
-        seen = c.source["adam"]["v"]
-        return Up(up.params, {"evidence": {name: seen[name] for name in up.params}}), state
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        up, state = super().upload(client)
+        seen = client.data_state["adam"]["v"]
+        return ClientUpdate(up.params, {"evidence": {name: seen[name] for name in up.params}}), state
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        evidence = {name: value + LEAST for name, value in up.extra["evidence"].items()}
-        return {name: value / value.sum(0) for name, value in evidence.items()}, s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        evidence = {name: value + LEAST for name, value in updates.extra["evidence"].items()}
+        return {name: value / value.sum(0) for name, value in evidence.items()}, server.state

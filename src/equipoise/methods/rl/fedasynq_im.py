@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, State, Up
+from equipoise.contract import Client, State, ClientUpdate
 from equipoise.methods.rl.qlearning import FederatedQ
 
 
@@ -16,5 +16,5 @@ class FedAsynQIm(FederatedQ):
     name: ClassVar[str] = "fedasynq-im"
     rule: ClassVar[str] = "importance"
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        return Up({"q": c.trained["q"]}, {"visits": c.source["visits"]}), c.state
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        return ClientUpdate({"q": client.trained["q"]}, {"visits": client.data_state["visits"]}), client.state

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Up
+from equipoise.contract import Client, State, ClientUpdate
 from equipoise.core.options import with_default
 from equipoise.methods.rl.qlearning import FederatedQ
 
@@ -24,7 +24,7 @@ class FedAsynQTa(FederatedQ):
     rule: ClassVar[str] = "targets"
     eta: float = with_default(FederatedQ, "eta", 0.005)
 
-    def upload(self, c: Client) -> tuple[Up, State]:
-        visits = c.source["visits"]
-        evidence = c.trained["q"] - torch.exp(log1p(-self.eta) * visits.double()) * c.start["q"]
-        return Up({"q": evidence}, {"visits": visits}), c.state
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        visits = client.data_state["visits"]
+        evidence = client.trained["q"] - torch.exp(log1p(-self.eta) * visits.double()) * client.start["q"]
+        return ClientUpdate({"q": evidence}, {"visits": visits}), client.state

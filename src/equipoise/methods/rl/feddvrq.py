@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Down, Server, State, Task, Train, Tree, Up, equal_weights, option
+from equipoise.contract import Client, ServerMessage, Server, State, Task, LocalHParams, Params, ClientUpdate, equal_weights, option
 from equipoise.core.options import with_default
 from equipoise.methods.rl.qlearning import TabularQ
 
@@ -24,40 +24,40 @@ class FedDVRQ(TabularQ):
     """
 
     name: ClassVar[str] = "feddvrq"
-    one_start: ClassVar[bool] = True
-    summed: ClassVar[bool] = True
+    needs_common_start: ClassVar[bool] = True
+    aggregates_by_sum: ClassVar[bool] = True
     eta: float = with_default(TabularQ, "eta", 0.8)
     iterations: int = option(25, "rounds of an epoch; 2 / (eta (1 - gamma)) of them serve", low=1)
     batch: int = option(8, "samples of each state-action pair by each agent in a round", low=1)
     reference_batch: int = option(32, "such samples for the first reference; 4 times as many in each next epoch", low=1)
 
-    def server_init(self, task: Task, params: Tree) -> State:
+    def init_server(self, task: Task, params: Params) -> State:
         return {"reference": params["q"], "target": params["q"]}
 
-    def give(self, s: Server, ids: Tensor) -> tuple[Down, State]:
-        down, state = super().give(s, ids)
-        return replace(down, extra={} if self._begins(s.round) else dict(state)), state
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        down, state = super().distribute(server, ids)
+        return replace(down, broadcast={} if self._begins(server.round) else dict(state)), state
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        epoch = (c.round - 1) // self.iterations
-        samples = self.reference_batch * GROWTH**epoch if self._begins(c.round) else self.batch
-        return Train(torch.full_like(c.id, samples), torch.full_like(c.id, self.eta, dtype=torch.float64)), c.state
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        epoch = (client.round - 1) // self.iterations
+        samples = self.reference_batch * GROWTH**epoch if self._begins(client.round) else self.batch
+        return LocalHParams(torch.full_like(client.id, samples), torch.full_like(client.id, self.eta, dtype=torch.float64)), client.state
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        known, backup = c.down.extra, {"backup": torch.ones_like(c.id)}
-        if self._begins(c.round):
-            target = c.fit(c.start, aux=backup)["q"]
+    def train(self, client: Client) -> tuple[Params, State]:
+        known, backup = client.message.broadcast, {"backup": torch.ones_like(client.id)}
+        if self._begins(client.round):
+            target = client.fit(client.start, aux=backup)["q"]
         else:
-            target = c.fit(c.start, aux={**backup, "reference": known["reference"]})["q"] + known["target"]
-        return {"q": (1 - self.eta) * c.start["q"] + self.eta * target}, c.state
+            target = client.fit(client.start, aux={**backup, "reference": known["reference"]})["q"] + known["target"]
+        return {"q": (1 - self.eta) * client.start["q"] + self.eta * target}, client.state
 
-    def weigh(self, s: Server, ids: Tensor, up: Up) -> tuple[Tensor | Tree, State]:
-        return equal_weights(ids), s.state
+    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+        return equal_weights(ids), server.state
 
-    def step(self, s: Server, sums: State) -> tuple[Tree, State]:
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """The mean of the agents' tables; after an epoch's first round T_R follows from it."""
-        q, mean, state = s.params["q"], sums["mean"]["q"], s.state
-        if self._begins(s.round):
+        q, mean, state = server.params["q"], sums["mean"]["q"], server.state
+        if self._begins(server.round):
             state = {"reference": q, "target": q + (mean - q) / self.eta}
         return {"q": mean}, state
 

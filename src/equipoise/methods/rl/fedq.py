@@ -13,4 +13,4 @@ class FedQ(LinearControl):
     """Q(s,a) = Phi(s,a) theta; the server averages both."""
 
     name: ClassVar[str] = "fedq"
-    shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone", "head")

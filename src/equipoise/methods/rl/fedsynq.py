@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Tree
+from equipoise.contract import Client, State, Params
 from equipoise.core.options import with_default
 from equipoise.methods.rl.qlearning import FederatedQ
 
@@ -20,5 +20,5 @@ class FedSynQ(FederatedQ):
     rule: ClassVar[str] = "equal"
     tau: int = with_default(FederatedQ, "tau", 5)
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        return c.fit(c.start, aux={"synchronous": torch.ones_like(c.id)}), c.state
+    def train(self, client: Client) -> tuple[Params, State]:
+        return client.fit(client.start, aux={"synchronous": torch.ones_like(client.id)}), client.state

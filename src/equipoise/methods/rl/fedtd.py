@@ -14,4 +14,4 @@ class FedTD(LinearRepresentation):
 
     name: ClassVar[str] = "fedtd"
     learns: ClassVar[str] = "v"
-    shares: ClassVar[tuple[str, ...]] = ("backbone", "head")
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone", "head")

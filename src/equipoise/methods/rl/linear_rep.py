@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, State, Task, Train, Training, Tree, option, take_sent
+from equipoise.contract import Client, Method, State, Task, LocalHParams, TrainingConfig, Params, option, merge_sent_blocks
 from equipoise.core.errors import UsageError
 from equipoise.core.options import with_default
 from equipoise.frl.linear_task import LinearTask
@@ -23,11 +23,11 @@ class LinearRepresentation(Method):
     A relative step on Phi (ours) is divided by |theta|^2 + the agent's running mean of delta^2.
     """
 
-    trains: ClassVar[str] = "linear"
+    learner_kind: ClassVar[str] = "linear"
     family: ClassVar[str] = "agents"
     learns: ClassVar[str]
     """The task's model: v, values of states, or q, values of states and actions."""
-    keeps_model: ClassVar[bool] = True
+    needs_previous_model: ClassVar[bool] = True
     local_steps: int = option(
         10, "TD steps on an agent's own weights in a round, before the one on the representation", low=1
     )
@@ -40,7 +40,7 @@ class LinearRepresentation(Method):
         True, "steps on the representation that do not depend on the unit of rewards, or steps as published"
     )
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         if not isinstance(task, LinearTask):
             raise UsageError(
                 f"{self.name} learns values with linear features, and task '{task.name}' has none: try --task planted"
@@ -48,21 +48,21 @@ class LinearRepresentation(Method):
         if task.model != self.learns:
             raise UsageError(f"{self.name} learns {self.learns}-values: give --model {self.learns}")
 
-    def install(self, c: Client) -> tuple[Tree, State]:
+    def receive(self, client: Client) -> tuple[Params, State]:
         """Phi <- sqrt(S/d) Q of its thin QR; theta as keeps the values that its owner had with the old Phi best."""
         from equipoise.frl.linear import orthonormal, refit
 
-        phi = orthonormal(take_sent(c)["phi"])
-        owner = c.down.params if "head" in self.shares else c.local
-        return {"phi": phi, "theta": refit(phi, owner["phi"] @ owner["theta"])}, c.state
+        phi = orthonormal(merge_sent_blocks(client)["phi"])
+        owner = client.message.params if "head" in self.default_shared_blocks else client.local_params
+        return {"phi": phi, "theta": refit(phi, owner["phi"] @ owner["theta"])}, client.state
 
-    def decide(self, c: Client) -> tuple[Train, State]:
-        return _train(c, self.local_steps, self.alpha0 / self._fade(c.round) ** (2 / 3)), c.state
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        return _train(client, self.local_steps, self.alpha0 / self._fade(client.round) ** (2 / 3)), client.state
 
-    def update(self, c: Client) -> tuple[Tree, State]:
-        weights = c.fit(c.start, blocks=("head",))
-        step, aux = _train(c, 1, self.beta0 / self._fade(c.round)), {"relative": torch.ones_like(c.id)}
-        return c.fit(weights, train=step, blocks=("backbone",), aux=aux if self.relative else None), c.state
+    def train(self, client: Client) -> tuple[Params, State]:
+        weights = client.fit(client.start, blocks=("head",))
+        step, aux = _train(client, 1, self.beta0 / self._fade(client.round)), {"relative": torch.ones_like(client.id)}
+        return client.fit(weights, hparams=step, blocks=("backbone",), aux=aux if self.relative else None), client.state
 
     def _fade(self, round: int) -> float:
         return 1.0 + (round - 1) / self.t0
@@ -77,5 +77,5 @@ class LinearControl(LinearRepresentation):
     t0: float = with_default(LinearRepresentation, "t0", 10_000.0)
 
 
-def _train(c: Client, steps: int, rate: float) -> Train:
-    return Train(torch.full_like(c.id, steps), torch.full_like(c.id, rate, dtype=torch.float64))
+def _train(client: Client, steps: int, rate: float) -> LocalHParams:
+    return LocalHParams(torch.full_like(client.id, steps), torch.full_like(client.id, rate, dtype=torch.float64))

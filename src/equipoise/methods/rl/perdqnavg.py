@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Task, Training, Tree, take_sent
+from equipoise.contract import Client, State, Task, TrainingConfig, Params, merge_sent_blocks
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.task import AgentTask
 from equipoise.methods.rl.deep import DeepQ
@@ -22,19 +22,19 @@ class PerDqnAvg(DeepQ):
 
     name: ClassVar[str] = "perdqnavg"
     model: ClassVar[str] = "embedded"
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    keeps_model: ClassVar[bool] = True
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    needs_previous_model: ClassVar[bool] = True
 
-    def client_init(self, task: Task, params: Tree) -> State:
+    def init_client(self, task: Task, params: Params) -> State:
         return {"began": torch.zeros(())}
 
-    def install(self, c: Client) -> tuple[Tree, State]:
-        start = take_sent(c)
-        own = (2.0 * c.uniform(*start["e"].shape) - 1.0).to(start["e"].dtype)
-        start["e"] = torch.where(c.state["began"] > 0, start["e"], own)
-        return start, {"began": torch.ones_like(c.state["began"])}
+    def receive(self, client: Client) -> tuple[Params, State]:
+        start = merge_sent_blocks(client)
+        own = (2.0 * client.uniform(*start["e"].shape) - 1.0).to(start["e"].dtype)
+        start["e"] = torch.where(client.state["began"] > 0, start["e"], own)
+        return start, {"began": torch.ones_like(client.state["began"])}
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
         if isinstance(task, AgentTask) and not task.net.embedding:
             raise UsageError("perdqnavg needs a net with an embedding: leave --model out, or set it to embedded")

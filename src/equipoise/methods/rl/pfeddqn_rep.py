@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Task, Training
+from equipoise.contract import Task, TrainingConfig
 from equipoise.core.errors import UsageError
 from equipoise.frl.deep.task import AgentTask
 from equipoise.methods.rl.deep import DeepQ
@@ -21,12 +21,12 @@ class PFedDqnRep(DeepQ):
     """
 
     name: ClassVar[str] = "pfeddqn-rep"
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
-    keeps_model: ClassVar[bool] = True
-    search: ClassVar[Mapping[str, tuple[float, float]]] = {"head_steps": (0, 8), "body_rate": (0.1, 1.0)}
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
+    needs_previous_model: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"head_steps": (0, 8), "body_rate": (0.1, 1.0)}
     two_rates: ClassVar[bool] = True
 
-    def check(self, task: Task, training: Training) -> None:
+    def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
         if isinstance(task, AgentTask) and task.net.embedding:
             raise UsageError("pfeddqn-rep shares the body of a plain net: leave --model out, or set it to mlp")

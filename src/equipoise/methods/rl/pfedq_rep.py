@@ -13,4 +13,4 @@ class PFedQRep(LinearControl):
     """Q^i(s,a) = Phi(s,a) theta_i; the server averages Phi_i only: Phi <- mean_i Phi_i."""
 
     name: ClassVar[str] = "pfedq-rep"
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)

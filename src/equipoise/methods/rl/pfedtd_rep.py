@@ -14,4 +14,4 @@ class PFedTDRep(LinearRepresentation):
 
     name: ClassVar[str] = "pfedtd-rep"
     learns: ClassVar[str] = "v"
-    shares: ClassVar[tuple[str, ...]] = ("backbone",)
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)

@@ -13,4 +13,4 @@ class IndependentQ(LinearControl):
     """Q^i(s,a) = Phi_i(s,a) theta_i; nothing travels."""
 
     name: ClassVar[str] = "q"
-    shares: ClassVar[tuple[str, ...]] = ()
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ()

@@ -14,4 +14,4 @@ class TD(LinearRepresentation):
 
     name: ClassVar[str] = "td"
     learns: ClassVar[str] = "v"
-    shares: ClassVar[tuple[str, ...]] = ()
+    default_shared_blocks: ClassVar[tuple[str, ...]] = ()

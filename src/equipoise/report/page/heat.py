@@ -75,7 +75,7 @@ def replied(record: RoundRecord) -> npt.NDArray[np.int64]:
 
 
 def _lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
-    everything = {**(record.decisions or {}), **record.notes}
+    everything = {**(record.decisions or {}), **record.logged}
     lists = {name: np.asarray(v, np.float64) for name, v in everything.items() if isinstance(v, list) and v}
     if "part" in lists:  # who was given a block can be averaged, numbers of parts cannot
         taken = parts.takes.numpy()[lists.pop("part").astype(np.int64)].astype(np.float64)

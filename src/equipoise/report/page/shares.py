@@ -30,7 +30,7 @@ def counted(run: Run) -> tuple[Floats, Floats] | None:
     parts = len(parts_of(run))
     by_round, by_client = np.zeros((min(last, MOST_ROUNDS), parts)), np.zeros((clients, parts))
     for record in run.folder.stream():
-        t, part, ids = record.round, np.asarray(record.notes.get("part", []), np.int64), replied(record)
+        t, part, ids = record.round, np.asarray(record.logged.get("part", []), np.int64), replied(record)
         if (t % stride and t != last) or len(part) != len(ids) or ids.max() >= clients:
             continue
         by_round[(t - 1) * len(by_round) // last] += np.bincount(part, minlength=parts)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.contract import Supervised, Task
+from equipoise.contract import SupervisedTask, Task
 from equipoise.core.errors import UsageError
 
 SHADES = " ░▒▓█"
@@ -16,23 +16,23 @@ PICTURED_CLIENTS, PICTURED_CLASSES = 40, 60
 
 def describe(task: Task) -> dict[str, Any]:
     """Counts of a task with labelled samples, ready for JSON."""
-    if not isinstance(task, Supervised):
+    if not isinstance(task, SupervisedTask):
         raise UsageError(f"task '{task.name}' has environments, not data: there is nothing to describe")
-    ids = torch.arange(task.clients)
-    held = {name: task.rows(ids, name).numpy() for name in ("train", "val", "test") if task.has(name)}
+    ids = torch.arange(task.num_clients)
+    held = {name: task.num_rows(ids, name).numpy() for name in ("train", "val", "test") if task.has_split(name)}
     counts = task.label_counts(ids).numpy()
     classes = counts.shape[1]
     share = counts / counts.sum(1, keepdims=True)
     entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / np.log(classes)
     return {
         "task": task.name,
-        "clients": task.clients,
+        "clients": task.num_clients,
         "classes": classes,
-        "shape": list(task.samples(1).shape[1:]),
+        "shape": list(task.example_inputs(1).shape[1:]),
         "parameters": sum(p.numel() for p in task.module.parameters()),
         "frozen": sum(p.numel() for p in task.frozen.values()),
         "rows": {name: _spread(sizes) for name, sizes in held.items()},
-        "server": {name: task.server_rows(name) for name in ("public", "test")},
+        "server": {name: task.num_server_rows(name) for name in ("public", "test")},
         "classes_per_client": _spread((counts > 0).sum(1)),
         "label_entropy": {"mean": float(entropy.mean()), "min": float(entropy.min()), "max": float(entropy.max())},
         "label_counts": counts.tolist(),

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from equipoise.core.errors import UsageError
 from equipoise.records.folder import Folder
-from equipoise.records.rounds import Bytes, Spread
+from equipoise.records.rounds import Bytes, MeanMinMax
 from equipoise.records.scores import NAMED
 from equipoise.report.folders import run_folders
 from equipoise.report.reading import readable
@@ -86,24 +86,24 @@ def _decisions(tail: Tail) -> list[Row]:
     for name, spread in last.train.items():
         means = [record.train[name].mean for record in tail.records if name in record.train]
         rows.append((_line(name, spread), means))
-    for name, note in last.notes.items():
-        values = [known.mean for record in tail.records if (known := _spread(record.notes.get(name)))]
+    for name, note in last.logged.items():
+        values = [known.mean for record in tail.records if (known := _spread(record.logged.get(name)))]
         if isinstance(note, list) and (noted := _spread(note)):
             rows.append((_line(name, noted), values))
         elif isinstance(note, int | float) and values:  # one number: its least and most are those of all rounds
-            rows.append((_line(name, Spread(note, min(values), max(values))), values))
+            rows.append((_line(name, MeanMinMax(note, min(values), max(values))), values))
     return rows
 
 
-def _line(name: str, spread: Spread) -> list[str]:
+def _line(name: str, spread: MeanMinMax) -> list[str]:
     return [name, *(f"{value:.4g}" for value in (spread.mean, spread.min, spread.max))]
 
 
-def _spread(note: Any) -> Spread | None:
+def _spread(note: Any) -> MeanMinMax | None:
     """Of a note that is a number, or one number per client; unknown ones do not count."""
     values = [value for value in (note if isinstance(note, list) else [note]) if isinstance(value, int | float)]
     known = [value for value in values if math.isfinite(value)]
-    return Spread(fmean(known), min(known), max(known)) if known else None
+    return MeanMinMax(fmean(known), min(known), max(known)) if known else None
 
 
 def _several(tails: Sequence[Tail], width: int) -> RenderableType:

@@ -69,7 +69,7 @@ class Display:
         if record.evaluated:
             self._scores = self._line(record)
         if record.dropped:
-            reason = next(iter(record.left_out.values()), "not finite")
+            reason = next(iter(record.rejected.values()), "not finite")
             self._say(f"round {t}: left out clients {record.dropped} ({reason})")
         if self._bar:
             self._bar.update(self._id, completed=t, scores=self._scores)

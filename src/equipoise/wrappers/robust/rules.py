@@ -11,20 +11,20 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.contract import Tree, weighted_mean
+from equipoise.contract import Params, weighted_mean
 
 STEPS = 50  # of Weiszfeld's iteration
 TWIN = 0.01  # of a change's own length: two honest clients are never so near to each other
 CLOSE = 1e-6  # of the mean distance: points nearer than this to the geometric median count as that far
 
 
-def lengths(stack: Tree) -> Tensor:
+def lengths(stack: Params) -> Tensor:
     """``[K]``: the Euclidean length of each client's change over all parameters."""
     each = [torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64) for value in stack.values()]
     return torch.stack(each).square().sum(0).sqrt()
 
 
-def products(stack: Tree) -> Tensor:
+def products(stack: Params) -> Tensor:
     """``[K, K]``: inner products of the changes of all pairs of clients; distances and iterations need no more."""
     flat = [value.flatten(1).double() for value in stack.values()]
     return torch.stack([rows @ rows.T for rows in flat]).sum(0)
@@ -36,12 +36,12 @@ def distances(gram: Tensor) -> Tensor:
     return (own[:, None] + own - 2 * gram).clamp(min=0)
 
 
-def median(stack: Tree) -> Tree:
+def median(stack: Params) -> Params:
     """Coordinate by coordinate; of an even number, the mean of the middle two."""
     return trimmed(stack, 0.5)
 
 
-def trimmed(stack: Tree, share: float) -> Tree:
+def trimmed(stack: Params, share: float) -> Params:
     """Coordinate by coordinate, the mean without this share of the clients at either end; at least one or two stay."""
     clients = len(next(iter(stack.values())))
     cut = min(math.floor(share * clients), (clients - 1) // 2)
@@ -63,20 +63,20 @@ def geometric(gram: Tensor, counts: Tensor | None = None) -> Tensor:
     return weights
 
 
-def krum_scores(stack: Tree, liars: int) -> Tensor:
+def krum_scores(stack: Params, liars: int) -> Tensor:
     """``[K]``: the sum of squared distances to a client's K - f - 2 nearest others; low is believable."""
     apart = distances(products(stack))
     near = max(len(apart) - liars - 2, 1)
     return apart.sort(1).values[:, 1 : near + 1].sum(1)
 
 
-def krum(stack: Tree, liars: int) -> Tensor:
+def krum(stack: Params, liars: int) -> Tensor:
     """``[K]`` booleans: the one client with the lowest score."""
     scores = krum_scores(stack, liars)
     return torch.arange(len(scores)) == scores.argmin()
 
 
-def multi_krum(stack: Tree, liars: int) -> Tensor:
+def multi_krum(stack: Params, liars: int) -> Tensor:
     """``[K]`` booleans: the K - f clients with the lowest scores."""
     scores = krum_scores(stack, liars)
     kept = torch.zeros(len(scores), dtype=torch.bool)
@@ -84,7 +84,7 @@ def multi_krum(stack: Tree, liars: int) -> Tensor:
     return kept
 
 
-def clipped(stack: Tree, most: float | Tensor, centre: Tree | None = None) -> Tree:
+def clipped(stack: Params, most: float | Tensor, centre: Params | None = None) -> Params:
     """Changes no longer than ``most``, measured from ``centre`` (by default from no change); the others stay."""
     from_centre = stack if centre is None else {name: value - centre[name] for name, value in stack.items()}
     long = lengths(from_centre)
@@ -100,7 +100,7 @@ def clipped(stack: Tree, most: float | Tensor, centre: Tree | None = None) -> Tr
     return result
 
 
-def centred(stack: Tree, most: float | Tensor, steps: int = 3) -> Tree:
+def centred(stack: Params, most: float | Tensor, steps: int = 3) -> Params:
     """v <- v + mean of clip(x_i - v, tau), from v = 0: the last global model."""
     centre = {name: torch.zeros_like(value[0]) for name, value in stack.items()}
     equal = torch.full((len(next(iter(stack.values()))),), 1.0)
@@ -109,7 +109,7 @@ def centred(stack: Tree, most: float | Tensor, steps: int = 3) -> Tree:
     return centre
 
 
-def trust(stack: Tree, gain: Tensor | None, before: Tensor, kept: float = 0.7) -> Tensor:
+def trust(stack: Params, gain: Tensor | None, before: Tensor, kept: float = 0.7) -> Tensor:
     """``[K]`` in [0, 1]: belief in each client, learned over rounds from how its changes lie to the others'.
 
     What is seen of a client is what our agents see of it. As FedPolicy's: how far it is from the others' centre, here
