@@ -8,12 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Server, State, LocalHParams, Params, ClientUpdate
-from equipoise.contract.method import equal_weights
-from equipoise.methods import steering
+from equipoise.core import Client, ClientUpdate, LocalHParams, Params, Server, State
+from equipoise.core.method import equal_weights
+from equipoise.methods import autopilot
 from equipoise.methods.autopilot import Autopilot
 
-ALWAYS_HIGH = torch.full((2,), torch.inf, dtype=torch.float64)  # validation losses, as if none had been seen
+ALWAYS_HIGH = torch.full(
+    (2,), torch.inf, dtype=torch.float64
+)  # validation losses, as if none had been seen
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,11 @@ class ConfiguredRate(Autopilot):
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         train, state = super().configure_training(client)
-        return (LocalHParams(train.epochs, client.hparams.lr) if client.message.hparams is None else train), state
+        return (
+            LocalHParams(train.epochs, client.hparams.lr)
+            if client.message.hparams is None
+            else train
+        ), state
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
@@ -40,7 +46,7 @@ class MeasuredRate(Autopilot):
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         train, state = super().configure_training(client)
         if client.message.hparams is None:
-            train = LocalHParams(train.epochs, steering.polyak(state["loss"], state["square"]))
+            train = LocalHParams(train.epochs, autopilot.polyak(state["loss"], state["square"]))
         return train, state
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
@@ -98,7 +104,7 @@ class NoReach(Autopilot):
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
-        return {**state, "reach": torch.full((), steering.TINY, dtype=torch.float64)}, m
+        return {**state, "reach": torch.full((), autopilot.TINY, dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,9 @@ class NoSizes(Autopilot):
 
     name: ClassVar[str] = "no-sizes"
 
-    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
         return equal_weights(ids), server.state
 
 
@@ -119,7 +127,19 @@ class NoDecay(Autopilot):
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         train, state = super().configure_training(client)
-        return LocalHParams(train.epochs, train.lr / steering.decay(client.round, client.num_rounds)), state
+        return LocalHParams(
+            train.epochs, train.lr / autopilot.decay(client.round, client.num_rounds)
+        ), state
 
 
-ALL = (ConfiguredRate, MeasuredRate, NoCorrection, NoRestraint, NoNeed, NoMomentum, NoReach, NoSizes, NoDecay)
+ALL = (
+    ConfiguredRate,
+    MeasuredRate,
+    NoCorrection,
+    NoRestraint,
+    NoNeed,
+    NoMomentum,
+    NoReach,
+    NoSizes,
+    NoDecay,
+)

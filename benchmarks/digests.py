@@ -86,7 +86,9 @@ def _variants() -> dict[str, str]:
         "pendulum": "--executor stacked --processes 1 --method pfeddqn-rep --task pendulum --agents 3 --epochs 20",
     }
     for policy in ("full", "backbone", "random"):
-        runs[f"fedpolicy-{policy}"] = f"--method fedpolicy --policy {policy} --model mlp {SUPERVISED} {stacked}"
+        runs[f"fedpolicy-{policy}"] = (
+            f"--method fedpolicy --policy {policy} --model mlp {SUPERVISED} {stacked}"
+        )
     if DATA.is_dir():
         images = (
             f"{stacked} --task fmnist --data {DATA / 'fashion-mnist'} --clients 4 --epochs 1 "
@@ -176,7 +178,9 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
             lines.append(f"{name}: gone")
         elif "error" in known or "error" in present:
             if known != present:
-                lines.append(f"{name}: {known.get('error', 'ran')} -> {present.get('error', 'runs')}")
+                lines.append(
+                    f"{name}: {known.get('error', 'ran')} -> {present.get('error', 'runs')}"
+                )
         else:
             lines += _difference(name, known, present)
     lines += [f"{name}: new" for name in after if name not in before]
@@ -188,7 +192,9 @@ def _difference(name: str, known: dict[str, Any], present: dict[str, Any]) -> li
     added = len(set(present["tensors"]) - set(known["tensors"]))
     lines: list[str] = []
     if known["tensors"] != present["tensors"]:
-        lines.append(f"{name}: tensors {len(known['tensors'])} -> {len(present['tensors'])}, {lost} lost, {added} new")
+        lines.append(
+            f"{name}: tensors {len(known['tensors'])} -> {len(present['tensors'])}, {lost} lost, {added} new"
+        )
     if known["numbers"] != present["numbers"]:
         lines.append(f"{name}: numbers differ ({known['count']} -> {present['count']})")
     return lines

@@ -18,16 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 import equipoise
-from equipoise.contract import Task
-from equipoise.data.federation import ClientData, Ints, Split
-from equipoise.data.forms import Pixels
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.core import Task
+from equipoise.data.federated_dataset import ClientData, Ints, Split
+from equipoise.data.transforms import Pixels
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import RunSettings
+from equipoise.tasks.supervised import ExamplesTask
 
 DATA = Path(os.environ.get("EQUIPOISE_DATA", Path(__file__).parents[2] / "shared" / "data"))
-CHEAP, DEAR = tuple(range(100, 108)), (100, 101, 102)  # what had been seen on them: studies/autopilot.md
-FEW_ROWS = tuple(range(100, 200))  # a hospital's test set has some dozens of rows: fewer seeds tell little
+CHEAP, DEAR = (
+    tuple(range(100, 108)),
+    (100, 101, 102),
+)  # what had been seen on them: studies/autopilot.md
+FEW_ROWS = tuple(
+    range(100, 200)
+)  # a hospital's test set has some dozens of rows: fewer seeds tell little
 Clients = list[tuple[NDArray[np.float32], NDArray[np.int64]]]
 
 
@@ -76,7 +81,9 @@ def standard(columns: NDArray[Any]) -> NDArray[np.float32]:
     filled = np.where(gap, np.nanmean(columns, 0), columns)
     spread = filled.std(0)
     wide = (filled - filled.mean(0)) / np.where(spread > 0, spread, 1.0)
-    wide_and_gaps: NDArray[np.float32] = np.concatenate([wide, gap[:, gap.any(0)]], 1).astype(np.float32)
+    wide_and_gaps: NDArray[np.float32] = np.concatenate([wide, gap[:, gap.any(0)]], 1).astype(
+        np.float32
+    )
     return wide_and_gaps
 
 
@@ -86,9 +93,15 @@ def codes(values: NDArray[Any]) -> NDArray[np.float32]:
     return columns
 
 
-def by_owner(x: NDArray[np.float32], y: NDArray[np.int64], owner: NDArray[Any], least: int = 30) -> Clients:
+def by_owner(
+    x: NDArray[np.float32], y: NDArray[np.int64], owner: NDArray[Any], least: int = 30
+) -> Clients:
     names, counts = np.unique(owner, return_counts=True)
-    return [(x[owner == name], y[owner == name]) for name, count in zip(names, counts, strict=True) if count >= least]
+    return [
+        (x[owner == name], y[owner == name])
+        for name, count in zip(names, counts, strict=True)
+        if count >= least
+    ]
 
 
 @cache
@@ -96,7 +109,11 @@ def heart() -> Clients:
     """Four hospitals, 920 patients: disease or not."""
     with (DATA / "tables" / "heart_disease.csv").open() as file:
         rows = list(csv.DictReader(file))
-    numbers = [name for name in rows[0] if name not in ("hospital", "num", "flamby_split", "cp", "restecg", "thal")]
+    numbers = [
+        name
+        for name in rows[0]
+        if name not in ("hospital", "num", "flamby_split", "cp", "restecg", "thal")
+    ]
     x = standard(np.array([[float(row[name] or "nan") for name in numbers] for row in rows]))
     texts = [codes(np.array([row[name] for row in rows])) for name in ("cp", "restecg", "thal")]
     y = np.array([int(row["num"]) > 0 for row in rows]).astype(np.int64)
@@ -126,10 +143,14 @@ def watch(arms: bool = False) -> Clients:
     ``arms``: a client is one arm of a person.
     """
     with np.load(DATA / "tables" / "watch.npz", allow_pickle=False) as file:
-        channels, length, exercises, subjects = (file[name] for name in ("x", "length", "exercise", "subject"))
+        channels, length, exercises, subjects = (
+            file[name] for name in ("x", "length", "exercise", "subject")
+        )
         subjects = 2 * subjects + (file["side"] > file["side"].mean()) if arms else subjects
     x, y, owner = [], [], []
-    for start, steps, exercise, subject in zip(np.cumsum(length) - length, length, exercises, subjects, strict=True):
+    for start, steps, exercise, subject in zip(
+        np.cumsum(length) - length, length, exercises, subjects, strict=True
+    ):
         for low in range(start, start + steps - 99, 50):
             window = channels[low : low + 100]
             x.append(np.concatenate([window.mean(0), window.std(0), window.min(0), window.max(0)]))
@@ -139,9 +160,26 @@ def watch(arms: bool = False) -> Clients:
     return by_owner(standard(np.array(x, float)), labels, np.array(owner))
 
 
-FMNIST: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 6000, "server_rows": 3000}
-CNN: dict[str, Any] = {"model": "cnn", "pool": 2, "train_rows": 3000, "server_rows": 1500, "clients": 10}
-PLAYS: dict[str, Any] = {"task": "shakespeare", "clients": 6, "role_samples": 150, "server_rows": 600}
+FMNIST: dict[str, Any] = {
+    "task": "fmnist",
+    "model": "mlp",
+    "pool": 2,
+    "train_rows": 6000,
+    "server_rows": 3000,
+}
+CNN: dict[str, Any] = {
+    "model": "cnn",
+    "pool": 2,
+    "train_rows": 3000,
+    "server_rows": 1500,
+    "clients": 10,
+}
+PLAYS: dict[str, Any] = {
+    "task": "shakespeare",
+    "clients": 6,
+    "role_samples": 150,
+    "server_rows": 600,
+}
 SYNTHETIC: dict[str, Any] = {"task": "synthetic"}
 FAMILIES = {
     "synthetic-10": Family(SYNTHETIC, 10),
@@ -171,7 +209,9 @@ def build(family: Family, more: dict[str, Any], seed: int) -> tuple[RunSettings,
     """Settings and task of a cell."""
     options = dict(family.options)
     if family.clients is not None:
-        options["task"] = equipoise.Task.from_datasets(family.clients(), model=options.pop("model")).spec
+        options["task"] = equipoise.Task.from_datasets(
+            family.clients(), model=options.pop("model")
+        ).spec
     elif options["task"] != "synthetic":
         options["data"] = str(DATA)
     settings = RunSettings.from_options({**options, **more, "seed": seed, "rounds": family.rounds})

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core import trees
-from equipoise.data.federation import Federation
+from equipoise.data.federated_dataset import Federation
+from equipoise.experiment.runner import build_task
 from equipoise.methods import find_method
-from equipoise.runs.running import build_task
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils import pytree
 
 NETWORK = "pooled"
 """The federated runs' own network, rate and number of epochs, on everybody's rows at once."""
@@ -53,8 +53,10 @@ def _network(task: ExamplesTask, settings: RunSettings) -> Scores:
     for _ in range(run.rounds):
         simulation.run_round()
     ids = torch.arange(task.num_clients)
-    found = task.evaluate_stack(ids, trees.stack([simulation.params] * task.num_clients), "test")
-    return [{name: float(values[k]) for name, values in found.items()} for k in range(task.num_clients)]
+    found = task.evaluate_stack(ids, pytree.stack([simulation.params] * task.num_clients), "test")
+    return [
+        {name: float(values[k]) for name, values in found.items()} for k in range(task.num_clients)
+    ]
 
 
 def _scikit(task: ExamplesTask, method: str) -> Scores:
@@ -63,8 +65,12 @@ def _scikit(task: ExamplesTask, method: str) -> Scores:
     pooled = None if method.endswith("local") else make(*_flat(everybody.x, everybody.y))
     scores = []
     for client in range(task.num_clients):
-        outputs = (pooled or make(*_flat(*_rows(task, client, "train"))))(_flat(*_rows(task, client, "test"))[0])
-        found = task._score(torch.from_numpy(outputs)[None], _rows(task, client, "test")[1][None], None)
+        outputs = (pooled or make(*_flat(*_rows(task, client, "train"))))(
+            _flat(*_rows(task, client, "test"))[0]
+        )
+        found = task._score(
+            torch.from_numpy(outputs)[None], _rows(task, client, "test")[1][None], None
+        )
         scores.append({name: float(value) for name, value in found.items()})
     return scores
 
@@ -81,7 +87,9 @@ def _maker(task: ExamplesTask, boosting: bool) -> Callable[[NDArray[Any], NDArra
     if target.kind == "regression":
 
         def fit(x: NDArray[Any], y: NDArray[Any]) -> Predict:
-            model = (HistGradientBoostingRegressor() if boosting else Ridge()).fit(x, (y - target.mean) / target.scale)
+            model = (HistGradientBoostingRegressor() if boosting else Ridge()).fit(
+                x, (y - target.mean) / target.scale
+            )
             return lambda rows: np.asarray(model.predict(rows), np.float64)[:, None]
     else:
 
@@ -90,10 +98,16 @@ def _maker(task: ExamplesTask, boosting: bool) -> Callable[[NDArray[Any], NDArra
             if len(held) == 1:
                 model = None
             else:
-                model = (HistGradientBoostingClassifier() if boosting else LogisticRegression(max_iter=1000)).fit(x, y)
+                model = (
+                    HistGradientBoostingClassifier()
+                    if boosting
+                    else LogisticRegression(max_iter=1000)
+                ).fit(x, y)
 
             def predict(rows: NDArray[Any]) -> NDArray[Any]:
-                share = np.zeros((len(rows), len(target.classes)))  # a class that was not seen has none
+                share = np.zeros(
+                    (len(rows), len(target.classes))
+                )  # a class that was not seen has none
                 share[:, held] = 1.0 if model is None else model.predict_proba(rows)
                 return np.log(np.clip(share, 1e-12, 1))
 

@@ -43,15 +43,35 @@ def both_customers(axes: Axes) -> None:
     labels: list[list[str]] = []
     for method, (x, y) in scores.items():
         colour = OURS if method in best else OTHERS
-        axes.errorbar(*means[method], xerr=stdev(x), yerr=stdev(y), fmt="o", color=colour, markersize=4, elinewidth=0.7)
-        near = (c for c in labels if max(abs(a - b) for a, b in zip(means[method], means[c[0]], strict=True)) < 1.2)
+        axes.errorbar(
+            *means[method],
+            xerr=stdev(x),
+            yerr=stdev(y),
+            fmt="o",
+            color=colour,
+            markersize=4,
+            elinewidth=0.7,
+        )
+        near = (
+            c
+            for c in labels
+            if max(abs(a - b) for a, b in zip(means[method], means[c[0]], strict=True)) < 1.2
+        )
         if (cluster := next(near, None)) is None:
             labels.append([method])
         else:
             cluster.append(method)
     for cluster in labels:  # neighbours share a label
-        axes.annotate(", ".join(cluster), means[cluster[0]], xytext=(5, -9), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="the provider's model, accuracy %", ylabel="the clients' own models, accuracy %")
+        axes.annotate(
+            ", ".join(cluster),
+            means[cluster[0]],
+            xytext=(5, -9),
+            textcoords="offset points",
+            fontsize=7,
+        )
+    axes.set(
+        xlabel="the provider's model, accuracy %", ylabel="the clients' own models, accuracy %"
+    )
     axes.set_title("Both customers at once: Synthetic, 200 rounds, 3 seeds, defaults", fontsize=9)
 
 
@@ -60,9 +80,15 @@ def speed(axes: Axes) -> None:
     measured = json.loads((RESULTS / "peers.json").read_text())["W1, 1 epoch(s)"]
     order = sorted(measured, key=lambda name: -measured[name]["ms"])
     times = [measured[name]["ms"] for name in order]
-    bars = axes.barh(order, times, color=[OURS if "equipoise" in name else OTHERS for name in order])
+    bars = axes.barh(
+        order, times, color=[OURS if "equipoise" in name else OTHERS for name in order]
+    )
     axes.bar_label(bars, [f"{t:,.0f} ms" for t in times], padding=3, fontsize=8)
-    axes.set(xscale="log", xlabel="one round of 100 clients, one epoch each (logarithmic)", xlim=(5, 3 * max(times)))
+    axes.set(
+        xscale="log",
+        xlabel="one round of 100 clients, one epoch each (logarithmic)",
+        xlim=(5, 3 * max(times)),
+    )
     axes.set_title("Speed on one thread (Flower: two workers)", fontsize=9)
 
 

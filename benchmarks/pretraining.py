@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from benchmarks.lab.cell import built
 from equipoise.data.cache import cache_folder
-from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW
-from equipoise.data.source import load
+from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW
+from equipoise.data.sources import load
 from equipoise.models import MODELS
 from equipoise.models.transformer import CharacterTransformer
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.tasks.supervised import ExamplesTask
 
 SMALL_ROLES = 8000  # characters: roles with fewer are no clients of the studies
 BATCH, SEED = 32, 0
@@ -60,7 +60,10 @@ def digest(name: str) -> str:
 def _plays(file: Path) -> None:
     """The transformer on what small roles say, all places of a window at once."""
     torch.manual_seed(SEED)
-    model, text = CharacterTransformer(WINDOW, len(ALPHABET)), torch.from_numpy(_said_by_small_roles())
+    model, text = (
+        CharacterTransformer(WINDOW, len(ALPHABET)),
+        torch.from_numpy(_said_by_small_roles()),
+    )
 
     def loss() -> Tensor:
         at = torch.randint(len(text) - WINDOW - 1, (BATCH,))
@@ -76,9 +79,24 @@ def _gpt2(folder: Path) -> None:
     torch.manual_seed(SEED)
     library: Any = importlib.import_module("transformers")  # whose classes have no types
     tokenizers: Any = importlib.import_module("tokenizers")
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
-    model = library.GPT2LMHeadModel(library.GPT2Config(vocab_size=len(ALPHABET), n_positions=WINDOW, **SHAPE, **off))
-    _train(model, _next_characters(lambda x: model(input_ids=x).logits), ROLES_STEPS, folder, 2e-3, warm=True)
+    off = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model = library.GPT2LMHeadModel(
+        library.GPT2Config(vocab_size=len(ALPHABET), n_positions=WINDOW, **SHAPE, **off)
+    )
+    _train(
+        model,
+        _next_characters(lambda x: model(input_ids=x).logits),
+        ROLES_STEPS,
+        folder,
+        2e-3,
+        warm=True,
+    )
     model.save_pretrained(folder)
     codes = {character: code for code, character in enumerate(ALPHABET)}
     characters = tokenizers.Tokenizer(tokenizers.models.BPE(codes, merges=[]))
@@ -131,13 +149,20 @@ def _pixels(file: Path) -> None:
 
 
 def _train(
-    model: nn.Module, loss: Callable[[], Tensor], steps: int, final: Path, lr: float = 1e-3, warm: bool = False
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    steps: int,
+    final: Path,
+    lr: float = 1e-3,
+    warm: bool = False,
 ) -> None:
     """Adam, whose rate goes to zero; if ``warm``, after it has risen for a twentieth of the steps."""
     optimiser = torch.optim.Adam(model.parameters(), lr)
     schedule: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     if warm:
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, steps, pct_start=0.05, cycle_momentum=False)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimiser, lr, steps, pct_start=0.05, cycle_momentum=False
+        )
     held: tuple[Any, ...] = (model, optimiser, schedule)
     unfinished = final.with_suffix(".unfinished")
     first = 0
@@ -150,7 +175,9 @@ def _train(
     for step in range(first, steps):
         if step % SAVE_EVERY == 0:
             states = [part.state_dict() for part in held]
-            torch.save({"step": step, "random": torch.get_rng_state(), "states": states}, unfinished)
+            torch.save(
+                {"step": step, "random": torch.get_rng_state(), "states": states}, unfinished
+            )
         now = loss()
         optimiser.zero_grad()
         now.backward()

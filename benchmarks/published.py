@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.families import DATA
-from equipoise.contract import TrainingConfig
-from equipoise.core import trees
-from equipoise.data.federation import Federation
-from equipoise.data.target import Target
+from equipoise.core import TrainingConfig
+from equipoise.data.federated_dataset import Federation, Target
 from equipoise.methods import find_method
 from equipoise.models import MODELS
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils import pytree
 
 SEEDS, ROUNDS = 5, 25
 
@@ -83,13 +82,17 @@ def published_split(data: str, method: str) -> dict[str, Any]:
         for _ in range(ROUNDS):
             record = simulation.run_round()
         ids, models = simulation.personal_models()
-        scores = task.evaluate_stack(torch.from_numpy(ids), trees.index(models, torch.arange(len(ids))), "test")
+        scores = task.evaluate_stack(
+            torch.from_numpy(ids), pytree.index(models, torch.arange(len(ids))), "test"
+        )
         found.append(scores[task.metric].double().numpy())
         pooled.append(record.global_.get(task.metric))
     means = np.mean(found, 0)
     known = [value for value in pooled if value is not None]
     return {
-        "clients": {name: round(float(value), 5) for name, value in zip(about.clients, means, strict=True)},
+        "clients": {
+            name: round(float(value), 5) for name, value in zip(about.clients, means, strict=True)
+        },
         "pooled": round(float(np.mean(known)), 5) if known else None,
     }
 
@@ -112,11 +115,24 @@ def _task(data: str, seed: int) -> ExamplesTask:
             centre, scale = x.mean(0), np.where(x.std(0) > 0, x.std(0), 1.0)
             x, tx = (x - centre) / scale, (tx - centre) / scale
         kept = np.random.default_rng([seed, len(x)]).permutation(len(x)) < len(x) // 5
-        for part, (px, py) in {"train": (x[~kept], y[~kept]), "val": (x[kept], y[kept]), "test": (tx, ty)}.items():
+        for part, (px, py) in {
+            "train": (x[~kept], y[~kept]),
+            "val": (x[kept], y[kept]),
+            "test": (tx, ty),
+        }.items():
             parts[part].append((torch.from_numpy(px.astype(np.float32)), torch.from_numpy(py)))
-    target = Target(classes=("0", "1"), name="num > 0") if data == "heart" else Target("survival", "T", event="E")
-    whole = {part: (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])) for part, each in parts.items()}
-    splits = {part: (*whole[part], np.array([len(y) for _, y in each])) for part, each in parts.items()}
+    target = (
+        Target(classes=("0", "1"), name="num > 0")
+        if data == "heart"
+        else Target("survival", "T", event="E")
+    )
+    whole = {
+        part: (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each]))
+        for part, each in parts.items()
+    }
+    splits = {
+        part: (*whole[part], np.array([len(y) for _, y in each])) for part, each in parts.items()
+    }
     server = {"public": whole["val"], "test": whole["test"]}
     federation = Federation(splits, server, target.outputs, target=target)
     module = MODELS["linear"](federation.shape, target.outputs)

@@ -16,12 +16,24 @@ SETTINGS: dict[str, list[Setting]] = {
     "fedavgm": [{"server_momentum": m, "epochs": 8} for m in (0.5, 0.8, 0.9, 0.97)],
     "fedadam": RATES,
     "fedyogi": RATES,
-    "fedexp": [{"epsilon": epsilon, "epochs": epochs} for epsilon in (0.001, 0.1) for epochs in (1, 8)],
-    "fedhyper": [{"side": side, "epochs": epochs} for side in ("global", "local") for epochs in (1, 8)],
+    "fedexp": [
+        {"epsilon": epsilon, "epochs": epochs} for epsilon in (0.001, 0.1) for epochs in (1, 8)
+    ],
+    "fedhyper": [
+        {"side": side, "epochs": epochs} for side in ("global", "local") for epochs in (1, 8)
+    ],
     "fedex": [{"epochs": epochs} for epochs in (1, 4, 8, 20)],
 }
 SEARCHED = {"synthetic-10": (1,), "heart-linear": (1, 2, 3), "heart-mlp": (1, 2, 3), "watch": (1,)}
-COMPARED = ("synthetic-10", "synthetic-30", "heart-linear", "heart-mlp", "watch", "flights", "fmnist-skew-mlp")
+COMPARED = (
+    "synthetic-10",
+    "synthetic-30",
+    "heart-linear",
+    "heart-mlp",
+    "watch",
+    "flights",
+    "fmnist-skew-mlp",
+)
 SEEDS = (100, 101, 102, 103)
 
 
@@ -30,7 +42,10 @@ def cells(results: Results) -> list[Cell]:
     found = []
     for method, settings in SETTINGS.items():
         search = [
-            Cell({"family": family, "variant": f"{method}#{number}", "seed": seed}, {"method": method, **setting})
+            Cell(
+                {"family": family, "variant": f"{method}#{number}", "seed": seed},
+                {"method": method, **setting},
+            )
             for number, setting in enumerate(settings)
             for family, seeds in SEARCHED.items()
             for seed in seeds

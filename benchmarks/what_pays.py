@@ -50,7 +50,9 @@ def accuracy(name: str) -> Value:
 
 def of_summary(name: str) -> Value:
     """An accuracy of a summary."""
-    return lambda record: 100 * record["summary"][name]["acc"] if record["summary"].get(name) else None
+    return lambda record: (
+        100 * record["summary"][name]["acc"] if record["summary"].get(name) else None
+    )
 
 
 def both(
@@ -79,13 +81,24 @@ def method(name: str) -> dict[str, Any]:
 def synthetic(name: str, other: str) -> Iterable[Question]:
     """A method against another on PAGE's Synthetic, both at their defaults."""
     for column in ("global", "personal"):
-        ours, theirs = (Side(of_summary(column), {"settings": "default", "method": one}) for one in (name, other))
+        ours, theirs = (
+            Side(of_summary(column), {"settings": "default", "method": one})
+            for one in (name, other)
+        )
         yield Question("3 aggregate", f"`{name}`", f"`{other}`", "synthetic", ours, theirs, column)
 
 
 GAME = "1 training", "PAGE's agents, default reading"
 QUESTIONS: tuple[Question, ...] = (
-    *both("1 training", "`autopilot`", "`fedavg`", "autopilot", variant("autopilot"), variant("fedavg"), "family"),
+    *both(
+        "1 training",
+        "`autopilot`",
+        "`fedavg`",
+        "autopilot",
+        variant("autopilot"),
+        variant("fedavg"),
+        "family",
+    ),
     *both(
         "1 training",
         "`autopilot`",
@@ -95,7 +108,15 @@ QUESTIONS: tuple[Question, ...] = (
         variant("fedavg-8"),
         "family",
     ),
-    *both("1 training", "8 epochs", "the task's own", "autopilot", variant("fedavg-8"), variant("fedavg"), "family"),
+    *both(
+        "1 training",
+        "8 epochs",
+        "the task's own",
+        "autopilot",
+        variant("fedavg-8"),
+        variant("fedavg"),
+        "family",
+    ),
     *both(
         "1 training",
         "a rate that is tried",
@@ -105,10 +126,31 @@ QUESTIONS: tuple[Question, ...] = (
         variant("configured-rate"),
         "family",
     ),
-    *both("1 training", "PAGE's agents, `--reading paper`", "`fedavg`", "page", variant("page"), variant("fedavg")),
+    *both(
+        "1 training",
+        "PAGE's agents, `--reading paper`",
+        "`fedavg`",
+        "page",
+        variant("page"),
+        variant("fedavg"),
+    ),
     *both(*GAME, "`fedavg`", "readings", variant("relative"), variant("fedavg"), "column"),
-    *both(*GAME, "no learning (`--control zero`)", "readings", variant("relative"), variant("relative-zero"), "column"),
-    *both(*GAME, "chance (`--control random`)", "readings", variant("relative"), variant("relative-random"), "column"),
+    *both(
+        *GAME,
+        "no learning (`--control zero`)",
+        "readings",
+        variant("relative"),
+        variant("relative-zero"),
+        "column",
+    ),
+    *both(
+        *GAME,
+        "chance (`--control random`)",
+        "readings",
+        variant("relative"),
+        variant("relative-random"),
+        "column",
+    ),
     *both(
         "3 aggregate",
         "momentum by the length of the run",
@@ -136,11 +178,24 @@ QUESTIONS: tuple[Question, ...] = (
         variant("no-sizes"),
         "family",
     ),
-    *both("3 aggregate", "momentum 0.97, 300 rounds", "none", "page", variant("fedavgm-97"), variant("fedavg")),
+    *both(
+        "3 aggregate",
+        "momentum 0.97, 300 rounds",
+        "none",
+        "page",
+        variant("fedavgm-97"),
+        variant("fedavg"),
+    ),
     *synthetic("scaffold", "fedavg"),
     *synthetic("feddyn", "fedavg"),
     *both(
-        "4 install", "`fedpolicy`, learned", "`fedavg`", "fedpolicy", variant("learned"), variant("fedavg"), "scenario"
+        "4 install",
+        "`fedpolicy`, learned",
+        "`fedavg`",
+        "fedpolicy",
+        variant("learned"),
+        variant("fedavg"),
+        "scenario",
     ),
     *both(
         "4 install",
@@ -160,20 +215,39 @@ QUESTIONS: tuple[Question, ...] = (
         variant("learned-plain"),
         "scenario",
     ),
-    *both("4 install", "`fedper`", "`fedavg`", "fedpolicy", variant("fedper"), variant("fedavg"), "scenario"),
+    *both(
+        "4 install",
+        "`fedper`",
+        "`fedavg`",
+        "fedpolicy",
+        variant("fedper"),
+        variant("fedavg"),
+        "scenario",
+    ),
     Question(
         *("5 personal", "fine-tuning, stopped by validation", "the model as received", "fedpolicy"),
-        *(Side(accuracy("tuned"), variant("fedavg")), Side(accuracy("personal"), variant("fedavg"))),
+        *(
+            Side(accuracy("tuned"), variant("fedavg")),
+            Side(accuracy("personal"), variant("fedavg")),
+        ),
         *("personal", "scenario"),
     ),
     Question(
-        *("5 personal", "`fedpolicy`, learned, then fine-tuned", "`fedavg`, fine-tuned", "fedpolicy"),
+        *(
+            "5 personal",
+            "`fedpolicy`, learned, then fine-tuned",
+            "`fedavg`, fine-tuned",
+            "fedpolicy",
+        ),
         *(Side(accuracy("tuned"), variant("learned")), Side(accuracy("tuned"), variant("fedavg"))),
         *("personal", "scenario"),
     ),
     Question(
         *("5 personal", "`ditto`", "`fedavg`", "realdata"),
-        *(Side(accuracy("personal"), method("ditto")), Side(accuracy("personal"), method("fedavg"))),
+        *(
+            Side(accuracy("personal"), method("ditto")),
+            Side(accuracy("personal"), method("fedavg")),
+        ),
         *("personal", "column"),
     ),
     *both(
@@ -193,7 +267,8 @@ def compared(question: Question) -> tuple[Difference, int, int] | None:
     results = Results(RESULTS / question.study)
     groups: dict[Any, list[tuple[float, float]]] = {}
     theirs = {
-        _place(record, question): question.theirs.value(record) for record in results.where(**question.theirs.axes)
+        _place(record, question): question.theirs.value(record)
+        for record in results.where(**question.theirs.axes)
     }
     for record in results.where(**question.ours.axes):
         place, value = _place(record, question), question.ours.value(record)
@@ -211,13 +286,19 @@ def _place(record: Record, question: Question) -> tuple[Any, Any]:
 
 
 def rows() -> list[tuple[Question, Difference, int, int]]:
-    return [(question, *found) for question in QUESTIONS if (found := compared(question)) is not None]
+    return [
+        (question, *found) for question in QUESTIONS if (found := compared(question)) is not None
+    ]
 
 
 def page() -> str:
     """The text, its rows sorted into what pays, what costs and what is not decided, the largest first."""
     known = sorted(rows(), key=lambda row: -abs(row[1].mean))
-    parts = {"ahead": "What pays", "behind": "What costs accuracy", "tie": "What made no certain difference"}
+    parts = {
+        "ahead": "What pays",
+        "behind": "What costs accuracy",
+        "tie": "What made no certain difference",
+    }
     lines = [
         "# What pays",
         "",
@@ -227,11 +308,24 @@ def page() -> str:
         "is one federation. An interval over few federations says little about yours: try `equipoise compare`.",
         "",
     ]
-    head = ("decision", "setting", "instead of", "model", "points", "federations", "pairs of runs", "results")
+    head = (
+        "decision",
+        "setting",
+        "instead of",
+        "model",
+        "points",
+        "federations",
+        "pairs of runs",
+        "results",
+    )
     for verdict, title in parts.items():
         chosen = [row for row in known if row[1].verdict == verdict]
         lines += [f"## {title}", ""]
-        lines += table(head, [_row(*row) for row in chosen]) if chosen else ["Nothing that was measured.", ""]
+        lines += (
+            table(head, [_row(*row) for row in chosen])
+            if chosen
+            else ["Nothing that was measured.", ""]
+        )
     return "\n".join(lines)
 
 

@@ -9,15 +9,14 @@ import re
 import sys
 from pathlib import Path
 
-from equipoise.clock.options import ClockConfig
-from equipoise.contract import TrainingConfig
-from equipoise.core.options import KINDS
-from equipoise.core.schedules import Schedule
+from equipoise.clock.config import ClockConfig
+from equipoise.config.schedules import Schedule
+from equipoise.config.schema import KINDS
+from equipoise.core import TrainingConfig
 from equipoise.methods import all_methods
-from equipoise.privacy.options import Privacy
-from equipoise.settings.means import ResourceConfig
-from equipoise.settings.names import Option, of_config
-from equipoise.settings.run import RunConfig
+from equipoise.privacy.config import Privacy
+from equipoise.settings.option_registry import Option, of_config
+from equipoise.settings.run_config import ResourceConfig, RunConfig
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- options: written by docs/options.py -->", "<!-- end of options -->"
@@ -27,13 +26,18 @@ BETWEEN = re.compile(f"{re.escape(BEGIN)}\n\n(.*?)\n{re.escape(END)}", re.DOTALL
 def pages() -> dict[Path, list[str]]:
     """Every page with tables of options, and what these are, in their order."""
     methods = {
-        DOCS / "methods" / f"{name}.md": [table(of_config(method, "method"))] for name, method in all_methods().items()
+        DOCS / "methods" / f"{name}.md": [table(of_config(method, "method"))]
+        for name, method in all_methods().items()
     }
     configs = ((RunConfig, "run"), (ClockConfig, "timing"), (TrainingConfig, "training"))
     runs = [table(of_config(config, owner)) for config, owner in configs]
     return {
         **methods,
-        DOCS / "options.md": [*runs, table(of_config(Privacy, "privacy")), table(of_config(ResourceConfig, "run"))],
+        DOCS / "options.md": [
+            *runs,
+            table(of_config(Privacy, "privacy")),
+            table(of_config(ResourceConfig, "run")),
+        ],
     }
 
 
@@ -41,7 +45,10 @@ def table(options: list[Option]) -> str:
     """One row for each option: its name, default, what it takes and what it does."""
     if not options:
         return "This method has no options of its own.\n"
-    rows = [f"| `{item.name}` | {_default(item)} | {_allowed(item)} | {_escaped(item.rule.help)} |" for item in options]
+    rows = [
+        f"| `{item.name}` | {_default(item)} | {_allowed(item)} | {_escaped(item.rule.help)} |"
+        for item in options
+    ]
     return "\n".join(["| option | default | allowed | meaning |", "|---|---|---|---|", *rows, ""])
 
 
@@ -74,7 +81,9 @@ def main() -> int:
     for page, tables in pages().items():
         text = page.read_text()
         if len(BETWEEN.findall(text)) != len(tables):
-            print(f"{page}: needs {len(tables)} pairs of the lines {BEGIN} and {END}", file=sys.stderr)
+            print(
+                f"{page}: needs {len(tables)} pairs of the lines {BEGIN} and {END}", file=sys.stderr
+            )
             return 1
         page.write_text(rewritten(text, tables))
     return 0

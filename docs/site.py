@@ -16,20 +16,30 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
 API = (
-    *("equipoise", "equipoise.contract", "equipoise.contract.words", "equipoise.contract.client"),
-    *("equipoise.contract.server", "equipoise.contract.task", "equipoise.contract.method"),
+    *("equipoise", "equipoise.core", "equipoise.core.messages", "equipoise.core.client"),
+    *("equipoise.core.server", "equipoise.core.task", "equipoise.core.method"),
     *(
-        "equipoise.core.options",
-        "equipoise.core.schedules",
-        "equipoise.settings.config",
-        "equipoise.settings.names",
-        "equipoise.runs.running",
-        "equipoise.runs.compare",
-        "equipoise.runs.tune",
+        "equipoise.config.schema",
+        "equipoise.config.schedules",
+        "equipoise.settings.run_settings",
+        "equipoise.settings.option_registry",
+        "equipoise.experiment.runner",
+        "equipoise.experiment.compare",
+        "equipoise.experiment.tune",
     ),
-    *("equipoise.runs.export", "equipoise.tasks.own", "equipoise.models", "equipoise.data.partition"),
-    *("equipoise.records.scores", "equipoise.records.rounds", "equipoise.records.summary", "equipoise.records.folder"),
-    *("equipoise.learners.ddpg", "equipoise.report.page.html", "equipoise.report.trackers.tracking"),
+    *(
+        "equipoise.experiment.export",
+        "equipoise.tasks.tables",
+        "equipoise.models",
+        "equipoise.data.partition",
+    ),
+    *(
+        "equipoise.records.rounds",
+        "equipoise.records.rounds",
+        "equipoise.records.summary",
+        "equipoise.records.run_dir",
+    ),
+    *("equipoise.rl.ddpg", "equipoise.report.page.html", "equipoise.report.trackers.tracking"),
 )
 SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
@@ -43,7 +53,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "examples.md": _examples(),
         "methods/index.md": _methods(),
         "benchmarks/README.md": (ROOT / "benchmarks/README.md").read_text(),
-        **{f"{RESULTS}/{f.parent.name}/README.md": f.read_text() for f in sorted(ROOT.glob(f"{RESULTS}/*/README.md"))},
+        **{
+            f"{RESULTS}/{f.parent.name}/README.md": f.read_text()
+            for f in sorted(ROOT.glob(f"{RESULTS}/*/README.md"))
+        },
         **{f"{RESULTS}/{f.stem}.md": _measured(f) for f in sorted(ROOT.glob(f"{RESULTS}/*.json"))},
         **{f"reference/{name}.md": f"# {name}\n\n::: {name}\n" for name in API},
         "reference/index.md": "# API\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in API),
@@ -51,8 +64,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
     for picture in sorted(ROOT.glob(f"{RESULTS}/*/*.svg")):
-        files.append(File.generated(config, str(picture.relative_to(ROOT)), abs_src_path=str(picture)))
-    config.nav = _spelt(config.nav or [], sorted(f.src_uri for f in files if f.is_documentation_page()))
+        files.append(
+            File.generated(config, str(picture.relative_to(ROOT)), abs_src_path=str(picture))
+        )
+    config.nav = _spelt(
+        config.nav or [], sorted(f.src_uri for f in files if f.is_documentation_page())
+    )
     return files
 
 
@@ -62,10 +79,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def rewritten(found: re.Match[str]) -> str:
         mark, words, target, anchor = found[1], found[2], found[3], found[4] or ""
-        there = _page_of(posixpath.normpath(posixpath.join(posixpath.dirname(_source_of(here)), target)))
+        there = _page_of(
+            posixpath.normpath(posixpath.join(posixpath.dirname(_source_of(here)), target))
+        )
         if files.get_file_from_path(there) is None:
             return words
-        return f"{mark}[{words}]({posixpath.relpath(there, posixpath.dirname(here) or '.')}{anchor})"
+        return (
+            f"{mark}[{words}]({posixpath.relpath(there, posixpath.dirname(here) or '.')}{anchor})"
+        )
 
     return LINK.sub(rewritten, markdown)
 
@@ -105,7 +126,12 @@ def _page_of(source: str) -> str:
     if source in ("docs/methods", "docs/reference"):
         return f"{source.removeprefix('docs/')}/index.md"
     if source.startswith("src/equipoise/"):
-        module = source.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        module = (
+            source.removeprefix("src/")
+            .removesuffix(".py")
+            .replace("/", ".")
+            .removesuffix(".__init__")
+        )
         return f"reference/{module}.md"
     known = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
     if source.startswith("examples"):
@@ -123,12 +149,23 @@ def _spelt(nav: list[Any], uris: list[str]) -> list[Any]:
             [(title, inner)] = item.items()
             if isinstance(inner, str) and not inner.endswith("/*"):
                 return [item]
-            return [{title: [page for part in (inner if isinstance(inner, list) else [inner]) for page in spell(part)]}]
+            return [
+                {
+                    title: [
+                        page
+                        for part in (inner if isinstance(inner, list) else [inner])
+                        for page in spell(part)
+                    ]
+                }
+            ]
         if item == "*":
             return [uri for uri in uris if "/" not in uri and uri not in written]
         if item.endswith("/*"):
             found = [uri for uri in uris if uri.startswith(item[:-1])]
-            return sorted(found, key=lambda uri: (posixpath.basename(uri) not in ("index.md", "README.md"), uri))
+            return sorted(
+                found,
+                key=lambda uri: (posixpath.basename(uri) not in ("index.md", "README.md"), uri),
+            )
         return [item]
 
     return [page for item in nav for page in spell(item)]
@@ -139,14 +176,18 @@ def _methods() -> str:
     lines = ["# Methods", "", "| method | |", "|---|---|"]
     for file in sorted((ROOT / "docs/methods").glob("*.md")):
         title, _, rest = file.read_text().partition("\n")
-        first = re.split(r"(?<=\.)\s", rest.strip().partition("\n\n")[0].replace("\n", " "))[0].rstrip(":")
+        first = re.split(r"(?<=\.)\s", rest.strip().partition("\n\n")[0].replace("\n", " "))[
+            0
+        ].rstrip(":")
         lines.append(f"| [{title.lstrip('# ')}]({file.name}) | {first} |")
     return "\n".join(lines) + "\n"
 
 
 def _examples() -> str:
     """Every script in full, under the first line of its docstring."""
-    parts = ["# Examples\n\nScripts of at most 60 lines, run by the tests: `python examples/NAME.py`.\n"]
+    parts = [
+        "# Examples\n\nScripts of at most 60 lines, run by the tests: `python examples/NAME.py`.\n"
+    ]
     for file in sorted((ROOT / "examples").glob("*.py")):
         code = file.read_text()
         about = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
@@ -166,7 +207,8 @@ def _tables(value: dict[str, Any], level: int) -> list[str]:
     lines = _table([{"": name, "value": _written(v)} for name, v in plain.items()])
     below = {name: v for name, v in value.items() if name not in plain}
     if below and all(
-        isinstance(v, dict) and not any(isinstance(x, dict) or _rows(x) for x in v.values()) for v in below.values()
+        isinstance(v, dict) and not any(isinstance(x, dict) or _rows(x) for x in v.values())
+        for v in below.values()
     ):
         return lines + _table([{"": name, **v} for name, v in below.items()])
     for name, inner in below.items():

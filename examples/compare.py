@@ -21,7 +21,9 @@ def main(out: str = "runs/example-compare", rounds: str = "40") -> None:
     for label, difference in compared.paired("personal", against="fedavg").items():
         if difference is not None:
             low, high = difference.low, difference.high
-            print(f"{label}: {difference.mean:+.1f} points against fedavg ({low:+.1f} to {high:+.1f})")
+            print(
+                f"{label}: {difference.mean:+.1f} points against fedavg ({low:+.1f} to {high:+.1f})"
+            )
     print("report:", compared.report())
 
 

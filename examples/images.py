@@ -41,7 +41,9 @@ class SmallNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten())
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()
+        )
         self.classifier = nn.Linear(8 * (SIZE // 4) ** 2, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,9 +52,13 @@ class SmallNet(nn.Module):
 
 def main(out: str = "runs/example-images", rounds: str = "20") -> None:
     torch.manual_seed(0)  # the weights that the module has are where training starts
-    task = eq.Task.from_datasets([Drawings(client) for client in range(6)], model=SmallNet(), name="drawings")
+    task = eq.Task.from_datasets(
+        [Drawings(client) for client in range(6)], model=SmallNet(), name="drawings"
+    )
     for method in ("fedavg", "fedrep"):
-        run = eq.run(Path(out) / method, method=method, task=task, rounds=int(rounds), overwrite=True)
+        run = eq.run(
+            Path(out) / method, method=method, task=task, rounds=int(rounds), overwrite=True
+        )
         print(f"{method:8} personal models: {100 * run.final.personal.acc:.1f} %")
 
 

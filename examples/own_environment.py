@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.runs.running import run
-from equipoise.settings.config import RunSettings
+from equipoise.experiment.runner import run
+from equipoise.settings.run_settings import RunSettings
 
 Seen = npt.NDArray[np.float32]
 
@@ -26,7 +26,9 @@ class Heater(gymnasium.Env[Seen, np.int64]):
     def __init__(self, wanted: float = 21.0) -> None:
         self.wanted, self.degrees, self.steps = wanted, 15.0, 0
 
-    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Seen, dict[str, object]]:
+    def reset(
+        self, *, seed: int | None = None, options: object = None
+    ) -> tuple[Seen, dict[str, object]]:
         super().reset(seed=seed)
         self.degrees, self.steps = float(self.np_random.uniform(12.0, 28.0)), 0
         return self._seen(), {}
@@ -39,7 +41,9 @@ class Heater(gymnasium.Env[Seen, np.int64]):
     def _seen(self) -> Seen:  # about 1 in size, for nets learn best from that
         return np.array([(self.degrees - 20.0) / 5.0], np.float32)
 
-    def save_state(self) -> list[float]:  # these two are optional: with them a resumed run is the same to the bit
+    def save_state(
+        self,
+    ) -> list[float]:  # these two are optional: with them a resumed run is the same to the bit
         return [self.degrees, self.steps]
 
     def load_state(self, state: npt.NDArray[np.float64]) -> None:
@@ -48,12 +52,22 @@ class Heater(gymnasium.Env[Seen, np.int64]):
 
 def main(folder: str = "runs/heaters", rounds: str = "20") -> None:
     each = json.dumps([{"wanted": 17 + 2 * k} for k in range(4)])
-    options = {"task": "gym", "env_id": f"{__file__}:Heater", "env_kwargs": each, "agents": 4, "epochs": 50}
+    options = {
+        "task": "gym",
+        "env_id": f"{__file__}:Heater",
+        "env_kwargs": each,
+        "agents": 4,
+        "epochs": 50,
+    }
     for method in ("dqnavg", "pfeddqn-rep"):
         summary = run(
-            RunSettings.from_options({**options, "method": method, "rounds": int(rounds)}), f"{folder}/{method}", overwrite=True
+            RunSettings.from_options({**options, "method": method, "rounds": int(rounds)}),
+            f"{folder}/{method}",
+            overwrite=True,
         )
-        print(f"{method}: received {summary.received.return_:.0f}, trained {summary.trained.return_:.0f}")
+        print(
+            f"{method}: received {summary.received.return_:.0f}, trained {summary.trained.return_:.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ class Cautious(eq.Method):
         ours, theirs = c.evaluate(c.local_params)["acc"], c.evaluate(c.message.params)["acc"]
         share = torch.sigmoid(self.sharpness * (theirs - ours))
         c.logged["share"] = share  # a heat map of the report
-        mixed = {name: torch.lerp(c.local_params[name], value, share.to(value.dtype)) for name, value in c.message.params.items()}
+        mixed = {
+            name: torch.lerp(c.local_params[name], value, share.to(value.dtype))
+            for name, value in c.message.params.items()
+        }
         return mixed, c.state
 
 

@@ -28,8 +28,15 @@ def write_clinics(folder: Path) -> None:
             for _ in range(PATIENTS):
                 age, pressure = rng.normal(50 + 5 * habits, 12), rng.normal(130, 15)
                 smoker = rng.choice(["never", "once", "now"])
-                risk = (age - 50) / 12 + (pressure - 130) / 15 + habits * (smoker == "now") + rng.normal(0, 0.5)
-                writer.writerow([round(age, 1), round(pressure, 1), smoker, "yes" if risk > 0 else "no"])
+                risk = (
+                    (age - 50) / 12
+                    + (pressure - 130) / 15
+                    + habits * (smoker == "now")
+                    + rng.normal(0, 0.5)
+                )
+                writer.writerow(
+                    [round(age, 1), round(pressure, 1), smoker, "yes" if risk > 0 else "no"]
+                )
 
 
 def main(out: str = "runs/example-tabular", rounds: str = "30") -> None:
@@ -37,7 +44,9 @@ def main(out: str = "runs/example-tabular", rounds: str = "30") -> None:
     write_clinics(clinics)
     task = eq.Task.from_folder(clinics, target="ill")
     for method in ("fedavg", "fedper", "local"):
-        run = eq.run(Path(out) / method, method=method, task=task, rounds=int(rounds), overwrite=True)
+        run = eq.run(
+            Path(out) / method, method=method, task=task, rounds=int(rounds), overwrite=True
+        )
         print(f"{method:8} personal models: {100 * run.final.personal.acc:.1f} %")
     patients = {"age": [75.0, 35.0], "pressure": [150.0, 110.0], "smoker": ["now", "never"]}
     print("two new patients of clinic-3:", *run.predict(patients, client="clinic-3"))

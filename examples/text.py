@@ -46,7 +46,9 @@ def main(out: str = "runs/example-text", rounds: str = "20") -> None:
         clients, model=lambda shape, classes: NextCharacter(), classes=len(ALPHABET), name="stories"
     )
     for method in ("fedavg", "fedper"):
-        run = eq.run(Path(out) / method, method=method, task=task, rounds=int(rounds), lr=0.5, overwrite=True)
+        run = eq.run(
+            Path(out) / method, method=method, task=task, rounds=int(rounds), lr=0.5, overwrite=True
+        )
         print(f"{method:8} personal models: {100 * run.final.personal.acc:.1f} %")
 
 

@@ -10,31 +10,49 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Task, TrainingConfig
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.core import Method, Task, TrainingConfig
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
+from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.models import MODELS
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
-from equipoise.runs.running import Interrupted, resume_run, run
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 
-SMALL = {"clients": 6, "features": 5, "classes": 4, "samples": 60, "size_sigma": 0.4, "val_share": 0.2}
+SMALL = {
+    "clients": 6,
+    "features": 5,
+    "classes": 4,
+    "samples": 60,
+    "size_sigma": 0.4,
+    "val_share": 0.2,
+}
 TRAINING = TrainingConfig(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
 
 
 def small_task(
-    model: str = "mlp", training: TrainingConfig = TRAINING, seed: int = 0, closed_form: bool = True, **options: Any
+    model: str = "mlp",
+    training: TrainingConfig = TRAINING,
+    seed: int = 0,
+    closed_form: bool = True,
+    **options: Any,
 ) -> ExamplesTask:
     """Six clients of unequal size with Synthetic data, in float64."""
     config = SyntheticConfig(**{**SMALL, **options})
     module = MODELS[model]((config.features,), config.classes)
-    return ExamplesTask("synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form)
+    return ExamplesTask(
+        "synthetic", module, Synthetic(config, seed), training, torch.float64, closed_form
+    )
 
 
 def simulate(
-    method: Method, task: Task, rounds: int = 3, executor: str = "stacked", participation: float = 1.0, seed: int = 0
+    method: Method,
+    task: Task,
+    rounds: int = 3,
+    executor: str = "stacked",
+    participation: float = 1.0,
+    seed: int = 0,
 ) -> FederatedSimulation:
     """A finished run; its logs are in ``.logs``."""
     method.check(task, task.training)
@@ -50,7 +68,9 @@ def largest_difference(a: Any, b: Any) -> float:
 
     left, right = pytree.tree_leaves(a), pytree.tree_leaves(b)
     assert len(left) == len(right)
-    return max((_apart(x.double(), y.double()) for x, y in zip(left, right, strict=True)), default=0.0)
+    return max(
+        (_apart(x.double(), y.double()) for x, y in zip(left, right, strict=True)), default=0.0
+    )
 
 
 def _apart(x: Tensor, y: Tensor) -> float:
@@ -74,5 +94,9 @@ def cut_and_resumed(settings: RunSettings, folder: Path, at: int) -> Summary:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(RunSettings.from_options({**settings.to_dict, "checkpoint_every": 3}), folder, on_round_end=stop)
+        run(
+            RunSettings.from_options({**settings.to_dict, "checkpoint_every": 3}),
+            folder,
+            on_round_end=stop,
+        )
     return resume_run(folder)

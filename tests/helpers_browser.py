@@ -8,8 +8,19 @@ import pytest
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1280,900"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,900",
+    ),
 )
 PATIENCE = 120  # seconds for a busy machine to draw
 Browser = Any  # selenium.webdriver.Chrome, where there is one
@@ -17,7 +28,9 @@ Browser = Any  # selenium.webdriver.Chrome, where there is one
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="Selenium is not installed: pip install selenium")
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="Selenium is not installed: pip install selenium"
+    )
     if not (CHROMIUM and DRIVER):
         pytest.skip("Chromium is not installed: make chromium, as root")
     options = webdriver.ChromeOptions()

@@ -56,5 +56,7 @@ class Pretended(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") == FAR and not any(issubclass(kind, FarTensor) for kind in types):
-            return pytree.tree_map_only(torch.Tensor, FarTensor, func(*args, **{**kwargs, "device": HERE}))
+            return pytree.tree_map_only(
+                torch.Tensor, FarTensor, func(*args, **{**kwargs, "device": HERE})
+            )
         return func(*args, **kwargs)

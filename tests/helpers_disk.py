@@ -5,8 +5,8 @@ import errno
 import os
 from pathlib import Path
 
-from equipoise.core import files
-from equipoise.core.disk import Disk
+from equipoise.utils import io
+from equipoise.utils.io import Disk
 
 OPERATIONS = ("make_folder", "fill", "append", "sync", "rename", "remove", "lock")
 
@@ -141,13 +141,17 @@ class Forgetful(Quick):
 @contextlib.contextmanager
 def on(disk):
     """Everything is written through ``disk`` meanwhile; gives it back."""
-    before, files.DISK = files.DISK, disk
+    before, io.DISK = io.DISK, disk
     try:
         yield disk
     finally:
-        files.DISK = before
+        io.DISK = before
 
 
 def contents(folder: Path):
     """All that is in a folder."""
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -6,11 +6,16 @@ from typing import Any
 
 import torch
 
-from equipoise.contract import LocalTrainRequest, Task, Params, RngContext
+from equipoise.core import LocalTrainRequest, Params, RngContext, Task
 
 
 def train(
-    task: Task, client: int, params: Params, names: tuple[str, ...] | None = None, round: int = 1, **how: Any
+    task: Task,
+    client: int,
+    params: Params,
+    names: tuple[str, ...] | None = None,
+    round: int = 1,
+    **how: Any,
 ) -> Params:
     """``epochs`` and ``lr`` as configured unless given."""
     training = task.training
@@ -22,4 +27,6 @@ def train(
 
 def mean_by_size(task: Task, models: list[Params], names: tuple[str, ...]) -> Params:
     n = task.num_examples(torch.arange(task.num_clients)).double()
-    return {name: sum(n[k] * model[name] for k, model in enumerate(models)) / n.sum() for name in names}
+    return {
+        name: sum(n[k] * model[name] for k, model in enumerate(models)) / n.sum() for name in names
+    }

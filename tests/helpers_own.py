@@ -9,8 +9,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, ValueRange, Server, State, Task, LocalHParams, Params, ClientUpdate
-from equipoise.contract.ranges import FRACTION
+from equipoise.core import (
+    Client,
+    ClientUpdate,
+    LocalHParams,
+    Method,
+    Params,
+    Server,
+    State,
+    Task,
+    ValueRange,
+)
+from equipoise.core.report_validation import FRACTION
 
 BY_ERROR = "helpers_own:ByError"
 """How it is named where a method is."""
@@ -32,7 +42,10 @@ class ByError(Method):
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         error = 1 - client.task.utility_and_loss(client.evaluate(client.start, "train"))[0].double()
-        return LocalHParams(2 * client.hparams.epochs, client.hparams.lr / client.round), {**client.state, "error": error}
+        return LocalHParams(2 * client.hparams.epochs, client.hparams.lr / client.round), {
+            **client.state,
+            "error": error,
+        }
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         up, state = super().upload(client)
@@ -42,7 +55,9 @@ class ByError(Method):
     def init_server(self, task: Task, params: Params) -> State:
         return {"v": {name: torch.zeros_like(w) for name, w in params.items()}}
 
-    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
         p = updates.metrics["error"] + 0.02
         return p / p.sum(), server.state
 

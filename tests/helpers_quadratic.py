@@ -5,8 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.contract import LocalTrainRequest, Method, ProximalTerm, State, Task, TrainingConfig, Params, RngContext
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.core import (
+    LocalTrainRequest,
+    Method,
+    Params,
+    ProximalTerm,
+    RngContext,
+    State,
+    Task,
+    TrainingConfig,
+)
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 
 class Quadratic(Task):
@@ -43,7 +52,9 @@ class Quadratic(Task):
     def fedavg_fixed_point(self) -> Tensor:
         """Where one round of FedAvg stays: R_i steps contract w - b_i by (1 - lr a_i)^R_i."""
         share = (self._sizes / self._sizes.sum()).double()
-        moved = share * (1 - (1 - self.training.lr * self.a) ** (self._per_epoch * self.training.epochs))
+        moved = share * (
+            1 - (1 - self.training.lr * self.a) ** (self._per_epoch * self.training.epochs)
+        )
         return (moved[:, None] * self.b).sum(0) / moved.sum()
 
     def init_params(self, seed: int) -> Params:
@@ -52,24 +63,48 @@ class Quadratic(Task):
     def num_examples(self, ids: Tensor) -> Tensor:
         return self._sizes[ids]
 
-    def num_steps(self, ids: Tensor, epochs: Tensor, training: TrainingConfig, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    def num_steps(
+        self,
+        ids: Tensor,
+        epochs: Tensor,
+        training: TrainingConfig,
+        part: tuple[float, float] = (0.0, 1.0),
+    ) -> Tensor:
         return epochs * self._per_epoch[ids]
 
-    def fit(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
+    def fit(
+        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+    ) -> tuple[Params, Params, State]:
         """A stack of one."""
-        one = LocalTrainRequest({"w": request.params["w"][None]}, request.epochs[None], request.lr[None], steps_per_batch=request.steps_per_batch, loss=request.loss)
+        one = LocalTrainRequest(
+            {"w": request.params["w"][None]},
+            request.epochs[None],
+            request.lr[None],
+            steps_per_batch=request.steps_per_batch,
+            loss=request.loss,
+        )
         one.grad_correction = request.grad_correction and {"w": request.grad_correction["w"][None]}
         if request.proximal is not None:
-            one.proximal = ProximalTerm({"w": request.proximal.anchor["w"][None]}, request.proximal.mu[None], request.proximal.anchor_lr[None])
+            one.proximal = ProximalTerm(
+                {"w": request.proximal.anchor["w"][None]},
+                request.proximal.mu[None],
+                request.proximal.anchor_lr[None],
+            )
         params, anchor, _ = self.fit_stack(ids[None], one, {}, rng)
         return {"w": params["w"][0]}, {name: value[0] for name, value in anchor.items()}, source
 
-    def fit_stack(self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext) -> tuple[Params, Params, State]:
+    def fit_stack(
+        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+    ) -> tuple[Params, Params, State]:
         """v <- momentum v + gradient; w <- w - lr v; the anchor follows after each batch; who has finished stays."""
         assert request.loss is None
         p, v = request.params["w"], torch.zeros_like(request.params["w"])
         anchor = request.proximal.anchor["w"] if request.proximal else p
-        strength, follow = (request.proximal.mu[:, None], request.proximal.anchor_lr[:, None]) if request.proximal else (0.0, 0.0)
+        strength, follow = (
+            (request.proximal.mu[:, None], request.proximal.anchor_lr[:, None])
+            if request.proximal
+            else (0.0, 0.0)
+        )
         linear = request.grad_correction["w"] if request.grad_correction else 0.0
         a, b, training = self.a[ids][:, None], self.b[ids], rng.training
         steps = self.num_steps(ids, request.epochs, training)[:, None]
@@ -95,12 +130,24 @@ class Quadratic(Task):
 
 def heterogeneous(training: TrainingConfig, **unequal: list[int]) -> Quadratic:
     """Four clients with other curvatures and other optima: the harder ones lie far off."""
-    return Quadratic([0.5, 1.0, 2.0, 4.0], [[1.0, 0.0], [-1.0, 2.0], [3.0, -1.0], [-2.0, 4.0]], training, **unequal)
+    return Quadratic(
+        [0.5, 1.0, 2.0, 4.0],
+        [[1.0, 0.0], [-1.0, 2.0], [3.0, -1.0], [-2.0, 4.0]],
+        training,
+        **unequal,
+    )
 
 
-def long_run(method: Method, task: Task, rounds: int, participation: float = 1.0) -> FederatedSimulation:
+def long_run(
+    method: Method, task: Task, rounds: int, participation: float = 1.0
+) -> FederatedSimulation:
     """Many rounds, of which only the last is evaluated."""
-    run = FederatedSimulation(method, task, task.training, RoundLoopConfig(rounds, 0, participation, "stacked", rounds, True))
+    run = FederatedSimulation(
+        method,
+        task,
+        task.training,
+        RoundLoopConfig(rounds, 0, participation, "stacked", rounds, True),
+    )
     for _ in range(rounds):
         run.run_round()
     return run

@@ -20,10 +20,14 @@ def test_the_page_shows_what_the_code_declares(page: Path) -> None:
 def test_the_page_of_a_method_has_a_row_for_every_option(name: str) -> None:
     """By the text of the page, whoever wrote it."""
     lines = (options.DOCS / "methods" / f"{name}.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line.split(" | ")[:2]] for line in lines if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.split(" | ")[:2]] for line in lines if line.startswith("| `")
+    ]
     found = {cells[0].strip("| `"): cells[1] for cells in rows}
     for field in fields(METHODS[name]):
-        default = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+        default = (
+            str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+        )
         assert found[field.name] == (default or "empty")
 
 

@@ -11,10 +11,14 @@ SOURCE = ROOT / "src" / "equipoise"
 
 def _map() -> dict[str, set[str]]:
     """Room to the rooms that it may import, from the table in CONTRIBUTING.md."""
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| ?(.*?) ?\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \| ?(.*?) ?\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     found: dict[str, set[str]] = {}
     for room, _, imports in rows:
-        found[room] = set(found) if imports == "all of the above" else set(re.findall(r"`(\w+)`", imports))
+        found[room] = (
+            set(found) if imports == "all of the above" else set(re.findall(r"`(\w+)`", imports))
+        )
     return found
 
 
@@ -33,11 +37,17 @@ def _imports() -> dict[str, dict[str, str]]:
 
 
 def _targets(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "equipoise":
+    if (
+        isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.split(".")[0] == "equipoise"
+    ):
         parts = node.module.split(".")
         return [parts[1]] if len(parts) > 1 else [item.name for item in node.names]
     if isinstance(node, ast.Import):
-        return [item.name.split(".")[1] for item in node.names if item.name.startswith("equipoise.")]
+        return [
+            item.name.split(".")[1] for item in node.names if item.name.startswith("equipoise.")
+        ]
     return []
 
 
@@ -66,6 +76,9 @@ def test_the_map_has_no_cycle():
 
 
 def test_files_are_short():
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py")}
+    lengths = {
+        str(file.relative_to(ROOT)): len(file.read_text().splitlines())
+        for file in SOURCE.rglob("*.py")
+    }
     assert statistics.median(lengths.values()) < 100
     assert {name: length for name, length in lengths.items() if length > 400} == {}

@@ -11,14 +11,14 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from equipoise.contract import Method, Task
-from equipoise.core.config_file import read_config
-from equipoise.core.trees import Params
-from equipoise.records.scores import Scores
-from equipoise.runs.running import build_task
-from equipoise.runs.running import run as run_settings
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.core import Method, Task
+from equipoise.experiment.runner import build_task
+from equipoise.experiment.runner import run as run_settings
+from equipoise.records.rounds import Scores
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.config_file import read_config
+from equipoise.utils.pytree import Params
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Run:
 
     @property
     def logs(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "rounds.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / "rounds.jsonl").read_text().splitlines()
+        ]
 
     @property
     def evaluated(self) -> list[dict[str, Any]]:
@@ -52,7 +54,9 @@ class Run:
 
     def server_model(self, initial: Params) -> Params:
         """The server's model; blocks that never travel are as they were at first."""
-        whole, shared = (self.folder / "models" / f"{name}.safetensors" for name in ("global", "shared"))
+        whole, shared = (
+            self.folder / "models" / f"{name}.safetensors" for name in ("global", "shared")
+        )
         return {**initial, **load_file(whole if whole.exists() else shared)}
 
 
@@ -72,7 +76,9 @@ def one_round_from(start: Params, options: Mapping[str, Any]) -> Scores:
     """The personal models' scores after one round in which everybody begins with the given model."""
     settings = RunSettings.from_options({**options, "rounds": 1})
     schedule = RoundLoopConfig(1, settings.run.seed, 1.0, "stacked", 1, True)
-    simulation = FederatedSimulation(settings.method, build_task(settings), settings.training, schedule)
+    simulation = FederatedSimulation(
+        settings.method, build_task(settings), settings.training, schedule
+    )
     simulation.initial = start
     return simulation.run_round().personal
 

@@ -25,7 +25,10 @@ class Cell:
     @property
     def name(self) -> str:
         """Words as they are, numbers with the name of their axis: ``page-seed11``."""
-        return "-".join(value if isinstance(value, str) else f"{axis}{value}" for axis, value in self.axes.items())
+        return "-".join(
+            value if isinstance(value, str) else f"{axis}{value}"
+            for axis, value in self.axes.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,11 @@ class Record:
         return self.config[name]
 
     def to_json(self) -> str:
-        known = {key: value for key, value in asdict(self).items() if value is not None or key == "commit"}
+        known = {
+            key: value
+            for key, value in asdict(self).items()
+            if value is not None or key == "commit"
+        }
         return json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -70,7 +77,11 @@ class Results:
 
     def where(self, **axes: Any) -> list[Record]:
         """The cells that have these coordinates, by seed and name."""
-        return [record for record in self if all(record.axes.get(axis) == value for axis, value in axes.items())]
+        return [
+            record
+            for record in self
+            if all(record.axes.get(axis) == value for axis, value in axes.items())
+        ]
 
     def add(self, *records: Record) -> None:
         """Keep cells. The file is replaced as a whole, under a lock: neither a kill nor a second runner harms it."""
@@ -78,7 +89,9 @@ class Results:
         lock = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = {record.name: record for record in self._read()} | {record.name: record for record in records}
+            known = {record.name: record for record in self._read()} | {
+                record.name: record for record in records
+            }
             self.records = {name: known[name] for name in sorted(known)}
             data = "".join(record.to_json() + "\n" for record in self).encode()
             large = len(data) > LARGEST
@@ -105,7 +118,9 @@ class Results:
         return [Record(**json.loads(line)) for line in text.splitlines()]
 
 
-def grid(options: Callable[..., Mapping[str, Any] | None] = lambda **axes: {}, **axes: Iterable[Any]) -> list[Cell]:
+def grid(
+    options: Callable[..., Mapping[str, Any] | None] = lambda **axes: {}, **axes: Iterable[Any]
+) -> list[Cell]:
     """The product of the axes, the last one running fastest. ``options`` gives a cell's run; None leaves it out."""
     cells = []
     for values in itertools.product(*axes.values()):

@@ -11,21 +11,37 @@ from benchmarks.lab import study as studies
 from benchmarks.lab.cells import Results
 from benchmarks.lab.provenance import RESULTS
 from benchmarks.lab.runner import execute, missing
-from equipoise.runtime.device import available_cores
+from equipoise.simulation.executor_selection import available_cores
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("study", choices=studies.names(), help="a file of benchmarks/studies")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="cells whose name this regular expression finds")
     parser.add_argument(
-        "--jobs", type=int, default=available_cores(), help="cells at the same time (default: %(default)s, the cores)"
+        "--only",
+        default="",
+        metavar="PATTERN",
+        help="cells whose name this regular expression finds",
     )
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many minutes")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=available_cores(),
+        help="cells at the same time (default: %(default)s, the cores)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no cell after so many minutes"
+    )
     parser.add_argument("--list", action="store_true", help="only list the cells that are missing")
-    parser.add_argument("--page", action="store_true", help="only write the page and the figures anew")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run folders of the cells there")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are (default: %(default)s)")
+    parser.add_argument(
+        "--page", action="store_true", help="only write the page and the figures anew"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep the run folders of the cells there"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where results are (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
     study = studies.find(given.study)
     results = Results(given.results / study.name)

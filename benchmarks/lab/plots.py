@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "equipoise"}
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "equipoise",
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,9 @@ class Series:
 
 
 @contextmanager
-def drawing(path: Path, columns: int = 1, size: tuple[float, float] = (6.4, 4.0)) -> Iterator[Sequence[Any]]:
+def drawing(
+    path: Path, columns: int = 1, size: tuple[float, float] = (6.4, 4.0)
+) -> Iterator[Sequence[Any]]:
     """The axes of a figure, which is written when the block ends."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -34,7 +41,9 @@ def drawing(path: Path, columns: int = 1, size: tuple[float, float] = (6.4, 4.0)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def lines(axis: Any, series: Sequence[Series], title: str, x: str, y: str, log: bool = False) -> None:
+def lines(
+    axis: Any, series: Sequence[Series], title: str, x: str, y: str, log: bool = False
+) -> None:
     """Lines with their bands; with ``log`` both axes are logarithmic."""
     for one in series:
         axis.plot(one.x, one.y, "--" if one.dashed else "-", color=one.colour, label=one.label)

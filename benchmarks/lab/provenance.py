@@ -25,7 +25,11 @@ def provenance() -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": None if changed is None else bool(changed),
-        "versions": {"python": platform.python_version(), "equipoise": __version__, **_versions("torch", "numpy")},
+        "versions": {
+            "python": platform.python_version(),
+            "equipoise": __version__,
+            **_versions("torch", "numpy"),
+        },
         "machine": {"cores": os.cpu_count(), "cpu": _cpu()},
     }
 
@@ -34,14 +38,20 @@ def measured(name: str, result: dict[str, Any]) -> None:
     """Write ``results/NAME.json``, a measurement with its command, provenance and the load beside it, and print it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     command = ["python", *(["-m", module.name] if module else sys.argv[:1]), *sys.argv[1:]]
-    about = {"command": " ".join(command), **provenance(), "load": [round(x, 1) for x in os.getloadavg()]}
+    about = {
+        "command": " ".join(command),
+        **provenance(),
+        "load": [round(x, 1) for x in os.getloadavg()],
+    }
     text = json.dumps({**about, **result}, indent=1) + "\n"
     (RESULTS / f"{name}.json").write_text(text)
     print(text, end="")
 
 
 def _git(*arguments: str) -> str | None:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 

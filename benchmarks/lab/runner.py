@@ -19,18 +19,24 @@ import torch
 from benchmarks.lab.cells import Cell, Record, Results
 from benchmarks.lab.provenance import provenance
 from benchmarks.lab.study import Study, find
-from equipoise.core.config_file import read_config
-from equipoise.runs.running import Interrupted
+from equipoise.experiment.runner import Interrupted
+from equipoise.utils.config_file import read_config
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
 
 def missing(study: Study, results: Results, only: str) -> list[Cell]:
     """The declared cells that are not done, those whose name the pattern matches."""
-    return [cell for cell in study.cells(results) if cell.name not in results and re.search(only, cell.name)]
+    return [
+        cell
+        for cell in study.cells(results)
+        if cell.name not in results and re.search(only, cell.name)
+    ]
 
 
-def execute(study: Study, results: Results, only: str, jobs: int, minutes: float, keep: Path | None) -> bool:
+def execute(
+    study: Study, results: Results, only: str, jobs: int, minutes: float, keep: Path | None
+) -> bool:
     """Run all that is missing; whether every cell that was started came to its end. No cell starts after ``minutes``.
 
     ``keep``: a folder for the run folders, which otherwise are removed with the cell.
@@ -45,7 +51,9 @@ def execute(study: Study, results: Results, only: str, jobs: int, minutes: float
             if isinstance(found, Record):
                 results.add(found)
                 print(f"{name}: {found.seconds:.1f} s", flush=True)
-            elif isinstance(found, Interrupted):  # the run took the signal that was meant for the study
+            elif isinstance(
+                found, Interrupted
+            ):  # the run took the signal that was meant for the study
                 print(f"{name} was stopped: the same command goes on", flush=True)
                 return False
             else:
@@ -73,7 +81,11 @@ def _outcomes(
     waiting, running = iter(cells), dict[Future[Record], str]()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         while True:
-            while len(running) < jobs and time.monotonic() < end and (following := next(waiting, None)):
+            while (
+                len(running) < jobs
+                and time.monotonic() < end
+                and (following := next(waiting, None))
+            ):
                 running[pool.submit(measure, study.name, following, keep)] = following.name
             if not running:
                 return
@@ -83,7 +95,11 @@ def _outcomes(
 
 def measure(study: str, cell: Cell, keep: Path | None) -> Record:
     """One cell, in this process, with all that is recorded of it."""
-    folder = Path(tempfile.mkdtemp(prefix="cell-")) if keep is None else keep / re.sub(r"[^\w.-]+", "-", cell.name)
+    folder = (
+        Path(tempfile.mkdtemp(prefix="cell-"))
+        if keep is None
+        else keep / re.sub(r"[^\w.-]+", "-", cell.name)
+    )
     started, begin = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     try:
         result = find(study).measure(cell, folder)
@@ -94,4 +110,6 @@ def measure(study: str, cell: Cell, keep: Path | None) -> Record:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     result = json.loads(json.dumps(result))  # as it will be read
-    return Record(cell.name, dict(cell.axes), full, result, **provenance(), started=started, seconds=seconds)
+    return Record(
+        cell.name, dict(cell.axes), full, result, **provenance(), started=started, seconds=seconds
+    )

@@ -34,7 +34,9 @@ class Study:
         """The text with its tables."""
         made = {**self.tables, "provenance": _provenance}
         text = (TEXTS / f"{self.name}.md").read_text()
-        return re.sub(r"\{\{(\w+)\}\}", lambda found: "\n".join(made[found[1]](results)).strip(), text)
+        return re.sub(
+            r"\{\{(\w+)\}\}", lambda found: "\n".join(made[found[1]](results)).strip(), text
+        )
 
     def write(self, results: Results) -> None:
         """The page and the figures, into the folder of the results."""
@@ -57,9 +59,15 @@ def _provenance(results: Results) -> Lines:
     """How many cells, of which commits, on which machines."""
     records = list(results)
     old = sum(record.commit is None for record in records)
-    commits = sorted({f"{r.commit[:10]}{' with changes' if r.dirty else ''}" for r in records if r.commit})
-    machines = sorted({f"{r.machine['cores']} cores of {r.machine['cpu']}" for r in records if r.machine})
-    parts = [f"{len(records)} cells in `cells.jsonl{'.gz' * (results.folder / 'cells.jsonl.gz').exists()}`"]
+    commits = sorted(
+        {f"{r.commit[:10]}{' with changes' if r.dirty else ''}" for r in records if r.commit}
+    )
+    machines = sorted(
+        {f"{r.machine['cores']} cores of {r.machine['cpu']}" for r in records if r.machine}
+    )
+    parts = [
+        f"{len(records)} cells in `cells.jsonl{'.gz' * (results.folder / 'cells.jsonl.gz').exists()}`"
+    ]
     parts += [f"{old} of them made before commits were kept"] if old else []
     parts += [f"commit {', '.join(commits)}"] if commits else []
     return ["; ".join([*parts, *machines]) + "."]

@@ -30,7 +30,9 @@ def spread(values: Iterable[float | None], digits: int = 1) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    return f"{fmean(known):.{digits}f}" + (f" ± {stdev(known):.{digits}f}" if len(known) > 1 else "")
+    return f"{fmean(known):.{digits}f}" + (
+        f" ± {stdev(known):.{digits}f}" if len(known) > 1 else ""
+    )
 
 
 def paired(ours: Sequence[Record], theirs: Sequence[Record], key: str, digits: int) -> str | None:
@@ -38,4 +40,8 @@ def paired(ours: Sequence[Record], theirs: Sequence[Record], key: str, digits: i
     mine, other = ({record["seed"]: record[key] for record in group} for group in (ours, theirs))
     seeds = sorted(mine.keys() & other.keys())
     found = difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
-    return None if found is None else f"{found.mean:+.{digits}f} ± {found.high - found.mean:.{digits}f}"
+    return (
+        None
+        if found is None
+        else f"{found.mean:+.{digits}f} ± {found.high - found.mean:.{digits}f}"
+    )

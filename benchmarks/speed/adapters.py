@@ -31,26 +31,34 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import Method, TrainingConfig
-from equipoise.core.trees import tree_bytes
-from equipoise.data.federation import Federation
+from equipoise.core import Method, TrainingConfig
+from equipoise.data.federated_dataset import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
-from equipoise.models.adapters import Adapter, adapted
-from equipoise.runtime.executors import Stacked
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.models.lora import Adapter, adapted
+from equipoise.simulation.executors import Stacked
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.pytree import tree_bytes
 
 ROWS, LR, FEATURES, CLASSES, ADAPTER = 32, 0.05, 256, 10, "rank=8"
 BATCHES, THREADS = (4, 8, 16, 32), (1, 2)
-CLIENTS, POPULATIONS, BATCH = 100, (10, 100, 1000), 8  # the batch is that of the populations whose memory is measured
+CLIENTS, POPULATIONS, BATCH = (
+    100,
+    (10, 100, 1000),
+    8,
+)  # the batch is that of the populations whose memory is measured
 BASES = {"wide": (FEATURES, 1024, 704, CLASSES), "deep": (*[FEATURES] * 16, CLASSES)}
 METHODS: dict[str, Method] = {"shared": FedAvg(), "private": Local()}
 
 
 def base(name: str) -> nn.Sequential:
     torch.manual_seed(0)
-    layers = [layer for sizes in itertools.pairwise(BASES[name]) for layer in (nn.Linear(*sizes), nn.ReLU())]
+    layers = [
+        layer
+        for sizes in itertools.pairwise(BASES[name])
+        for layer in (nn.Linear(*sizes), nn.ReLU())
+    ]
     return nn.Sequential(*layers[:-1])
 
 
@@ -71,8 +79,12 @@ def federation(clients: int) -> Federation:
 
 def simulation(name: str, clients: int, batch: int, way: str) -> FederatedSimulation:
     training = TrainingConfig(epochs=1, lr=LR, batch_size=batch)
-    task = ExamplesTask("adapters", base(name), federation(clients), training, fresh=False).with_network("", ADAPTER, "", 0)
-    schedule = RoundLoopConfig(10**9, 0, 1.0, "stacked", 10**9, False)  # no evaluation: training alone
+    task = ExamplesTask(
+        "adapters", base(name), federation(clients), training, fresh=False
+    ).with_network("", ADAPTER, "", 0)
+    schedule = RoundLoopConfig(
+        10**9, 0, 1.0, "stacked", 10**9, False
+    )  # no evaluation: training alone
     return FederatedSimulation(METHODS[way], task, training, schedule, Stacked)
 
 
@@ -177,13 +189,17 @@ def _status(key: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     speed = [compared(*case, rounds) for case in itertools.product(BASES, BATCHES, THREADS)]
     peaks = [peak(count, way) for way in METHODS for count in POPULATIONS]
     sizes = {name: sum(p.numel() for p in base(name).parameters()) for name in BASES}
-    measured("speed-adapters", {"clients": CLIENTS, "parameters": sizes, "speed": speed, "memory": peaks})
+    measured(
+        "speed-adapters", {"clients": CLIENTS, "parameters": sizes, "speed": speed, "memory": peaks}
+    )
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ import torch
 
 from benchmarks.lab.provenance import measured
 from benchmarks.speed.engine import BATCH, CLASSES, FEATURES, LR, data_of
-from equipoise.clock.devices import DEVICE_POPULATIONS
-from equipoise.clock.fleet import DevicePopulation
-from equipoise.clock.options import ClockConfig
-from equipoise.contract import TrainingConfig
+from equipoise.clock.config import ClockConfig
+from equipoise.clock.devices import DEVICE_POPULATIONS, DevicePopulation
+from equipoise.core import TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 
 TIMINGS = {
     "without": None,
@@ -38,9 +37,14 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
     Processor time, because other work on the machine must not count; rounds of all take turns.
     """
     training = TrainingConfig(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = ExamplesTask("synthetic", linear((FEATURES,), CLASSES), data_of(100), training, closed_form=True)
+    task = ExamplesTask(
+        "synthetic", linear((FEATURES,), CLASSES), data_of(100), training, closed_form=True
+    )
     schedule = RoundLoopConfig(10**6, 0, 1.0, "stacked", 1, True)
-    rounds = {name: FederatedSimulation(FedAvg(), task, training, schedule, timing=t).run_round for name, t in TIMINGS.items()}
+    rounds = {
+        name: FederatedSimulation(FedAvg(), task, training, schedule, timing=t).run_round
+        for name, t in TIMINGS.items()
+    }
     for run in rounds.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in rounds}
@@ -61,7 +65,11 @@ def w1(seconds: float, epochs: int) -> dict[str, float]:
 def memory(clients: int) -> dict[str, float]:
     """Peak memory above that of the imports, when everybody's device, presence and trip are drawn at once."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fleet, ids, ones = DevicePopulation(DEVICE_POPULATIONS["phones"], 0), np.arange(clients), np.ones(clients)
+    fleet, ids, ones = (
+        DevicePopulation(DEVICE_POPULATIONS["phones"], 0),
+        np.arange(clients),
+        np.ones(clients),
+    )
     started = time.perf_counter()
     fleet.present(ids, 0.0)
     fleet.trips(ids, 1, ones, ones, ones)
@@ -72,8 +80,14 @@ def memory(clients: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=15.0, help="time for each number of epochs")
-    parser.add_argument("--memory", type=int, help="measure the memory of so many clients only, and print it as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="time for each number of epochs"
+    )
+    parser.add_argument(
+        "--memory",
+        type=int,
+        help="measure the memory of so many clients only, and print it as JSON",
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.memory:

@@ -20,20 +20,18 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import TrainingConfig
-from equipoise.data.federation import Federation
-from equipoise.data.forms import Pixels
+from equipoise.core import TrainingConfig
+from equipoise.data.federated_dataset import Federation
+from equipoise.data.transforms import Pixels
+from equipoise.experiment.multiprocess import forked
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models import MODELS
-from equipoise.runs.spreading import forked
-from equipoise.runtime.choose import MakeExecutor
-from equipoise.runtime.device import available_cores
-from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.group import ProcessGroup
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.runtime.share import Worker, serve
-from equipoise.runtime.spread import MultiProcessExecutor
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.simulation.executor_selection import MakeExecutor, available_cores
+from equipoise.simulation.executors import Loop, Stacked
+from equipoise.simulation.ipc import ProcessGroup
+from equipoise.simulation.multiprocess import MultiProcessExecutor, Worker, serve
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 
 CLIENTS, IMAGES, BATCH, LR = 20, 600, 32, 0.05
 ROUNDS = 10**9  # more than are ever measured
@@ -60,7 +58,9 @@ def task_of(data: Federation) -> ExamplesTask:
 
 
 def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
-    schedule = RoundLoopConfig(ROUNDS, 0, 1.0, "loop", ROUNDS, False)  # no evaluation: training and aggregation only
+    schedule = RoundLoopConfig(
+        ROUNDS, 0, 1.0, "loop", ROUNDS, False
+    )  # no evaluation: training and aggregation only
     return FederatedSimulation(FedAvg(), task_of(data), TRAINING, schedule, executor).run_round
 
 
@@ -113,14 +113,18 @@ def plain_round(data: Federation) -> Round:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each contestant")
-    parser.add_argument("--single", action="store_true", help="leave out the contestants with several threads")
+    parser.add_argument(
+        "--single", action="store_true", help="leave out the contestants with several threads"
+    )
     chosen = parser.parse_args()
     data, cores = federation(), available_cores()
     with round_of_processes(data, cores) as shared:  # forks first, before threads exist
         measured("conv", {"rounds": chosen.rounds, "results": compare(data, cores, shared, chosen)})
 
 
-def compare(data: Federation, cores: int, shared: Round, chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
+def compare(
+    data: Federation, cores: int, shared: Round, chosen: argparse.Namespace
+) -> dict[str, dict[str, float]]:
     """Return milliseconds of a round of each contestant, and how many times as fast as the plain loop it is."""
     contestants: dict[str, tuple[int, Round]] = {
         f"loop, {cores} processes": (1, shared),
@@ -141,12 +145,19 @@ def compare(data: Federation, cores: int, shared: Round, chosen: argparse.Namesp
             if turn:  # the first round warms up
                 times[name].append(time.perf_counter() - started)
     fastest = {name: min(values) for name, values in times.items()}
-    baselines = {"times_plain": "plain loop, 1 thread", "times_plain_threads": f"plain loop, {cores} threads"}
+    baselines = {
+        "times_plain": "plain loop, 1 thread",
+        "times_plain_threads": f"plain loop, {cores} threads",
+    }
     return {
         name: {
             "ms": round(1000 * seconds, 1),
             "median_ms": round(1000 * statistics.median(times[name]), 1),
-            **{key: round(fastest[name] / seconds, 2) for key, name in baselines.items() if name in fastest},
+            **{
+                key: round(fastest[name] / seconds, 2)
+                for key, name in baselines.items()
+                if name in fastest
+            },
         }
         for name, seconds in fastest.items()
     }

@@ -21,11 +21,10 @@ import torch
 from torch import nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import LocalTrainRequest, RngContext
-from equipoise.frl.deep.mujoco import HOPPER, MujocoWorld, model
-from equipoise.frl.deep.physics import CartPole
-from equipoise.frl.deep.task import ClassicConfig, classic
-from equipoise.tasks.cartpole import SPEC
+from equipoise.core import LocalTrainRequest, RngContext
+from equipoise.environments.classic_control import CartPole
+from equipoise.environments.mujoco_env import HOPPER, MujocoWorld, model
+from equipoise.tasks.rl_deep import SPEC, ClassicConfig, classic
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
 Way = Callable[[int, int], Callable[[], None]]
@@ -41,14 +40,21 @@ class SingleDqn:
         # Gymnasium's own vector environment of CartPole is its fastest; one copy is fastest without it.
         self.env: Any = gymnasium.make("CartPole-v1")
         if copies > 1:
-            self.env = gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point")
+            self.env = gymnasium.make_vec(
+                "CartPole-v1", copies, vectorization_mode="vector_entry_point"
+            )
         self.seen, _ = self.env.reset(seed=seed)
         sizes = (4, WIDTH, WIDTH, 2)
-        layers = [layer for i in range(3) for layer in (nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU())]
+        layers = [
+            layer for i in range(3) for layer in (nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU())
+        ]
         self.net = nn.Sequential(*layers[:-1])
         self.target = copy.deepcopy(self.net)
         self.adam = torch.optim.Adam(self.net.parameters(), lr=1e-3)
-        self.before, self.after = np.zeros((CAPACITY, 4), np.float32), np.zeros((CAPACITY, 4), np.float32)
+        self.before, self.after = (
+            np.zeros((CAPACITY, 4), np.float32),
+            np.zeros((CAPACITY, 4), np.float32),
+        )
         self.action = np.zeros(CAPACITY, np.int64)
         self.reward, self.goes_on = np.zeros(CAPACITY, np.float32), np.zeros(CAPACITY, np.float32)
         self.stored = 0
@@ -58,7 +64,9 @@ class SingleDqn:
             greedy = self.net(torch.from_numpy(self.seen.reshape(-1, 4))).argmax(1).numpy()
         random = self.rng.random(self.copies) < 0.1
         action = np.where(random, self.rng.integers(2, size=self.copies), greedy)
-        following, reward, ended, cut, _ = self.env.step(int(action[0]) if self.copies == 1 else action)
+        following, reward, ended, cut, _ = self.env.step(
+            int(action[0]) if self.copies == 1 else action
+        )
         rows = (self.stored + np.arange(self.copies)) % CAPACITY
         self.before[rows], self.after[rows], self.action[rows] = self.seen, following, action
         self.reward[rows], self.goes_on[rows] = reward, 1.0 - np.asarray(ended, np.float32)
@@ -73,7 +81,10 @@ class SingleDqn:
         with torch.no_grad():
             ahead = self.net(after).argmax(1, keepdim=True)
             future = self.target(after).gather(1, ahead)[:, 0]
-            goal = torch.from_numpy(self.reward[rows]) + 0.99 * torch.from_numpy(self.goes_on[rows]) * future
+            goal = (
+                torch.from_numpy(self.reward[rows])
+                + 0.99 * torch.from_numpy(self.goes_on[rows]) * future
+            )
         q = self.net(before).gather(1, torch.from_numpy(self.action[rows])[:, None])[:, 0]
         self.adam.zero_grad()
         nn.functional.mse_loss(q, goal).backward()
@@ -88,7 +99,9 @@ def stacked(copies: int, steps: int) -> Callable[[], None]:
     task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}
-    fit = LocalTrainRequest(start, torch.full_like(ids, steps), torch.full((AGENTS,), 1e-3), trainable=tuple(one))
+    fit = LocalTrainRequest(
+        start, torch.full_like(ids, steps), torch.full((AGENTS,), 1e-3), trainable=tuple(one)
+    )
     source = task.init_data_state(ids)
     return lambda: task.fit_stack(ids, fit, source, RngContext(0, 1, task.training)) and None
 
@@ -121,7 +134,9 @@ def peer(copies: int, steps: int) -> Callable[[], None]:
     return run
 
 
-def measure(ways: dict[str, Way], copies: int, steps: int, repeats: int) -> dict[str, dict[str, float]]:
+def measure(
+    ways: dict[str, Way], copies: int, steps: int, repeats: int
+) -> dict[str, dict[str, float]]:
     """The fastest of a few repetitions of each way, in turn so that all meet the same machine, after a short one."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for make in ways.values():
@@ -190,7 +205,9 @@ def main() -> None:
     for copies in (1, 8):
         found = measure(ways, copies, given.steps, given.repeats)
         own = found["stacked"]["cpu_seconds"]
-        found["times_as_fast"] = {name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"}
+        found["times_as_fast"] = {
+            name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"
+        }
         result[f"{copies} environment steps a gradient step"] = found
     result["Hopper's environment steps a second"] = bodies(given.steps)
     measured("dqn_speed", result)

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.lab.provenance import measured
-from equipoise.contract import TrainingConfig
-from equipoise.data.federation import Split
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.core import TrainingConfig
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
+from equipoise.data.federated_dataset import Split
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 
 BATCH, LR, FEATURES, CLASSES = 30, 0.1, 30, 30
 Round = Callable[[], object]
@@ -40,8 +40,12 @@ def data_of(clients: int) -> Synthetic:
 
 def equipoise_round(data: Synthetic, epochs: int, closed_form: bool) -> Round:
     training = TrainingConfig(epochs=epochs, lr=LR, batch_size=BATCH)
-    task = ExamplesTask("synthetic", linear((FEATURES,), CLASSES), data, training, closed_form=closed_form)
-    return FederatedSimulation(FedAvg(), task, training, RoundLoopConfig(10**6, 0, 1.0, "stacked", 1, True)).run_round
+    task = ExamplesTask(
+        "synthetic", linear((FEATURES,), CLASSES), data, training, closed_form=closed_form
+    )
+    return FederatedSimulation(
+        FedAvg(), task, training, RoundLoopConfig(10**6, 0, 1.0, "stacked", 1, True)
+    ).run_round
 
 
 def plain_round(data: Synthetic, epochs: int) -> Round:
@@ -146,7 +150,11 @@ def growth(clients: int) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ms = take_turns({"round": run}, 2.0)["round"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"ms a round": round(ms, 2), "MiB before the first round": before // 1024, "MiB peak": peak // 1024}
+    return {
+        "ms a round": round(ms, 2),
+        "MiB before the first round": before // 1024,
+        "MiB peak": peak // 1024,
+    }
 
 
 def _rows(split: Split, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,17 +165,28 @@ def _rows(split: Split, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each workload")
-    parser.add_argument("--threads", type=int, help="measure W1 with so many threads only, and print it as JSON")
-    parser.add_argument("--grow", type=int, help="measure one size of the growth table only, and print it as JSON")
+    parser.add_argument(
+        "--threads", type=int, help="measure W1 with so many threads only, and print it as JSON"
+    )
+    parser.add_argument(
+        "--grow", type=int, help="measure one size of the growth table only, and print it as JSON"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads or 1)
     if chosen.grow:
         print(json.dumps(growth(chosen.grow)))
     elif chosen.threads:
-        print(json.dumps({f"W1, {epochs} epoch(s)": w1(epochs, chosen.seconds) for epochs in (1, 5)}))
+        print(
+            json.dumps({f"W1, {epochs} epoch(s)": w1(epochs, chosen.seconds) for epochs in (1, 5)})
+        )
     else:
-        threads = {f"{n} thread(s)": _apart("--threads", str(n), "--seconds", str(chosen.seconds)) for n in (1, 2)}
-        sizes = {str(clients): _apart("--grow", str(clients)) for clients in (10, 100, 1_000, 10_000)}
+        threads = {
+            f"{n} thread(s)": _apart("--threads", str(n), "--seconds", str(chosen.seconds))
+            for n in (1, 2)
+        }
+        sizes = {
+            str(clients): _apart("--grow", str(clients)) for clients in (10, 100, 1_000, 10_000)
+        }
         measured("engine", {**threads, "growth: clients -> W1 at 1 epoch, 1 thread": sizes})
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from benchmarks.lab.provenance import measured
-from equipoise.methods.fedpolicy import parts, probes, record
-from equipoise.methods.fedpolicy.foresight import Learned
-from equipoise.runs.running import build_task
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.experiment.runner import build_task
+from equipoise.methods.fedpolicy import policies, state
+from equipoise.methods.fedpolicy.policies import Learned
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 SETTING: dict[str, Any] = {
     "task": "fmnist",
@@ -33,9 +33,17 @@ SETTING: dict[str, Any] = {
     "seed": 1,
 }
 POLICY = {
-    probes: ("look", "worth"),
-    record: ("report", "note_parts", "note_reports", "note_models", "features"),
-    parts: ("block_weights", "keep_stale", "freshness"),
+    policies: ("look", "worth"),
+    state: (
+        "report",
+        "note_parts",
+        "note_reports",
+        "note_models",
+        "features",
+        "block_weights",
+        "keep_stale",
+        "freshness",
+    ),
     Learned: ("offer", "learn"),
 }
 
@@ -76,13 +84,13 @@ def main() -> None:
     full = 2 * model * task.num_clients * rounds
     moved = sum(log.bytes.down + log.bytes.up for log in logs)
     uploads = sum(log.bytes.up for log in logs) - full // 2
-    probes: list[Any] = [log.logged["probes"] for log in logs]  # one number per round
+    probe_counts: list[Any] = [log.logged["probes"] for log in logs]  # one number per round
     result = {
         "rounds": rounds,
         "seconds_a_round": round(whole / rounds, 4),
         "policy_seconds_a_round": round(clock.spent / rounds, 4),
         "policy_share_of_time": round(clock.spent / whole, 4),
-        "probes_a_client": sum(probes) / task.num_clients,
+        "probes_a_client": sum(probe_counts) / task.num_clients,
         "bytes_beside_fedavg": round(moved / full, 4),
         "policy_share_of_uploads": round(uploads / (full // 2), 6),
     }

@@ -17,17 +17,24 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from benchmarks.lab.provenance import measured
 from equipoise.flower import project
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from flower_live.harness import fleet, wait_until
 
-OPTIONS = {"task": "synthetic", "model": "mlp", "clients": 3, "epochs": 1, "time_limit": 120.0, "wait": 120.0}
+OPTIONS = {
+    "task": "synthetic",
+    "model": "mlp",
+    "clients": 3,
+    "epochs": 1,
+    "time_limit": 120.0,
+    "wait": 120.0,
+}
 PLAIN_SERVER = """
 import json, time
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import Settings
 
 app = ServerApp()
 
@@ -55,9 +62,9 @@ PLAIN_CLIENT = """
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from equipoise.contract import Fit, When
-from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
+from equipoise.core import Fit, When
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import Settings
 
 app = ClientApp()
 
@@ -93,7 +100,11 @@ def main() -> None:
             for app, end in ((ours, ours / "run" / "summary.json"), (plain, folder / "plain.json")):
                 run = running.submit(app)
                 wait_until(end.exists, 60 * rounds, f"{app.name} ends")
-                wait_until(lambda run=run: running.status(run).startswith("finished"), 60, "the run is closed")
+                wait_until(
+                    lambda run=run: running.status(run).startswith("finished"),
+                    60,
+                    "the run is closed",
+                )
                 traffic[app.name] = running.traffic(run) / rounds
             logs = Folder(ours / "run").records()
             seconds = {

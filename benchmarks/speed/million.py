@@ -18,19 +18,24 @@ from pathlib import Path
 import torch
 
 from benchmarks.lab.provenance import measured
+from equipoise.experiment.runner import build_task, run
 from equipoise.records.rounds import RoundRecord
-from equipoise.runs.running import build_task, run
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.runtime.rows import MemoryBudget
-from equipoise.settings.config import RunSettings
-from equipoise.settings.means import ResourceConfig
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.client_store import MemoryBudget
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 COHORT, ROUNDS, FEW, MANY, GIB = 1_000, 200, 10_000, 1_000_000, 0.25
 SIZES = (COHORT, FEW, 100_000, MANY)
 
 
 def settings_of(clients: int, rounds: int = ROUNDS, **training: float) -> RunSettings:
-    options = {"method": "scaffold", "clients": clients, "participation": COHORT / clients, "rounds": rounds}
+    options = {
+        "method": "scaffold",
+        "clients": clients,
+        "participation": COHORT / clients,
+        "rounds": rounds,
+    }
     return RunSettings.from_options({**options, **training})
 
 
@@ -48,7 +53,12 @@ def whole(folder: Path, rounds: int, training: dict[str, float]) -> dict[str, ob
 
     started = time.perf_counter()
     settings = settings_of(MANY, rounds, **training)
-    run(settings, folder / "run", on_round_end=watch, resources=ResourceConfig(processes=1, client_memory_gib=GIB))
+    run(
+        settings,
+        folder / "run",
+        on_round_end=watch,
+        resources=ResourceConfig(processes=1, client_memory_gib=GIB),
+    )
     spent = [after - before for before, after in pairwise(cpu)]
     saved = sum(file.stat().st_size for file in (folder / "run" / "checkpoint").iterdir())
     return {
@@ -79,7 +89,10 @@ def beside(rounds: int) -> dict[str, object]:
             spent[clients].append(time.process_time() - started)
     middle = {clients: statistics.median(values) for clients, values in spent.items()}
     return {
-        **{f"CPU seconds per round of {clients:,} clients": round(value, 3) for clients, value in middle.items()},
+        **{
+            f"CPU seconds per round of {clients:,} clients": round(value, 3)
+            for clients, value in middle.items()
+        },
         "rounds of each": rounds,
         f"{MANY:,} to {FEW:,} clients": round(middle[MANY] / middle[FEW], 3),
     }
@@ -89,7 +102,9 @@ def simulation_of(clients: int) -> FederatedSimulation:
     settings = settings_of(clients)
     schedule = RoundLoopConfig(ROUNDS, 0, COHORT / clients, "stacked", 1, True)
     room = MemoryBudget(int(GIB * 2**30))
-    return FederatedSimulation(settings.wrapped_method, build_task(settings), settings.training, schedule, room=room)
+    return FederatedSimulation(
+        settings.wrapped_method, build_task(settings), settings.training, schedule, room=room
+    )
 
 
 def peak_mib() -> int:
@@ -99,9 +114,13 @@ def peak_mib() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", action="store_true", help="the run of a million")
-    parser.add_argument("--epochs", type=int, help="of the run; memory and disk do not depend on it")
+    parser.add_argument(
+        "--epochs", type=int, help="of the run; memory and disk do not depend on it"
+    )
     parser.add_argument("--batch-size", type=int, help="of the run")
-    parser.add_argument("--rounds", type=int, help="of the run (200), or of each population that takes turns (20)")
+    parser.add_argument(
+        "--rounds", type=int, help="of the run (200), or of each population that takes turns (20)"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.run:

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.methods.page import player
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.methods.page import agents as player
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 WARMUP = 3
 
@@ -36,8 +36,13 @@ class Agent:
         self.actor = nn.Sequential(
             nn.Linear(states, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, actions)
         )
-        self.critic = nn.ModuleList([nn.Linear(states, 40), nn.Linear(40 + actions, 30), nn.Linear(30, 1)])
-        self.actor_target, self.critic_target = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
+        self.critic = nn.ModuleList(
+            [nn.Linear(states, 40), nn.Linear(40 + actions, 30), nn.Linear(30, 1)]
+        )
+        self.actor_target, self.critic_target = (
+            copy.deepcopy(self.actor),
+            copy.deepcopy(self.critic),
+        )
         self.actor_adam = torch.optim.Adam(self.actor.parameters(), 0.001)
         self.critic_adam = torch.optim.Adam(self.critic.parameters(), 0.01)
         self.memory: list[tuple[Tensor, ...]] = []
@@ -63,7 +68,10 @@ class Agent:
         (-self.value(self.critic, states, torch.tanh(self.actor(states))).mean()).backward()
         self.actor_adam.step()
         with torch.no_grad():
-            for target, main in ((self.actor_target, self.actor), (self.critic_target, self.critic)):
+            for target, main in (
+                (self.actor_target, self.actor),
+                (self.critic_target, self.critic),
+            ):
                 for old, new in zip(target.parameters(), main.parameters(), strict=True):
                     old.lerp_(new, 0.01)
             return torch.tanh(self.actor(s))
@@ -97,7 +105,9 @@ def plain_round(
         spent["agents"] += time.process_time() - began
         began = time.process_time()
         x, y = _rows(train, k)
-        optimiser = torch.optim.SGD(model.parameters(), decisions["lr"][k], weight_decay=training.weight_decay)
+        optimiser = torch.optim.SGD(
+            model.parameters(), decisions["lr"][k], weight_decay=training.weight_decay
+        )
         for _ in range(int(decisions["epochs"][k])):
             for rows in torch.randperm(len(x)).split(training.batch_size):
                 optimiser.zero_grad()
@@ -111,7 +121,9 @@ def plain_round(
         spent["rest"] += time.process_time() - began
     began = time.process_time()
     with torch.no_grad():
-        accuracies = torch.stack([(m(public[0]).argmax(-1) == public[1]).float().mean() for m in models])
+        accuracies = torch.stack(
+            [(m(public[0]).argmax(-1) == public[1]).float().mean() for m in models]
+        )
     spent["rest"] += time.process_time() - began
     began = time.process_time()
     p = torch.softmax(server.turn(accuracies), -1)
@@ -129,7 +141,9 @@ def _rows(split: Any, k: int) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are timed (default: 3)")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
@@ -138,7 +152,10 @@ def main() -> None:
     task = settings.task_spec.build(settings.task_config, "linear", settings.training, 0)
     total = WARMUP + 1 + rounds
     simulation = FederatedSimulation(
-        settings.method, task, settings.training, RoundLoopConfig(total + 1, 0, 1.0, "stacked", total + 1, False)
+        settings.method,
+        task,
+        settings.training,
+        RoundLoopConfig(total + 1, 0, 1.0, "stacked", total + 1, False),
     )
 
     inside = {"agents": 0.0}
@@ -156,7 +173,8 @@ def main() -> None:
     for agent, states in ((server, task.num_clients), *((agent, 1) for agent in agents)):
         actions = 2 if states == 1 else states
         agent.memory = [
-            (torch.rand(states), torch.rand(actions), torch.rand(()), torch.rand(states)) for _ in range(40)
+            (torch.rand(states), torch.rand(actions), torch.rand(()), torch.rand(states))
+            for _ in range(40)
         ]
     stacked, shares, plain = [], [], []
     for t in range(total):
@@ -170,15 +188,21 @@ def main() -> None:
         assert log.decisions is not None
         stacked.append(seconds)
         shares.append(inside["agents"] / seconds)
-        plain.append(plain_round(task, settings.training, start, log.decisions or {}, agents, server))
+        plain.append(
+            plain_round(task, settings.training, start, log.decisions or {}, agents, server)
+        )
     whole = [sum(parts.values()) for parts in plain]
     result = {
         "rounds": rounds,
         "stacked_seconds": round(statistics.median(stacked), 4),
         "stacked_agents_share": round(statistics.median(shares), 3),
         "plain_seconds": round(statistics.median(whole), 3),
-        "plain_agents_share": round(statistics.median(p["agents"] / w for p, w in zip(plain, whole, strict=True)), 4),
-        "times_as_fast": round(statistics.median(w / s for w, s in zip(whole, stacked, strict=True)), 1),
+        "plain_agents_share": round(
+            statistics.median(p["agents"] / w for p, w in zip(plain, whole, strict=True)), 4
+        ),
+        "times_as_fast": round(
+            statistics.median(w / s for w, s in zip(whole, stacked, strict=True)), 1
+        ),
         "threads": 1,
     }
     measured("page_speed", result)

@@ -19,15 +19,14 @@ import torch
 
 from benchmarks.lab.provenance import measured
 from benchmarks.speed import conv, engine
-from equipoise.contract import Task, TrainingConfig
+from equipoise.core import Task, TrainingConfig
+from equipoise.experiment.multiprocess import forked
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models.linear import linear
-from equipoise.runs.spreading import forked
-from equipoise.runtime.executors import InProcessExecutor, Loop, Stacked
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.runtime.share import Worker, serve
-from equipoise.runtime.spread import MultiProcessExecutor
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.simulation.executors import InProcessExecutor, Loop, Stacked
+from equipoise.simulation.multiprocess import MultiProcessExecutor, Worker, serve
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.tasks.supervised import ExamplesTask
 
 ROUNDS = 10**6
 TURN = 0.5  # seconds
@@ -51,14 +50,20 @@ def convolutional() -> Workload:
 
 
 def scaling(
-    task: Task, kind: type[InProcessExecutor], plain: engine.Round | None, seconds: float, processes: int = 2
+    task: Task,
+    kind: type[InProcessExecutor],
+    plain: engine.Round | None,
+    seconds: float,
+    processes: int = 2,
 ) -> dict[str, float]:
     """Milliseconds per round: on the wall, and of each process on its processor."""
     training = task.training
     inner = partial(kind, FedAvg(), task, training, 0, ROUNDS)
     schedule = RoundLoopConfig(ROUNDS, 0, 1.0, kind.__name__.lower(), 1, True)
 
-    def round_of(make: Callable[[], InProcessExecutor | MultiProcessExecutor]) -> Callable[[], object]:
+    def round_of(
+        make: Callable[[], InProcessExecutor | MultiProcessExecutor],
+    ) -> Callable[[], object]:
         return FederatedSimulation(FedAvg(), task, training, schedule, lambda *_: make()).run_round
 
     pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
@@ -87,7 +92,9 @@ def scaling(
     if plain:
         beside = {
             "plain loop, ms per round: fastest": round(min(wall["plain"]), 2),
-            f"{processes} processes: times the plain loop": round(min(wall["plain"]) / min(wall["several"]), 1),
+            f"{processes} processes: times the plain loop": round(
+                min(wall["plain"]) / min(wall["several"]), 1
+            ),
         }
     alone, leader = statistics.median(cpu["one"]), statistics.median(cpu["several"])
     return {
@@ -133,7 +140,11 @@ def main() -> None:
         "W2": convolutional,
         "a cohort of 10,000, 1 epoch": partial(logistic, 10_000, 1, plain=False),
     }
-    found = {name: scaling(*make(), chosen.seconds) for name, make in workloads.items() if chosen.only in name}
+    found = {
+        name: scaling(*make(), chosen.seconds)
+        for name, make in workloads.items()
+        if chosen.only in name
+    }
     measured("processes", found)
 
 

@@ -18,22 +18,25 @@ import numba
 import numpy as np
 
 from benchmarks.lab.provenance import measured
-from equipoise.frl import tabular
-from equipoise.frl.mdp import TabularMDP, garnet, toy_text, two_state
-from equipoise.frl.policies import behaviour
-from equipoise.runtime.device import available_cores
+from equipoise.environments import tabular_q
+from equipoise.environments.tabular_mdp import TabularMDP, behaviour, garnet, toy_text, two_state
+from equipoise.simulation.executor_selection import available_cores
 
 AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
 
 
-def numpy_version(mdp: TabularMDP, rule: str, eta: float, steps: int, sims: int, seed: int) -> np.ndarray:
+def numpy_version(
+    mdp: TabularMDP, rule: str, eta: float, steps: int, sims: int, seed: int
+) -> np.ndarray:
     """K agents x sims simulations as one vector; per step a handful of gathers. Returns the tables [sims, S, A]."""
     rng = np.random.default_rng(seed)
     n, A = AGENTS * sims, mdp.actions
     action = np.repeat(np.arange(AGENTS) % A, sims)
     q = rng.uniform(0, 1 / (1 - mdp.gamma), (AGENTS, sims, 2, A))
     rows, flat = q.reshape(n * 2, A), q.reshape(-1)
-    to_one = np.ascontiguousarray(mdp.P[:, action, 1].T).reshape(-1)  # [n * 2]: chance of state 1, by walker and state
+    to_one = np.ascontiguousarray(mdp.P[:, action, 1].T).reshape(
+        -1
+    )  # [n * 2]: chance of state 1, by walker and state
     pay = np.ascontiguousarray(mdp.R[:, action].T).reshape(-1)
     walker, entry = np.arange(n) * 2, np.arange(n * 2) * A + np.repeat(action, 2)
     at = walker + rng.integers(0, 2, n)
@@ -55,11 +58,13 @@ def numpy_version(mdp: TabularMDP, rule: str, eta: float, steps: int, sims: int,
     return np.array(q[0])
 
 
-def compiled(problem: tabular.Problem, rule: str, eta: float, steps: int, tau: int, sims: int) -> np.ndarray:
-    state = tabular.init_state(problem, sims, seed=0)
+def compiled(
+    problem: tabular_q.Problem, rule: str, eta: float, steps: int, tau: int, sims: int
+) -> np.ndarray:
+    state = tabular_q.init_state(problem, sims, seed=0)
     for _ in range(steps // tau):
-        tabular.local_period(problem, state, 0, eta, tau)
-        tabular.synchronise(state, rule, eta)
+        tabular_q.local_period(problem, state, 0, eta, tau)
+        tabular_q.synchronise(state, rule, eta)
     return state.table
 
 
@@ -79,19 +84,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     mdp, big, taxi = two_state(0), garnet(0, 100, 10, 10), toy_text("taxi")
-    paper = tabular.Problem([mdp], AGENTS, behaviour("fixed", mdp, AGENTS, 0.0))
+    paper = tabular_q.Problem([mdp], AGENTS, behaviour("fixed", mdp, AGENTS, 0.0))
     updates, rates = AGENTS * STEPS * SIMS, {"equal": 0.2, "importance": 0.05, "targets": 0.005}
 
-    def uniform(place: TabularMDP) -> tabular.Problem:
-        return tabular.Problem([place], AGENTS, behaviour("uniform", place, AGENTS, 0.0))
+    def uniform(place: TabularMDP) -> tabular_q.Problem:
+        return tabular_q.Problem([place], AGENTS, behaviour("uniform", place, AGENTS, 0.0))
 
     numpy_ns, agents_ns, error = {}, {}, {}
     for rule in ("equal", "importance"):
         plain = partial(numpy_version, mdp, rule, rates[rule], STEPS, seed=0)
         numpy_ns[rule] = nanoseconds(partial(plain, sims=SIMS), updates, args.repeats)
         agents_ns[rule] = nanoseconds(partial(plain, sims=1), updates // SIMS, args.repeats)
-        tables = {"numpy": plain(sims=SIMS), "compiled": compiled(paper, rule, rates[rule], STEPS, TAU, SIMS)}
-        error[rule] = {name: round(float(tabular.errors(table, mdp).mean()), 4) for name, table in tables.items()}
+        tables = {
+            "numpy": plain(sims=SIMS),
+            "compiled": compiled(paper, rule, rates[rule], STEPS, TAU, SIMS),
+        }
+        error[rule] = {
+            name: round(float(tabular_q.errors(table, mdp).mean()), 4)
+            for name, table in tables.items()
+        }
     cases = {
         "two-state, fixed actions, tau 1000": (paper, 1000),
         "two-state, uniform policy": (uniform(mdp), TAU),
@@ -102,22 +113,40 @@ def main() -> None:
     for threads in dict.fromkeys(args.threads):
         numba.set_num_threads(threads)
         for rule, eta in rates.items():
-            ns = nanoseconds(partial(compiled, paper, rule, eta, STEPS, TAU, SIMS), updates, args.repeats)
-            row = {"experiment": "two-state, fixed actions", "rule": rule, "threads": threads, "ns_per_step": ns}
+            ns = nanoseconds(
+                partial(compiled, paper, rule, eta, STEPS, TAU, SIMS), updates, args.repeats
+            )
+            row = {
+                "experiment": "two-state, fixed actions",
+                "rule": rule,
+                "threads": threads,
+                "ns_per_step": ns,
+            }
             if rule in numpy_ns:
                 row["times_numpy_over_agents_and_sims"] = round(numpy_ns[rule] / ns, 1)
                 row["times_numpy_over_agents"] = round(agents_ns[rule] / ns, 1)
             rows.append(row)
         timed = {
-            name: nanoseconds(partial(compiled, problem, "equal", 0.1, STEPS, tau, SIMS), updates, args.repeats)
+            name: nanoseconds(
+                partial(compiled, problem, "equal", 0.1, STEPS, tau, SIMS), updates, args.repeats
+            )
             for name, (problem, tau) in cases.items()
         }
-        synchronous = partial(compiled, tabular.Problem([big], AGENTS), "equal", 0.1, 50, 5, 10)
-        timed["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(synchronous, samples, args.repeats)
+        synchronous = partial(compiled, tabular_q.Problem([big], AGENTS), "equal", 0.1, 50, 5, 10)
+        timed["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(
+            synchronous, samples, args.repeats
+        )
         about = {"rule": "equal", "threads": threads}
         rows += [{"experiment": name, **about, "ns_per_step": ns} for name, ns in timed.items()]
     result = {
-        "setting": {"agents": AGENTS, "tau": TAU, "steps": STEPS, "sims": SIMS, "eta": rates, "best_of": args.repeats},
+        "setting": {
+            "agents": AGENTS,
+            "tau": TAU,
+            "steps": STEPS,
+            "sims": SIMS,
+            "eta": rates,
+            "best_of": args.repeats,
+        },
         "numba": numba.__version__,
         "numpy_over_agents_and_sims_ns": numpy_ns,
         "numpy_over_agents_ns": agents_ns,

@@ -19,31 +19,45 @@ import torch
 
 from benchmarks.lab.provenance import measured
 from benchmarks.speed.processes import ROUNDS, TURN, logistic
-from equipoise.contract import State
+from equipoise.core import State
+from equipoise.experiment.multiprocess import forked
 from equipoise.methods.fedavg import FedAvg
-from equipoise.runs.spreading import forked
-from equipoise.runtime import adopt, executors, lines, round, share, spread
-from equipoise.runtime.executors import InProcessExecutor, CohortResults, Stacked
-from equipoise.runtime.group import ProcessGroup
-from equipoise.runtime.lines import ForkedGroup
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.runtime.share import Worker, serve
-from equipoise.runtime.spread import MultiProcessExecutor
-from equipoise.runtime.store import ClientStore
+from equipoise.simulation import aggregation_guard, executors, ipc, multiprocess, server_loop
+from equipoise.simulation.client_store import ClientStore
+from equipoise.simulation.executors import CohortResults, InProcessExecutor, Stacked
+from equipoise.simulation.ipc import ForkedGroup, ProcessGroup
+from equipoise.simulation.multiprocess import MultiProcessExecutor, Worker, serve
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 WAITING = "waiting awake for the other"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "local training and clients' evaluations": [(Stacked, "chunk")],
     "putting chunks together": [(InProcessExecutor, "run")],
     "checks, sums, the server's step": [
-        *((adopt.UpdateDiagnostics, "of"), (CohortResults, "sums"), (Worker, "sums"), (spread.RemoteCohortResults, "sums")),
-        *((round, "adopt"), (round, "too_long")),
+        *(
+            (aggregation_guard.UpdateDiagnostics, "of"),
+            (CohortResults, "sums"),
+            (Worker, "sums"),
+            (multiprocess.RemoteCohortResults, "sums"),
+        ),
+        *((server_loop, "adopt"), (server_loop, "too_long")),
     ],
-    "evaluation of the server's model": [(executors, "judged"), (share, "judged")],
+    "evaluation of the server's model": [(executors, "judged"), (multiprocess, "judged")],
     "what clients keep": [(ClientStore, name) for name in ("held", "keep", "count")],
     "planning and messages": [
-        *((MultiProcessExecutor, "run"), (MultiProcessExecutor, "ask"), (spread.RemoteCohortResults, "of"), (Worker, "run")),
-        *((lines, "pack"), (lines, "unpack"), (lines, "_fill"), (ForkedGroup, "send"), (ForkedGroup, "receive")),
+        *(
+            (MultiProcessExecutor, "run"),
+            (MultiProcessExecutor, "ask"),
+            (multiprocess.RemoteCohortResults, "of"),
+            (Worker, "run"),
+        ),
+        *(
+            (ipc, "pack"),
+            (ipc, "unpack"),
+            (ipc, "_fill"),
+            (ForkedGroup, "send"),
+            (ForkedGroup, "receive"),
+        ),
     ],
     WAITING: [(ForkedGroup, "_wait")],
     "scores, log, the rest of the round": [(FederatedSimulation, "round")],
@@ -125,7 +139,9 @@ def parts_of(epochs: int, seconds: float, parts: Parts) -> dict[str, Any]:
         executor.close()
         other = group.receive(1)
         group.leave()
-    both = {name: _cheapest(values) for name, values in found.items()} | {"2 processes, the other": other}
+    both = {name: _cheapest(values) for name, values in found.items()} | {
+        "2 processes, the other": other
+    }
     computed = {name: _computed(parts) for name, parts in both.items()}
     one, leader, _ = computed.values()
     return {
@@ -143,7 +159,9 @@ def _cheapest(rounds: list[dict[str, float]]) -> dict[str, float]:
     """Means over the cheapest fifth, in milliseconds."""
     rounds = sorted(rounds, key=_computed)
     rounds = rounds[: max(1, len(rounds) // 5)]
-    return {part: _ms(1e3 * statistics.fmean(each.get(part, 0.0) for each in rounds)) for part in PARTS}
+    return {
+        part: _ms(1e3 * statistics.fmean(each.get(part, 0.0) for each in rounds)) for part in PARTS
+    }
 
 
 def _ms(value: float) -> float:
@@ -158,7 +176,10 @@ def main() -> None:
     parts = Parts()
     parts.watch()
     workloads = {"W1, 1 epoch": 1, "W1, 5 epochs": 5}
-    measured("round_parts", {name: parts_of(epochs, chosen.seconds, parts) for name, epochs in workloads.items()})
+    measured(
+        "round_parts",
+        {name: parts_of(epochs, chosen.seconds, parts) for name, epochs in workloads.items()},
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.lab.provenance import measured
-from equipoise.flower.masks import Keys, Member, Words, threshold, unmask
+from equipoise.flower.secagg_protocol import Keys, Member, Words, threshold, unmask
 
 T = TypeVar("T")
 ABOUT = "benchmark 1"
@@ -44,7 +44,14 @@ def runs(clients: int, words: int) -> list[dict[str, Any]]:
     letters = [timed("share", partial(member.share, published)) for member in members]
     kept = [member.saved() for member in members]
     return [
-        once([Member.load(text) for text in kept], parts, published, letters, lost, Stopwatch(timed.spent))
+        once(
+            [Member.load(text) for text in kept],
+            parts,
+            published,
+            letters,
+            lost,
+            Stopwatch(timed.spent),
+        )
         for lost in (0, clients // 10)
     ]
 
@@ -63,9 +70,13 @@ def once(
     for client in replied:
         post = {by: letters[by][client] for by in range(clients) if by != client}
         masked.append(timed("mask", partial(members[client].mask, post, parts[client])))
-    shares = {client: timed("reveal", partial(members[client].reveal, replied)) for client in replied}
+    shares = {
+        client: timed("reveal", partial(members[client].reveal, replied)) for client in replied
+    }
     added = np.add.reduce(masked)
-    total = timed("unmask", partial(unmask, added, published, range(clients), replied, shares, ABOUT))
+    total = timed(
+        "unmask", partial(unmask, added, published, range(clients), replied, shares, ABOUT)
+    )
     assert (total == np.add.reduce(parts[: clients - lost])).all()
     letter, float32 = len(letters[0][1]), 4 * words
     up = {"keys": 64, "share": letter * (clients - 1), "mask": 8 * words, "reveal": 16 * clients}
@@ -73,8 +84,14 @@ def once(
     return {
         "lost": lost,
         "bytes_up_per_client": {**up, "plain_float32": float32},
-        "bytes_down_per_client": {"keys": 64 * clients, "letters": letter * (clients - 1), "plain_float32": float32},
-        "cpu_seconds_per_client": {phase: round(timed.spent[phase] / count, 4) for phase, count in each.items()},
+        "bytes_down_per_client": {
+            "keys": 64 * clients,
+            "letters": letter * (clients - 1),
+            "plain_float32": float32,
+        },
+        "cpu_seconds_per_client": {
+            phase: round(timed.spent[phase] / count, 4) for phase, count in each.items()
+        },
         "cpu_seconds_server": round(timed.spent["unmask"], 2),
     }
 

@@ -28,12 +28,34 @@ WAYS: dict[str, dict[str, Any]] = {
     "shared adapter": {"method": "fedavg", "adapter": ONE},
     "private adapter": {"method": "local", "adapter": ONE},
     "both, the private one local": {"method": "fedper", "adapter": TWO, "keep": "private"},
-    "both, FedPolicy over blocks": {"method": "fedpolicy", "adapter": TWO, "parts": "full,shared,private"},
+    "both, FedPolicy over blocks": {
+        "method": "fedpolicy",
+        "adapter": TWO,
+        "parts": "full,shared,private",
+    },
     "without the base, FedAvg": {"method": "fedavg"},
 }
-PLAYS: dict[str, Any] = {"task": "shakespeare", "model": "transformer", "clients": 6, "role_samples": 200}
-PLAYS |= {"spare_samples": 7800, "server_rows": 100, "rounds": 3, "epochs": 1, "batch_size": 32, "executor": "loop"}
-PIXELS: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 12_000, "scenario": "F"}
+PLAYS: dict[str, Any] = {
+    "task": "shakespeare",
+    "model": "transformer",
+    "clients": 6,
+    "role_samples": 200,
+}
+PLAYS |= {
+    "spare_samples": 7800,
+    "server_rows": 100,
+    "rounds": 3,
+    "epochs": 1,
+    "batch_size": 32,
+    "executor": "loop",
+}
+PIXELS: dict[str, Any] = {
+    "task": "fmnist",
+    "model": "mlp",
+    "pool": 2,
+    "train_rows": 12_000,
+    "scenario": "F",
+}
 PIXELS |= {"clients": 20, "rounds": 30, "epochs": 2, "executor": "stacked"}
 POPULATIONS = {"plays": PLAYS, "pixels": PIXELS}
 LSTM: dict[str, Any] = {"model": "lstm"}
@@ -69,7 +91,9 @@ def cells(results: Results) -> list[Cell]:
     """Each way's rate is chosen by validation on the first seed; the other seeds have only that one."""
     every_rate = sorted({rate for p in POPULATIONS for way in WAYS for rate in rates(p, way)})
     every = grid(options, population=POPULATIONS, way=WAYS, rate=every_rate, seed=SEEDS)
-    asked = [c for c in every if c.axes["seed"] == TUNED or c.axes["rate"] == _best(results, c.axes)]
+    asked = [
+        c for c in every if c.axes["seed"] == TUNED or c.axes["rate"] == _best(results, c.axes)
+    ]
     return sorted(asked, key=lambda cell: (cell.axes["population"], cell.axes["seed"]))
 
 
@@ -126,7 +150,9 @@ def _status(key: str) -> float:
 def ways(population: str) -> Any:
     def made(results: Results) -> list[str]:
         places = ({"population": population, "way": way} for way in WAYS)
-        return compared((place["way"], results.where(**place, rate=_best(results, place))) for place in places)
+        return compared(
+            (place["way"], results.where(**place, rate=_best(results, place))) for place in places
+        )
 
     return made
 
@@ -137,18 +163,38 @@ def compared(found: Iterable[tuple[str, list[Record]]]) -> list[str]:
     for way, own in found:
         if own:
             figures = [spread(r[key] for r in own) for key in ("personal", "p10")]
-            costs = [spread((r[key] for r in own), d) for key, d in (("megabytes", 2), ("peak_mib", 0))]
+            costs = [
+                spread((r[key] for r in own), d) for key, d in (("megabytes", 2), ("peak_mib", 0))
+            ]
             rows.append(
-                [way, *figures, *costs, spread((r["cpu_seconds"] for r in own), 0), own[0].config["lr"], len(own)]
+                [
+                    way,
+                    *figures,
+                    *costs,
+                    spread((r["cpu_seconds"] for r in own), 0),
+                    own[0].config["lr"],
+                    len(own),
+                ]
             )
-    heads = ["what is trained", "personal %", "worst decile %", "MB in all", "peak MiB", "CPU s", "lr", "seeds"]
+    heads = [
+        "what is trained",
+        "personal %",
+        "worst decile %",
+        "MB in all",
+        "peak MiB",
+        "CPU s",
+        "lr",
+        "seeds",
+    ]
     return table(heads, rows)
 
 
 def untouched(results: Results) -> list[str]:
     """The bases before any training, on the clients' test rows."""
     found = {p: results.where(population=p, way="shared adapter", rate=0.05) for p in POPULATIONS}
-    return table(["base", "%"], [[p, spread(r["untrained"] for r in own)] for p, own in found.items()])
+    return table(
+        ["base", "%"], [[p, spread(r["untrained"] for r in own)] for p, own in found.items()]
+    )
 
 
 STUDY = Study(

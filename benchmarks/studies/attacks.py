@@ -14,35 +14,88 @@ from torch import Tensor
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import Run, percent, run
 from benchmarks.lab.tables import mean, spread, table
-from equipoise.contract import Params, ClientUpdate
-from equipoise.runs.running import run as run_settings
-from equipoise.runtime.attacks import Attacked, hostile_clients
-from equipoise.runtime.executors import Executor, Stacked
-from equipoise.settings.config import RunSettings
+from equipoise.core import ClientUpdate, Params
+from equipoise.experiment.runner import run as run_settings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.attacks import Attacked, hostile_clients
+from equipoise.simulation.executors import Executor, Stacked
 
 SEEDS = (1, 2, 3)
-ONE_SEEDS = (1, 2, 3, 4, 5)  # of PAGE, whose agents make much of little: two runs of it differ by points
-RULES = ("none", "trust", "adaptive:1", "median", "trimmed:0.3", "geometric", "multikrum:0.3", "centred:1")
-MAIN = ("none", "trust")  # the others lost on seed 1 of FedAvg wherever trust was measured, and have no more seeds
+ONE_SEEDS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+)  # of PAGE, whose agents make much of little: two runs of it differ by points
+RULES = (
+    "none",
+    "trust",
+    "adaptive:1",
+    "median",
+    "trimmed:0.3",
+    "geometric",
+    "multikrum:0.3",
+    "centred:1",
+)
+MAIN = (
+    "none",
+    "trust",
+)  # the others lost on seed 1 of FedAvg wherever trust was measured, and have no more seeds
 ATTACKS = ("flip", "scaled", "noise", "constant", "little", "metrics", "labels", "backdoor")
 SHARES = (0.1, 0.3)
 EVERY = ("none", *(f"{attack}:{share}" for share in SHARES for attack in ATTACKS))
-KNOWN = tuple(f"known:{share}" for share in SHARES)  # the server is told who lies, and leaves them out
+KNOWN = tuple(
+    f"known:{share}" for share in SHARES
+)  # the server is told who lies, and leaves them out
 HARD = (
     "none",
     *KNOWN,
-    *(f"{attack}:{share}" for share in SHARES for attack in ("flip", "little", "labels", "backdoor")),
+    *(
+        f"{attack}:{share}"
+        for share in SHARES
+        for attack in ("flip", "little", "labels", "backdoor")
+    ),
 )
 ONE = ("none", "flip:0.01", "noise:0.01", "huge:0.01", "metrics:0.01", "labels:0.01")
 METHODS = ("fedavg", "autopilot", "fedpolicy")
 PROTECTED = (
-    *("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "ditto", "pfedme", "finetune", "autopilot"),
+    *(
+        "fedavg",
+        "fedavgm",
+        "fedprox",
+        "scaffold",
+        "feddyn",
+        "ditto",
+        "pfedme",
+        "finetune",
+        "autopilot",
+    ),
     "page",
 )
-TWO_BLOCKS = ("fedper", "fedrep", "fedbabu", "fedrod", "fedala", "fedpolicy")  # these need a deeper model
-SYNTHETIC = {"task": "synthetic", "executor": "stacked", "clients": 100, "eval_every": 10, "threads": 1}
+TWO_BLOCKS = (
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "fedrod",
+    "fedala",
+    "fedpolicy",
+)  # these need a deeper model
+SYNTHETIC = {
+    "task": "synthetic",
+    "executor": "stacked",
+    "clients": 100,
+    "eval_every": 10,
+    "threads": 1,
+}
 FASHION = {
-    **{"task": "fmnist", "model": "mlp", "executor": "stacked", "clients": 20, "participation": 1.0},
+    **{
+        "task": "fmnist",
+        "model": "mlp",
+        "executor": "stacked",
+        "clients": 20,
+        "participation": 1.0,
+    },
     **{"eval_every": 5, "threads": 1, "epochs": 1},
 }
 
@@ -52,7 +105,10 @@ class Known(Attacked):
 
     def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
         shape = {name: (-1, *[1] * (value.dim() - 1)) for name, value in updates.params.items()}
-        none = {name: torch.where(lying.view(shape[name]), torch.nan, value) for name, value in updates.params.items()}
+        none = {
+            name: torch.where(lying.view(shape[name]), torch.nan, value)
+            for name, value in updates.params.items()
+        }
         return replace(updates, params=none)
 
 
@@ -64,12 +120,18 @@ def options(task: str, method: str, rule: str, attack: str, seed: int) -> dict[s
         return None
     if task == "fashion-mnist" and (method == "autopilot" or attack not in HARD):
         return None
-    base: dict[str, Any] = {**SYNTHETIC, "rounds": 60} if task == "synthetic" else {**FASHION, "rounds": 20}
+    base: dict[str, Any] = (
+        {**SYNTHETIC, "rounds": 60} if task == "synthetic" else {**FASHION, "rounds": 20}
+    )
     if method == "fedavg":
         base["epochs"] = 1
     if method == "fedpolicy":
         base["model"] = "mlp"
-    words = {name: value for name, value in (("robust", rule), ("attack", attack)) if value not in ("none", *KNOWN)}
+    words = {
+        name: value
+        for name, value in (("robust", rule), ("attack", attack))
+        if value not in ("none", *KNOWN)
+    }
     return {**base, **words, "method": method, "seed": seed}
 
 
@@ -77,21 +139,42 @@ def one(method: str, attack: str, seed: int) -> dict[str, Any]:
     """One client of 100 lies, and nothing is asked for against it."""
     words = {} if attack == "none" else {"attack": attack}
     model = {"model": "mlp"} if method in TWO_BLOCKS else {}
-    return {**SYNTHETIC, **words, **model, "rounds": 20, "epochs": 1, "method": method, "seed": seed}
+    return {
+        **SYNTHETIC,
+        **words,
+        **model,
+        "rounds": 20,
+        "epochs": 1,
+        "method": method,
+        "seed": seed,
+    }
 
 
 def cells(results: Results) -> Iterable[Cell]:
     """What matters most first."""
     every = (*EVERY, *KNOWN)
-    yield from grid(options, task=("synthetic",), method=METHODS, rule=MAIN, attack=HARD, seed=SEEDS)
+    yield from grid(
+        options, task=("synthetic",), method=METHODS, rule=MAIN, attack=HARD, seed=SEEDS
+    )
     for method in (*PROTECTED, *TWO_BLOCKS):
         seeds = ONE_SEEDS if method == "page" else SEEDS
         for cell in grid(one, method=(method,), attack=ONE, seed=seeds):
             yield Cell({"task": "one of 100", **cell.axes}, cell.options)
-    yield from grid(options, task=("fashion-mnist",), method=METHODS, rule=MAIN, attack=HARD, seed=SEEDS)
+    yield from grid(
+        options, task=("fashion-mnist",), method=METHODS, rule=MAIN, attack=HARD, seed=SEEDS
+    )
     rest = [attack for attack in every if attack not in HARD]
-    yield from grid(options, task=("synthetic",), method=METHODS, rule=MAIN, attack=rest, seed=SEEDS)
-    yield from grid(options, task=("synthetic",), method=METHODS[:1], rule=RULES[2:], attack=every, seed=SEEDS[:1])
+    yield from grid(
+        options, task=("synthetic",), method=METHODS, rule=MAIN, attack=rest, seed=SEEDS
+    )
+    yield from grid(
+        options,
+        task=("synthetic",),
+        method=METHODS[:1],
+        rule=RULES[2:],
+        attack=every,
+        seed=SEEDS[:1],
+    )
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -104,7 +187,12 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         def telling(*about: Any) -> Executor:
             return Known(Stacked(*about), "known", share)
 
-        run_settings(RunSettings.from_options(dict(cell.options)), folder, overwrite=True, make_executor=telling)
+        run_settings(
+            RunSettings.from_options(dict(cell.options)),
+            folder,
+            overwrite=True,
+            make_executor=telling,
+        )
         done = Run(folder)
     else:
         done = run(cell.options, folder)
@@ -118,7 +206,11 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "global": percent(found["global"]),
         "honest": round(100 * sum(honest) / len(honest), 2),
         "left_out": found["dropped_updates"],
-        **({"backdoor": round(100 * found["backdoor"], 2)} if found.get("backdoor") is not None else {}),
+        **(
+            {"backdoor": round(100 * found["backdoor"], 2)}
+            if found.get("backdoor") is not None
+            else {}
+        ),
     }
 
 
@@ -129,22 +221,40 @@ def _table(task: str, methods: Iterable[str]) -> Any:
             here = results.where(task=task, method=method)
             if not here:
                 continue
-            attacks = [attack for attack in (*EVERY, *KNOWN) if any(r["attack"] == attack for r in here)]
-            for side, title in (("global", "global model"), ("honest", "honest clients' own models")):
+            attacks = [
+                attack for attack in (*EVERY, *KNOWN) if any(r["attack"] == attack for r in here)
+            ]
+            for side, title in (
+                ("global", "global model"),
+                ("honest", "honest clients' own models"),
+            ):
                 rows = []
                 for rule in RULES:
-                    found = {a: [r[side] for r in here if r["rule"] == rule and r["attack"] == a] for a in attacks}
+                    found = {
+                        a: [r[side] for r in here if r["rule"] == rule and r["attack"] == a]
+                        for a in attacks
+                    }
                     if any(found.values()):
                         rows.append([rule, *(spread(found[a]) for a in attacks)])
-                lines += [f"**{method}, {title}, accuracy %**", "", *table(["rule", *attacks], rows)]
+                lines += [
+                    f"**{method}, {title}, accuracy %**",
+                    "",
+                    *table(["rule", *attacks], rows),
+                ]
             marked = [attack for attack in attacks if attack.startswith("backdoor")]
             rows = []
             for rule in RULES if marked else ():
-                found = {a: [r["backdoor"] for r in here if r["rule"] == rule and r["attack"] == a] for a in marked}
+                found = {
+                    a: [r["backdoor"] for r in here if r["rule"] == rule and r["attack"] == a]
+                    for a in marked
+                }
                 if any(found.values()):
                     rows.append([rule, *(spread(found[a]) for a in marked)])
             if rows:
-                lines += [f"**{method}, marked rows that the global model takes for class 0, %**", ""]
+                lines += [
+                    f"**{method}, marked rows that the global model takes for class 0, %**",
+                    "",
+                ]
                 lines += table(["rule", *marked], rows)
         return lines
 
@@ -168,12 +278,19 @@ def alone(results: Results) -> list[str]:
 
 
 def _costs(
-    results: Results, at: dict[str, Any], rule: str, attack: str, side: str = "global", beside: str = "none"
+    results: Results,
+    at: dict[str, Any],
+    rule: str,
+    attack: str,
+    side: str = "global",
+    beside: str = "none",
 ) -> list[float]:
     """Points below the run of the same seed without attack, under rule ``beside``, for each seed that has both."""
 
     def scores(rule: str, attack: str) -> dict[int, float]:
-        found = [r for r in results.where(attack=attack, **at) if r.axes.get("rule", "none") == rule]
+        found = [
+            r for r in results.where(attack=attack, **at) if r.axes.get("rule", "none") == rule
+        ]
         return {r["seed"]: r[side] for r in found if r[side] is not None}
 
     clean, attacked = scores(beside, "none"), scores(rule, attack)
@@ -183,7 +300,9 @@ def _costs(
 def summary(results: Results) -> list[str]:
     """What the best rule keeps, in points below the run without attack; and what no rule can keep."""
     rows = []
-    for task, method, share, name in product(("synthetic", "fashion-mnist"), METHODS, SHARES, ATTACKS):
+    for task, method, share, name in product(
+        ("synthetic", "fashion-mnist"), METHODS, SHARES, ATTACKS
+    ):
         at, attack = {"task": task, "method": method}, f"{name}:{share}"
         lost = {rule: mean(_costs(results, at, rule, attack)) for rule in RULES}
         known = {rule: value for rule, value in lost.items() if value is not None}
@@ -192,11 +311,16 @@ def summary(results: Results) -> list[str]:
         best = min(known, key=lambda rule, known=known: known[rule])  # type: ignore[misc]
         same = mean(_costs(results, at, best, attack, beside=best))
         told = mean(_costs(results, at, "none", f"known:{share}"))
-        figures = [f"{value:.1f}" if value is not None else None for value in (known["none"], known[best], same, told)]
+        figures = [
+            f"{value:.1f}" if value is not None else None
+            for value in (known["none"], known[best], same, told)
+        ]
         seeds = len(results.where(rule=best, attack=attack, **at))
         rows.append([task, method, attack, figures[0], best, *figures[1:], seeds])
     head = ["task", "method", "attack", "lost without a rule", "best rule", "lost with it"]
-    return table([*head, "beside the same rule, nobody attacks", "lost if liars are known", "seeds"], rows)
+    return table(
+        [*head, "beside the same rule, nobody attacks", "lost if liars are known", "seeds"], rows
+    )
 
 
 STUDY = Study(

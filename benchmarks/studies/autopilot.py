@@ -14,7 +14,7 @@ from benchmarks.lab.cell import percent
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import paired, spread, table
 from equipoise.report.paired import difference
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 SIDES = ("global", "personal")
 MAIN: dict[str, dict[str, Any]] = {
@@ -25,14 +25,22 @@ MAIN: dict[str, dict[str, Any]] = {
 FEDAVG = ("fedavg", "fedavg-8")
 PARTS = {kind.name: {"method": f"benchmarks.ablations:{kind.__name__}"} for kind in ablations.ALL}
 ABLATED = (
-    *("synthetic-10", "synthetic-30", "synthetic-30-sizes", "synthetic-30-tenth", "fmnist-skew-mlp"),
+    *(
+        "synthetic-10",
+        "synthetic-30",
+        "synthetic-30-sizes",
+        "synthetic-30-tenth",
+        "fmnist-skew-mlp",
+    ),
     *("fmnist-turned-mlp", "heart-linear", "heart-mlp", "flights", "watch"),
 )
 ABLATION_SEEDS = (100, 101, 102)
 
 
 def cells(results: Results) -> list[Cell]:
-    def grid(families: Iterable[str], variants: dict[str, dict[str, Any]], seeds: Iterable[int] = ()) -> list[Cell]:
+    def grid(
+        families: Iterable[str], variants: dict[str, dict[str, Any]], seeds: Iterable[int] = ()
+    ) -> list[Cell]:
         return [
             Cell({"family": family, "variant": variant, "seed": seed}, options)
             for family in families
@@ -63,7 +71,10 @@ def common(results: Results, family: str) -> dict[str, list[Record]]:
     """A family's cells of autopilot and of both FedAvgs, of the seeds that all three have."""
     found = {variant: results.where(family=family, variant=variant) for variant in MAIN}
     shared = set.intersection(*({record["seed"] for record in kept} for kept in found.values()))
-    return {variant: [record for record in kept if record["seed"] in shared] for variant, kept in found.items()}
+    return {
+        variant: [record for record in kept if record["seed"] in shared]
+        for variant, kept in found.items()
+    }
 
 
 def over_fedavg(kept: dict[str, list[Record]]) -> list[str]:
@@ -83,16 +94,23 @@ def against_fedavg(results: Results) -> list[str]:
     for family in FAMILIES:
         kept = common(results, family)
         if kept["autopilot"]:
-            levels = [" / ".join(spread(record[side] for record in kept[v]) for side in SIDES) for v in kept]
+            levels = [
+                " / ".join(spread(record[side] for record in kept[v]) for side in SIDES)
+                for v in kept
+            ]
             rows.append([family, len(kept["autopilot"]), *levels, *over_fedavg(kept)])
     return table(["family", "seeds", *MAIN, "autopilot - better FedAvg, global", "personal"], rows)
 
 
-def pairs(results: Results, ours: str, theirs: str, families: Iterable[str]) -> dict[str, list[tuple[Record, Record]]]:
+def pairs(
+    results: Results, ours: str, theirs: str, families: Iterable[str]
+) -> dict[str, list[tuple[Record, Record]]]:
     """Cells of two variants with the same seed, by family."""
     found = {}
     for family in families:
-        mine, other = ({r["seed"]: r for r in results.where(family=family, variant=v)} for v in (ours, theirs))
+        mine, other = (
+            {r["seed"]: r for r in results.where(family=family, variant=v)} for v in (ours, theirs)
+        )
         found[family] = [(mine[seed], other[seed]) for seed in sorted(mine.keys() & other.keys())]
     return {family: both for family, both in found.items() if both}
 
@@ -102,7 +120,9 @@ def ahead(results: Results, ours: str, theirs: str, families: Iterable[str]) -> 
     common = pairs(results, ours, theirs, families)
     cells = []
     for side in SIDES:
-        mine, other = ([fmean(pair[k][side] for pair in both) for both in common.values()] for k in (0, 1))
+        mine, other = (
+            [fmean(pair[k][side] for pair in both) for both in common.values()] for k in (0, 1)
+        )
         found = difference(mine, other)
         cells.append("-" if found is None else f"{found.mean:+.2f} ± {found.high - found.mean:.2f}")
     return [str(len(common)), *cells]
@@ -138,9 +158,15 @@ def parts(results: Results) -> list[str]:
         found = pairs(results, variant, "autopilot", ABLATED)
         lost = {family: change(both) for family, both in found.items()}
         known = [values for values in lost.values() if values]
-        total = [fmean(values) for values in zip(*known, strict=True)] if len(known) == len(lost) else []
+        total = (
+            [fmean(values) for values in zip(*known, strict=True)]
+            if len(known) == len(lost)
+            else []
+        )
         if lost:
-            rows.append([variant, *(shown(lost[f]) if f in lost else None for f in ABLATED), shown(total)])
+            rows.append(
+                [variant, *(shown(lost[f]) if f in lost else None for f in ABLATED), shown(total)]
+            )
     return table(["without", *ABLATED, "mean"], rows) if rows else ["Not measured yet."]
 
 

@@ -17,11 +17,10 @@ from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import Run, run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
-from equipoise.clock.devices import read
-from equipoise.clock.fleet import HOUR, DevicePopulation
-from equipoise.contract import option
+from equipoise.client_selection.learned import CONTROLS, Learned
+from equipoise.clock.devices import HOUR, DevicePopulation, read
+from equipoise.core import option
 from equipoise.report.paired import difference
-from equipoise.selection.learned import CONTROLS, Learned
 
 WORLDS, SEEDS, SHARES = ("phones", "silos", "default"), (1, 2, 3, 4, 5), (0.9, 0.95)
 SEEN = 0.8  # of the clients must have replied before a mean over clients counts; one phone in ten is away for an hour
@@ -82,8 +81,18 @@ class Population:
             more = {"buffer": self.cohort // 2}
         return {
             **self.options,
-            **{"participation": self.cohort / self.clients, "rounds": MOST, "until": f"{until}s", "devices": world},
-            **{"executor": "stacked", "save_personal": False, "checkpoint_every": MOST, "seed": seed},
+            **{
+                "participation": self.cohort / self.clients,
+                "rounds": MOST,
+                "until": f"{until}s",
+                "devices": world,
+            },
+            **{
+                "executor": "stacked",
+                "save_personal": False,
+                "checkpoint_every": MOST,
+                "seed": seed,
+            },
             **how,
             **more,
         }
@@ -91,17 +100,36 @@ class Population:
 
 POPULATIONS = {
     "synthetic": Population(
-        {"task": "synthetic", "clients": 50, "samples": 200, "epochs": 20, "batch_size": 40, "lr": 0.2},
+        {
+            "task": "synthetic",
+            "clients": 50,
+            "samples": 200,
+            "epochs": 20,
+            "batch_size": 40,
+            "lr": 0.2,
+        },
         *(50, 10, {"phones": 5400, "silos": 120, "default": 150}),
     ),
     "fmnist": Population(
         {
-            **{"task": "fmnist", "data": str(DATA), "model": "mlp", "pool": 2, "clients": 40, "train_rows": 6000},
+            **{
+                "task": "fmnist",
+                "data": str(DATA),
+                "model": "mlp",
+                "pool": 2,
+                "clients": 40,
+                "train_rows": 6000,
+            },
             **{"server_rows": 1500, "epochs": 4, "batch_size": 50, "lr": 0.05},
         },
         *(40, 8, {"phones": 600, "silos": 20, "default": 30}),
     ),
-    "watch": Population({"epochs": 4, "batch_size": 64, "lr": 0.1}, 20, 5, {"phones": 900, "silos": 25, "default": 40}),
+    "watch": Population(
+        {"epochs": 4, "batch_size": 64, "lr": 0.1},
+        20,
+        5,
+        {"phones": 900, "silos": 25, "default": 40},
+    ),
 }
 
 
@@ -112,7 +140,10 @@ PLACES: list[Axes] = [{"task": task, "world": world} for task in POPULATIONS for
 def cells(results: Results) -> list[Cell]:
     """World by world and seed by seed, so that whenever time is up all ways have the same seeds."""
     return [
-        Cell({"task": task, "world": world, "way": way, "seed": seed}, population.settings(world, seed, how))
+        Cell(
+            {"task": task, "world": world, "way": way, "seed": seed},
+            population.settings(world, seed, how),
+        )
         for world in WORLDS
         for seed in SEEDS
         for task, population in POPULATIONS.items()
@@ -141,13 +172,23 @@ def course(done: Run) -> list[Point]:
     spent, points = [0.0, 0.0], list[Point]()
     best = (0.0, 0.0, 0)
     for log in done.logs:
-        spent = [spent[0] + log["energy"], spent[1] + (log["bytes"]["up"] + log["bytes"]["down"]) / 1e6]
+        spent = [
+            spent[0] + log["energy"],
+            spent[1] + (log["bytes"]["up"] + log["bytes"]["down"]) / 1e6,
+        ]
         if "global" not in log or "personal" not in log:  # late replies may bring no scores yet
             continue
         now = (log["global"]["acc"], log["personal"]["acc"], log["seen"])
         if any(new > old for new, old in zip(now, best, strict=True)):
             best = (max(now[0], best[0]), max(now[1], best[1]), now[2])
-            points.append([round(log["clock"], 3), round(spent[0], 2), round(spent[1], 4), *(round(v, 5) for v in now)])
+            points.append(
+                [
+                    round(log["clock"], 3),
+                    round(spent[0], 2),
+                    round(spent[1], 4),
+                    *(round(v, 5) for v in now),
+                ]
+            )
     return points
 
 
@@ -166,14 +207,20 @@ def classes(done: Run, task: str, world: str, seed: int, **_: str) -> dict[str, 
         if own:
             found[device.name] = {"seen": len(scores) / len(own), "clients": len(own)}
             if scores:
-                found[device.name] |= {"mean": fmean(scores), "p10": float(np.quantile(scores, 0.1))}
+                found[device.name] |= {
+                    "mean": fmean(scores),
+                    "p10": float(np.quantile(scores, 0.1)),
+                }
     return found
 
 
 def reached(record: Record, side: str, target: float) -> Point | None:
     """The first evaluation with this score; of a mean over clients, when nearly all are in it."""
     place, seen = SIDES[side], SEEN * POPULATIONS[record["task"]].clients
-    return next((p for p in record["course"] if p[place] >= target and (side == "global" or p[5] >= seen)), None)
+    return next(
+        (p for p in record["course"] if p[place] >= target and (side == "global" or p[5] >= seen)),
+        None,
+    )
 
 
 def best_of(record: Record, side: str) -> float:
@@ -181,7 +228,9 @@ def best_of(record: Record, side: str) -> float:
     return max(scores)
 
 
-def needed(results: Results, place: Axes, way: str, side: str, share: float, what: str) -> dict[int, float | None]:
+def needed(
+    results: Results, place: Axes, way: str, side: str, share: float, what: str
+) -> dict[int, float | None]:
     """By seed: what this way takes to a share of the baseline's best score; None where it does not get there."""
     found = {}
     for theirs in results.where(**place, way=BASELINE):
@@ -192,7 +241,13 @@ def needed(results: Results, place: Axes, way: str, side: str, share: float, wha
 
 
 def compared(
-    results: Results, place: Axes, way: str, side: str, share: float, what: str, beside: str = BASELINE
+    results: Results,
+    place: Axes,
+    way: str,
+    side: str,
+    share: float,
+    what: str,
+    beside: str = BASELINE,
 ) -> list[float | None]:
     """By seed: what this way takes to the target, over what another takes; None where one does not get there."""
     ours, theirs = (needed(results, place, w, side, share, what) for w in (way, beside))
@@ -211,18 +266,28 @@ def _times(values: Sequence[float | None], digits: int = 2) -> str | None:
 def to_targets(results: Results) -> list[str]:
     """What each way needs, as a multiple of what synchronous FedAvg needs."""
     lines = []
-    head = ["way", *(f"{what} to {100 * share:.0f} %" for share in SHARES for what in MEASURES), "seeds"]
+    head = [
+        "way",
+        *(f"{what} to {100 * share:.0f} %" for share in SHARES for what in MEASURES),
+        "seeds",
+    ]
     for place in PLACES:
         for side in SIDES:
             rows = []
             for way in WAYS:
                 figures = [
-                    _times(compared(results, place, way, side, share, what)) for share in SHARES for what in MEASURES
+                    _times(compared(results, place, way, side, share, what))
+                    for share in SHARES
+                    for what in MEASURES
                 ]
                 if done := results.where(**place, way=way):
                     rows.append([way, *figures, len(done)])
             if rows:
-                lines += [f"**{place['task']}, {place['world']}, {side} score**", "", *table(head, rows)]
+                lines += [
+                    f"**{place['task']}, {place['world']}, {side} score**",
+                    "",
+                    *table(head, rows),
+                ]
     return lines
 
 
@@ -250,7 +315,11 @@ def _faster(ratios: Sequence[float | None]) -> list[str] | None:
     if d is None or len(known) < len(ratios):
         return None
     times = [f"{float(np.exp(-value)):.2f}" for value in (d.mean, d.high, d.low)]
-    return [*times, {"ahead": "faster", "behind": "slower"}.get(d.verdict, d.verdict), str(len(known))]
+    return [
+        *times,
+        {"ahead": "faster", "behind": "slower"}.get(d.verdict, d.verdict),
+        str(len(known)),
+    ]
 
 
 def verdicts(results: Results) -> list[str]:
@@ -260,7 +329,9 @@ def verdicts(results: Results) -> list[str]:
 
 def learning(results: Results) -> list[str]:
     """What is learned, against the controls: the same policy that knows times only, or has random weights."""
-    return _against(results, [("learned", way) for way in ("learned: times only", "learned: at random")])
+    return _against(
+        results, [("learned", way) for way in ("learned: times only", "learned: at random")]
+    )
 
 
 def _against(results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -271,7 +342,10 @@ def _against(results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:
         for side in SIDES
         if (figures := _faster(compared(results, place, way, side, 0.95, "seconds", beside)))
     ]
-    return table(["task", "world", "way", "beside", "score", "times as fast", "from", "to", "", "seeds"], rows)
+    return table(
+        ["task", "world", "way", "beside", "score", "times as fast", "from", "to", "", "seeds"],
+        rows,
+    )
 
 
 def left_behind(results: Results) -> list[str]:
@@ -283,9 +357,24 @@ def left_behind(results: Results) -> list[str]:
             for name in dict.fromkeys(name for record in done for name in record["classes"]):
                 of = [record["classes"][name] for record in done if name in record["classes"]]
                 seen = spread((100 * one["seen"] for one in of), 0)
-                scores = [spread((100 * one[key] for one in of if key in one), 1) for key in ("mean", "p10")]
+                scores = [
+                    spread((100 * one[key] for one in of if key in one), 1)
+                    for key in ("mean", "p10")
+                ]
                 rows.append([*place.values(), way, name, seen, *scores, len(of)])
-    return table(["task", "world", "way", "devices", "ever scored %", "personal %", "worst decile %", "seeds"], rows)
+    return table(
+        [
+            "task",
+            "world",
+            "way",
+            "devices",
+            "ever scored %",
+            "personal %",
+            "worst decile %",
+            "seeds",
+        ],
+        rows,
+    )
 
 
 STUDY = Study(

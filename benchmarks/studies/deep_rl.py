@@ -11,22 +11,32 @@ import numpy as np
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import Run, built, run
 from benchmarks.studies import deep_rl_page as page
-from equipoise.frl.deep.newcomers import WARMUP, adapt, what_learns
-from equipoise.frl.deep.task import AgentTask
-from equipoise.frl.deep.worlds import PhysicsWorld
+from equipoise.environments.heldout import WARMUP, adapt, what_learns
+from equipoise.environments.vec_env import PhysicsWorld
+from equipoise.tasks.rl_deep import AgentTask
 
 SEEDS = range(500, 520)
 EVALUATIONS = 5
 MARKS = (1000, 5000)  # environment steps of a newcomer after which it is judged
 UNSEEN = (0.03, 0.22, 0.43, 0.62, 0.84, 0.97)  # of newcomers; the agents' own are evenly spread
-COMMON: dict[str, Any] = {"episodes": 5, "width": 64, "executor": "stacked", "checkpoint_every": 10**6}
+COMMON: dict[str, Any] = {
+    "episodes": 5,
+    "width": 64,
+    "executor": "stacked",
+    "checkpoint_every": 10**6,
+}
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"rounds": 40, "epochs": 50, "agents": 10},
     "acrobot": {"rounds": 50, "epochs": 50, "agents": 10},
     "pendulum": {"rounds": 20, "epochs": 200, "agents": 6},
     "hopper": {"rounds": 200, "epochs": 250, "agents": 4, "parallel": 4, "batch_size": 256},
 }
-WANTED = {"cartpole": len(SEEDS), "acrobot": len(SEEDS), "pendulum": 5, "hopper": 5}  # seeds of each
+WANTED = {
+    "cartpole": len(SEEDS),
+    "acrobot": len(SEEDS),
+    "pendulum": 5,
+    "hopper": 5,
+}  # seeds of each
 DEAR = {("acrobot", "fedpolicy"): 5}  # seeds of methods that take several times as long there
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in page.MAIN if name != "fedpolicy"},
@@ -53,7 +63,9 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
     if side and (task != "cartpole" or kind not in kinds or number >= SIDE_SEEDS):
         return None
     own = {**COMMON, **TASKS[task], **VARIANTS[method], "task": task, "seed": seed}
-    differ = {"differ": kind} if task != "hopper" else {}  # bodies there have legs of their own thickness, always
+    differ = (
+        {"differ": kind} if task != "hopper" else {}
+    )  # bodies there have legs of their own thickness, always
     return {**own, **differ, "eval_every": own["rounds"] // EVALUATIONS}
 
 
@@ -66,7 +78,13 @@ def cells(results: Results) -> list[Cell]:
     def turn(cell: Cell) -> tuple[bool, int, bool, int, int]:
         task, number = cell.axes["task"], cell.axes["seed"] - SEEDS[0]
         side = cell.axes["method"] not in page.MAIN
-        return number >= first[task], tasks.index(task), side, kinds.index(cell.axes["kind"]), number
+        return (
+            number >= first[task],
+            tasks.index(task),
+            side,
+            kinds.index(cell.axes["kind"]),
+            number,
+        )
 
     return sorted(found, key=turn)
 
@@ -88,11 +106,17 @@ def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
     assert isinstance(task, AgentTask)
     assert isinstance(task.world, PhysicsWorld)
     seed = options["seed"]
-    start = done.server_model(task.init_params(seed)) if method.default_shared_blocks else task.init_params(seed + 1000)
+    start = (
+        done.server_model(task.init_params(seed))
+        if method.default_shared_blocks
+        else task.init_params(seed + 1000)
+    )
     stack = {key: value.expand(len(UNSEEN), *value.shape) for key, value in start.items()}
     world = PhysicsWorld.of(task.world.physics, np.array(UNSEEN), (options["differ"],), seed + 1000)
     each = adapt(task, world, stack, MARKS, what_learns(method, task), WARMUP, seed).mean((1, 2))
-    return {str(mark): round(float(value), 1) for mark, value in zip((0, *MARKS), each, strict=True)}
+    return {
+        str(mark): round(float(value), 1) for mark, value in zip((0, *MARKS), each, strict=True)
+    }
 
 
 def points(done: Run) -> list[dict[str, Any]]:
@@ -104,4 +128,6 @@ def points(done: Run) -> list[dict[str, Any]]:
     return found
 
 
-STUDY = Study(name="deep_rl", cells=cells, measure=measure, tables=page.TABLES, figures=page.FIGURES)
+STUDY = Study(
+    name="deep_rl", cells=cells, measure=measure, tables=page.TABLES, figures=page.FIGURES
+)

@@ -11,8 +11,8 @@ import torch
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import built
 from benchmarks.lab.tables import table
-from equipoise.contract import LocalTrainRequest, RngContext
-from equipoise.frl.deep.task import AgentTask
+from equipoise.core import LocalTrainRequest, RngContext
+from equipoise.tasks.rl_deep import AgentTask
 
 AGENTS, SEED, EPISODES, MARKS = 10, 9000, 20, 5
 GATES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,13 @@ GATES: dict[str, dict[str, Any]] = {
 
 def cells(results: Results) -> list[Cell]:
     """Ten agents in Gymnasium's own environment (u = 1/2) at the task's default settings."""
-    own = {"method": "dqn", "agents": AGENTS, "u": ",".join(["0.5"] * AGENTS), "episodes": EPISODES, "seed": SEED}
+    own = {
+        "method": "dqn",
+        "agents": AGENTS,
+        "u": ",".join(["0.5"] * AGENTS),
+        "episodes": EPISODES,
+        "seed": SEED,
+    }
     return grid(lambda task: {"task": task, **own}, task=GATES)
 
 
@@ -44,8 +50,14 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         params, _, source = task.fit_stack(ids, fit, source, RngContext(SEED, number, training))
         if number % (rounds // MARKS) == 0 or number == rounds:
             found = task.evaluate_stack(ids, params, "test")["return"]
-            curve[number * training.epochs * task.config.parallel] = [round(float(value), 1) for value in found]
-    return {**gate, "reached": sum(value >= gate["at_least"] for value in curve[max(curve)]), "returns": curve}
+            curve[number * training.epochs * task.config.parallel] = [
+                round(float(value), 1) for value in found
+            ]
+    return {
+        **gate,
+        "reached": sum(value >= gate["at_least"] for value in curve[max(curve)]),
+        "returns": curve,
+    }
 
 
 def gates(results: Results) -> list[str]:
@@ -53,9 +65,16 @@ def gates(results: Results) -> list[str]:
     for record in results:
         last = sorted(list(record["returns"].values())[-1])
         verdict = "passed" if record["reached"] >= record["of_ten"] else "**failed**"
-        asked = f"{record['at_least']:g} in {record['of_ten']} of ten within {record['steps']:,} steps"
+        asked = (
+            f"{record['at_least']:g} in {record['of_ten']} of ten within {record['steps']:,} steps"
+        )
         rows.append(
-            [record["task"], asked, f"{record['reached']} of ten: {verdict}", ", ".join(f"{v:g}" for v in last)]
+            [
+                record["task"],
+                asked,
+                f"{record['reached']} of ten: {verdict}",
+                ", ".join(f"{v:g}" for v in last),
+            ]
         )
     return table(["task", "asked", "reached", "returns of the ten at the end"], rows)
 
@@ -64,8 +83,16 @@ def curves(results: Results) -> list[str]:
     rows = []
     for record in results:
         for steps, values in record["returns"].items():
-            rows.append([record["task"], f"{int(steps):,}", sum(value >= record["at_least"] for value in values)])
+            rows.append(
+                [
+                    record["task"],
+                    f"{int(steps):,}",
+                    sum(value >= record["at_least"] for value in values),
+                ]
+            )
     return table(["task", "environment steps", "agents of ten that reach it"], rows)
 
 
-STUDY = Study(name="deep_rl_gate", cells=cells, measure=measure, tables={"gates": gates, "curves": curves})
+STUDY = Study(
+    name="deep_rl_gate", cells=cells, measure=measure, tables={"gates": gates, "curves": curves}
+)

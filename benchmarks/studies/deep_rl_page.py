@@ -21,7 +21,10 @@ IMPORTANCE = "dqnavg-im"
 THREE = ("length", "reversed", "goal")
 KINDS = {"cartpole": (*THREE, "sensors"), "acrobot": THREE, "pendulum": THREE, "hopper": ("legs",)}
 NEWCOMERS = ("cartpole", "acrobot", "pendulum")
-MISSING = {"pendulum": ("perdqnavg",), "hopper": ("perdqnavg", "fedpolicy")}  # no embedding there; too dear
+MISSING = {
+    "pendulum": ("perdqnavg",),
+    "hopper": ("perdqnavg", "fedpolicy"),
+}  # no embedding there; too dear
 TROUBLES: dict[str, dict[str, Any]] = {
     "30 % absent": {"participation": 0.7},
     "half of them 5 rounds late": {"delay": 5, "late": 0.5},
@@ -54,7 +57,10 @@ def returns(task: str, kind: str, methods: Sequence[str]) -> Callable[[Results],
                 curves = [r["curve"] for r in own]
                 scores = [[curve[-1][name] for curve in curves] for name in ("received", "trained")]
                 way = [fmean(point["trained"] for point in curve) for curve in curves]
-                worst, sent = [min(r["agents"]) for r in own], fmean(r["bytes"]["up"] for r in own) / 1e6
+                worst, sent = (
+                    [min(r["agents"]) for r in own],
+                    fmean(r["bytes"]["up"] for r in own) / 1e6,
+                )
                 figures = [interval(values) for values in (*scores, way, worst)]
                 rows.append([method, *figures, f"{sent:.1f}", len(own)])
         head = ("", "received", "trained", "trained, on the way", "worst agent", "MB up", "seeds")
@@ -66,7 +72,11 @@ def returns(task: str, kind: str, methods: Sequence[str]) -> Callable[[Results],
 def gain(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Paired: the mean difference, and Student's 95 % interval of it, from two seeds on."""
     found = difference(ours, theirs)
-    return f"{ours[0] - theirs[0]:+.0f}" if found is None else f"{found.mean:+.0f} [{found.low:.0f}, {found.high:.0f}]"
+    return (
+        f"{ours[0] - theirs[0]:+.0f}"
+        if found is None
+        else f"{found.mean:+.0f} [{found.low:.0f}, {found.high:.0f}]"
+    )
 
 
 def aim(results: Results) -> list[str]:
@@ -74,7 +84,10 @@ def aim(results: Results) -> list[str]:
     rows: list[list[Any]] = []
     for task, kind in PLACES:
         last = {
-            method: {r["seed"]: r["curve"][-1] for r in results.where(task=task, kind=kind, method=method)}
+            method: {
+                r["seed"]: r["curve"][-1]
+                for r in results.where(task=task, kind=kind, method=method)
+            }
             for method in ("pfeddqn-rep", "dqn", "dqnavg")
         }
         seeds = sorted(set.intersection(*(set(found) for found in last.values())))
@@ -85,12 +98,20 @@ def aim(results: Results) -> list[str]:
                 for theirs in last.values()
                 for name in ("received", "trained")
             ]
-            received = [[found[seed]["received"] for seed in seeds] for found in (ours, *last.values())]
+            received = [
+                [found[seed]["received"] for seed in seeds] for found in (ours, *last.values())
+            ]
             own, *others = (bounds(values) for values in received)
-            above = " and ".join(name for name, (_, high) in zip(last, others, strict=True) if own[0] > high)
+            above = " and ".join(
+                name for name, (_, high) in zip(last, others, strict=True) if own[0] > high
+            )
             rows.append([task, kind, *gains, above if len(seeds) > 2 else "", len(seeds)])
-    head = [f"over {other}, {name}" for other in ("dqn", "dqnavg") for name in ("received", "trained")]
-    return table(["", "agents differ by", *head, "received: interval wholly above that of", "seeds"], rows)
+    head = [
+        f"over {other}, {name}" for other in ("dqn", "dqnavg") for name in ("received", "trained")
+    ]
+    return table(
+        ["", "agents differ by", *head, "received: interval wholly above that of", "seeds"], rows
+    )
 
 
 def newcomers(task: str) -> Callable[[Results], list[str]]:
@@ -102,7 +123,14 @@ def newcomers(task: str) -> Callable[[Results], list[str]]:
                 own = [r["newcomers"] for r in results.where(task=task, kind=kind, method=method)]
                 if own:
                     marks = list(own[0])
-                    rows.append([kind, method, *(interval([each[mark] for each in own]) for mark in marks), len(own)])
+                    rows.append(
+                        [
+                            kind,
+                            method,
+                            *(interval([each[mark] for each in own]) for mark in marks),
+                            len(own),
+                        ]
+                    )
         head = ["agents differ by", "from", *(f"{int(mark):,} steps" for mark in marks), "seeds"]
         return table(head, rows) if rows else ["No cell is finished yet.", ""]
 
@@ -115,7 +143,9 @@ def size(task: str) -> Callable[[Results], list[str]]:
         if one is None:
             return []
         steps, config = int(one["curve"][-1]["steps"]), one.config
-        return [f"{config['agents']} agents, {config['rounds']} rounds: {steps:,} environment steps of each."]
+        return [
+            f"{config['agents']} agents, {config['rounds']} rounds: {steps:,} environment steps of each."
+        ]
 
     return made
 
@@ -123,7 +153,9 @@ def size(task: str) -> Callable[[Results], list[str]]:
 def over_seeds(own: Sequence[Record], method: str, key: str) -> Series:
     runs = list(zip(*[[point[key] for point in r["curve"]] for r in own], strict=True))
     steps, means = [point["steps"] for point in own[0]["curve"]], [fmean(values) for values in runs]
-    return Series(method, steps, means, COLOURS[method], [min(v) for v in runs], [max(v) for v in runs])
+    return Series(
+        method, steps, means, COLOURS[method], [min(v) for v in runs], [max(v) for v in runs]
+    )
 
 
 def curves(task: str, kind: str) -> Callable[[Results, Path], None]:

@@ -13,7 +13,14 @@ METHODS, SEEDS = ("fedavg", "scaffold"), (1, 2)
 
 
 def options(method: str, seed: int) -> dict[str, Any]:
-    return {"task": "synthetic", "clients": 10, "rounds": 5, "executor": "stacked", "method": method, "seed": seed}
+    return {
+        "task": "synthetic",
+        "clients": 10,
+        "rounds": 5,
+        "executor": "stacked",
+        "method": method,
+        "seed": seed,
+    }
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -25,7 +32,13 @@ def accuracies(results: Results) -> list[str]:
     rows = []
     for method in METHODS:
         found = results.where(method=method)
-        rows.append([method, *(spread(r[side] for r in found) for side in ("global", "personal")), len(found)])
+        rows.append(
+            [
+                method,
+                *(spread(r[side] for r in found) for side in ("global", "personal")),
+                len(found),
+            ]
+        )
     return table(["method", "global %", "personal %", "seeds"], rows)
 
 

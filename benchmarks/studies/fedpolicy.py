@@ -12,14 +12,27 @@ from benchmarks.lab import Cell, Record, Results, Study, grid
 from benchmarks.lab.cell import one_round_from, percent, run
 from benchmarks.lab.plots import drawing
 from benchmarks.lab.tables import mean, paired, spread, table
-from equipoise.core.trees import Params
 from equipoise.methods import find_method
+from equipoise.utils.pytree import Params
 
 SEEDS, FRESH = (11, 12, 13), (21, 22, 23)
-SETTING: dict[str, Any] = {"task": "fmnist", "model": "mlp", "pool": 2, "train_rows": 6000, "val_share": 0.2}
+SETTING: dict[str, Any] = {
+    "task": "fmnist",
+    "model": "mlp",
+    "pool": 2,
+    "train_rows": 6000,
+    "val_share": 0.2,
+}
 SETTING |= {"epochs": 2, "lr": 0.1, "rounds": 60, "executor": "stacked"}
-CNN = SETTING | {"model": "cnn", "rounds": 30, "lr": 0.05, "executor": "loop"}  # convolutions gain nothing stacked
-SCENARIOS: dict[str, dict[str, Any]] = dict.fromkeys(("M3", "M1", "L.1", "F", "M2", "I", "S", "L.3", "L.5"), SETTING)
+CNN = SETTING | {
+    "model": "cnn",
+    "rounds": 30,
+    "lr": 0.05,
+    "executor": "loop",
+}  # convolutions gain nothing stacked
+SCENARIOS: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("M3", "M1", "L.1", "F", "M2", "I", "S", "L.3", "L.5"), SETTING
+)
 CIFAR10 = CNN | {"task": "cifar10", "lr": 0.1}
 CIFAR100 = CIFAR10 | {"task": "cifar100", "clients": 20}  # it has 100 by itself
 LARGER: dict[str, dict[str, Any]] = {
@@ -48,12 +61,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "autopilot": {"method": "autopilot"},
     "finetune": {"method": "finetune"},
     "fedavgm": {"method": "fedavgm", "server_momentum": 0.5},
-    **{name: {"method": name} for name in ("fedprox", "scaffold", "fedrep", "ditto", "fedala", "fedbabu")},
+    **{
+        name: {"method": name}
+        for name in ("fedprox", "scaffold", "fedrep", "ditto", "fedala", "fedbabu")
+    },
     "learned-always-probing": LEARNED | {"probe_every": 1},
 }
 AT_LEAST = ("fedavg", "learned", "fedper", "lgfedavg", "local", "joint")
-FEW_OF_LARGER = (*AT_LEAST, "fedavgm", "scaffold")  # with the MLP, the strongest where labels are skewed
-FIXED = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}  # what a fixed choice is known as
+FEW_OF_LARGER = (
+    *AT_LEAST,
+    "fedavgm",
+    "scaffold",
+)  # with the MLP, the strongest where labels are skewed
+FIXED = {
+    "full": "fedavg",
+    "backbone": "fedper",
+    "head": "lgfedavg",
+    "none": "local",
+}  # what a fixed choice is known as
 BASELINES: tuple[str, ...] = (
     "fedavg",
     "fedavgm",
@@ -66,7 +91,13 @@ BASELINES: tuple[str, ...] = (
     "fedbabu",
 )
 BASELINES += ("lgfedavg", "local", "finetune")
-CLAIMANTS = ("learned", "learned-with-none", "learned-finetune", "joint", "autopilot")  # joint without choices
+CLAIMANTS = (
+    "learned",
+    "learned-with-none",
+    "learned-finetune",
+    "joint",
+    "autopilot",
+)  # joint without choices
 THRIFTY = ("fedavg", "fedper", "finetune", "probe-sync", "learned", "learned-with-none", "joint")
 LAST = 3  # evaluations whose mean is an accuracy: one alone is noisy
 NEWCOMER_EPOCHS = 5
@@ -86,7 +117,10 @@ def cells(results: Results) -> list[Cell]:
     """Seed by seed: first all of one, so that every table is early there."""
     rank = {scenario: place for place, scenario in enumerate(ALL)}
     every = grid(options, scenario=ALL, variant=VARIANTS, seed=(*SEEDS, *FRESH))
-    return sorted(every, key=lambda c: (c.axes["scenario"] in LARGER, rank[c.axes["scenario"]], c.axes["seed"]))
+    return sorted(
+        every,
+        key=lambda c: (c.axes["scenario"] in LARGER, rank[c.axes["scenario"]], c.axes["seed"]),
+    )
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -109,7 +143,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "global": percent(last["global"], 6),
         "newcomer": newcomer(cell.options, done.server_model({})) if last["global"] else None,
         **summary["bytes"],
-        "effort": sum(steps) / (len(steps) * min(steps)),  # gradient steps in proportion to those of plain rounds
+        "effort": sum(steps)
+        / (len(steps) * min(steps)),  # gradient steps in proportion to those of plain rounds
         "parts": [note["part"] for note in notes] if "part" in notes[0] else None,
         "probe_errors": {name: value for name, value in errors.items() if value is not None},
         "curve": curve,
@@ -123,7 +158,13 @@ def newcomer(options: Mapping[str, Any], model: Params) -> float | None:
     """
     own = {item.name for item in fields(find_method(options["method"]))}
     kept = {name: value for name, value in options.items() if name not in own}
-    fresh = {**kept, "method": "local", "epochs": NEWCOMER_EPOCHS, "seed": options["seed"] + 1000, "finetune": False}
+    fresh = {
+        **kept,
+        "method": "local",
+        "epochs": NEWCOMER_EPOCHS,
+        "seed": options["seed"] + 1000,
+        "finetune": False,
+    }
     return percent(one_round_from(model, fresh), 6)
 
 
@@ -135,8 +176,12 @@ def with_final(records: Iterable[Record]) -> list[Record]:
     return [Record(r.name, r.axes, r.config, {**r.result, "last": final(r)}) for r in records]
 
 
-def found(results: Results, scenario: str, variant: str, seeds: tuple[int, ...] = SEEDS) -> list[Record]:
-    return with_final(r for r in results.where(scenario=scenario, variant=variant) if r["seed"] in seeds)
+def found(
+    results: Results, scenario: str, variant: str, seeds: tuple[int, ...] = SEEDS
+) -> list[Record]:
+    return with_final(
+        r for r in results.where(scenario=scenario, variant=variant) if r["seed"] in seeds
+    )
 
 
 def smooth(record: Record) -> list[tuple[Any, float]]:
@@ -159,7 +204,17 @@ def spent_until(record: Record, goal: float) -> float | None:
 
 def scenarios(results: Results) -> list[str]:
     lines = []
-    head = ["variant", "seeds", "personal", "last round", "spread", "worst 10 %", "fine-tuned", "global", "newcomer"]
+    head = [
+        "variant",
+        "seeds",
+        "personal",
+        "last round",
+        "spread",
+        "worst 10 %",
+        "fine-tuned",
+        "global",
+        "newcomer",
+    ]
     for scenario in ALL:
         rows = []
         for variant in VARIANTS:
@@ -167,8 +222,14 @@ def scenarios(results: Results) -> list[str]:
                 names = ("last", "personal", "std", "p10", "tuned", "global", "newcomer")
                 traffic = [f"{fmean(r[way] for r in own) / 1e6:.1f}" for way in ("down", "up")]
                 figures = [spread(r[name] for r in own) for name in names]
-                rows.append([variant, len(own), *figures, f"{fmean(map(converged, own)):.0f}", *traffic])
-        lines += [f"## {scenario}", "", *table([*head, "converged", "MB down", "MB up"], rows)] if rows else []
+                rows.append(
+                    [variant, len(own), *figures, f"{fmean(map(converged, own)):.0f}", *traffic]
+                )
+        lines += (
+            [f"## {scenario}", "", *table([*head, "converged", "MB down", "MB up"], rows)]
+            if rows
+            else []
+        )
     return lines
 
 
@@ -176,16 +237,25 @@ def against_fixed(seeds: tuple[int, ...]) -> Callable[[Results], list[str]]:
     def made(results: Results) -> list[str]:
         rows = []
         for scenario in ALL:
-            fixed = {name: found(results, scenario, variant, seeds) for name, variant in FIXED.items()}
+            fixed = {
+                name: found(results, scenario, variant, seeds) for name, variant in FIXED.items()
+            }
             learned = found(results, scenario, "learned", seeds)
             if not learned or not all(fixed.values()):
                 continue
             best = max(fixed, key=lambda name: fmean(r["last"] for r in fixed[name]))
-            gains = [paired(found(results, scenario, name, seeds), fixed[best], "last", 1) for name in CLAIMANTS]
+            gains = [
+                paired(found(results, scenario, name, seeds), fixed[best], "last", 1)
+                for name in CLAIMANTS
+            ]
             both = (fixed["full"], learned)
             whole = " / ".join(f"{mean(r['global'] for r in group):.1f}" for group in both)
-            traffic = " / ".join(f"{fmean(r['down'] + r['up'] for r in group) / 1e6:.0f}" for group in both)
-            rows.append([scenario, best, spread(r["last"] for r in fixed[best]), *gains, whole, traffic])
+            traffic = " / ".join(
+                f"{fmean(r['down'] + r['up'] for r in group) / 1e6:.0f}" for group in both
+            )
+            rows.append(
+                [scenario, best, spread(r["last"] for r in fixed[best]), *gains, whole, traffic]
+            )
         head = ["scenario", "best fixed", "its accuracy", *CLAIMANTS]
         return table([*head, "global: FedAvg / learned", "MB: FedAvg / learned"], rows)
 
@@ -206,14 +276,19 @@ def relative_gains(results: Results) -> list[str]:
             for claimant in CLAIMANTS:
                 gain = relative_gain(cells[claimant], cells[strongest], key)
                 row.append(None if gain is None else f"{gain:+.2f} %")
-                gains.setdefault((key, claimant), {}).update({} if gain is None else {scenario: gain})
+                gains.setdefault((key, claimant), {}).update(
+                    {} if gain is None else {scenario: gain}
+                )
         rows.append(row)
     skewed = [scenario for scenario in ALL if scenario.rpartition("-")[2].startswith("L.")]
     for title, pick in (("average", fmean), ("largest", max)):
         for group, among in (("all", ALL), ("skewed labels", skewed)):
             row = [f"**{title}, {group}**"]
             for key in ("last", "tuned"):
-                known = ([gain for s, gain in gains[key, name].items() if s in among] for name in CLAIMANTS)
+                known = (
+                    [gain for s, gain in gains[key, name].items() if s in among]
+                    for name in CLAIMANTS
+                )
                 row += ["", *(f"{pick(values):+.2f} %" if values else None for values in known)]
             rows.append(row)
     tuned = [f"{claimant}, fine-tuned" for claimant in CLAIMANTS]
@@ -230,7 +305,10 @@ def relative_gain(ours: list[Record], theirs: list[Record], key: str) -> float |
 def bytes_to_targets(results: Results) -> list[str]:
     rows: list[list[Any]] = []
     for scenario in ALL:
-        best = {r["seed"]: max(point[1] for point in r["curve"]) for r in found(results, scenario, "fedavg")}
+        best = {
+            r["seed"]: max(point[1] for point in r["curve"])
+            for r in found(results, scenario, "fedavg")
+        }
         row: list[Any] = [scenario]
         for variant in THRIFTY if best else ():
             own, texts = found(results, scenario, variant), []
@@ -238,7 +316,9 @@ def bytes_to_targets(results: Results) -> list[str]:
                 spent = [spent_until(r, share * best[r["seed"]]) for r in own if r["seed"] in best]
                 there = [value for value in spent if value is not None]
                 text = f"{fmean(there):.0f}" if there else "-"
-                texts.append(text if len(there) == len(spent) else f"{text} ({len(there)} of {len(spent)})")
+                texts.append(
+                    text if len(there) == len(spent) else f"{text} ({len(there)} of {len(spent)})"
+                )
             row.append(" / ".join(texts) or None)
         rows += [row] if best else []
     return table(["scenario", *THRIFTY], rows)
@@ -255,10 +335,17 @@ def parts(results: Results, path: Path) -> None:
             given = found(results, scenario, "learned")[0]["parts"]
             columns = [list(column) for column in zip(*given, strict=True)]
             axis.imshow(
-                columns, aspect="auto", cmap=ListedColormap(colours), vmin=-0.5, vmax=3.5, interpolation="nearest"
+                columns,
+                aspect="auto",
+                cmap=ListedColormap(colours),
+                vmin=-0.5,
+                vmax=3.5,
+                interpolation="nearest",
             )
             axis.set(title=scenario, xlabel="round", ylabel="client")
-        handles = [Patch(color=colour, label=name) for colour, name in zip(colours, FIXED, strict=True)]
+        handles = [
+            Patch(color=colour, label=name) for colour, name in zip(colours, FIXED, strict=True)
+        ]
         axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
 
 
@@ -269,7 +356,11 @@ STUDY = Study(
     tables={
         "against_fixed": against_fixed(SEEDS),
         "against_fixed_fresh": against_fixed(FRESH),
-        **{"relative_gains": relative_gains, "bytes_to_targets": bytes_to_targets, "scenarios": scenarios},
+        **{
+            "relative_gains": relative_gains,
+            "bytes_to_targets": bytes_to_targets,
+            "scenarios": scenarios,
+        },
     },
     figures={"parts.svg": parts},
 )

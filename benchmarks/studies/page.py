@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import paired, spread, table
-from equipoise.runs.certify import certify_run
+from equipoise.experiment.certificate import certify_run
 
 EVERY, SAMPLES = 10, 16
 FRESH = (11, 12, 13, 14, 15)  # never looked at before the settings were fixed
@@ -73,13 +73,22 @@ PAPER = {  # global and local accuracy of tables 1 and 4, at 600 to 930 rounds
 
 def options(variant: str, seed: int) -> dict[str, Any] | None:
     own, seeds = VARIANTS[variant]
-    common = {"task": "synthetic", "rounds": 300, "executor": "stacked", "eval_every": EVERY, "checkpoint_every": 10**6}
+    common = {
+        "task": "synthetic",
+        "rounds": 300,
+        "executor": "stacked",
+        "eval_every": EVERY,
+        "checkpoint_every": 10**6,
+    }
     return {**common, "save_personal": False, **own, "seed": seed} if seed in seeds else None
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     done = run(cell.options, folder)
-    curve = [[log["round"], *(percent(log[name], 3) for name in SIDES.values())] for log in done.evaluated]
+    curve = [
+        [log["round"], *(percent(log[name], 3) for name in SIDES.values())]
+        for log in done.evaluated
+    ]
     certify_run(folder, SAMPLES)
     summary, notes = done.summary, [log.get("notes", {}) for log in done.logs]
     result = {
@@ -88,8 +97,14 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "certificate": summary["certificate"],
         "curve": curve,
     }
-    if "excess" in notes[-1]:  # share of clients above their budget, mean multiplier and energy, every tenth round
-        rows = [[[e > 0 for e in n["excess"]], n["multiplier"], n["joules"]] for n in notes if "excess" in n]
+    if (
+        "excess" in notes[-1]
+    ):  # share of clients above their budget, mean multiplier and energy, every tenth round
+        rows = [
+            [[e > 0 for e in n["excess"]], n["multiplier"], n["joules"]]
+            for n in notes
+            if "excess" in n
+        ]
         result["budget"] = [[round(fmean(values), 5) for values in row] for row in rows[::EVERY]]
     return result
 
@@ -99,11 +114,23 @@ def accuracies(*variants: str) -> Any:
         rows = []
         for name in variants:
             if found := results.where(variant=name):
-                figures = [spread([r[side] for r in found], 2) for side in ("global", "local", "personal")]
+                figures = [
+                    spread([r[side] for r in found], 2) for side in ("global", "local", "personal")
+                ]
                 rounds = ", ".join(sorted({str(r["stopped"] or r["rounds"]) for r in found}))
                 paper = " / ".join(f"{value:.2f}" for value in PAPER.get(name, ())) or None
-                rows.append([name, rounds, ", ".join(str(r["seed"]) for r in found), *figures, paper])
-        head = ["variant", "rounds", "seeds", "global %", "local %", "personal %", "paper (global / local)"]
+                rows.append(
+                    [name, rounds, ", ".join(str(r["seed"]) for r in found), *figures, paper]
+                )
+        head = [
+            "variant",
+            "rounds",
+            "seeds",
+            "global %",
+            "local %",
+            "personal %",
+            "paper (global / local)",
+        ]
         return table(head, rows)
 
     return made
@@ -130,35 +157,67 @@ def budgets(results: Results) -> list[str]:
             )
             joules = [fmean(row[2] for row in budget[-fifth:]) for budget in found]
             prices = spread([budget[-1][1] for budget in found], 2)
-            rows.append([name, len(found), f"{spread(early)} %", f"{spread(late)} %", prices, spread(joules, 3)])
-    head = ["variant", "seeds", "above budget, first fifth", "above budget, last fifth", "last multiplier"]
+            rows.append(
+                [
+                    name,
+                    len(found),
+                    f"{spread(early)} %",
+                    f"{spread(late)} %",
+                    prices,
+                    spread(joules, 3),
+                ]
+            )
+    head = [
+        "variant",
+        "seeds",
+        "above budget, first fifth",
+        "above budget, last fifth",
+        "last multiplier",
+    ]
     return table([*head, "joules per round"], rows)
 
 
 def certificates(results: Results) -> list[str]:
     rows = []
     for name in dict.fromkeys((*GAME, *BIAS, *CLIENTS, *OURS, *BUDGETS)):
-        certified = [r["certificate"] for r in results.where(variant=name) if "certificate" in r.result]
+        certified = [
+            r["certificate"] for r in results.where(variant=name) if "certificate" in r.result
+        ]
         if found := [certificate for certificate in certified if "server" in certificate]:
             columns = [[c["clients"][key] for c in found] for key in ("largest", "mean")]
-            columns += [[c["server"][key] for c in found] for key in ("gain", "gain_of_the_aggregate")]
+            columns += [
+                [c["server"][key] for c in found] for key in ("gain", "gain_of_the_aggregate")
+            ]
             rows.append([name, len(found), *(f"{100 * fmean(values):.1f} %" for values in columns)])
-    head = ["variant", "seeds", "largest client gain", "mean client gain", "server's gain, its utility"]
+    head = [
+        "variant",
+        "seeds",
+        "largest client gain",
+        "mean client gain",
+        "server's gain, its utility",
+    ]
     return table([*head, "the aggregate's"], rows)
 
 
 def pendulum(results: Results) -> list[str]:
     """Our DDPG beside a peer's (tests/learners/test_pendulum.py): return of each agent as it learns."""
-    curves: dict[str, Sequence[list[float]]] = json.loads((results.folder / "pendulum.json").read_text())
+    curves: dict[str, Sequence[list[float]]] = json.loads(
+        (results.folder / "pendulum.json").read_text()
+    )
     rows = [
-        [f"{points[0][0]:.0f}", *(" / ".join(f"{value:.0f}" for value in point[1:]) for point in points)]
+        [
+            f"{points[0][0]:.0f}",
+            *(" / ".join(f"{value:.0f}" for value in point[1:]) for point in points),
+        ]
         for points in zip(*curves.values(), strict=True)
     ]
     return table(["steps", *curves], rows)
 
 
 def speed(results: Results) -> list[str]:
-    return table(["", "value"], json.loads((results.folder.parent / "page_speed.json").read_text()).items())
+    return table(
+        ["", "value"], json.loads((results.folder.parent / "page_speed.json").read_text()).items()
+    )
 
 
 STUDY = Study(
@@ -171,6 +230,12 @@ STUDY = Study(
         "clients": accuracies(*CLIENTS),
         "ours": accuracies(*OURS),
         "energy": accuracies(*BUDGETS),
-        **{"budgets": budgets, "pairs": pairs, "certificates": certificates, "pendulum": pendulum, "speed": speed},
+        **{
+            "budgets": budgets,
+            "pairs": pairs,
+            "certificates": certificates,
+            "pendulum": pendulum,
+            "speed": speed,
+        },
     },
 )

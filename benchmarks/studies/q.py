@@ -11,9 +11,17 @@ import numpy as np
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import run
 from benchmarks.studies import q_page
-from equipoise.frl import tabular, theory
-from equipoise.frl.mdp import TabularMDP, garnet, make_mdp, perturbed, toy_text, two_state
-from equipoise.frl.policies import preferred_action, regions
+from equipoise.environments import tabular_q, theory
+from equipoise.environments.tabular_mdp import (
+    TabularMDP,
+    garnet,
+    make_mdp,
+    perturbed,
+    preferred_action,
+    regions,
+    toy_text,
+    two_state,
+)
 
 RATES = [float(f"{eta:.2g}") for eta in np.geomspace(0.0003, 0.95, 27)]
 SEED, TUNING_SEED = 1, 2  # rates are chosen on other random numbers than those they are reported on
@@ -30,12 +38,14 @@ PATTERNS: dict[str, Present | None] = {
     "each sync missed with p 0.5": lambda r: np.flatnonzero(MISSED[r] >= 0.5),
     "each sync missed with p 0.8": lambda r: np.flatnonzero(MISSED[r] >= 0.8),
     LATE: lambda r: np.flatnonzero((K20 % 2 == 0) | ((r + K20) % 10 == 9)),
-    "half the agents sync every 20th": lambda r: np.flatnonzero((K20 % 2 == 0) | ((r + K20) % 20 == 19)),
+    "half the agents sync every 20th": lambda r: np.flatnonzero(
+        (K20 % 2 == 0) | ((r + K20) % 20 == 19)
+    ),
 }
 
 
 def curve(
-    problem: tabular.Problem,
+    problem: tabular_q.Problem,
     rule: str,
     eta: float,
     tau: int,
@@ -52,15 +62,15 @@ def curve(
 
     ``first_tables``: a seed from which each agent's first table is drawn, the same in all simulations.
     """
-    state = tabular.init_state(problem, sims, seed, random_start)
+    state = tabular_q.init_state(problem, sims, seed, random_start)
     if first_tables is not None:
-        one = tabular.init_state(problem, 1, first_tables)
+        one = tabular_q.init_state(problem, 1, first_tables)
         state.q[:], state.base[:], state.table[:] = one.q, one.base, one.table
     out = []
     for r in range(steps // tau):
-        tabular.local_period(problem, state, seed, eta, tau)
-        tabular.synchronise(state, rule, eta, None if present is None else present(r))
-        out.append(tabular.errors(state.table, yardstick or problem.mdp))
+        tabular_q.local_period(problem, state, seed, eta, tau)
+        tabular_q.synchronise(state, rule, eta, None if present is None else present(r))
+        out.append(tabular_q.errors(state.table, yardstick or problem.mdp))
     return np.array(out)
 
 
@@ -68,13 +78,21 @@ def summary(errors: np.ndarray) -> Kept:
     """Mean, standard error and 10-90 % band over simulations."""
     low, high = np.quantile(errors, [0.1, 0.9])
     error = float(errors.std(ddof=1) / np.sqrt(len(errors)))
-    found = {"error": float(errors.mean()), "standard_error": error, "p10": float(low), "p90": float(high)}
+    found = {
+        "error": float(errors.mean()),
+        "standard_error": error,
+        "p10": float(low),
+        "p90": float(high),
+    }
     return {name: round(value, 5) for name, value in found.items()}
 
 
-def tuned(problem: tabular.Problem, rule: str, tau: int, steps: int, **how: Any) -> Kept:
+def tuned(problem: tabular_q.Problem, rule: str, tau: int, steps: int, **how: Any) -> Kept:
     """The rate with the least final error on the tuning seed, and what it reaches on the reporting seed."""
-    trials = {eta: float(curve(problem, rule, eta, tau, steps, seed=TUNING_SEED, **how)[-1].mean()) for eta in RATES}
+    trials = {
+        eta: float(curve(problem, rule, eta, tau, steps, seed=TUNING_SEED, **how)[-1].mean())
+        for eta in RATES
+    }
     eta = min(trials, key=trials.__getitem__)
     return {"eta": eta, **summary(curve(problem, rule, eta, tau, steps, **how)[-1])}
 
@@ -85,18 +103,26 @@ def rounds_to(errors: np.ndarray, target: float) -> int | None:
     return int(hits[0]) + 1 if len(hits) else None
 
 
-def fastest(problem: tabular.Problem, rule: str, tau: int, steps: int, target: float, sims: int) -> Kept:
+def fastest(
+    problem: tabular_q.Problem, rule: str, tau: int, steps: int, target: float, sims: int
+) -> Kept:
     """The rate that reaches the target first on the tuning seed, and its rounds on the reporting seed."""
-    trials = {e: rounds_to(curve(problem, rule, e, tau, steps, sims=sims, seed=TUNING_SEED), target) for e in RATES}
+    trials = {
+        e: rounds_to(curve(problem, rule, e, tau, steps, sims=sims, seed=TUNING_SEED), target)
+        for e in RATES
+    }
     found = {eta: rounds for eta, rounds in trials.items() if rounds is not None}
     if not found:
         return {"eta": None, "rounds": None}
     eta = min(found, key=found.__getitem__)
-    return {"eta": eta, "rounds": rounds_to(curve(problem, rule, eta, tau, steps, sims=sims), target)}
+    return {
+        "eta": eta,
+        "rounds": rounds_to(curve(problem, rule, eta, tau, steps, sims=sims), target),
+    }
 
 
-def walkers(mdp: TabularMDP, epsilon: float = 0.0, agents: int = 20) -> tabular.Problem:
-    return tabular.Problem([mdp], agents, preferred_action(mdp, agents, epsilon))
+def walkers(mdp: TabularMDP, epsilon: float = 0.0, agents: int = 20) -> tabular_q.Problem:
+    return tabular_q.Problem([mdp], agents, preferred_action(mdp, agents, epsilon))
 
 
 def fig3(rule: str, rate: str) -> Kept:
@@ -105,7 +131,14 @@ def fig3(rule: str, rate: str) -> Kept:
     eta = PAPER_RATE[rule] if rate == "paper" else tuned(problem, rule, 50, 2000)["eta"]
     errors = curve(problem, rule, eta, 50, 2000)
     steps = [50 * (r + 1) for r in range(40)]
-    return {"eta": eta, "K": 20, "tau": 50, **FULL, "steps": steps, "points": [summary(row) for row in errors]}
+    return {
+        "eta": eta,
+        "K": 20,
+        "tau": 50,
+        **FULL,
+        "steps": steps,
+        "points": [summary(row) for row in errors],
+    }
 
 
 def draws(rule: str) -> Kept:
@@ -130,14 +163,18 @@ def tables(rule: str) -> Kept:
 
 def synq(tau: int) -> Kept:
     """FedSynQ's error against tau: T = 1000, K = 20, at one rate and at the best one."""
-    problem = tabular.Problem([garnet(0, 5, 3, 5)], 20)
+    problem = tabular_q.Problem([garnet(0, 5, 3, 5)], 20)
     fixed = summary(curve(problem, "equal", 0.05, tau, 1000, random_start=False)[-1])
-    return {**FULL, "eta 0.05": fixed, "tuned": tuned(problem, "equal", tau, 1000, random_start=False)}
+    return {
+        **FULL,
+        "eta 0.05": fixed,
+        "tuned": tuned(problem, "equal", tau, 1000, random_start=False),
+    }
 
 
 def fades(gamma: float, K: int) -> Kept:
     """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500, tau = 5."""
-    problem = tabular.Problem([garnet(0, 5, 3, 5, gamma)], K)
+    problem = tabular_q.Problem([garnet(0, 5, 3, 5, gamma)], K)
     return tuned(problem, "equal", 5, 500, sims=30, random_start=False)
 
 
@@ -155,15 +192,29 @@ def slope(method: str, K: int, T: int) -> Kept:
     share = 1.0 if policies is None else theory.coverage(mdp, policies).mu_avg
     eta = 14.0 / ((1.0 - mdp.gamma) * share * T)
     rule = "importance" if method == "fedasynq-im" else "equal"
-    problem = tabular.Problem([mdp], K, policies)
+    problem = tabular_q.Problem([mdp], K, policies)
     errors = curve(problem, rule, eta, 5 if policies is None else 50, T, random_start=False)[-1]
     return {"eta": eta, **FULL, **summary(errors)}
 
 
 def refined_options(experiment: str, K: int, samples: int) -> dict[str, Any]:
     """Fed-DVR-Q on the MDP of the slopes: four epochs of 25 rounds, a batch a quarter of the first reference's."""
-    place = {"task": "garnet", "states": 5, "actions": 3, "branching": 5, "seed": 0, "sims": 100, "agents": K}
-    how = {"rounds": 100, "iterations": 25, "reference_batch": samples, "batch": samples // 4, "eval_every": 100}
+    place = {
+        "task": "garnet",
+        "states": 5,
+        "actions": 3,
+        "branching": 5,
+        "seed": 0,
+        "sims": 100,
+        "agents": K,
+    }
+    how = {
+        "rounds": 100,
+        "iterations": 25,
+        "reference_batch": samples,
+        "batch": samples // 4,
+        "eval_every": 100,
+    }
     return {**place, **how, "method": "feddvrq"}
 
 
@@ -171,9 +222,12 @@ def refined(cell: Cell, folder: Path) -> Kept:
     """Its error, and that of FedSynQ at its best rate from as many samples."""
     summary, config = run(cell.options, folder).summary, cell.options
     seen = sum(config["reference_batch"] * 4**epoch + 24 * config["batch"] for epoch in range(4))
-    problem = tabular.Problem([garnet(0, 5, 3, 5)], config["agents"])
+    problem = tabular_q.Problem([garnet(0, 5, 3, 5)], config["agents"])
     plain = tuned(problem, "equal", 8, seen, random_start=False, sims=30)
-    own = {"error": round(summary["error"], 6), "standard_error": round(summary["error_std"] / 10, 6)}
+    own = {
+        "error": round(summary["error"], 6),
+        "standard_error": round(summary["error_std"] / 10, 6),
+    }
     return {"seen": seen, "rounds": 100, **own, "fedsynq": {**plain, "rounds": seen // 8}}
 
 
@@ -182,24 +236,30 @@ def communication(rule: str, tau: int) -> Kept:
     problem, target, horizon = walkers(two_state(0)), 0.06, 4000
     found = fastest(problem, rule, tau, horizon, target, 50)
     rounds = found["rounds"]
-    per_round = 20 * (tabular.uplink_bytes(rule, problem.mdp) + tabular.downlink_bytes(problem.mdp))
+    per_round = 20 * (
+        tabular_q.uplink_bytes(rule, problem.mdp) + tabular_q.downlink_bytes(problem.mdp)
+    )
     spent = {"steps": rounds and rounds * tau, "bytes": rounds and rounds * per_round}
     return {"target": target, "horizon": horizon, "sims": 50, **found, **spent}
 
 
 def heterogeneity(mdp: str, epsilon: float) -> Kept:
     """Policies from equal (epsilon 1) to disjoint (0), with the theory's numbers; error and local steps to a target."""
-    place, T, target = (two_state(0), 2000, 0.06) if mdp == "two-state" else (garnet(3, 10, 5, 3), 4000, 0.05)
+    place, T, target = (
+        (two_state(0), 2000, 0.06) if mdp == "two-state" else (garnet(3, 10, 5, 3), 4000, 0.05)
+    )
     problem = walkers(place, epsilon)
     cover = theory.coverage(place, preferred_action(place, 20, epsilon))
     known = {name: getattr(cover, name) for name in ("mu_min", "mu_avg", "c_het", "t_mix")}
     out: Kept = {"K": 20, "tau": 50, "T": T, "target": target, **known}
-    for rule in tabular.RULES:
+    for rule in tabular_q.RULES:
         rounds = fastest(problem, rule, 50, 3 * T, target, 50)["rounds"]
         out[rule] = {**tuned(problem, rule, 50, T, sims=50), "steps": rounds and 50 * rounds}
         if rule in METHOD:
             scale = target / (1.0 - place.gamma)
-            out[rule]["predicted"] = theory.predicted_samples(METHOD[rule], place.gamma, scale, 20, cover)
+            out[rule]["predicted"] = theory.predicted_samples(
+                METHOD[rule], place.gamma, scale, 20, cover
+            )
     return out
 
 
@@ -209,12 +269,21 @@ def partial_coverage(mdp: str, T: int) -> Kept:
     policies = regions(place, 6)
     cover, how = theory.coverage(place, policies), {"sims": 30, "random_start": False}
     known = {name: getattr(cover, name) for name in ("mu_min", "mu_avg", "c_het")}
-    problem, alone = tabular.Problem([place], 6, policies), tabular.Problem([place], 1, policies[:1])
-    rules = {rule: tuned(problem, rule, 100, T, **how) for rule in tabular.RULES}
-    return {"K": 6, "tau": 100, **known, **rules, "one agent alone": tuned(alone, "equal", 100, T, **how)}
+    problem, alone = (
+        tabular_q.Problem([place], 6, policies),
+        tabular_q.Problem([place], 1, policies[:1]),
+    )
+    rules = {rule: tuned(problem, rule, 100, T, **how) for rule in tabular_q.RULES}
+    return {
+        "K": 6,
+        "tau": 100,
+        **known,
+        **rules,
+        "one agent alone": tuned(alone, "equal", 100, T, **how),
+    }
 
 
-SETTINGS: dict[str, tuple[Callable[[], tabular.Problem], bool]] = {
+SETTINGS: dict[str, tuple[Callable[[], tabular_q.Problem], bool]] = {
     "two-state disjoint, random Q0": (lambda: walkers(two_state(0)), True),
     "two-state disjoint, Q0 = 0": (lambda: walkers(two_state(0)), False),
     "garnet epsilon 0.3, Q0 = 0": (lambda: walkers(garnet(3, 10, 5, 3), 0.3), False),
@@ -226,7 +295,7 @@ def straggler(setting: str, pattern: str) -> Kept:
     """Agents that skip synchronisations or come late; they walk on meanwhile with the table they hold."""
     make, random_start = SETTINGS[setting]
     how: Kept = {"sims": 50, "random_start": random_start, "present": PATTERNS[pattern]}
-    rules = {rule: tuned(make(), rule, 50, 6000, **how) for rule in tabular.RULES}
+    rules = {rule: tuned(make(), rule, 50, 6000, **how) for rule in tabular_q.RULES}
     return {"K": 20, "tau": 50, "T": 6000, **rules}
 
 
@@ -234,10 +303,16 @@ def environment(strength: float, epsilon: float, pattern: str) -> Kept:
     """Each agent lives in its own perturbed MDP; the yardstick is Q* of the mean MDP."""
     centre = garnet(3, 10, 5, 3)
     mdps = [perturbed(centre, 100 + k, strength) for k in range(20)]
-    mean = make_mdp(np.mean([m.P for m in mdps], axis=0), np.mean([m.R for m in mdps], axis=0), centre.gamma)
-    problem = tabular.Problem(mdps, 20, preferred_action(centre, 20, epsilon))
+    mean = make_mdp(
+        np.mean([m.P for m in mdps], axis=0), np.mean([m.R for m in mdps], axis=0), centre.gamma
+    )
+    problem = tabular_q.Problem(mdps, 20, preferred_action(centre, 20, epsilon))
     how: Kept = {"sims": 30, "random_start": False, "yardstick": mean, "present": PATTERNS[pattern]}
-    return {"K": 20, "T": 6000, **{rule: tuned(problem, rule, 50, 6000, **how) for rule in tabular.RULES}}
+    return {
+        "K": 20,
+        "T": 6000,
+        **{rule: tuned(problem, rule, 50, 6000, **how) for rule in tabular_q.RULES},
+    }
 
 
 EXPERIMENTS: dict[str, Callable[..., Kept]] = {
@@ -251,8 +326,11 @@ def cells(results: Results) -> list[Cell]:
     def of(experiment: str, **axes: Any) -> list[Cell]:
         return grid(experiment=[experiment], **axes)
 
-    rules, long = tabular.RULES, (25_000, 50_000, 100_000, 200_000, 400_000)
-    found = [*of("fig3", rule=rules, rate=("tuned",)), *of("fig3", rule=PAPER_RATE, rate=("paper",))]
+    rules, long = tabular_q.RULES, (25_000, 50_000, 100_000, 200_000, 400_000)
+    found = [
+        *of("fig3", rule=rules, rate=("tuned",)),
+        *of("fig3", rule=PAPER_RATE, rate=("paper",)),
+    ]
     found += [*of("draws", rule=PAPER_RATE), *of("fig4", rule=rules, K=q_page.AGENTS)]
     found += of("fig5", rule=rules, tau=(1, 10, 25, 50, 75, 100))
     for method, T, Ts in (
@@ -268,11 +346,15 @@ def cells(results: Results) -> list[Cell]:
     found += grid(refined_options, experiment=["refined"], K=q_page.REFINED, samples=(32,))
     found += grid(refined_options, experiment=["refined"], K=(4,), samples=(8, 128))
     found += of("bytes", rule=rules, tau=q_page.TAUS)
-    found += of("het", mdp=("two-state", "garnet"), epsilon=(1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02))
+    found += of(
+        "het", mdp=("two-state", "garnet"), epsilon=(1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
+    )
     found += [*of("het", mdp=["two-state"], epsilon=[0.0])]
     found += of("coverage", mdp=("garnet", "frozen-lake"), T=(500, 2000, 20000))
     found += of("straggler", setting=SETTINGS, pattern=PATTERNS)
-    return found + of("env", strength=(0.0, 0.1, 0.2, 0.4, 0.8), epsilon=(0.1, 0.5, 1.0), pattern=(ON_TIME, LATE))
+    return found + of(
+        "env", strength=(0.0, 0.1, 0.2, 0.4, 0.8), epsilon=(0.1, 0.5, 1.0), pattern=(ON_TIME, LATE)
+    )
 
 
 def measure(cell: Cell, folder: Path) -> Kept:

@@ -11,11 +11,14 @@ import numpy as np
 from benchmarks.lab import Record, Results
 from benchmarks.lab.plots import Series, drawing, lines
 from benchmarks.lab.tables import table
-from equipoise.frl.theory import fit_slope
+from equipoise.environments.theory import fit_slope
 
 RULES = ("equal", "importance", "targets")
 AT, AGENTS, TAUS = (50, 300, 500, 1000, 2000), (20, 40, 60, 80, 100), (5, 10, 25, 50, 100, 200)
-PAPER3 = {"equal": (0.205, 0.149, 0.116, 0.063, 0.036), "importance": (0.168, 0.083, 0.059, 0.040, 0.035)}
+PAPER3 = {
+    "equal": (0.205, 0.149, 0.116, 0.063, 0.036),
+    "importance": (0.168, 0.083, 0.059, 0.040, 0.035),
+}
 PAPER4 = {"equal": (0.34, 0.50, 0.61, 0.68, 0.72), "importance": (1.45, 2.37, 2.80, 3.00, 3.20)}
 REFINED = (1, 4, 16)
 SYNQ_TAUS, FADING = (1, 2, 5, 10, 25, 50, 100, 250), (1, 4, 16, 64, 256)
@@ -35,7 +38,9 @@ def three(r: Record) -> list[str]:
     """The three rules of a cell, the best one bold (ties within two standard errors count as ties)."""
     best = min((r[rule] for rule in RULES), key=lambda found: found["error"])
     line = best["error"] + 2 * best["standard_error"]
-    return [f"**{shown(r[rule])}**" if r[rule]["error"] <= line else shown(r[rule]) for rule in RULES]
+    return [
+        f"**{shown(r[rule])}**" if r[rule]["error"] <= line else shown(r[rule]) for rule in RULES
+    ]
 
 
 def reached(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -47,13 +52,23 @@ def fig3(results: Results) -> list[str]:
     for r in results.where(experiment="fig3"):
         points = dict(zip(r["steps"], r["points"], strict=True))
         label = f"{r['rule']}, η = {r['eta']:g} ({'tuned for T = 2000' if r['rate'] == 'tuned' else 'as published'})"
-        bands = [f"{points[t]['error']:.3f} [{points[t]['p10']:.3f}, {points[t]['p90']:.3f}]" for t in AT]
+        bands = [
+            f"{points[t]['error']:.3f} [{points[t]['p10']:.3f}, {points[t]['p90']:.3f}]" for t in AT
+        ]
         rows.append([label, *bands])
         if r["rate"] == "paper":
             rows.append([f"{r['rule']}, the paper's figure", *PAPER3[r["rule"]]])
     for r in results.where(experiment="draws"):
         label = f"{r['rule']}, η = {r['eta']:g}: least ... largest mean over {r['mdp_seeds']} draws of the MDP"
-        rows.append([label, *(f"{min(column):.3f} ... {max(column):.3f}" for column in zip(*r["errors"], strict=True))])
+        rows.append(
+            [
+                label,
+                *(
+                    f"{min(column):.3f} ... {max(column):.3f}"
+                    for column in zip(*r["errors"], strict=True)
+                ),
+            ]
+        )
     return table(["rule", *(f"T = {t}" for t in AT)], rows)
 
 
@@ -61,14 +76,33 @@ def first_tables(results: Results) -> list[str]:
     """One first table for all simulations: what of figure 3's spread it leaves, and how near the paper one comes."""
     rows: list[list[Any]] = []
     for r in results.where(experiment="tables"):
-        means, spreads, paper = (np.array(part) for part in (r["means"], r["spreads"], PAPER3[r["rule"]]))
+        means, spreads, paper = (
+            np.array(part) for part in (r["means"], r["spreads"], PAPER3[r["rule"]])
+        )
         off = np.abs(means / paper - 1)
         near = int(off.max(axis=1).argmin())
         count = len(means)
-        rows.append([f"{r['rule']}: mean over {count} first tables", *(f"{value:.3f}" for value in means.mean(0))])
-        rows.append(["standard deviation between tables", *(f"{value:.4f}" for value in means.std(0, ddof=1))])
-        rows.append(["standard deviation within a table", *(f"{value:.4f}" for value in spreads.mean(0))])
-        rows.append(["off the paper's point, the table that is nearest", *(f"{value:.0%}" for value in off[near])])
+        rows.append(
+            [
+                f"{r['rule']}: mean over {count} first tables",
+                *(f"{value:.3f}" for value in means.mean(0)),
+            ]
+        )
+        rows.append(
+            [
+                "standard deviation between tables",
+                *(f"{value:.4f}" for value in means.std(0, ddof=1)),
+            ]
+        )
+        rows.append(
+            ["standard deviation within a table", *(f"{value:.4f}" for value in spreads.mean(0))]
+        )
+        rows.append(
+            [
+                "off the paper's point, the table that is nearest",
+                *(f"{value:.0%}" for value in off[near]),
+            ]
+        )
     return table(["", *(f"T = {t}" for t in AT)], rows)
 
 
@@ -95,7 +129,9 @@ def fig4(results: Results) -> list[str]:
     for rule in RULES:
         for kind, words in (("eta 0.05", "η = 0.05"), ("tuned", "tuned")):
             found = by(results, "K", experiment="fig4", rule=rule)
-            rows.append([f"{rule}, {words}", *(round((0.1 / r[kind]["error"]) ** 2, 2) for r in found)])
+            rows.append(
+                [f"{rule}, {words}", *(round((0.1 / r[kind]["error"]) ** 2, 2) for r in found)]
+            )
         rows += [[f"{rule}, the paper's figure", *PAPER4[rule]]] if rule in PAPER4 else []
     return table(["rule", *(f"K = {k}" for k in AGENTS)], rows)
 
@@ -105,7 +141,12 @@ def fig5(results: Results) -> list[str]:
     for rule in RULES:
         found = by(results, "tau", experiment="fig5", rule=rule)
         rows.append([f"{rule}, η = 0.05", *(f"{r['eta 0.05']['error']:.3f}" for r in found)])
-        rows.append([f"{rule}, tuned", *(f"{r['tuned']['error']:.3f} (η {r['tuned']['eta']:g})" for r in found)])
+        rows.append(
+            [
+                f"{rule}, tuned",
+                *(f"{r['tuned']['error']:.3f} (η {r['tuned']['eta']:g})" for r in found),
+            ]
+        )
     return table(["rule", *(f"τ = {t}" for t in (1, 10, 25, 50, 75, 100))], rows)
 
 
@@ -121,7 +162,14 @@ def slopes(results: Results) -> list[str]:
             slope, error = fit_slope([r[axis] for r in mine], [r["error"] for r in mine])
             [(other, at)] = fixed.items()
             span = f"{axis} = {mine[0][axis]} ... {mine[-1][axis]}, {other} = {at}"
-            rows.append([method, span, f"{slope:.3f} ± {error:.3f}", " ".join(f"{r['error']:.4f}" for r in mine)])
+            rows.append(
+                [
+                    method,
+                    span,
+                    f"{slope:.3f} ± {error:.3f}",
+                    " ".join(f"{r['error']:.4f}" for r in mine),
+                ]
+            )
     return table(["method", "along", "slope", "errors"], rows)
 
 
@@ -139,8 +187,13 @@ def refined(results: Results) -> list[str]:
         if len(found) > 2:
             kinds = ([r["error"] for r in found], [r["fedsynq"]["error"] for r in found])
             slopes = [fit_slope([r[axis] for r in found], errors) for errors in kinds]
-            rows.append([words, "", *(f"{slope:.2f} ± {error:.2f}" for slope, error in slopes), "", ""])
-    return table(["K", "samples of a pair", "feddvrq", "fedsynq, τ = 8, tuned", "rounds", "fedsynq: rounds"], rows)
+            rows.append(
+                [words, "", *(f"{slope:.2f} ± {error:.2f}" for slope, error in slopes), "", ""]
+            )
+    return table(
+        ["K", "samples of a pair", "feddvrq", "fedsynq, τ = 8, tuned", "rounds", "fedsynq: rounds"],
+        rows,
+    )
 
 
 def communication(results: Results) -> list[str]:
@@ -160,13 +213,29 @@ def heterogeneity(results: Results) -> list[str]:
         cover = [f"{r[x]:.2g}" for x in ("mu_min", "mu_avg", "c_het", "t_mix")]
         predicted = round(r["equal"]["predicted"] / r["importance"]["predicted"], 1)
         rows.append([r["mdp"], r["epsilon"], *cover, *three(r), *steps, ratio, predicted])
-    head = ["MDP", "ε", "μ_min", "μ_avg", "C_het", "t_mix", *RULES, *(f"{rule}: steps" for rule in RULES)]
+    head = [
+        "MDP",
+        "ε",
+        "μ_min",
+        "μ_avg",
+        "C_het",
+        "t_mix",
+        *RULES,
+        *(f"{rule}: steps" for rule in RULES),
+    ]
     return table([*head, "Eq/Im steps", "predicted (bound)"], reached(rows))
 
 
 def coverage(results: Results) -> list[str]:
     rows = [
-        [r["mdp"], r["T"], f"{r['mu_min']:.2g}", f"{r['mu_avg']:.2g}", *three(r), shown(r["one agent alone"])]
+        [
+            r["mdp"],
+            r["T"],
+            f"{r['mu_min']:.2g}",
+            f"{r['mu_avg']:.2g}",
+            *three(r),
+            shown(r["one agent alone"]),
+        ]
         for r in sorted(results.where(experiment="coverage"), key=lambda r: (r["mdp"], r["T"]))
     ]
     return table(["MDP", "T", "μ_min", "μ_avg", *RULES, "one agent alone"], rows)
@@ -182,19 +251,34 @@ def stragglers(results: Results) -> list[str]:
 
 
 def environments(results: Results) -> list[str]:
-    rows = [[r["strength"], r["epsilon"], r["pattern"], *three(r)] for r in results.where(experiment="env")]
+    rows = [
+        [r["strength"], r["epsilon"], r["pattern"], *three(r)]
+        for r in results.where(experiment="env")
+    ]
     return table(["strength", "ε", "pattern", *RULES], rows)
 
 
-def band(points: Sequence[Any], x: Sequence[float], label: str, colour: str, dashed: bool = False) -> Series:
+def band(
+    points: Sequence[Any], x: Sequence[float], label: str, colour: str, dashed: bool = False
+) -> Series:
     mean, low, high = ([point[name] for point in points] for name in ("error", "p10", "p90"))
     return Series(label, x, mean, colour, low, high, dashed)
 
 
 def draw3(results: Results, path: Path) -> None:
-    found = [r for r in results.where(experiment="fig3") if r["rate"] == "paper" or r["rule"] == "targets"]
-    series = [band(r["points"], r["steps"], f"{r['rule']}, η = {r['eta']:g}", COLOURS[r["rule"]]) for r in found]
-    series += [Series(f"{rule}, paper", AT, values, COLOURS[rule], dashed=True) for rule, values in PAPER3.items()]
+    found = [
+        r
+        for r in results.where(experiment="fig3")
+        if r["rate"] == "paper" or r["rule"] == "targets"
+    ]
+    series = [
+        band(r["points"], r["steps"], f"{r['rule']}, η = {r['eta']:g}", COLOURS[r["rule"]])
+        for r in found
+    ]
+    series += [
+        Series(f"{rule}, paper", AT, values, COLOURS[rule], dashed=True)
+        for rule, values in PAPER3.items()
+    ]
     with drawing(path) as (axis,):
         lines(axis, series, "Figure 3: error, K = 20, τ = 50, band 10-90 %", "T", ERROR)
 
@@ -206,7 +290,10 @@ def draw4(results: Results, path: Path) -> None:
         found = by(results, "K", experiment="fig4", rule=rule)
         heights = [(0.1 / r[kind]["error"]) ** 2 for r in found]
         series.append(Series(f"{rule}, {words}", AGENTS, heights, COLOURS[rule]))
-    series += [Series(f"{rule}, paper", AGENTS, values, COLOURS[rule], dashed=True) for rule, values in PAPER4.items()]
+    series += [
+        Series(f"{rule}, paper", AGENTS, values, COLOURS[rule], dashed=True)
+        for rule, values in PAPER4.items()
+    ]
     with drawing(path) as (axis,):
         lines(axis, series, "Figure 4: speed-up in K, T = 300, τ = 50", "K", "1 / max |Q - Q*|²")
 
@@ -227,7 +314,9 @@ def draw_slopes(results: Results, path: Path) -> None:
     for method, colour in (("fedsynq", "#733"), ("fedasynq-eq", "#c33"), ("fedasynq-im", "#26c")):
         T = usual_T(method)
         found = by(results, "K", experiment="slope", method=method, T=T)
-        series.append(band([r.result for r in found], [r["K"] for r in found], f"{method}, T = {T}", colour))
+        series.append(
+            band([r.result for r in found], [r["K"] for r in found], f"{method}, T = {T}", colour)
+        )
     first = series[0]
     guide = [first.y[0] * k**-0.5 for k in first.x]
     with drawing(path) as (axis,):

@@ -12,8 +12,8 @@ from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import paired, spread, table
 from benchmarks.studies import page
 from benchmarks.studies.realdata import CIFAR, FMNIST
+from equipoise.methods.page.config import Reading
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.readings import Reading
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,15 @@ COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, ...]]] = {
     "cifar100": (CIFAR, FIRST, SEEDS[:3]),
 }
 SIDES = {"global": "global", "local": "trained", "personal": "personal"}
-RUN_BEFORE = {"fedavg": "fedavg", "paper-each": "page", "authors-code": "page-authors-code"}  # in the study page
-PAPER = {"fedavg": (91.46, 95.26), "relative": (92.67, 96.24)}  # table 1, Synthetic at about 900 rounds
+RUN_BEFORE = {
+    "fedavg": "fedavg",
+    "paper-each": "page",
+    "authors-code": "page-authors-code",
+}  # in the study page
+PAPER = {
+    "fedavg": (91.46, 95.26),
+    "relative": (92.67, 96.24),
+}  # table 1, Synthetic at about 900 rounds
 
 
 def found(results: Results, column: str, variant: str) -> list[Record]:
@@ -96,7 +103,11 @@ def options(column: str, variant: str, seed: int) -> dict[str, Any] | None:
     own, variants, seeds = COLUMNS[column]
     if variant not in variants or seed not in seeds:
         return None
-    if column == "synthetic-300" and variant in RUN_BEFORE and seed in page.VARIANTS[RUN_BEFORE[variant]][1]:
+    if (
+        column == "synthetic-300"
+        and variant in RUN_BEFORE
+        and seed in page.VARIANTS[RUN_BEFORE[variant]][1]
+    ):
         return None
     every = {"eval_every": own["rounds"] // 10, "checkpoint_every": 10**6, "save_personal": False}
     return {**own, **every, **VARIANTS[variant], "seed": seed}
@@ -104,7 +115,10 @@ def options(column: str, variant: str, seed: int) -> dict[str, Any] | None:
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     done = run(cell.options, folder)
-    curve = [[log["round"], *(percent(log[name], 3) for name in SIDES.values())] for log in done.evaluated]
+    curve = [
+        [log["round"], *(percent(log[name], 3) for name in SIDES.values())]
+        for log in done.evaluated
+    ]
     return {**dict(zip(SIDES, curve[-1][1:], strict=True)), "curve": curve}
 
 

@@ -10,7 +10,18 @@ from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import mean, spread, table
 
-PLAIN = ("fedavg", "fedavgm", "fedprox", "scaffold", "local", "finetune", "fedper", "fedrep", "fedrecon", "pfedme")
+PLAIN = (
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "scaffold",
+    "local",
+    "finetune",
+    "fedper",
+    "fedrep",
+    "fedrecon",
+    "pfedme",
+)
 METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in (*PLAIN, "ditto", "fedala", "fedrod")},
     "fedavgm": {"server_momentum": 0.5},
@@ -35,9 +46,23 @@ COMMON: dict[str, Any] = {"val_share": 0.1, "epochs": 2}
 SMALL: dict[str, Any] = {**COMMON, "pool": 2, "clients": 20}
 FMNIST = {**SMALL, "task": "fmnist", "model": "mlp", "train_rows": 12_000, "lr": 0.1}
 FMNIST |= {"rounds": 50, "executor": "stacked"}
-CIFAR = {**SMALL, "task": "cifar100", "model": "cnn", "train_rows": 10_000, "server_rows": 2000, "lr": 0.05}
+CIFAR = {
+    **SMALL,
+    "task": "cifar100",
+    "model": "cnn",
+    "train_rows": 10_000,
+    "server_rows": 2000,
+    "lr": 0.05,
+}
 CIFAR |= {"batch_size": 32, "delta": 0.3, "rounds": 25, "executor": "loop"}
-PLAYS = {**COMMON, "task": "shakespeare", "clients": 10, "role_samples": 700, "server_rows": 1000, "lr": 1.0}
+PLAYS = {
+    **COMMON,
+    "task": "shakespeare",
+    "clients": 10,
+    "role_samples": 700,
+    "server_rows": 1000,
+    "lr": 1.0,
+}
 PLAYS |= {"batch_size": 16, "rounds": 20, "executor": "loop"}
 LABELS = {f"fmnist-delta{delta:g}": {"delta": delta} for delta in (0.1, 0.3, 0.5, 1.0)}
 SIZES = {f"fmnist-sigma{sigma}": {"delta": 0.5, "size_sigma": sigma} for sigma in (0.1, 0.3, 0.5)}
@@ -60,7 +85,10 @@ def options(column: str, method: str, seed: int) -> dict[str, Any] | None:
 
 def cells(results: Results) -> list[Cell]:
     """The whole table for one seed comes first."""
-    return sorted(grid(options, column=COLUMNS, method=METHODS, seed=(1, 2, 3)), key=lambda cell: cell.axes["seed"])
+    return sorted(
+        grid(options, column=COLUMNS, method=METHODS, seed=(1, 2, 3)),
+        key=lambda cell: cell.axes["seed"],
+    )
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -70,7 +98,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         **{side: percent(last.get(side), 6) for side in ("global", "personal")},
         "p10": percent(last["personal"], 6, "p10"),
         "curve": [
-            [log["round"], *(percent(log.get(side)) for side in ("global", "personal"))] for log in done.evaluated
+            [log["round"], *(percent(log.get(side)) for side in ("global", "personal"))]
+            for log in done.evaluated
         ],
     }
 
@@ -92,7 +121,12 @@ def columns(*names: str) -> Any:
             texts = [spread(found[method, place]) for place in sides]
             marks = ["**" * (means[method, place] == best[place]) for place in sides]
             if any(found[method, place] for place in sides):
-                rows.append([method, *(f"{mark}{text}{mark}" for mark, text in zip(marks, texts, strict=True))])
+                rows.append(
+                    [
+                        method,
+                        *(f"{mark}{text}{mark}" for mark, text in zip(marks, texts, strict=True)),
+                    ]
+                )
         return table(["method", *(f"{column} {side}" for column, side in sides)], rows)
 
     return made

@@ -11,11 +11,18 @@ import torch
 
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.studies import rep_page
-from equipoise.frl import linear
-from equipoise.frl.families import planted, soft_greedy, spread, under_policy, windy_cliff
-from equipoise.frl.mdp import TabularMDP, make_mdp
-from equipoise.frl.theory import occupancy
-from equipoise.tasks.windy_cliff import WindyCliffConfig
+from equipoise.environments import linear_mdp
+from equipoise.environments.tabular_mdp import (
+    TabularMDP,
+    make_mdp,
+    planted,
+    soft_greedy,
+    spread,
+    under_policy,
+    windy_cliff,
+)
+from equipoise.environments.theory import occupancy
+from equipoise.tasks.rl_tabular import WindyCliffConfig
 
 SEEDS, FRESH_SEEDS = tuple(range(10)), tuple(range(10, 20))
 STATES, RANK, BRANCHING, GAMMA, LOCAL_STEPS = 20, 2, 3, 0.8, 10
@@ -52,19 +59,28 @@ def measured(
         how: dict[str, Any] = {"rank": rank, "epsilon": epsilon, "relative": relative}
         alone = [measured([mdp], seed, steps, marks, **how) for mdp in mdps]
         return {name: np.mean([one[name] for one in alone], axis=0) for name in alone[0]}
-    problem = linear.LinearProblem(mdps, rank, epsilon)
-    phis, thetas = linear.federate(problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything", relative)
+    problem = linear_mdp.LinearProblem(mdps, rank, epsilon)
+    phis, thetas = linear_mdp.federate(
+        problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything", relative
+    )
     values = torch.einsum("msd,mnd->mns", phis, thetas)
-    out = {"distance": linear.subspace_distance(phis, problem.span)}
-    out["error"] = linear.value_error(values, problem.values).mean(1)
+    out = {"distance": linear_mdp.subspace_distance(phis, problem.span)}
+    out["error"] = linear_mdp.value_error(values, problem.values).mean(1)
     visits = np.stack([occupancy(mdp, soft_greedy(mdp, epsilon)).reshape(-1) for mdp in mdps])
-    out["visited"] = linear.value_error(values, problem.values, torch.from_numpy(visits)).mean(1)
+    out["visited"] = linear_mdp.value_error(values, problem.values, torch.from_numpy(visits)).mean(
+        1
+    )
     if mdps[0].actions > 1:
-        stack = {name: np.stack([getattr(mdp, name) for mdp in mdps]) for name in ("P", "R", "discount", "start")}
+        stack = {
+            name: np.stack([getattr(mdp, name) for mdp in mdps])
+            for name in ("P", "R", "discount", "start")
+        }
         tensors = {name: torch.from_numpy(array) for name, array in stack.items()}
         tensors["best"] = torch.from_numpy(np.stack([mdp.q_star.max(axis=1) for mdp in mdps]))
         shaped = values.reshape(len(marks), *tensors["R"].shape)
-        out["regret"] = torch.stack([linear.greedy_regret(tensors, one).mean() for one in shaped])
+        out["regret"] = torch.stack(
+            [linear_mdp.greedy_regret(tensors, one).mean() for one in shaped]
+        )
     return {name: value.numpy() for name, value in out.items()}
 
 
@@ -73,11 +89,18 @@ def rounded(rows: Sequence[np.ndarray]) -> list[list[float | None]]:
     return [[float(f"{v:.4g}") if np.isfinite(v) else None for v in row] for row in rows]
 
 
-def one_size(agents: int, seeds: Sequence[int], least: int = 1000, **changed: float) -> dict[str, Any]:
+def one_size(
+    agents: int, seeds: Sequence[int], least: int = 1000, **changed: float
+) -> dict[str, Any]:
     """One number of agents: rounds to each target and thinned curves, seed by seed."""
     rounds = max(least, BUDGET // agents)
-    marks = np.unique(np.geomspace(10, rounds, int(np.log(rounds / 10) / np.log(1.02)) + 2).astype(np.int64))
-    runs = [measured(chains(seed, agents), seed, rates(rounds, **{**SCHEDULE, **changed}), marks) for seed in seeds]
+    marks = np.unique(
+        np.geomspace(10, rounds, int(np.log(rounds / 10) / np.log(1.02)) + 2).astype(np.int64)
+    )
+    runs = [
+        measured(chains(seed, agents), seed, rates(rounds, **{**SCHEDULE, **changed}), marks)
+        for seed in seeds
+    ]
     near = [int(np.abs(marks - t).argmin()) for t in SHOWN if t <= rounds]
 
     def first_hit(distance: np.ndarray, target: float) -> int | None:
@@ -87,7 +110,9 @@ def one_size(agents: int, seeds: Sequence[int], least: int = 1000, **changed: fl
     return {
         "rounds": rounds,
         "seeds": list(seeds),
-        "hits": {str(target): [first_hit(run["distance"], target) for run in runs] for target in TARGETS},
+        "hits": {
+            str(target): [first_hit(run["distance"], target) for run in runs] for target in TARGETS
+        },
         "at": [int(marks[i]) for i in near],
         **{name: rounded([run[name][near] for run in runs]) for name in ("distance", "error")},
         "curve_at": marks[::8].tolist(),
@@ -109,7 +134,9 @@ def worlds(kind: str, seed: int) -> tuple[list[TabularMDP], int]:
     windy = windy_cliff(spread(16), CLIFF.wind, CLIFF.gamma, CLIFF.goal)
     if kind == "windy-cliff-q":
         return windy, CLIFF.rank
-    policy = soft_greedy(windy_cliff(np.zeros(1), CLIFF.wind, CLIFF.gamma, CLIFF.goal)[0], CLIFF.epsilon)
+    policy = soft_greedy(
+        windy_cliff(np.zeros(1), CLIFF.wind, CLIFF.gamma, CLIFF.goal)[0], CLIFF.epsilon
+    )
     return [under_policy(mdp, policy) for mdp in windy], CLIFF.rank
 
 
@@ -119,7 +146,12 @@ def control(kind: str, sharing: str, step: str) -> dict[str, Any]:
     steps = rates(40_000, **(SCHEDULE if kind == "windy-cliff-v" else CONTROL[step]))
     for seed in SEEDS[:5]:
         mdps, rank = worlds(kind, seed)
-        how: dict[str, Any] = {"rank": rank, "epsilon": 0.5, "sharing": sharing, "relative": step == "relative"}
+        how: dict[str, Any] = {
+            "rank": rank,
+            "epsilon": 0.5,
+            "sharing": sharing,
+            "relative": step == "relative",
+        }
         runs.append(measured(mdps, seed, steps, marks, **how))
     kept = {name: rounded([run[name] for run in runs]) for name in runs[0]}
     return {"agents": 16, "seeds": len(runs), "at": marks.tolist(), **kept}
@@ -130,8 +162,13 @@ def unit(unit: float, step: str) -> dict[str, Any]:
     marks, runs = np.array([1000, 10_000]), []
     for seed in SEEDS[:5]:
         mdps = [make_mdp(mdp.P, unit * mdp.R, mdp.gamma) for mdp in chains(seed, 16)]
-        runs.append(measured(mdps, seed, rates(10_000, **SCHEDULE), marks, relative=step == "relative"))
-    return {"at": marks.tolist(), **{name: rounded([run[name] for run in runs]) for name in ("distance", "error")}}
+        runs.append(
+            measured(mdps, seed, rates(10_000, **SCHEDULE), marks, relative=step == "relative")
+        )
+    return {
+        "at": marks.tolist(),
+        **{name: rounded([run[name] for run in runs]) for name in ("distance", "error")},
+    }
 
 
 def cells(results: Results) -> list[Cell]:
@@ -148,7 +185,11 @@ def cells(results: Results) -> list[Cell]:
     found += of("control", kind=kinds, sharing=SHARING, step=("relative",))
     found += of("control", kind=kinds, sharing=("representation",), step=("published",))
     found += of("unit", unit=UNITS, step=CONTROL)
-    return [*found, *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS), *of("regime", alpha0=(0.2,), agents=AGENTS)]
+    return [
+        *found,
+        *of("regime", t0=(1000.0, 10_000.0), agents=AGENTS),
+        *of("regime", alpha0=(0.2,), agents=AGENTS),
+    ]
 
 
 def measure(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -167,4 +208,6 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     return control(**axes)
 
 
-STUDY = Study(name="rep", cells=cells, measure=measure, tables=rep_page.TABLES, figures=rep_page.FIGURES)
+STUDY = Study(
+    name="rep", cells=cells, measure=measure, tables=rep_page.TABLES, figures=rep_page.FIGURES
+)

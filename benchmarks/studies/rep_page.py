@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.lab import Record, Results
 from benchmarks.lab.plots import Series, drawing, lines
 from benchmarks.lab.tables import table
-from equipoise.frl.theory import fit_slope
+from equipoise.environments.theory import fit_slope
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8d5a97", "#c17c00", "#444444")
 METHODS = {
@@ -48,14 +48,20 @@ def geometric(values: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean and its 95 % interval."""
     logs = np.log(np.asarray(values, float))
     half = 1.96 * logs.std(ddof=1) / np.sqrt(len(logs))
-    return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+    return (
+        float(np.exp(logs.mean())),
+        float(np.exp(logs.mean() - half)),
+        float(np.exp(logs.mean() + half)),
+    )
 
 
 def hits_slope(found: list[Record], target: str, before: float = 0.0) -> str:
     """Of rounds plus `before` against N."""
     if any(hit is None for r in found for hit in r["hits"][target]):
         return "not reached"
-    return slope([r["agents"] for r in found], before + np.array([r["hits"][target] for r in found], float))
+    return slope(
+        [r["agents"] for r in found], before + np.array([r["hits"][target] for r in found], float)
+    )
 
 
 def rounds(experiment: str) -> Any:
@@ -65,9 +71,15 @@ def rounds(experiment: str) -> Any:
             row = [target]
             for r in found:
                 got = r["hits"][target]
-                row.append("not reached" if None in got else "{:.0f} [{:.0f}, {:.0f}]".format(*geometric(got)))
+                row.append(
+                    "not reached"
+                    if None in got
+                    else "{:.0f} [{:.0f}, {:.0f}]".format(*geometric(got))
+                )
             rows.append([*row, hits_slope(found, target), hits_slope(found, target, T0)])
-        return table(["ε", *(f"N = {r['agents']}" for r in found), "slope of T", "slope of T + t0"], rows)
+        return table(
+            ["ε", *(f"N = {r['agents']}" for r in found), "slope of T", "slope of T + t0"], rows
+        )
 
     return made
 
@@ -76,7 +88,9 @@ def constant(results: Results) -> list[str]:
     """What the prediction wants level: N (1 + T/t0) at the smallest distance."""
     found = sizes(results, "speedup")
     finest = list(found[0]["hits"])[-1]
-    values = ", ".join(f"{r['agents'] * (1 + geometric(r['hits'][finest])[0] / T0):.0f}" for r in found)
+    values = ", ".join(
+        f"{r['agents'] * (1 + geometric(r['hits'][finest])[0] / T0):.0f}" for r in found
+    )
     return [f"{values} for N = {', '.join(str(r['agents']) for r in found)}"]
 
 
@@ -93,11 +107,18 @@ def slopes(results: Results) -> list[str]:
     for place, at in enumerate(found[-1]["at"]):
         if at >= EARLY:
             stacks = [np.stack([squares(r, name, [place])[0] for r in found]) for name in names]
-            rows.append([f"T = {at}, N = {agents[0]} ... {agents[-1]}", *(slope(agents, stack) for stack in stacks)])
+            rows.append(
+                [
+                    f"T = {at}, N = {agents[0]} ... {agents[-1]}",
+                    *(slope(agents, stack) for stack in stacks),
+                ]
+            )
     for r in found:
         late = [i for i, t in enumerate(r["at"]) if t >= EARLY]
         along = f"N = {r['agents']}, T = {r['at'][late[0]]} ... {r['at'][late[-1]]}"
-        rows.append([along, *(slope([r["at"][i] for i in late], squares(r, name, late)) for name in names)])
+        rows.append(
+            [along, *(slope([r["at"][i] for i in late], squares(r, name, late)) for name in names)]
+        )
     return table(["along", "squared subspace distance", "squared value error"], rows)
 
 
@@ -108,10 +129,22 @@ def regimes(results: Results) -> list[str]:
             found = sizes(results, "regime", **{name: value})
             arrived = [[hit for hit in r["hits"]["0.06"] if hit] for r in found]
             whole = [len(hits) == len(r["seeds"]) for hits, r in zip(arrived, found, strict=True)]
-            means = [f"{geometric(hits)[0]:.0f}" if all_ else "–" for hits, all_ in zip(arrived, whole, strict=True)]
+            means = [
+                f"{geometric(hits)[0]:.0f}" if all_ else "–"
+                for hits, all_ in zip(arrived, whole, strict=True)
+            ]
             targets = [hits_slope(found, target) for target in ("0.1", "0.06", "0.04")]
             rows.append([f"{name} = {value:g}", " ".join(means), *targets])
-    return table(["changed", "rounds to 0.06, N = 2 ... 64", "slope at 0.1", "slope at 0.06", "slope at 0.04"], rows)
+    return table(
+        [
+            "changed",
+            "rounds to 0.06, N = 2 ... 64",
+            "slope at 0.1",
+            "slope at 0.06",
+            "slope at 0.04",
+        ],
+        rows,
+    )
 
 
 def first(results: Results) -> list[str]:
@@ -131,7 +164,9 @@ def control(results: Results) -> list[str]:
     for r in found:
         columns = [interval(column) for column in zip(*r["error"], strict=True)]
         names = ("visited", "regret", "distance")
-        last = [interval([row[-1] for row in r[name]]) if name in r.result else "" for name in names]
+        last = [
+            interval([row[-1] for row in r[name]]) if name in r.result else "" for name in names
+        ]
         last[2] = "–" if r["sharing"] == "nothing" else last[2]
         words = "" if r["step"] == "relative" else ", steps as published"
         rows.append([r["kind"], METHODS[r["kind"][-1]][r["sharing"]] + words, *columns, *last])
@@ -151,7 +186,9 @@ def minutes(results: Results) -> list[str]:
     return [f"{sum(r.seconds or 0.0 for r in results) / 60:.0f}"]
 
 
-def banded(groups: Sequence[Sequence[float]], x: Sequence[float], label: str, colour: str) -> Series:
+def banded(
+    groups: Sequence[Sequence[float]], x: Sequence[float], label: str, colour: str
+) -> Series:
     middle, low, high = (list(part) for part in zip(*map(geometric, groups), strict=True))
     return Series(label, x, middle, colour, low, high)
 
@@ -161,7 +198,9 @@ def draw_speedup(results: Results, path: Path) -> None:
     agents, series = [r["agents"] for r in found], []
     for colour, target in zip(COLOURS, found[0]["hits"], strict=False):
         if not any(None in r["hits"][target] for r in found):
-            series.append(banded([r["hits"][target] for r in found], agents, f"distance {target}", colour))
+            series.append(
+                banded([r["hits"][target] for r in found], agents, f"distance {target}", colour)
+            )
     guide = [series[-1].y[0] * agents[0] / n for n in agents]
     with drawing(path) as (axis,):
         series.append(Series("slope -1", agents, guide, "#999999", dashed=True))
@@ -174,7 +213,14 @@ def draw_distance(results: Results, path: Path) -> None:
         for colour, r in zip(COLOURS, sizes(results, "speedup"), strict=True)
     ]
     with drawing(path) as (axis,):
-        lines(axis, series, "Subspace distance over rounds", "rounds T", "sine of largest angle", log=True)
+        lines(
+            axis,
+            series,
+            "Subspace distance over rounds",
+            "rounds T",
+            "sine of largest angle",
+            log=True,
+        )
 
 
 TABLES = {

@@ -14,21 +14,35 @@ from benchmarks.lab.tables import spread, table
 from benchmarks.pretraining import base, digest, file_of
 from benchmarks.studies import adapters
 from benchmarks.studies.adapters import SEEDS, TUNED, best, compared, measured
-from equipoise.core import streams
 from equipoise.data.cache import cache_folder
-from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW
-from equipoise.data.source import load
+from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW
+from equipoise.data.sources import load
 from equipoise.tasks.shakespeare import ShakespeareConfig, choose_roles
+from equipoise.utils import rng as streams
 
 UNTOUCHED = ("transformer", "LSTM")  # what clients receive in the first round
 LSTM_WAY = "LSTM, FedAvg"
 WAYS = {way: how for way, how in adapters.WAYS.items() if not way.startswith("without")}
-WAYS |= {LSTM_WAY: {"method": "fedavg"}} | {way: {"method": "fedavg", "rounds": 1} for way in UNTOUCHED}
+WAYS |= {LSTM_WAY: {"method": "fedavg"}} | {
+    way: {"method": "fedavg", "rounds": 1} for way in UNTOUCHED
+}
 ROWS_OF_A_ROLE = 100  # of 80 characters each
 ROLES: dict[str, Any] = {"clients": 6, "role_samples": 2000, "spare_samples": 6000}
-BOTH: dict[str, Any] = {"rounds": 6, "epochs": 1, "executor": "loop", "checkpoint_every": 10**6, "eval_every": 10**6}
+BOTH: dict[str, Any] = {
+    "rounds": 6,
+    "epochs": 1,
+    "executor": "loop",
+    "checkpoint_every": 10**6,
+    "eval_every": 10**6,
+}
 TEXT: dict[str, Any] = {"task": "text", "kind": "next-token", "length": WINDOW, "batch_size": 16}
-LSTM: dict[str, Any] = {"task": "shakespeare", "model": "lstm", **ROLES, "server_rows": 100, "batch_size": 32}
+LSTM: dict[str, Any] = {
+    "task": "shakespeare",
+    "model": "lstm",
+    **ROLES,
+    "server_rows": 100,
+    "batch_size": 32,
+}
 
 
 def rates(way: str) -> tuple[float, ...]:
@@ -69,8 +83,14 @@ def write_roles(seed: int) -> None:
 
 def cells(results: Results) -> list[Cell]:
     """Each way's rate is chosen by validation on the first seed; the other seeds have only that one."""
-    every = grid(options, way=WAYS, rate=sorted({rate for way in WAYS for rate in rates(way)}), seed=SEEDS)
-    asked = [c for c in every if c.axes["seed"] == TUNED or c.axes["rate"] == _best(results, c.axes["way"])]
+    every = grid(
+        options, way=WAYS, rate=sorted({rate for way in WAYS for rate in rates(way)}), seed=SEEDS
+    )
+    asked = [
+        c
+        for c in every
+        if c.axes["seed"] == TUNED or c.axes["rate"] == _best(results, c.axes["way"])
+    ]
     return sorted(asked, key=lambda cell: cell.axes["seed"])
 
 
@@ -97,8 +117,12 @@ def ways(results: Results) -> list[str]:
 def untouched(results: Results) -> list[str]:
     """The bases before any training, on the clients' test rows."""
     found = {way: results.where(way=way) for way in UNTOUCHED}
-    rows = [[way, spread(r["untrained"] for r in own), len(own)] for way, own in found.items() if own]
+    rows = [
+        [way, spread(r["untrained"] for r in own), len(own)] for way, own in found.items() if own
+    ]
     return table(["base", "%", "seeds"], rows)
 
 
-STUDY = Study(name="roles", cells=cells, measure=measure, tables={"ways": ways, "untouched": untouched})
+STUDY = Study(
+    name="roles", cells=cells, measure=measure, tables={"ways": ways, "untouched": untouched}
+)

@@ -8,12 +8,23 @@ from typing import Any
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import run
 from benchmarks.lab.tables import table
+from equipoise.experiment.tune import tune
 from equipoise.records.codec import decode
 from equipoise.records.summary import Summary
 from equipoise.report import paired, tables
-from equipoise.runs.tune import tune
 
-TUNED = ("fedavgm", "scaffold", "feddyn", "finetune", "ditto", "fedprox", "local", "fedavg", "fedala", "pfedme")
+TUNED = (
+    "fedavgm",
+    "scaffold",
+    "feddyn",
+    "finetune",
+    "ditto",
+    "fedprox",
+    "local",
+    "fedavg",
+    "fedala",
+    "pfedme",
+)
 METHODS: tuple[str, ...] = (
     "fedavg",
     "fedavgm",
@@ -29,7 +40,14 @@ METHODS: tuple[str, ...] = (
 METHODS += ("autopilot", "local", "finetune")
 SEEDS, TRIALS = (0, 1, 2), 8
 SEARCH: dict[str, Any] = {"task": "synthetic", "rounds": 40, "eval_every": 5, "seed": 100}
-SHOWN = ("global %", "personal %", "fine-tuned %", "worst decile %", "rounds to converge: global", "rounds to converge")
+SHOWN = (
+    "global %",
+    "personal %",
+    "fine-tuned %",
+    "worst decile %",
+    "rounds to converge: global",
+    "rounds to converge",
+)
 PAPER = {  # global %, local %, convergence round (tables 1 and 2; about 900 rounds, 210 training samples per client)
     "fedavg": (91.46, 95.26, 902),
     "fedprox": (91.48, 95.49, 896),
@@ -50,7 +68,13 @@ def cells(results: Results) -> list[Cell]:
     def options(settings: str, method: str, seed: int) -> dict[str, Any]:
         common = {"task": "synthetic", "rounds": 200, "finetune": True, "checkpoint_every": 50}
         own = {"reading": "paper", "agents": "each"} if method == "page" else {}
-        return {**common, **own, **(found[method] if settings == "tuned" else {}), "method": method, "seed": seed}
+        return {
+            **common,
+            **own,
+            **(found[method] if settings == "tuned" else {}),
+            "method": method,
+            "seed": seed,
+        }
 
     searches = grid(lambda **axes: SEARCH, settings=("search",), method=TUNED)
     default = grid(options, settings=("default",), method=METHODS, seed=SEEDS)
@@ -70,7 +94,9 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
 def summaries(results: Results, settings: str) -> dict[str, list[Summary]]:
     methods = METHODS if settings == "default" else TUNED
     found = {
-        method: [decode(Summary, r["summary"]) for r in results.where(settings=settings, method=method)]
+        method: [
+            decode(Summary, r["summary"]) for r in results.where(settings=settings, method=method)
+        ]
         for method in methods
     }
     return {method: own for method, own in found.items() if own}
@@ -85,7 +111,10 @@ def accuracies(settings: str) -> Any:
         picked = [next(c for c in columns if c.title == title) for title in SHOWN]
         rows = tables.rows(by_method, picked)
         order = sorted(rows, key=lambda m: -((rows[m][0].mean or 0) + (rows[m][1].mean or 0)))
-        published = {method: [f"{value:g}" for value in PAPER.get(method, ())] or ["—"] * 3 for method in order}
+        published = {
+            method: [f"{value:g}" for value in PAPER.get(method, ())] or ["—"] * 3
+            for method in order
+        }
         head = ["method", *SHOWN, "paper: global %", "paper: local %", "paper: round"]
         lines = table(head, [[method, *rows[method], *published[method]] for method in order])
         return [*lines[:-1], paired.to_markdown(by_method, picked[:2]).replace("\n## ", "\n### ")]
@@ -95,7 +124,11 @@ def accuracies(settings: str) -> Any:
 
 def found(results: Results) -> list[str]:
     searched = {record["method"]: record["options"] for record in results.where(settings="search")}
-    words = {m: ", ".join(f"{name} {value:.4g}" for name, value in searched[m].items()) for m in TUNED if m in searched}
+    words = {
+        m: ", ".join(f"{name} {value:.4g}" for name, value in searched[m].items())
+        for m in TUNED
+        if m in searched
+    }
     return table(["method", "options found"], words.items())
 
 

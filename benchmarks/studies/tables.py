@@ -21,9 +21,9 @@ from benchmarks.lab.cell import run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import mean, paired, spread, table
 from benchmarks.published import FLAMBY, published_split
-from equipoise.core.metrics import higher_is_better
-from equipoise.records.tables import read_names, read_table
+from equipoise.records.client_table import read_names, read_table
 from equipoise.report.paired import Difference, difference
+from equipoise.utils.metrics import higher_is_better
 
 Clients = Mapping[int, Mapping[str, Any]]
 """By split: the headline of each client by name."""
@@ -53,9 +53,21 @@ OUTSIDE = (NETWORK, *SCIKIT)
 
 FILES: dict[str, dict[str, Any]] = {
     "heart": {
-        **{"data": "heart_disease.csv", "client_column": "hospital", "target": "num > 0", "headline": "auc"},
+        **{
+            "data": "heart_disease.csv",
+            "client_column": "hospital",
+            "target": "num > 0",
+            "headline": "auc",
+        },
         **{"categories": "cp,restecg,slope,thal", "ignore_columns": "flamby_split"},
-        **{"model": "linear", "rounds": 20, "epochs": 2, "batch_size": 16, "lr": 0.05, "standardise": "client"},
+        **{
+            "model": "linear",
+            "rounds": 20,
+            "epochs": 2,
+            "batch_size": 16,
+            "lr": 0.05,
+            "standardise": "client",
+        },
     },
     "brca": {
         **{"data": "tcga_brca.csv", "client_column": "region", "target": "T", "event": "E"},
@@ -63,12 +75,20 @@ FILES: dict[str, dict[str, Any]] = {
         **{"model": "linear", "rounds": 20, "epochs": 2, "batch_size": 32, "lr": 0.05},
     },
     "late": {
-        **{"data": "nycflights13_sample.parquet", "client_column": "carrier", "target": "arr_delay > 15"},
+        **{
+            "data": "nycflights13_sample.parquet",
+            "client_column": "carrier",
+            "target": "arr_delay > 15",
+        },
         **{"headline": "auc", "small": "drop", "min_rows": 100},
         **{"model": "mlp", "rounds": 10, "epochs": 1, "batch_size": 64, "lr": 0.1},
     },
     "delay": {
-        **{"data": "nycflights13_sample.parquet", "client_column": "carrier", "target": "arr_delay"},
+        **{
+            "data": "nycflights13_sample.parquet",
+            "client_column": "carrier",
+            "target": "arr_delay",
+        },
         **{"kind": "regression", "small": "drop", "min_rows": 100},
         **{"model": "mlp", "rounds": 10, "epochs": 1, "batch_size": 64, "lr": 0.02},
     },
@@ -108,7 +128,15 @@ def suited(data: str) -> list[str]:
     if data == "brca":
         left_out |= set(SCIKIT)
     if data == "watch":  # whose cells take minutes
-        left_out |= {"fedprox", "fedyogi", "fedadagrad", "fedala", "page", "fedpolicy", "boosting, pooled"}
+        left_out |= {
+            "fedprox",
+            "fedyogi",
+            "fedadagrad",
+            "fedala",
+            "page",
+            "fedpolicy",
+            "boosting, pooled",
+        }
     return [method for method in (*METHODS, *OUTSIDE) if method not in left_out]
 
 
@@ -125,7 +153,9 @@ def cells(results: Results) -> list[Cell]:
             for method in suited(data):
                 given = options(data, seed)
                 axes = {"data": data, "method": method, "seed": seed}
-                found.append(Cell(axes, given if method in OUTSIDE else {**given, "method": method}))
+                found.append(
+                    Cell(axes, given if method in OUTSIDE else {**given, "method": method})
+                )
     return found
 
 
@@ -144,7 +174,10 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
         "personal": _rounded(summary["personal"]),
         "global": _rounded(summary["global"]) if summary.get("global") else None,
         "constant": _number(fmean(clients[f"constant_{head}"])),
-        "clients": {names.get(int(k), str(int(k))): _number(v) for k, v in zip(clients["client"], column, strict=True)},
+        "clients": {
+            names.get(int(k), str(int(k))): _number(v)
+            for k, v in zip(clients["client"], column, strict=True)
+        },
         "score": _number(summary["personal"][head]),
         "steps": summary["steps"],
         "megabytes": round((summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6, 3),
@@ -170,7 +203,9 @@ def _rounded(scores: dict[str, float]) -> dict[str, float | None]:
 def repeated(data: str, results: Results) -> list[str]:
     """Every method: scores over splits, paired difference to FedAvg and to local training, steps and bytes."""
     head, rows = HEADLINES[data], []
-    kept: dict[str, list[Record]] = {m: results.where(data=data, method=m) for m in (*METHODS, *OUTSIDE)}
+    kept: dict[str, list[Record]] = {
+        m: results.where(data=data, method=m) for m in (*METHODS, *OUTSIDE)
+    }
     kept = {m: [r for r in found if "seed" in r.axes] for m, found in kept.items()}
     for method, found in kept.items():
         if not found:
@@ -189,16 +224,31 @@ def repeated(data: str, results: Results) -> list[str]:
         )
     if not rows:
         return ["No cells yet."]
-    titles = ["method", "splits", *SHOWN[data], f"{head} - fedavg", f"{head} - local", "steps, thousands", "MB"]
+    titles = [
+        "method",
+        "splits",
+        *SHOWN[data],
+        f"{head} - fedavg",
+        f"{head} - local",
+        "steps, thousands",
+        "MB",
+    ]
     return table(titles, rows)
 
 
 def by_client(data: str, results: Results) -> list[str]:
     """The headline of every client, mean over splits."""
-    kept = {m: [r for r in results.where(data=data, method=m) if "seed" in r.axes] for m in (*METHODS, *OUTSIDE)}
-    names = list(dict.fromkeys(name for found in kept.values() for r in found for name in r["clients"]))
+    kept = {
+        m: [r for r in results.where(data=data, method=m) if "seed" in r.axes]
+        for m in (*METHODS, *OUTSIDE)
+    }
+    names = list(
+        dict.fromkeys(name for found in kept.values() for r in found for name in r["clients"])
+    )
     rows = [
-        [m, *(spread((r["clients"].get(n) for r in found), 3) for n in names)] for m, found in kept.items() if found
+        [m, *(spread((r["clients"].get(n) for r in found), 3) for n in names)]
+        for m, found in kept.items()
+        if found
     ]
     return table([f"{HEADLINES[data]}", *names], rows) if rows else ["No cells yet."]
 
@@ -211,13 +261,21 @@ def gains(data: str, results: Results) -> dict[str, Gains]:
     """Of every method that has splits enough."""
     sign = 1 if higher_is_better(HEADLINES[data]) else -1
     kept: dict[str, Clients] = {
-        m: {r["seed"]: r["clients"] for r in results.where(data=data, method=m) if "seed" in r.axes} for m in METHODS
+        m: {r["seed"]: r["clients"] for r in results.where(data=data, method=m) if "seed" in r.axes}
+        for m in METHODS
     }
-    names = list(dict.fromkeys(name for found in kept.values() for clients in found.values() for name in clients))
+    names = list(
+        dict.fromkeys(
+            name for found in kept.values() for clients in found.values() for name in clients
+        )
+    )
     found = {}
     for method in METHODS:
         if method not in ("fedavg", "local"):
-            each = ((n, _against_better(n, sign, kept[method], kept["fedavg"], kept["local"])) for n in names)
+            each = (
+                (n, _against_better(n, sign, kept[method], kept["fedavg"], kept["local"]))
+                for n in names
+            )
             found[method] = {name: gain for name, gain in each if gain is not None}
     return {method: each for method, each in found.items() if each}
 
@@ -229,7 +287,10 @@ def aim(data: str, results: Results) -> list[str]:
     rows = []
     for method, each in found.items():
         shown = (each.get(name) for name in names)
-        row = [None if gain is None else f"{gain.mean:+.3f} ± {gain.high - gain.mean:.3f}" for gain in shown]
+        row = [
+            None if gain is None else f"{gain.mean:+.3f} ± {gain.high - gain.mean:.3f}"
+            for gain in shown
+        ]
         rows.append([_called(method), _at_the_aim(each), *row])
     return (
         table(["method", "clients at the aim", *names], rows)
@@ -247,8 +308,24 @@ def judged(results: Results) -> list[str]:
         if own:
             ours, best = _best(own), _best(found)
             below = ", ".join(name for name, gain in own[ours].items() if gain.high < 0) or "nobody"
-            rows.append([data, _called(ours), _at_the_aim(own[ours]), below, _called(best), _at_the_aim(found[best])])
-    head = ["federation", "best of ours", "clients at the aim", "clients below it", "best of all", "clients at the aim"]
+            rows.append(
+                [
+                    data,
+                    _called(ours),
+                    _at_the_aim(own[ours]),
+                    below,
+                    _called(best),
+                    _at_the_aim(found[best]),
+                ]
+            )
+    head = [
+        "federation",
+        "best of ours",
+        "clients at the aim",
+        "clients below it",
+        "best of all",
+        "clients at the aim",
+    ]
     return table(head, rows)
 
 
@@ -267,10 +344,24 @@ def judged_published(results: Results) -> list[str]:
             for name, figures in about.figures.items()
             if not name.endswith(("pooled training", "local"))
         }
-        chosen = (max(each, key=lambda name: each[name]) if each else None for each in (own, ran, published))
+        chosen = (
+            max(each, key=lambda name: each[name]) if each else None
+            for each in (own, ran, published)
+        )
         cells = zip(chosen, (own, ran, published), strict=True)
-        rows.append([data, *(None if name is None else f"{_called(name)} {each[name]:.3f}" for name, each in cells)])
-    return table(["federation", "best of ours", "best of all that ran here", "best published federated"], rows)
+        rows.append(
+            [
+                data,
+                *(
+                    None if name is None else f"{_called(name)} {each[name]:.3f}"
+                    for name, each in cells
+                ),
+            ]
+        )
+    return table(
+        ["federation", "best of ours", "best of all that ran here", "best published federated"],
+        rows,
+    )
 
 
 def _called(method: str) -> str:
@@ -290,7 +381,11 @@ def _against_better(name: str, sign: int, ours: Clients, *others: Clients) -> Di
     """Paired by split, as gains: against whichever of the others is better for this client on average."""
 
     def scores(kept: Clients) -> dict[int, float]:
-        return {seed: sign * clients[name] for seed, clients in kept.items() if clients.get(name) is not None}
+        return {
+            seed: sign * clients[name]
+            for seed, clients in kept.items()
+            if clients.get(name) is not None
+        }
 
     mine, candidates = scores(ours), [scores(other) for other in others]
     common = sorted(set(mine).intersection(*candidates))
@@ -307,7 +402,9 @@ def on_published(data: str, results: Results) -> list[str]:
     for method in METHODS:
         for record in results.where(data=data, method=method, split="flamby"):
             figures = (*(record["clients"][client] for client in about.clients), record["pooled"])
-            rows.append([method, *(None if figure is None else f"{figure:.3f}" for figure in figures)])
+            rows.append(
+                [method, *(None if figure is None else f"{figure:.3f}" for figure in figures)]
+            )
     rows += [[f"*{name}*", *figures] for name, figures in about.figures.items()]
     average = "mean of clients"
     shown = [[*row, _mean_of(row[1 : 1 + len(about.clients)])] for row in rows]

@@ -9,57 +9,58 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.errors import UsageError
+from equipoise.utils.errors import UsageError
 
-if TYPE_CHECKING:  # what editors and type checkers complete from; a test compares it with the table below
+if (
+    TYPE_CHECKING
+):  # what editors and type checkers complete from; a test compares it with the table below
     from equipoise import methods
-    from equipoise.api.comparison import Comparison, compare
-    from equipoise.api.given import private, robust, secure
-    from equipoise.api.result import Run
-    from equipoise.api.running import open, run
+    from equipoise.api.results import Comparison, Run, compare
+    from equipoise.api.run import open, private, robust, run, secure
     from equipoise.api.task import Task
-    from equipoise.contract import (
+    from equipoise.config.schedules import constant, cosine, linear, steps
+    from equipoise.core import (
         Client,
-        ServerMessage,
+        ClientUpdate,
+        LocalHParams,
         Method,
+        Params,
         Pool,
         ProximalTerm,
         SelectionPolicy,
         Server,
+        ServerMessage,
         State,
-        LocalHParams,
         TrainingConfig,
-        Params,
-        ClientUpdate,
         equal_weights,
-        option,
         merge_sent_blocks,
+        option,
         weighted_mean,
     )
-    from equipoise.core.schedules import constant, cosine, linear, steps
 
 __all__ = [
     "Client",
+    "ClientUpdate",
     "Comparison",
-    "ServerMessage",
+    "LocalHParams",
     "Method",
+    "Params",
     "Pool",
     "ProximalTerm",
     "Run",
     "SelectionPolicy",
     "Server",
+    "ServerMessage",
     "State",
     "Task",
-    "LocalHParams",
     "TrainingConfig",
-    "Params",
-    "ClientUpdate",
     "UsageError",
     "compare",
     "constant",
     "cosine",
     "equal_weights",
     "linear",
+    "merge_sent_blocks",
     "methods",
     "open",
     "option",
@@ -68,18 +69,15 @@ __all__ = [
     "run",
     "secure",
     "steps",
-    "merge_sent_blocks",
     "weighted_mean",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "equipoise.api.comparison": ("Comparison", "compare"),
-    "equipoise.api.given": ("private", "robust", "secure"),
-    "equipoise.api.result": ("Run",),
-    "equipoise.api.running": ("open", "run"),
+    "equipoise.api.results": ("Comparison", "Run", "compare"),
+    "equipoise.api.run": ("open", "private", "robust", "run", "secure"),
     "equipoise.api.task": ("Task",),
-    "equipoise.core.schedules": ("constant", "cosine", "linear", "steps"),
+    "equipoise.config.schedules": ("constant", "cosine", "linear", "steps"),
 }
 """Where public names live; all others are words of the contract."""
 
@@ -88,7 +86,9 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-if not TYPE_CHECKING:  # a type checker shall see the imports above, not a function that gives anything
+if (
+    not TYPE_CHECKING
+):  # a type checker shall see the imports above, not a function that gives anything
 
     def __getattr__(name: str) -> Any:
         """A public name, loaded when it is first asked for."""
@@ -96,6 +96,6 @@ if not TYPE_CHECKING:  # a type checker shall see the imports above, not a funct
             raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
         if name == "methods":
             return importlib.import_module("equipoise.methods")
-        home = next((home for home, names in _HOMES.items() if name in names), "equipoise.contract")
+        home = next((home for home, names in _HOMES.items() if name in names), "equipoise.core")
         found = globals()[name] = getattr(importlib.import_module(home), name)
         return found

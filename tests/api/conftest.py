@@ -10,7 +10,14 @@ import equipoise as eq
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> eq.Run:
     task = eq.Task.named("synthetic", clients=5, samples=60)
-    return eq.run(tmp_path_factory.mktemp("runs") / "first", method="fedprox", task=task, rounds=3, seed=1, mu=0.1)
+    return eq.run(
+        tmp_path_factory.mktemp("runs") / "first",
+        method="fedprox",
+        task=task,
+        rounds=3,
+        seed=1,
+        mu=0.1,
+    )
 
 
 @pytest.fixture

@@ -15,14 +15,18 @@ SMALL = {"clients": 4, "samples": 40, "epochs": 1, "executor": "stacked"}
 def compared(tmp_path_factory: pytest.TempPathFactory) -> eq.Comparison:
     methods = ["fedavg", eq.methods.FedProx(mu=0.5), eq.methods.Local, eq.methods.FedProx]
     out = tmp_path_factory.mktemp("compare") / "all"
-    return eq.compare(methods, task=eq.Task.named("synthetic", clients=4, samples=40), seeds=2, rounds=2, out=out)
+    return eq.compare(
+        methods, task=eq.Task.named("synthetic", clients=4, samples=40), seeds=2, rounds=2, out=out
+    )
 
 
 def test_labels_and_folders(compared: eq.Comparison) -> None:
     assert list(compared.runs) == ["fedavg", "fedprox mu=0.5", "local", "fedprox"]
     assert [run.config["mu"] for run in compared.runs["fedprox mu=0.5"]] == [0.5, 0.5]
     assert [run.config["seed"] for run in compared.runs["local"]] == [0, 1]
-    assert set(json.loads((compared.folder / "compare.json").read_text())["summaries"]) == set(compared.runs)
+    assert set(json.loads((compared.folder / "compare.json").read_text())["summaries"]) == set(
+        compared.runs
+    )
 
 
 def test_the_table_is_mean_and_spread_over_seeds(compared: eq.Comparison) -> None:
@@ -48,7 +52,10 @@ def test_paired_differences_by_hand(compared: eq.Comparison) -> None:
     assert difference is not None
     assert difference.mean == pytest.approx(fmean(pairs))
     assert difference.high - difference.mean == pytest.approx(12.706 * stdev(pairs) / 2**0.5)
-    assert set(compared.paired("global", against="fedavg")) == {"fedprox mu=0.5", "fedprox"}  # Local has no global one
+    assert set(compared.paired("global", against="fedavg")) == {
+        "fedprox mu=0.5",
+        "fedprox",
+    }  # Local has no global one
     with pytest.raises(eq.UsageError, match="did you mean 'fedavg'"):
         compared.paired("personal", against="fedavgg")
     with pytest.raises(eq.UsageError, match="score is 'persnal': must be one of"):

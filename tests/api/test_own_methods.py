@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, State, Tree, option, take_sent
+from equipoise.core import Client, Method, State, Tree, option, take_sent
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class Cautious(eq.Method):
 
     def receive(self, c: eq.Client) -> tuple[eq.Params, eq.State]:
         sent = eq.merge_sent_blocks(c)
-        return {name: c.local_params[name] + self.caution * (sent[name] - c.local_params[name]) for name in sent}, c.state
+        return {
+            name: c.local_params[name] + self.caution * (sent[name] - c.local_params[name])
+            for name in sent
+        }, c.state
 
 
 def test_a_file_with_annotations_as_texts_is_loaded(tmp_path: Path) -> None:
@@ -77,12 +80,18 @@ def test_shipped_classes_are_recorded_by_name(tmp_path: Path) -> None:
 
 def test_a_class_of_main_works_and_says_how_to_resume(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    text = FILE.replace("from equipoise.contract", "import equipoise as eq\nfrom equipoise.contract")
+    text = FILE.replace("from equipoise.core", "import equipoise as eq\nfrom equipoise.core")
     go = f"eq.run('{tmp_path}/out', method=Halfway(share=0.3), clients=4, samples=40, rounds=2, epochs=1)"
-    script.write_text(f"{text}\n\nrun = {go}\nprint(run.config['method'], run.resume().final.rounds)\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    script.write_text(
+        f"{text}\n\nrun = {go}\nprint(run.config['method'], run.resume().final.rounds)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
     assert done.stdout.split() == ["python:Halfway", "2"], done.stderr
-    with pytest.raises(eq.UsageError, match=r"'Halfway' was given in Python: go on with run.resume\(\)"):
+    with pytest.raises(
+        eq.UsageError, match=r"'Halfway' was given in Python: go on with run.resume\(\)"
+    ):
         eq.open(tmp_path / "out").resume()
 
 
@@ -93,27 +102,59 @@ def wrong(**hooks: object) -> type[eq.Method]:
 @pytest.mark.parametrize(
     ("hooks", "words"),
     [
-        ({"instal": lambda self, c: (c.local, c.state)}, r"Wrong.instal is not a hook .* did you mean 'install'\?"),
-        ({"agregate": lambda self, s, ids, up, w: s.params}, "did you mean 'aggregate'"),
-        ({"install": lambda self, c: eq.merge_sent_blocks(c)}, r"Wrong.install returns one value \(dict\): .* two, the model"),
-        ({"update": lambda self, c: (c.start, c.state, 1)}, "Wrong.update returns 3 values: it must return two"),
-        ({"upload": lambda self, c: (c.trained, c.state)}, "Wrong.upload returns a dict as its first value: .* an Up"),
-        ({"weigh": lambda self, s, ids, up: eq.equal_weights(ids)}, r"Wrong.weigh returns one value \(Tensor\)"),
         (
-            {"install": lambda self, c: ({n: v + torch.rand(()) for n, v in eq.merge_sent_blocks(c).items()}, c.state)},
+            {"instal": lambda self, c: (c.local, c.state)},
+            r"Wrong.instal is not a hook .* did you mean 'install'\?",
+        ),
+        ({"agregate": lambda self, s, ids, up, w: s.params}, "did you mean 'aggregate'"),
+        (
+            {"install": lambda self, c: eq.merge_sent_blocks(c)},
+            r"Wrong.install returns one value \(dict\): .* two, the model",
+        ),
+        (
+            {"update": lambda self, c: (c.start, c.state, 1)},
+            "Wrong.update returns 3 values: it must return two",
+        ),
+        (
+            {"upload": lambda self, c: (c.trained, c.state)},
+            "Wrong.upload returns a dict as its first value: .* an Up",
+        ),
+        (
+            {"weigh": lambda self, s, ids, up: eq.equal_weights(ids)},
+            r"Wrong.weigh returns one value \(Tensor\)",
+        ),
+        (
+            {
+                "install": lambda self, c: (
+                    {n: v + torch.rand(()) for n, v in eq.merge_sent_blocks(c).items()},
+                    c.state,
+                )
+            },
             "Wrong.install cannot be computed for many clients at once: .* use c.uniform",
         ),
         (
-            {"install": lambda self, c: (eq.merge_sent_blocks(c), {"share": c.evaluate(c.down.params)["acc"].item()})},
+            {
+                "install": lambda self, c: (
+                    eq.merge_sent_blocks(c),
+                    {"share": c.evaluate(c.down.params)["acc"].item()},
+                )
+            },
             r"Wrong.install cannot .* \.item\(\)",
         ),
         (
-            {"install": lambda self, c: (c.local if c.evaluate(c.local)["acc"] > 2 else eq.merge_sent_blocks(c), c.state)},
+            {
+                "install": lambda self, c: (
+                    c.local if c.evaluate(c.local)["acc"] > 2 else eq.merge_sent_blocks(c),
+                    c.state,
+                )
+            },
             "Wrong.install cannot .* use torch.where",
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_hook(hooks: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence_with_the_hook(
+    hooks: dict[str, object], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(eq.UsageError, match=words):
         eq.run(tmp_path / "run", method=wrong(keeps_model=True, **hooks), **SMALL)
 
@@ -122,12 +163,18 @@ def test_other_mistakes_of_authors(tmp_path: Path) -> None:
     class Bare(eq.Method):
         share: float = eq.option(0.5, "an option")
 
-    with pytest.raises(eq.UsageError, match=r"Bare has the option 'share': write @dataclass\(frozen=True\)"):
+    with pytest.raises(
+        eq.UsageError, match=r"Bare has the option 'share': write @dataclass\(frozen=True\)"
+    ):
         eq.run(tmp_path / "a", method=Bare, **SMALL)
-    with pytest.raises(eq.UsageError, match=r"give a name, a subclass of equipoise\.Method, or an instance"):
+    with pytest.raises(
+        eq.UsageError, match=r"give a name, a subclass of equipoise\.Method, or an instance"
+    ):
         eq.run(tmp_path / "a", method=int, **SMALL)  # type: ignore[arg-type]
 
     def _helper(self: eq.Method) -> int:
         return 1
 
-    assert eq.run(tmp_path / "b", method=wrong(_instal=_helper, something_else=_helper), **SMALL).finished
+    assert eq.run(
+        tmp_path / "b", method=wrong(_instal=_helper, something_else=_helper), **SMALL
+    ).finished

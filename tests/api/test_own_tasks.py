@@ -12,15 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.runs.running import build_task
-from equipoise.settings.given import settings_of
+from equipoise.experiment.runner import build_task
+from equipoise.settings.loading import settings_of
 
 CLIENTS = {"north": 30, "south": 40}
 
 
 def pairs(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
-    return {name: (rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for name, n in CLIENTS.items()}
+    return {
+        name: (rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3)
+        for name, n in CLIENTS.items()
+    }
 
 
 def built(task: eq.Task, **options: object):
@@ -54,7 +57,9 @@ def test_a_fresh_start_is_asked_for_and_is_the_seeds() -> None:
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert not torch.equal(one, net.weight)
-    with pytest.raises(eq.UsageError, match=r"parameter 'scale' cannot be drawn anew, .*fresh=False"):
+    with pytest.raises(
+        eq.UsageError, match=r"parameter 'scale' cannot be drawn anew, .*fresh=False"
+    ):
         built(eq.Task.from_datasets(pairs(), model=Scaled(), fresh=True))
 
 
@@ -88,7 +93,9 @@ def test_a_model_that_cannot_be_mapped_is_trained_one_by_one(tmp_path: Path) -> 
     looking, plain = Looking(6, 3), nn.Linear(6, 3)
     plain.load_state_dict(looking.state_dict())
     losses = [
-        eq.run(tmp_path / name, task=eq.Task.from_datasets(pairs(), model=net), rounds=2, lr=0.1).final.global_.loss
+        eq.run(
+            tmp_path / name, task=eq.Task.from_datasets(pairs(), model=net), rounds=2, lr=0.1
+        ).final.global_.loss
         for name, net in (("looking", looking), ("plain", plain))
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -125,7 +132,9 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
             csv.writer(file).writerows([table.keys(), *zip(*table.values(), strict=True)])
     folder = eq.Task.from_folder(tmp_path, target="ill")
     memory = eq.Task.from_tables(tables, target="ill", kind="classification")
-    arrow = eq.Task.from_tables({name: pyarrow.table(table) for name, table in tables.items()}, target="ill")
+    arrow = eq.Task.from_tables(
+        {name: pyarrow.table(table) for name, table in tables.items()}, target="ill"
+    )
     scores = [
         eq.run(tmp_path / f"run{k}", task=task, rounds=2, seed=3).final.personal
         for k, task in enumerate((folder, memory, arrow))
@@ -144,14 +153,18 @@ def test_predictions_go_through_the_columns_of_training(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra data is not installed")
     rng = np.random.default_rng(0)
     tables = {name: columns(rng, 60) for name in ("cleveland", "va")}
-    run = eq.run(tmp_path / "run", task=eq.Task.from_tables(tables, target="ill"), rounds=30, lr=0.3)
+    run = eq.run(
+        tmp_path / "run", task=eq.Task.from_tables(tables, target="ill"), rounds=30, lr=0.3
+    )
     new = {"colour": ["red", "blue"], "age": [80.0, 20.0]}  # another order of columns, no target
     for client in (None, "va", 0):
         assert run.predict(new, client=client).tolist() == ["yes", "no"]
     shares = run.predict(new, client="va", probabilities=True)
     assert shares.shape == (2, 2)
     assert shares.sum(1) == pytest.approx(1)
-    age = built(run.task).preparation.columns[0]  # standardised by hand: mean and scale of the training rows
+    age = built(run.task).preparation.columns[
+        0
+    ]  # standardised by hand: mean and scale of the training rows
     x = np.array([[(80 - age.mean) / age.scale, 1], [(20 - age.mean) / age.scale, 0]], np.float32)
     logits = run.model("va")(torch.from_numpy(x))
     assert shares == pytest.approx(logits.softmax(-1).detach().numpy(), abs=1e-6)

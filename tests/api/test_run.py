@@ -17,19 +17,32 @@ SMALL = {"clients": 4, "samples": 40, "epochs": 1, "executor": "stacked"}
 
 
 def test_records_are_those_of_the_files(finished: eq.Run) -> None:
-    lines = [json.loads(line) for line in (finished.folder / "rounds.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (finished.folder / "rounds.jsonl").read_text().splitlines()
+    ]
     summary = json.loads((finished.folder / "summary.json").read_text())
     assert [record.round for record in finished.rounds] == [1, 2, 3]
-    assert finished.rounds[-1].personal.acc == lines[-1]["personal"]["acc"] == finished.final.personal.acc
+    assert (
+        finished.rounds[-1].personal.acc
+        == lines[-1]["personal"]["acc"]
+        == finished.final.personal.acc
+    )
     assert finished.final.global_.acc == summary["global"]["acc"]
     assert finished.final.bytes.up == sum(line["bytes"]["up"] for line in lines)
-    assert (finished.config["mu"], finished.config["clients"], finished.config["seed"]) == (0.1, 5, 1)
+    assert (finished.config["mu"], finished.config["clients"], finished.config["seed"]) == (
+        0.1,
+        5,
+        1,
+    )
     assert finished.summary == finished.final
 
 
 def test_without_out_every_run_has_a_new_folder(here: Path) -> None:
     runs = [eq.run(rounds=1, **SMALL) for _ in range(2)]
-    assert [str(run.folder) for run in runs] == ["runs/fedavg-synthetic-1", "runs/fedavg-synthetic-2"]
+    assert [str(run.folder) for run in runs] == [
+        "runs/fedavg-synthetic-1",
+        "runs/fedavg-synthetic-2",
+    ]
     with pytest.raises(eq.UsageError, match="lr is -1"):
         eq.run(rounds=1, lr=-1.0)
     with pytest.raises(eq.UsageError, match="one layer"):
@@ -52,7 +65,10 @@ def test_on_round_may_stop_with_a_reason(tmp_path: Path) -> None:
     run = eq.run(tmp_path / "run", on_round=enough, rounds=5, **SMALL)
     assert seen == [1, 2]
     assert (run.final.rounds, run.final.stopped) == (2, "good enough")
-    assert json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[-1])["stop"] == "good enough"
+    assert (
+        json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[-1])["stop"]
+        == "good enough"
+    )
     assert run.resume(on_round=enough).final.rounds == 2  # it has ended
     assert (tmp_path / "run/models/global.safetensors").is_file()
 
@@ -72,7 +88,9 @@ def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
     return [(rng.normal(size=(30, 5)).astype(np.float32), np.arange(30) % 3) for _ in range(3)]
 
 
-def test_what_was_made_in_python_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_made_in_python_is_recorded_and_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = eq.Task.from_datasets(pairs(), model=nn.Linear(5, 3), name="mine")
     whole = eq.run(tmp_path / "whole", task=task, rounds=4, lr=0.2, checkpoint_every=1)
     out = tmp_path / "cut"
@@ -94,7 +112,10 @@ def test_what_was_made_in_python_is_recorded_and_resumed(tmp_path: Path, capsys:
     a, b = (load_file(folder / "models" / "global.safetensors") for folder in (whole.folder, out))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert done.final.personal == whole.final.personal
-    assert eq.run(out, task=task, rounds=4, lr=0.2, checkpoint_every=1, resume=True).final == done.final
+    assert (
+        eq.run(out, task=task, rounds=4, lr=0.2, checkpoint_every=1, resume=True).final
+        == done.final
+    )
     assert eq.open(out, task=task).model().weight.shape == (3, 5)
     assert done.report().is_file()
 
@@ -141,7 +162,9 @@ def test_private_is_the_command_lines_dp(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     wrapped = eq.private(eq.methods.FedAvg(), clip=1.0, noise=0.8, delta=1e-3)
     run = eq.run(tmp_path / "a", method=wrapped, rounds=2, **SMALL)
-    plain = eq.run(tmp_path / "b", method="fedavg", dp_clip=1.0, dp_noise=0.8, dp_delta=1e-3, rounds=2, **SMALL)
+    plain = eq.run(
+        tmp_path / "b", method="fedavg", dp_clip=1.0, dp_noise=0.8, dp_delta=1e-3, rounds=2, **SMALL
+    )
     assert run.config == plain.config
     assert run.final.privacy == plain.final.privacy
     with pytest.raises(eq.UsageError, match="'dp_clip' is given twice"):

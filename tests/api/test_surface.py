@@ -23,13 +23,25 @@ SHORT = {"rounds": 2, "clients": 4, "samples": 40, "epochs": 1}
 def imported_for_types(path: Path) -> set[str]:
     """Names under ``if TYPE_CHECKING`` of a module."""
     tree = ast.parse(path.read_text())
-    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    return {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    [block] = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {
+        alias.name
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def test_importing_is_light() -> None:
     light = "import sys, equipoise; assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", f"{light}; equipoise.Method; assert 'torch' in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{light}; equipoise.Method; assert 'torch' in sys.modules"],
+        check=True,
+    )
 
 
 def test_every_public_name_is_there_for_users_editors_and_readers() -> None:
@@ -80,7 +92,10 @@ def test_the_reference_runs(here: Path) -> None:
 def tables() -> dict[str, dict[str, Any]]:
     rng = np.random.default_rng(0)
     ages = {name: rng.normal(50, 10, 40) for name in ("cleveland", "va")}
-    return {name: {"age": age.tolist(), "num": (age > 50).astype(int).tolist()} for name, age in ages.items()}
+    return {
+        name: {"age": age.tolist(), "num": (age > 50).astype(int).tolist()}
+        for name, age in ages.items()
+    }
 
 
 def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
@@ -93,8 +108,17 @@ def test_the_pages_on_own_methods_and_data_run(here: Path) -> None:
         lines = ["age,ill", *(f"{age},{ill}" for age, ill in zip(*table.values(), strict=True))]
         (here / "clinics" / f"{name}.csv").write_text("\n".join(lines))
     given = [{"age": table["age"], "ill": table["num"]} for table in tables().values()]
-    clients = {name: (np.array(table["age"])[:, None], np.array(table["num"])) for name, table in tables().items()}
-    own = {"table0": given[0], "table1": given[1], "clients": clients, "net": nn.Linear(1, 2), "new_rows": [[40.0]]}
+    clients = {
+        name: (np.array(table["age"])[:, None], np.array(table["num"]))
+        for name, table in tables().items()
+    }
+    own = {
+        "table0": given[0],
+        "table1": given[1],
+        "clients": clients,
+        "net": nn.Linear(1, 2),
+        "new_rows": [[40.0]],
+    }
     for block in blocks("docs/own-data.md"):
         exec(block, own)
 
@@ -119,10 +143,19 @@ def test_the_api_as_designed(here: Path) -> None:
     assert run.rounds[-1].personal.acc == run.final.personal.acc
     task = eq.Task.from_tables(tables(), target="num", kind="classification")
     good = eq.run(
-        method="fedavg", task=task, rounds=9, on_round=lambda r: "good enough" if r.personal.acc > 0 else None
+        method="fedavg",
+        task=task,
+        rounds=9,
+        on_round=lambda r: "good enough" if r.personal.acc > 0 else None,
     )
     assert good.final.stopped == "good enough"
-    eq.run(method="fedavg", task=task, lr=eq.cosine(0.1, 0.001), epochs=eq.steps({0: 1, 50: 5}), rounds=2)
+    eq.run(
+        method="fedavg",
+        task=task,
+        lr=eq.cosine(0.1, 0.001),
+        epochs=eq.steps({0: 1, 50: 5}),
+        rounds=2,
+    )
     run = eq.run("runs/first", method="autopilot", task=task, rounds=2)
     run = eq.open("runs/first", task=task)
     assert isinstance(run.model(), nn.Module)
@@ -135,5 +168,7 @@ def test_the_api_as_designed(here: Path) -> None:
     compared = eq.compare(methods=methods, task=task, seeds=2, rounds=2)
     compared.table()
     compared.paired("personal", against="fedavg")
-    known = eq.Task.from_tables({**tables(), "server": tables()["va"]}, target="num", prepare_by="server")
+    known = eq.Task.from_tables(
+        {**tables(), "server": tables()["va"]}, target="num", prepare_by="server"
+    )
     eq.run(method=eq.private(eq.methods.FedAvg(), clip=1.0, noise=0.8), task=known, rounds=2)

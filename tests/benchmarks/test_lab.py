@@ -14,7 +14,7 @@ import pytest
 from benchmarks.lab import Cell, Record, Results, Study, cells, command, grid, provenance, runner
 from benchmarks.lab.study import find
 from benchmarks.lab.tables import paired, spread, table
-from equipoise.runs.running import Interrupted
+from equipoise.experiment.runner import Interrupted
 
 NAMES = [f"{method}-seed{seed}" for method in ("fedavg", "scaffold") for seed in (1, 2)]
 
@@ -75,7 +75,9 @@ def test_parallel_is_serial(serial: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed(serial: Path, tmp_path: Path) -> None:
-    with subprocess.Popen(lab(tmp_path, "--jobs", "1"), stdout=subprocess.PIPE, text=True) as killed:
+    with subprocess.Popen(
+        lab(tmp_path, "--jobs", "1"), stdout=subprocess.PIPE, text=True
+    ) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline().startswith(NAMES[0])
         killed.send_signal(signal.SIGKILL)
@@ -168,8 +170,12 @@ def test_tables() -> None:
     assert spread([1.0, 3.0, None]) == "2.0 ± 1.4"
     assert spread([2.0], 0) == "2"
     assert spread([]) == "-"
-    ours, theirs = ([replace(made("a", x=x), axes={"seed": seed}) for seed, x in group] for group in PAIRS)
-    assert paired(ours, theirs, "x", 2) == "+1.50 ± 6.35"  # t = 12.706, deviation sqrt(1/2), two pairs
+    ours, theirs = (
+        [replace(made("a", x=x), axes={"seed": seed}) for seed, x in group] for group in PAIRS
+    )
+    assert (
+        paired(ours, theirs, "x", 2) == "+1.50 ± 6.35"
+    )  # t = 12.706, deviation sqrt(1/2), two pairs
     assert paired(ours, theirs[:1], "x", 2) is None
 
 
@@ -185,4 +191,7 @@ def test_a_measurement_has_its_provenance(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_example_is_a_short_declaration() -> None:
     assert find("example").name == "example"
-    assert len((Path(runner.__file__).parents[1] / "studies" / "example.py").read_text().splitlines()) <= 45
+    assert (
+        len((Path(runner.__file__).parents[1] / "studies" / "example.py").read_text().splitlines())
+        <= 45
+    )

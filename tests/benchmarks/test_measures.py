@@ -12,13 +12,20 @@ from benchmarks.studies import synthetic
 
 DATA = ROOT.parent / "shared" / "data"
 SHORT: dict[str, Any] = {"rounds": 4, "eval_every": 2}
-GONE = {"cpu_seconds", "newcomers_cpu_seconds", "tau"}  # the runner keeps seconds, tables read a cell's axis tau
+GONE = {
+    "cpu_seconds",
+    "newcomers_cpu_seconds",
+    "tau",
+}  # the runner keeps seconds, tables read a cell's axis tau
 
 
 def short(study: str, name: str, folder: Path, **changed: Any) -> set[str]:
     """Measure a committed cell with some options changed; gives the names of committed figures that it lacks."""
     results = Results(RESULTS / study)
-    record, declared = results.records[name], {cell.name: cell for cell in find(study).cells(results)}
+    record, declared = (
+        results.records[name],
+        {cell.name: cell for cell in find(study).cells(results)},
+    )
     options = {**(declared[name].options if name in declared else record.config), **changed}
     found = find(study).measure(Cell(record.axes, options), folder)
     return set(record.result) - set(found) - GONE
@@ -77,4 +84,6 @@ def test_a_cell_of_q_is_repeated_to_the_digit(tmp_path: Path) -> None:
 def test_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not short("synthetic", "default-fedavg-seed0", tmp_path / "run", **SHORT)
     monkeypatch.setattr(synthetic, "TRIALS", 1)
-    assert not short("synthetic", "search-fedavg", tmp_path / "search", rounds=2, eval_every=1, clients=5)
+    assert not short(
+        "synthetic", "search-fedavg", tmp_path / "search", rounds=2, eval_every=1, clients=5
+    )

@@ -47,7 +47,10 @@ def test_cells_are_declared_and_sorted(name: str) -> None:
 def test_figures_are_drawn_from_the_cells(name: str, tmp_path: Path) -> None:
     """With the pinned matplotlib alone: another one may write the same lines in other words."""
     matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
-    if f"matplotlib=={matplotlib.__version__}" not in (ROOT / "constraints.txt").read_text().split():
+    if (
+        f"matplotlib=={matplotlib.__version__}"
+        not in (ROOT / "constraints.txt").read_text().split()
+    ):
         pytest.skip("matplotlib is not the version of constraints.txt")
     study = studies.find(name)
     for file, draw in study.figures.items():

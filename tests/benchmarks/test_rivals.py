@@ -18,14 +18,21 @@ def test_fresh_seeds_follow_the_search_and_take_its_best_setting(tmp_path: Path)
     results = Results(tmp_path)
     search = [cell for cell in rivals.cells(results) if cell.axes["variant"].startswith("fedavgm#")]
     assert not [cell for cell in rivals.cells(results) if cell.axes["variant"] == "fedavgm"]
-    figures = {"fedavgm#0": 50.0, "fedavgm#1": 80.0, "fedavgm#2": 60.0, "fedavgm#3": None}  # the last one diverged
+    figures = {
+        "fedavgm#0": 50.0,
+        "fedavgm#1": 80.0,
+        "fedavgm#2": 60.0,
+        "fedavgm#3": None,
+    }  # the last one diverged
     for cell in search:
         value = figures[cell.axes["variant"]]
         results.add(Record(cell.name, dict(cell.axes), {}, {"global": value, "personal": value}))
     assert rivals.best(results, "fedavgm") == 1
     fresh = [cell for cell in rivals.cells(results) if cell.axes["variant"] == "fedavgm"]
     assert len(fresh) == len(rivals.COMPARED) * len(rivals.SEEDS)
-    assert all(cell.options == {"method": "fedavgm", **rivals.SETTINGS["fedavgm"][1]} for cell in fresh)
+    assert all(
+        cell.options == {"method": "fedavgm", **rivals.SETTINGS["fedavgm"][1]} for cell in fresh
+    )
 
 
 def test_autopilot_is_counted_on_all_seeds_it_shares_with_both_fedavgs(tmp_path: Path) -> None:
@@ -56,7 +63,9 @@ def test_a_part_without_which_runs_diverge_says_so_and_has_no_mean(tmp_path: Pat
     for (family, variant), value in figures.items():
         axes = {"family": family, "variant": variant, "seed": 100}
         results.add(Record(f"{family}-{variant}", axes, {}, {"global": value, "personal": value}))
-    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in autopilot.parts(results)[:-1])
+    head, _, *rows = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in autopilot.parts(results)[:-1]
+    )
     found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert set(found) == {"no-restraint", "no-decay"}
     assert [found["no-restraint"][name] for name in ("heart-linear", "flights", "mean")] == [

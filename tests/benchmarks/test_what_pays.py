@@ -16,7 +16,12 @@ def test_a_difference_by_hand(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(what_pays, "RESULTS", tmp_path)
     figures = {("a", 1): (11, 10), ("b", 1): (12, 10), ("b", 2): (14, 10), ("c", 1): (None, 10)}
     records = [
-        Record(f"{place}-{name}-{seed}", {"place": place, "variant": name, "seed": seed}, {}, {"global": value})
+        Record(
+            f"{place}-{name}-{seed}",
+            {"place": place, "variant": name, "seed": seed},
+            {},
+            {"global": value},
+        )
         for (place, seed), values in figures.items()
         for name, value in zip(("ours", "theirs"), values, strict=True)
     ]

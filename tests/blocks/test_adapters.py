@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.cli import main
-from equipoise.contract import Method
-from equipoise.core.errors import UsageError
-from equipoise.core.trees import tree_bytes
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.core import Method
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.local import Local
-from equipoise.models.adapters import AdaptedConv, AdaptedLinear, Adapter, adapted
-from equipoise.models.stacking import stacked_forward
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.models.batched import stacked_forward
+from equipoise.models.lora import AdaptedConv, AdaptedLinear, Adapter, adapted
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import tree_bytes
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 BOTH = "rank=2 targets=0,2 names=shared,private train=4.*"
@@ -58,7 +58,9 @@ def test_a_linear_layer_learns_as_w_plus_ba() -> None:
     assert torch.allclose(module(x), nn.functional.linear(x, weight, layer.bias))
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(4, 6, 3, 2, 1), nn.Conv2d(4, 6, (1, 3), groups=2), nn.Conv1d(4, 6, 3)])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(4, 6, 3, 2, 1), nn.Conv2d(4, 6, (1, 3), groups=2), nn.Conv1d(4, 6, 3)]
+)
 def test_a_convolution_learns_as_w_plus_ba(layer: nn.Conv2d) -> None:
     layer = layer.double()
     module = moved(adapted(nn.Sequential(layer), Adapter(rank=2), 0))
@@ -86,9 +88,15 @@ class Tower(nn.Module):
 def test_a_layer_may_be_called_blocks() -> None:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
     plain = ExamplesTask("synthetic", Tower(), data, TRAINING, torch.float64)
-    assert plain.blocks == {"backbone": ("blocks.0.weight", "blocks.0.bias"), "head": ("head.weight", "head.bias")}
+    assert plain.blocks == {
+        "backbone": ("blocks.0.weight", "blocks.0.bias"),
+        "head": ("head.weight", "head.bias"),
+    }
     low = plain.with_network("", "rank=2 targets=blocks.0 train=head.*", "", 0)
-    assert low.blocks == {"adapter": ("blocks.0.adapter.A", "blocks.0.adapter.B"), "head": ("head.weight", "head.bias")}
+    assert low.blocks == {
+        "adapter": ("blocks.0.adapter.A", "blocks.0.adapter.B"),
+        "head": ("head.weight", "head.bias"),
+    }
     assert simulate(FedPer(), low, rounds=1).logs[0].bytes.up == low.num_clients * 8 * 2 * (5 + 6)
 
 
@@ -99,7 +107,11 @@ def test_a_stacks_gradients_are_each_clients_own(bias: bool) -> None:
     module = adapted(layers, Adapter(rank=2, names="one,two", alpha=6), 0)
     forward = stacked_forward(module)
     assert forward is not None
-    stack = {name: torch.randn(4, *p.shape).double() for name, p in module.named_parameters() if p.requires_grad}
+    stack = {
+        name: torch.randn(4, *p.shape).double()
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
     x, to = torch.randn(4, 6, 5).double(), torch.randn(4, 6, 3).double()
     leaves = [value.requires_grad_() for value in (*stack.values(), x)]
     together = torch.autograd.grad((forward(stack, x) * to).sum(), leaves)
@@ -131,9 +143,13 @@ def test_the_batched_form_is_that_of_each_client() -> None:
     here = task()
     by_hand = stacked_forward(here.module)
     assert by_hand is not None
-    stack = {name: torch.randn(3, *value.shape).double() for name, value in here.init_params(0).items()}
+    stack = {
+        name: torch.randn(3, *value.shape).double() for name, value in here.init_params(0).items()
+    }
     x = here.example_inputs(6).view(3, 2, 5)
-    each = torch.stack([here.forward({name: w[k] for name, w in stack.items()}, x[k]) for k in range(3)])
+    each = torch.stack(
+        [here.forward({name: w[k] for name, w in stack.items()}, x[k]) for k in range(3)]
+    )
     assert torch.allclose(by_hand(stack, x), each)
 
 
@@ -149,7 +165,9 @@ class Branched(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedPer(keep="private"), FedPolicy(parts="full,shared,private+head")])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedPer(keep="private"), FedPolicy(parts="full,shared,private+head")]
+)
 def test_executors_agree(method: Method) -> None:
     here = task()
     loop, stacked = (simulate(method, here, executor=executor) for executor in ("loop", "stacked"))
@@ -159,7 +177,9 @@ def test_executors_agree(method: Method) -> None:
 
 def test_executors_agree_on_a_network_that_is_no_sequence() -> None:
     data = Synthetic(SyntheticConfig(**SMALL), 0)
-    here = ExamplesTask("synthetic", Branched(), data, TRAINING, torch.float64).with_network("", "rank=2", "", 0)
+    here = ExamplesTask("synthetic", Branched(), data, TRAINING, torch.float64).with_network(
+        "", "rank=2", "", 0
+    )
     loop, stacked = (simulate(Local(), here, executor=executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.store.local, stacked.store.local) < 1e-10
 
@@ -167,7 +187,9 @@ def test_executors_agree_on_a_network_that_is_no_sequence() -> None:
 def test_the_private_adapter_stays_and_the_shared_one_travels() -> None:
     here = task()
     done, start = simulate(FedPer(keep="private"), here, rounds=2), here.init_params(0)
-    billed = tree_bytes({name: start[name] for block in ("shared", "head") for name in here.blocks[block]})
+    billed = tree_bytes(
+        {name: start[name] for block in ("shared", "head") for name in here.blocks[block]}
+    )
     assert done.logs[0].bytes.up == done.logs[0].bytes.down == here.num_clients * billed
     for name in here.blocks["private"]:
         assert torch.equal(done.params[name], start[name])
@@ -176,7 +198,9 @@ def test_the_private_adapter_stays_and_the_shared_one_travels() -> None:
 
 def test_a_base_that_the_seed_draws_is_the_plain_models_start() -> None:
     plain, here = task("", fresh=True), task(fresh=True)
-    assert all(torch.equal(plain.init_params(0)[name], value) for name, value in here.frozen.items())
+    assert all(
+        torch.equal(plain.init_params(0)[name], value) for name, value in here.frozen.items()
+    )
 
 
 def test_what_is_kept_of_clients_does_not_hold_the_base() -> None:
@@ -226,6 +250,9 @@ def test_from_the_command_line_over_the_model_of_an_earlier_run(
     frozen, before = load_file(tmp_path / "run" / "models" / "frozen.safetensors"), load_file(base)
     assert all(torch.equal(frozen[name], value) for name, value in before.items())
     save_file({"other": torch.zeros(1)}, tmp_path / "odd.safetensors")
-    for file, words in (("none.safetensors", "must be a safetensors file"), ("odd.safetensors", "'other' is not in")):
+    for file, words in (
+        ("none.safetensors", "must be a safetensors file"),
+        ("odd.safetensors", "'other' is not in"),
+    ):
         assert main([*given, "--start", str(tmp_path / file), "--out", str(tmp_path / "no")]) == 2
         assert words in capsys.readouterr().err

@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from equipoise.cli import main
-from equipoise.contract import Method
-from equipoise.core.errors import UsageError
-from equipoise.core.trees import tree_bytes
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.core import Method
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedbabu import FedBabu
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.parts import Parts
+from equipoise.methods.fedpolicy.state import Parts
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.lgfedavg import LgFedAvg
-from equipoise.records.folder import Folder
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.records.run_dir import Folder
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import tree_bytes
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 THREE = "base=0.* middle=2.* top=4.*"
@@ -41,16 +41,25 @@ def share_of(task: ExamplesTask, *blocks: str) -> int:
 @pytest.mark.parametrize("method", [FedAvg, FedPer, LgFedAvg, FedRep, FedBabu, FedPolicy])
 def test_without_a_head_by_name_the_last_block_is_it(method: type[Method]) -> None:
     """Three blocks of which the last is the head give the numbers of two."""
-    three, two = simulate(method(), deep_task()), simulate(method(), deep_task("backbone=0.*,2.* head=4.*"))
+    three, two = (
+        simulate(method(), deep_task()),
+        simulate(method(), deep_task("backbone=0.*,2.* head=4.*")),
+    )
     assert largest_difference(three.params, two.params) == 0
     assert [log.bytes for log in three.logs] == [log.bytes for log in two.logs]
 
 
-@pytest.mark.parametrize(("keep", "travels"), [("middle", ("base", "top")), ("base, top", ("middle",))])
+@pytest.mark.parametrize(
+    ("keep", "travels"), [("middle", ("base", "top")), ("base, top", ("middle",))]
+)
 def test_the_user_says_what_stays(keep: str, travels: tuple[str, ...]) -> None:
     task = deep_task()
     done = simulate(FedPer(keep=keep), task, rounds=2)
-    assert done.logs[0].bytes.up == done.logs[0].bytes.down == task.num_clients * share_of(task, *travels)
+    assert (
+        done.logs[0].bytes.up
+        == done.logs[0].bytes.down
+        == task.num_clients * share_of(task, *travels)
+    )
     for block, names in task.blocks.items():
         for name in names:
             moved = not torch.equal(done.params[name], task.init_params(0)[name])
@@ -70,7 +79,12 @@ def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
     task, parts = deep_task(), Parts.of("full,base+middle,top")
     assert parts.names == ("full", "base+middle", "top", "none")
     assert parts.blocks == ("base", "middle", "top")
-    assert parts.takes.tolist() == [[True] * 3, [True, True, False], [False, False, True], [False] * 3]
+    assert parts.takes.tolist() == [
+        [True] * 3,
+        [True, True, False],
+        [False, False, True],
+        [False] * 3,
+    ]
     whole = share_of(task, "base", "middle", "top")
     expected = [1.0, share_of(task, "base", "middle") / whole, share_of(task, "top") / whole, 0.0]
     assert parts.cost(task, task.init_params(0)).tolist() == pytest.approx(expected)
@@ -102,10 +116,15 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     for k in range(task.num_clients):
         for part, takes in enumerate(method.sets.takes.tolist()):
             sent = {
-                n for block, take in zip(method.sets.blocks, takes, strict=True) if take for n in task.blocks[block]
+                n
+                for block, take in zip(method.sets.blocks, takes, strict=True)
+                if take
+                for n in task.blocks[block]
             }
             model = {name: received[name] if name in sent else local[name][k] for name in received}
-            assert float(task.evaluate(torch.tensor(k), model, "val")["acc"]) == pytest.approx(float(seen[k, part]))
+            assert float(task.evaluate(torch.tensor(k), model, "val")["acc"]) == pytest.approx(
+                float(seen[k, part])
+            )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +132,10 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     [
         ("base=0.* top=4.*", "leave out 2.weight, 2.bias"),
         ("base=0.*,2.* rest=2.*,4.*", "overlap in 2.weight, 2.bias"),
-        ("base=conv.* rest=*", r"pattern 'conv.\*' of block 'base' matches no parameter; the model has 0.weight"),
+        (
+            "base=conv.* rest=*",
+            r"pattern 'conv.\*' of block 'base' matches no parameter; the model has 0.weight",
+        ),
         ("base", "write name=pattern"),
         ("base=0.* base=2.* top=4.*", "given twice"),
     ],
@@ -126,7 +148,10 @@ def test_blocks_that_do_not_fit_are_one_sentence(blocks: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (FedPer(keep="midle"), "keep names block 'midle', and the model's blocks are base, middle, top.*middle"),
+        (
+            FedPer(keep="midle"),
+            "keep names block 'midle', and the model's blocks are base, middle, top.*middle",
+        ),
         (FedPer(keep="base,middle,top"), "must leave some blocks"),
         (FedPolicy(parts="full,bas"), "parts names block 'bas'"),
         (FedPolicy(parts="full,base+middle"), "parts leaves out block 'top'"),
@@ -166,10 +191,15 @@ def test_the_command_line_names_blocks(tmp_path: Path, capsys: pytest.CaptureFix
         "--quiet",
     ]
     out = ["--out", str(tmp_path / "run")]
-    assert main([*given, *out, "--method", "fedper", "--blocks", "w=*.weight b=*.bias", "--keep", "w"]) == 0
+    assert (
+        main([*given, *out, "--method", "fedper", "--blocks", "w=*.weight b=*.bias", "--keep", "w"])
+        == 0
+    )
     assert Folder(tmp_path / "run").records()[0].bytes.up == 4 * 4 * (64 + 10)
     assert main([*given, "--out", str(tmp_path / "no"), "--blocks", "w=*.weigth b=*"]) == 2
     assert "matches no parameter" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
-    assert main(["run", "--task", "two-state", "--out", str(tmp_path / "no"), "--blocks", "a=*"]) == 2
+    assert (
+        main(["run", "--task", "two-state", "--out", str(tmp_path / "no"), "--blocks", "a=*"]) == 2
+    )
     assert "no network to shape" in capsys.readouterr().err

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.contract import Method
-from equipoise.core.errors import UsageError
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.core import Method
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedbn import FedBN
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.fedrod import FedRod
 from equipoise.methods.pfedme import PFedMe
-from equipoise.models.layers import BatchNorm, Dropout, federated
-from equipoise.privacy.options import Privacy
-from equipoise.tasks.from_examples import ExamplesTask
-from equipoise.wrappers.private import private
+from equipoise.models.norm_dropout import BatchNorm, Dropout, federated
+from equipoise.privacy.config import Privacy
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.differential_privacy import private
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 STATISTICS = ("1.running_mean", "1.running_var")
@@ -28,7 +28,14 @@ STATISTICS = ("1.running_mean", "1.running_var")
 
 def net() -> nn.Sequential:
     torch.manual_seed(2)
-    layers = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.GroupNorm(2, 8), nn.Linear(8, 4)
+    layers = (
+        nn.Linear(5, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.GroupNorm(2, 8),
+        nn.Linear(8, 4),
+    )
     return nn.Sequential(*layers)
 
 
@@ -37,7 +44,9 @@ def task(module: nn.Module | None = None) -> ExamplesTask:
     return ExamplesTask("synthetic", module or net(), data, TRAINING, torch.float64)
 
 
-@pytest.mark.parametrize(("layer", "shape"), [(nn.BatchNorm1d(3), (7, 3)), (nn.BatchNorm2d(3), (7, 3, 4, 5))])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.BatchNorm1d(3), (7, 3)), (nn.BatchNorm2d(3), (7, 3, 4, 5))]
+)
 def test_batch_normalisation_is_that_of_torch(layer: nn.Module, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     theirs = layer.double().train()
@@ -88,9 +97,13 @@ def test_whole_channels_are_dropped() -> None:
     assert 0 < float((out == 0).double().mean()) < 1
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedBN(), FedRep(head_epochs=1), PFedMe(inner_steps=2)])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedBN(), FedRep(head_epochs=1), PFedMe(inner_steps=2)]
+)
 def test_all_executors_agree(method: Method) -> None:
-    loop, stacked = (simulate(method, task(), rounds=2, executor=executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, task(), rounds=2, executor=executor) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.params, stacked.params) < 1e-9
     assert largest_difference(loop.store.local, stacked.store.local) < 1e-9
 
@@ -116,7 +129,16 @@ def test_the_mean_of_statistics_is_fedavgs() -> None:
     assert torch.allclose(done.params[STATISTICS[0]], mean)
 
 
-STEPPING = ("autopilot", "fedadam", "fedavgm", "feddyn", "fedexp", "fedhyper", "fedyogi", "scaffold")
+STEPPING = (
+    "autopilot",
+    "fedadam",
+    "fedavgm",
+    "feddyn",
+    "fedexp",
+    "fedhyper",
+    "fedyogi",
+    "scaffold",
+)
 FAR = {"pfedme": {"beta": 2.0}, "fedrecon": {"server_lr": 2.0}}
 
 
@@ -187,7 +209,10 @@ class Functional(nn.Module):
     ("module", "words"),
     [
         (Functional(), "use nn.Dropout layers"),
-        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False)), "no running statistics"),
+        (
+            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False)),
+            "no running statistics",
+        ),
         (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=None)), "momentum=None"),
         (nn.Sequential(nn.Linear(5, 4), nn.AlphaDropout(0.2)), "AlphaDropout"),
     ],
@@ -206,6 +231,8 @@ def test_methods_that_would_break_statistics_are_refused() -> None:
 
 
 def test_without_batch_normalisation_fedbn_is_fedavg() -> None:
-    bn, avg = (simulate(method, task(nn.Sequential(nn.Linear(5, 4)))) for method in (FedBN(), FedAvg()))
+    bn, avg = (
+        simulate(method, task(nn.Sequential(nn.Linear(5, 4)))) for method in (FedBN(), FedAvg())
+    )
     assert largest_difference(bn.params, avg.params) == 0
     assert [log.bytes for log in bn.logs] == [log.bytes for log in avg.logs]

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 import equipoise
 from equipoise.cli import COMMANDS, commands, main
+from equipoise.experiment import compare as comparing
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.families import Family, by_family
 from equipoise.records.codec import encode
-from equipoise.runs import compare as comparing
-from equipoise.settings.config import RunSettings
-from equipoise.settings.names import options
+from equipoise.settings.option_registry import options
+from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
 
 SMALL = ["--clients", "5", "--samples", "50", "--rounds", "6", "--epochs", "1"]
@@ -41,7 +41,9 @@ def read_csv(path):
 
 def test_a_run_is_a_folder(tmp_path):
     out = tmp_path / "x"
-    done = equipoise_cli("run", "--method", "fedavg", "--task", "synthetic", "--out", str(out), *SMALL)
+    done = equipoise_cli(
+        "run", "--method", "fedavg", "--task", "synthetic", "--out", str(out), *SMALL
+    )
     assert done.returncode == 0, done.stderr
     assert "round 6/6" in done.stderr  # plain lines, since this is not a terminal
     assert "personal" in done.stdout
@@ -49,7 +51,9 @@ def test_a_run_is_a_folder(tmp_path):
     logs = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert [log["round"] for log in logs] == list(range(1, 7))
     summary = json.loads((out / "summary.json").read_text())
-    for key in "method task seed rounds global trained personal received best_round bytes seconds".split():
+    for key in (
+        "method task seed rounds global trained personal received best_round bytes seconds".split()
+    ):
         assert key in summary
     assert {"acc", "loss"} <= summary["global"].keys()
     assert {"acc", "std", "p10"} <= summary["trained"].keys() & summary["personal"].keys()
@@ -65,8 +69,35 @@ def test_a_run_is_a_folder(tmp_path):
 
 
 def test_config_json_repeats_the_run(tmp_path):
-    assert main(["run", "--out", str(tmp_path / "a"), "--quiet", "--lr", "0.03", "--model", "mlp", *SMALL]) == 0
-    assert main(["run", "--out", str(tmp_path / "b"), "--quiet", "--config", str(tmp_path / "a" / "config.json")]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "--out",
+                str(tmp_path / "a"),
+                "--quiet",
+                "--lr",
+                "0.03",
+                "--model",
+                "mlp",
+                *SMALL,
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(
+            [
+                "run",
+                "--out",
+                str(tmp_path / "b"),
+                "--quiet",
+                "--config",
+                str(tmp_path / "a" / "config.json"),
+            ]
+        )
+        == 0
+    )
     a, b = (load_file(tmp_path / d / "models" / "global.safetensors") for d in "ab")
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -78,7 +109,12 @@ def test_toml_config_with_the_command_line_on_top(tmp_path):
     config = ["--config", str(tmp_path / "c.toml")]
     assert main(["run", *config, "--rounds", "3", "--out", str(tmp_path / "x"), "--quiet"]) == 0
     written = json.loads((tmp_path / "x" / "config.json").read_text())
-    assert (written["method"], written["rounds"], written["batch_size"], written["tune_lr"]) == ("finetune", 3, 7, 0.5)
+    assert (written["method"], written["rounds"], written["batch_size"], written["tune_lr"]) == (
+        "finetune",
+        3,
+        7,
+        0.5,
+    )
 
 
 def test_python_gives_the_same_as_the_command_line(tmp_path):
@@ -91,17 +127,35 @@ def test_python_gives_the_same_as_the_command_line(tmp_path):
 
 def test_compare_makes_tables_and_resumes(tmp_path, capsys):
     out = tmp_path / "cmp"
-    command = ["compare", "--methods", "fedavg,local,finetune", "--seeds", "2", "--out", str(out), *SMALL]
+    command = [
+        "compare",
+        "--methods",
+        "fedavg,local,finetune",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+        *SMALL,
+    ]
     assert main(command) == 0
     assert "finetune" in capsys.readouterr().out
     rows = read_csv(out / "table.csv")
     assert [row["method"] for row in rows] == ["fedavg", "local", "finetune"]
     assert rows[1]["global % mean"] == ""  # Local has no global model
-    both = [json.loads((out / "fedavg" / f"seed-{s}" / "summary.json").read_text())["personal"]["acc"] for s in (0, 1)]
+    both = [
+        json.loads((out / "fedavg" / f"seed-{s}" / "summary.json").read_text())["personal"]["acc"]
+        for s in (0, 1)
+    ]
     assert float(rows[0]["personal % mean"]) == pytest.approx(50 * sum(both), rel=1e-5)
-    assert float(rows[0]["personal % std"]) == pytest.approx(100 * abs(both[0] - both[1]) / 2**0.5, rel=1e-4)
+    assert float(rows[0]["personal % std"]) == pytest.approx(
+        100 * abs(both[0] - both[1]) / 2**0.5, rel=1e-4
+    )
     assert "± " in (out / "table.md").read_text()
-    assert set(json.loads((out / "compare.json").read_text())["summaries"]) == {"fedavg", "local", "finetune"}
+    assert set(json.loads((out / "compare.json").read_text())["summaries"]) == {
+        "fedavg",
+        "local",
+        "finetune",
+    }
     assert main([*command, "--quiet"]) == 2  # exists already
     before = (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns
     (out / "fedavg" / "seed-1" / "summary.json").unlink()
@@ -112,7 +166,19 @@ def test_compare_makes_tables_and_resumes(tmp_path, capsys):
 
 def test_all_methods_means_those_that_suit(tmp_path, capsys):
     out = tmp_path / "cmp"
-    command = ["compare", "--methods", "all", "--seeds", "1", "--out", str(out), *SMALL, "--rounds", "1", "--quiet"]
+    command = [
+        "compare",
+        "--methods",
+        "all",
+        "--seeds",
+        "1",
+        "--out",
+        str(out),
+        *SMALL,
+        "--rounds",
+        "1",
+        "--quiet",
+    ]
     assert main(command) == 0
     methods = {row["method"] for row in read_csv(out / "table.csv")}
     assert {"fedavg", "local", "finetune", "scaffold"} <= methods
@@ -123,16 +189,28 @@ def test_all_methods_means_those_that_suit(tmp_path, capsys):
 def test_the_method_of_the_guide_runs(tmp_path):
     guide = (Path(__file__).parents[2] / "docs" / "own-method.md").read_text()
     (tmp_path / "cautious.py").write_text(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1])
-    run = ["run", "--method", f"{tmp_path / 'cautious.py'}:Cautious", "--sharpness", "3", "--quiet", *SMALL]
+    run = [
+        "run",
+        "--method",
+        f"{tmp_path / 'cautious.py'}:Cautious",
+        "--sharpness",
+        "3",
+        "--quiet",
+        *SMALL,
+    ]
     for executor in ("stacked", "loop"):
         assert main([*run, "--executor", executor, "--out", str(tmp_path / executor)]) == 0
-    one, other = (json.loads((tmp_path / e / "summary.json").read_text()) for e in ("stacked", "loop"))
+    one, other = (
+        json.loads((tmp_path / e / "summary.json").read_text()) for e in ("stacked", "loop")
+    )
     assert one["personal"]["acc"] == pytest.approx(other["personal"]["acc"], abs=0.02)
 
 
 def test_help_shows_the_usual_options_and_those_of_a_named_method_and_task():
     short = equipoise_cli("run", "--help").stdout
-    assert {"--method", "--rounds", "--participation", "--epochs", "--out", "--help-all"} <= shown(short)
+    assert {"--method", "--rounds", "--participation", "--epochs", "--out", "--help-all"} <= shown(
+        short
+    )
     assert not {"--weight-decay", "--dp-clip", "--checkpoint-every", "--clients"} & shown(short)
     named = equipoise_cli("run", "--method", "finetune", "--task", "synthetic", "--help").stdout
     assert {"--tune-lr", "--tune-epochs", "--clients", "--beta"} <= shown(named)
@@ -158,7 +236,9 @@ def of_task(name):
     return {f"--{item.name.replace('_', '-')}" for item in known.values() if item.owner == "task"}
 
 
-@pytest.mark.parametrize("asked", [[], ["--help"], ["--version"], ["--hepl"], ["rnu"], ["report", "--help"]])
+@pytest.mark.parametrize(
+    "asked", [[], ["--help"], ["--version"], ["--hepl"], ["rnu"], ["report", "--help"]]
+)
 def test_first_contact_loads_no_pytorch(asked):
     code = (
         "import sys; from equipoise.cli import main\n"
@@ -166,7 +246,9 @@ def test_first_contact_loads_no_pytorch(asked):
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -234,7 +316,10 @@ BAD = [
     (["watch"], "folder"),
     (["watch", "nowhere"], "'nowhere' holds no run"),
     (["watch", ".", "--every", "often"], "invalid float value: 'often'"),
-    *((["watch", ".", "--every", bad], "must be a number of seconds above 0") for bad in ("0", "-1", "nan", "inf")),
+    *(
+        (["watch", ".", "--every", bad], "must be a number of seconds above 0")
+        for bad in ("0", "-1", "nan", "inf")
+    ),
     (["export"], "folder"),
     (["export", "nowhere"], "'nowhere' is not a run folder"),
     (["export", ".", "--client", "me"], "no client 'me'"),
@@ -308,21 +393,43 @@ def test_a_method_of_ones_own_runs_from_its_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from typing import ClassVar\n"
-        "from equipoise.contract import Method, option\n"
+        "from equipoise.core import Method, option\n"
         "@dataclass(frozen=True)\n"
         "class Mine(Method):\n"
         "    name: ClassVar[str] = 'mine'\n"
         "    strength: float = option(0.5, 'how much')\n"
     )
     out = tmp_path / "x"
-    run = ["run", "--method", f"{tmp_path / 'mine.py'}:Mine", "--strength", "0.7", "--out", str(out), "--quiet", *SMALL]
+    run = [
+        "run",
+        "--method",
+        f"{tmp_path / 'mine.py'}:Mine",
+        "--strength",
+        "0.7",
+        "--out",
+        str(out),
+        "--quiet",
+        *SMALL,
+    ]
     assert main(run) == 0
     assert json.loads((out / "config.json").read_text())["strength"] == 0.7
 
 
 def test_patience_stops_early_and_says_so(tmp_path):
     out = tmp_path / "x"
-    run = ["run", "--out", str(out), "--quiet", "--patience", "2", *SMALL, "--lr", "1e-9", "--rounds", "30"]
+    run = [
+        "run",
+        "--out",
+        str(out),
+        "--quiet",
+        "--patience",
+        "2",
+        *SMALL,
+        "--lr",
+        "1e-9",
+        "--rounds",
+        "30",
+    ]
     assert main(run) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == summary["best_round"] + 2
@@ -351,7 +458,9 @@ def test_settings_survive_their_own_file():
         assert find_method(name).name == name
 
 
-def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(tmp_path, capsys, monkeypatch):
+def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(
+    tmp_path, capsys, monkeypatch
+):
     """Killed in the third of four runs; the folder alone is enough to continue."""
     real, out, started = comparing.run, tmp_path / "cmp", []
 
@@ -362,7 +471,17 @@ def test_a_comparison_that_is_cut_short_leaves_the_table_of_what_is_finished(tmp
         return real(settings, folder, **how)
 
     monkeypatch.setattr(comparing, "run", cut)
-    command = ["compare", "--methods", "fedavg,local", "--seeds", "2", "--out", str(out), "--quiet", *SMALL]
+    command = [
+        "compare",
+        "--methods",
+        "fedavg,local",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+        "--quiet",
+        *SMALL,
+    ]
     with pytest.raises(RuntimeError, match="went down"):
         main(command)
     text = (out / "table.md").read_text()

@@ -16,7 +16,9 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name in ("federated_rl", "own_environment"):
         pytest.importorskip("gymnasium", reason="the extra rl is not installed")
         pytest.importorskip("numba", reason="the extra rl is not installed")

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
-from equipoise.contract import Method, Options, Scheduled, TrainingConfig, option
-from equipoise.core.errors import UsageError
-from equipoise.core.schedules import Schedule, cosine, steps
-from equipoise.data.synthetic import SyntheticConfig
-from equipoise.flower.options import Deployment
-from equipoise.frl.deep.task import AgentConfig
+from equipoise.config.schedules import Schedule, cosine, steps
+from equipoise.core import Method, Options, Scheduled, TrainingConfig, option
+from equipoise.data.datasets.synthetic import SyntheticConfig
+from equipoise.flower.config import Deployment
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
-from equipoise.methods.rl.linear_rep import LinearRepresentation
-from equipoise.privacy.options import Privacy
-from equipoise.settings.config import RunSettings
-from equipoise.settings.names import options
-from equipoise.settings.run import RunConfig
+from equipoise.methods.rl_linear import LinearRepresentation
+from equipoise.privacy.config import Privacy
+from equipoise.settings.option_registry import options
+from equipoise.settings.run_config import RunConfig
+from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
+from equipoise.tasks.rl_deep import AgentConfig
+from equipoise.utils.errors import UsageError
 
 SMALL = {"task": "synthetic", "clients": 4, "rounds": 2, "samples": 40}
 
@@ -77,7 +77,14 @@ def test_refusals_are_worded_from_the_declaration(given: dict[str, Any], words: 
 def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
     made = Example(share=0, most=np.float64(3), count=np.int64(2), time=math.inf)
     assert made == Example(share=0.0, most=3.0, count=2, time=math.inf)
-    assert [type(value) for value in dataclasses.astuple(made)] == [float, float, float, int, str, bool]
+    assert [type(value) for value in dataclasses.astuple(made)] == [
+        float,
+        float,
+        float,
+        int,
+        str,
+        bool,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,9 @@ def test_every_number_of_every_method_and_task_has_bounds_that_admit_its_default
         for task in all_tasks().values():
             for item in options(method, task).values():
                 assert item.rule.help, item.full
-                number = item.kind.type in (int, float) and item.name not in free.get(task.name, set())
+                number = item.kind.type in (int, float) and item.name not in free.get(
+                    task.name, set()
+                )
                 assert bool(item.rule.limits) or not number, item.full
                 assert item.rule.allows(item.default), item.full
 
@@ -137,7 +146,9 @@ def test_help_shows_default_and_bounds(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_method_and_task_may_have_an_option_of_one_name() -> None:
-    found = RunSettings.from_options({**SMALL, "method": "feddyn", "method.alpha": 0.2, "task.alpha": 1.5})
+    found = RunSettings.from_options(
+        {**SMALL, "method": "feddyn", "method.alpha": 0.2, "task.alpha": 1.5}
+    )
     assert found.method == FedDyn(alpha=0.2)
     assert found.task_config.alpha == 1.5
     assert found.to_dict["method.alpha"] == 0.2
@@ -177,13 +188,17 @@ def test_an_own_option_with_a_name_of_the_run_is_refused() -> None:
         name: ClassVar[str] = "clash"
         lr: float = option(0.5, "a rate")
 
-    with pytest.raises(UsageError, match="method option 'lr' is also an option of training: rename it"):
+    with pytest.raises(
+        UsageError, match="method option 'lr' is also an option of training: rename it"
+    ):
         options(Clash, find_task("synthetic"))
 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(UsageError) as error:
-        RunSettings.from_options({**SMALL, "lr": -1, "rounds": 0, "test_share": 2.0, "method": "fedprox", "mu": "high"})
+        RunSettings.from_options(
+            {**SMALL, "lr": -1, "rounds": 0, "test_share": 2.0, "method": "fedprox", "mu": "high"}
+        )
     assert all(f"{name} is" in str(error.value) for name in ("lr", "rounds", "test_share", "mu"))
     with pytest.raises(UsageError) as error:
         RunSettings.from_options({"learning_rate": 1, "round": 0})
@@ -194,7 +209,12 @@ def test_all_problems_are_told_at_once() -> None:
 def test_the_command_line_and_files_take_full_names_and_schedules(tmp_path: Path) -> None:
     few = "--clients 4 --rounds 2 --samples 40 --quiet".split()
     file = tmp_path / "run.toml"
-    lines = ['method = "feddyn"', '"task.alpha" = 0.5', 'lr = "cosine(0.1, 0.01)"', 'weight-decay = "linear(0, 0.1)"']
+    lines = [
+        'method = "feddyn"',
+        '"task.alpha" = 0.5',
+        'lr = "cosine(0.1, 0.01)"',
+        'weight-decay = "linear(0, 0.1)"',
+    ]
     file.write_text("\n".join(lines))
     out = tmp_path / "a"
     typed = ["--method.alpha", "0.05", "--lr", "steps({0: 0.1, 1: 0.05})", "--out", str(out)]
@@ -206,7 +226,9 @@ def test_the_command_line_and_files_take_full_names_and_schedules(tmp_path: Path
     again = tmp_path / "b"
     assert main(["run", "--config", str(out / "config.json"), "--out", str(again), "--quiet"]) == 0
     assert json.loads((again / "config.json").read_text()) == config
-    assert (again / "models/global.safetensors").read_bytes() == (out / "models/global.safetensors").read_bytes()
+    assert (again / "models/global.safetensors").read_bytes() == (
+        out / "models/global.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -216,11 +238,16 @@ def test_the_command_line_and_files_take_full_names_and_schedules(tmp_path: Path
         ("--lr cosine(0.1", "lr is 'cosine(0.1': must be a number or a schedule"),
         ("--lr cosine(0.1,0)", "lr is cosine(0.1, 0): must be a number above 0 in every round"),
         ("--lr -1", "lr is -1.0: must be a number above 0"),
-        ("--batch-size cosine(1,2)", "batch_size is 'cosine(1,2)': must be a whole number of at least 1"),
+        (
+            "--batch-size cosine(1,2)",
+            "batch_size is 'cosine(1,2)': must be a whole number of at least 1",
+        ),
         ("--epochs many", "epochs is 'many': must be a whole number of at least 1"),
     ],
 )
-def test_bad_values_are_one_line(typed: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bad_values_are_one_line(
+    typed: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["run", *typed.split(), "--out", str(tmp_path / "x")]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -230,9 +257,21 @@ def test_bad_values_are_one_line(typed: str, words: str, capsys: pytest.CaptureF
 def test_a_comparison_gives_each_method_its_own(tmp_path: Path) -> None:
     few = "--clients 4 --rounds 1 --samples 40 --seeds 1 --quiet".split()
     out = tmp_path / "c"
-    typed = ["--task.alpha", "0.5", "--method.alpha", "0.05", "--mu", "linear(0, 1)", "--out", str(out)]
+    typed = [
+        "--task.alpha",
+        "0.5",
+        "--method.alpha",
+        "0.05",
+        "--mu",
+        "linear(0, 1)",
+        "--out",
+        str(out),
+    ]
     assert main(["compare", "--methods", "fedprox,feddyn", *few, *typed]) == 0
-    one, other = (json.loads((out / name / "seed-0/config.json").read_text()) for name in ("fedprox", "feddyn"))
+    one, other = (
+        json.loads((out / name / "seed-0/config.json").read_text())
+        for name in ("fedprox", "feddyn")
+    )
     assert (one["alpha"], one["mu"]) == (0.5, "linear(0, 1)")
     assert (other["task.alpha"], other["method.alpha"]) == (0.5, 0.05)
     assert main(["compare", "--methods", "fedprox,feddyn", *few, *typed, "--resume"]) == 0

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from equipoise.cli import main
+from equipoise.experiment.tune import search_space
 from equipoise.methods import all_methods
-from equipoise.runs.tune import search_space
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
 
 pytest.importorskip("optuna")
 SMALL = "--clients 5 --samples 50 --rounds 3 --batch-size 10".split()
@@ -27,14 +27,30 @@ def test_search_resumes_and_its_result_is_used(tmp_path, capsys):
     assert best.keys() == {"lr", "epochs", "mu"}
     cmp = tmp_path / "cmp"
     assert (
-        main(["compare", "--methods", "fedprox", "--tuned", str(out), "--seeds", "1", "--out", str(cmp), *SMALL]) == 0
+        main(
+            [
+                "compare",
+                "--methods",
+                "fedprox",
+                "--tuned",
+                str(out),
+                "--seeds",
+                "1",
+                "--out",
+                str(cmp),
+                *SMALL,
+            ]
+        )
+        == 0
     )
     used = json.loads((cmp / "fedprox" / "seed-0" / "config.json").read_text())
     assert {name: used[name] for name in best} == best
 
 
 def test_the_defaults_are_the_first_trial(tmp_path, capsys):
-    assert main(["tune", "--methods", "fedprox", "--trials", "1", "--out", str(tmp_path), *SMALL]) == 0
+    assert (
+        main(["tune", "--methods", "fedprox", "--trials", "1", "--out", str(tmp_path), *SMALL]) == 0
+    )
     assert "lr=0.1  epochs=20  mu=0.01" in capsys.readouterr().out
 
 
@@ -51,11 +67,31 @@ def test_every_option_that_tuning_may_change_exists_and_admits_its_default():
 
 
 def test_bad_searches_are_refused(tmp_path, capsys):
-    assert main(["tune", "--methods", "fedavg", "--trials", "0", "--out", str(tmp_path / "a"), *SMALL]) == 2
+    assert (
+        main(["tune", "--methods", "fedavg", "--trials", "0", "--out", str(tmp_path / "a"), *SMALL])
+        == 2
+    )
     assert main(["compare", "--methods", "fedavg", "--tuned", str(tmp_path / "b"), *SMALL]) == 2
     assert "equipoise tune" in capsys.readouterr().err
-    assert main(["tune", "--methods", "fedavg", "--trials", "1", "--out", str(tmp_path / "c"), *SMALL]) == 0
     assert (
-        main(["tune", "--methods", "fedavg", "--trials", "1", "--out", str(tmp_path / "c"), *SMALL, "--seed", "5"]) == 2
+        main(["tune", "--methods", "fedavg", "--trials", "1", "--out", str(tmp_path / "c"), *SMALL])
+        == 0
+    )
+    assert (
+        main(
+            [
+                "tune",
+                "--methods",
+                "fedavg",
+                "--trials",
+                "1",
+                "--out",
+                str(tmp_path / "c"),
+                *SMALL,
+                "--seed",
+                "5",
+            ]
+        )
+        == 2
     )
     assert "another search" in capsys.readouterr().err

@@ -2,9 +2,9 @@
 
 import pytest
 
-from equipoise.clock.devices import HOURS, DEVICE_POPULATIONS, Device, read
-from equipoise.clock.options import ClockConfig, seconds, words
-from equipoise.core.errors import UsageError
+from equipoise.clock.config import ClockConfig, seconds, words
+from equipoise.clock.devices import DEVICE_POPULATIONS, HOURS, Device, read
+from equipoise.utils.errors import UsageError
 
 OWN = """name,share,speed,up,present,dropout
  tractor , 3,120,2,0.5,0.1
@@ -94,14 +94,21 @@ def test_equal_devices_are_the_default():
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("1 d", 86400), ("", float("inf"))]
+    ("text", "meant"),
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("1 d", 86400), ("", float("inf"))],
 )
 def test_times_as_people_write_them(text, meant):
     assert seconds("until", text) == meant
 
 
 def test_times_for_people():
-    assert [words(x) for x in (0.5, 59, 90, 7200, 200000)] == ["0.5 s", "59 s", "1.5 m", "2 h", "2.31 d"]
+    assert [words(x) for x in (0.5, 59, 90, 7200, 200000)] == [
+        "0.5 s",
+        "59 s",
+        "1.5 m",
+        "2 h",
+        "2.31 d",
+    ]
 
 
 @pytest.mark.parametrize("text", ["2 hours", "-1s", "0", "0h", "h", "1e3"])
@@ -113,7 +120,14 @@ def test_times_that_are_none(text):
 def test_options_that_contradict_each_other_are_told_at_once():
     with pytest.raises(UsageError) as error:
         ClockConfig(mode="async", deadline="30s", overselection=2.0, until="soon", devices="phone")
-    for part in ("leave deadline empty", "over_select is for mode sync", "until is 'soon'", "devices is 'phone'"):
+    for part in (
+        "leave deadline empty",
+        "over_select is for mode sync",
+        "until is 'soon'",
+        "devices is 'phone'",
+    ):
         assert part in str(error.value)
-    with pytest.raises(UsageError, match="mode semi ends its rounds by the clock: set deadline; buffer is for mode"):
+    with pytest.raises(
+        UsageError, match="mode semi ends its rounds by the clock: set deadline; buffer is for mode"
+    ):
         ClockConfig(mode="semi", buffer=3)

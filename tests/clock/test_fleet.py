@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.clock.closing import end_of_round
-from equipoise.clock.devices import HOURS, DEVICE_POPULATIONS, Device
-from equipoise.clock.fleet import HOUR, DevicePopulation
+from equipoise.clock.config import end_of_round
+from equipoise.clock.devices import DEVICE_POPULATIONS, HOUR, HOURS, Device, DevicePopulation
 
 IDS = np.arange(50_000)
 
@@ -18,7 +17,9 @@ def whole(value, ids=IDS):
 
 def test_a_trip_by_hand():
     """300 samples at 100 per second, 1 MB down at 8 Mbit/s, 0.5 MB up at 2 Mbit/s: 3 + 1 + 2 seconds."""
-    fleet = DevicePopulation((Device("one", 1.0, 100.0, up=2.0, down=8.0, watts=4.0, radio=0.5),), 0)
+    fleet = DevicePopulation(
+        (Device("one", 1.0, 100.0, up=2.0, down=8.0, watts=4.0, radio=0.5),), 0
+    )
     trips = fleet.trips(np.array([7]), 1, np.array([300.0]), np.array([5e5]), np.array([1e6]))
     assert trips.seconds[0] == pytest.approx(6.0, rel=1e-12)
     assert trips.joules[0] == pytest.approx(3 * 4.0 + 3 * 0.5, rel=1e-12)
@@ -43,10 +44,14 @@ def test_shares_speeds_and_losses_are_those_of_the_table():
 def test_a_client_is_the_same_whoever_is_asked_with_it():
     fleet, some = DevicePopulation(DEVICE_POPULATIONS["phones"], 3), np.array([4, 999, 31_000])
     everybody = fleet.trips(IDS, 2, whole(64), whole(1e4), whole(1e4))
-    few = DevicePopulation(DEVICE_POPULATIONS["phones"], 3).trips(some, 2, whole(64, some), whole(1e4, some), whole(1e4, some))
+    few = DevicePopulation(DEVICE_POPULATIONS["phones"], 3).trips(
+        some, 2, whole(64, some), whole(1e4, some), whole(1e4, some)
+    )
     assert (everybody.seconds[some] == few.seconds).all()
     assert (everybody.lost[some] == few.lost).all()
-    other = DevicePopulation(DEVICE_POPULATIONS["phones"], 4).trips(some, 2, whole(64, some), whole(1e4, some), whole(1e4, some))
+    other = DevicePopulation(DEVICE_POPULATIONS["phones"], 4).trips(
+        some, 2, whole(64, some), whole(1e4, some), whole(1e4, some)
+    )
     assert (other.seconds != few.seconds).all()
 
 
@@ -57,7 +62,9 @@ def test_downloads_beside_the_mean():
     waits = fleet.waits_for_downloads(IDS)
     assert set(waits.round(12)) == {round(1 / 3.25, 12), round(4 / 3.25, 12)}
     assert waits.mean() == pytest.approx(1.0, abs=0.01)
-    assert (DevicePopulation(DEVICE_POPULATIONS["default"], 0).waits_for_downloads(IDS) == 1.0).all()
+    assert (
+        DevicePopulation(DEVICE_POPULATIONS["default"], 0).waits_for_downloads(IDS) == 1.0
+    ).all()
 
 
 def test_presence_follows_the_hour():

@@ -10,19 +10,21 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.clock.fleet import HOUR, DevicePopulation
-from equipoise.clock.options import ClockConfig
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.clock.config import ClockConfig
+from equipoise.clock.devices import HOUR, DevicePopulation
+from equipoise.core import TrainingConfig
+from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
 from equipoise.methods import find_method
-from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, small_task, timeless
 from helpers_own import BY_ERROR
 from helpers_quadratic import Quadratic
 
-HALVING = TrainingConfig(epochs=1, lr=0.5, batch_size=1)  # with a = 1 a step goes halfway: y_i = (w + b_i) / 2
+HALVING = TrainingConfig(
+    epochs=1, lr=0.5, batch_size=1
+)  # with a = 1 a step goes halfway: y_i = (w + b_i) / 2
 FAST, SLOW = 1.0, 0.4  # samples per second: one and two and a half seconds for a step
 
 
@@ -31,7 +33,11 @@ def world(tmp_path, **more):
     lines = [f"fast,1,{FAST}", f"slow,1,{SLOW}"]
     columns, values = ",".join(["name", "share", "speed", *more]), ",".join(map(str, more.values()))
     file = tmp_path / "two.csv"
-    file.write_text("\n".join([f"{columns},up,down", *(f"{line}{',' * bool(more)}{values},1e9,1e9" for line in lines)]))
+    file.write_text(
+        "\n".join(
+            [f"{columns},up,down", *(f"{line}{',' * bool(more)}{values},1e9,1e9" for line in lines)]
+        )
+    )
     return str(file)
 
 
@@ -45,7 +51,11 @@ def clocked(method, task, timing, rounds, executor="stacked", participation=1.0,
 
 def first_seed(timing):
     """A seed with which client 0 is fast and client 1 slow."""
-    return next(s for s in itertools.count() if DevicePopulation(timing.world, s).kinds(np.arange(2)).tolist() == [0, 1])
+    return next(
+        s
+        for s in itertools.count()
+        if DevicePopulation(timing.world, s).kinds(np.arange(2)).tolist() == [0, 1]
+    )
 
 
 def test_fedbuff_by_hand(tmp_path):
@@ -64,7 +74,12 @@ def test_fedbuff_by_hand(tmp_path):
         log = run.run_round()
         found.append((float(run.params["w"][0]), log.clock, log.staleness.max, log.ids))
     third = 6 - 2 / math.sqrt(3)
-    expected = [(4.0, 1.0, 0, [0]), (6.0, 2.0, 0, [0]), (third, 2.5, 2, [1]), (third + 1 / math.sqrt(2), 3.0, 1, [0])]
+    expected = [
+        (4.0, 1.0, 0, [0]),
+        (6.0, 2.0, 0, [0]),
+        (third, 2.5, 2, [1]),
+        (third + 1 / math.sqrt(2), 3.0, 1, [0]),
+    ]
     for got, wanted in zip(found, expected, strict=True):
         assert got[:3] == pytest.approx(wanted[:3], rel=1e-6)
         assert got[3] == wanted[3]
@@ -92,17 +107,29 @@ def test_a_deadline_leaves_the_slow_one_out_and_over_selection_too(tmp_path):
     assert run.logs[0].bytes.down == 2 * run.logs[0].bytes.up
     over = ClockConfig(devices=world(tmp_path), overselection=2.0)
     run = clocked("fedavg", task, over, 2, participation=0.5, seed=first_seed(over))
-    assert [(round(log.clock, 6), log.clients, log.ids) for log in run.logs] == [(1.0, 2, [0]), (2.0, 2, [0])]
+    assert [(round(log.clock, 6), log.clients, log.ids) for log in run.logs] == [
+        (1.0, 2, [0]),
+        (2.0, 2, [0]),
+    ]
 
 
 METHODS = ["fedavg", "fedper", "fedavgm", "ditto", "fedadam", BY_ERROR]
 
 
-@pytest.mark.parametrize(("name", "executor"), [*((name, "stacked") for name in METHODS), ("fedper", "loop")])
-@pytest.mark.parametrize("timing", [ClockConfig(), ClockConfig(mode="async", buffer=6)], ids=["sync", "buffer of everybody"])
+@pytest.mark.parametrize(
+    ("name", "executor"), [*((name, "stacked") for name in METHODS), ("fedper", "loop")]
+)
+@pytest.mark.parametrize(
+    "timing",
+    [ClockConfig(), ClockConfig(mode="async", buffer=6)],
+    ids=["sync", "buffer of everybody"],
+)
 def test_equal_devices_are_the_rounds_without_a_clock_to_the_bit(name, executor, timing):
     task = small_task(size_sigma=0.0)
-    plain, timed = (simulate(find_method(name)(), task, 3, executor), clocked(name, task, timing, 3, executor))
+    plain, timed = (
+        simulate(find_method(name)(), task, 3, executor),
+        clocked(name, task, timing, 3, executor),
+    )
     assert largest_difference(timed.params, plain.params) == 0
     assert largest_difference(timed.server_state, plain.server_state) == 0
     assert largest_difference(timed.store.saved(), plain.store.saved()) == 0
@@ -120,10 +147,15 @@ def test_one_client_at_a_time_is_a_cohort_of_one_to_the_bit(name):
     assert all(log.staleness.max == 0 for log in one.logs)
 
 
-@pytest.mark.parametrize("mode", [{"mode": "async", "buffer": 2}, {"mode": "semi", "deadline": "1s"}])
+@pytest.mark.parametrize(
+    "mode", [{"mode": "async", "buffer": 2}, {"mode": "semi", "deadline": "1s"}]
+)
 def test_executors_agree_in_every_mode(mode):
     task = small_task()
-    ends = [clocked("fedper", task, ClockConfig(devices="phones", **mode), 10, executor) for executor in ("stacked", "loop")]
+    ends = [
+        clocked("fedper", task, ClockConfig(devices="phones", **mode), 10, executor)
+        for executor in ("stacked", "loop")
+    ]
     assert [log.ids for log in ends[0].logs] == [log.ids for log in ends[1].logs]
     assert [log.clock for log in ends[0].logs] == [log.clock for log in ends[1].logs]
     assert largest_difference(ends[0].params, ends[1].params) < 1e-12
@@ -131,7 +163,9 @@ def test_executors_agree_in_every_mode(mode):
 
 
 def test_nobody_is_asked_twice_before_it_has_replied():
-    run = clocked("fedavg", small_task(), ClockConfig(devices="phones", mode="async", buffer=1), 30, seed=1)
+    run = clocked(
+        "fedavg", small_task(), ClockConfig(devices="phones", mode="async", buffer=1), 30, seed=1
+    )
     asked = sum(log.clients for log in run.logs)
     gone = sum(len(log.absent) for log in run.logs)
     assert asked == sum(run.store.counts["rounds"].tolist()) + gone + run.clock.under_way
@@ -141,20 +175,35 @@ def test_nobody_is_asked_twice_before_it_has_replied():
 def test_where_nobody_is_there_time_passes(tmp_path):
     """Devices that are there at six in the morning only: rounds begin then, as long as it is six."""
     present = " ".join(str(int(hour == 6)) for hour in range(24))
-    (tmp_path / "six.csv").write_text(f"name,share,speed,present,up,down\nowl,1,0.001,{present},1e9,1e9\n")
+    (tmp_path / "six.csv").write_text(
+        f"name,share,speed,present,up,down\nowl,1,0.001,{present},1e9,1e9\n"
+    )
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     run = clocked("fedavg", task, ClockConfig(devices=str(tmp_path / "six.csv")), 5)
     clocks = [log.clock / HOUR for log in run.logs]
     step = 1000 / HOUR
-    assert clocks == pytest.approx([6 + step, 6 + 2 * step, 6 + 3 * step, 6 + 4 * step, 30 + step], rel=1e-9)
+    assert clocks == pytest.approx(
+        [6 + step, 6 + 2 * step, 6 + 3 * step, 6 + 4 * step, 30 + step], rel=1e-9
+    )
 
 
-OPTIONS = {"clients": 8, "samples": 40, "epochs": 2, "rounds": 7, "devices": "phones", "participation": 0.6}
+OPTIONS = {
+    "clients": 8,
+    "samples": 40,
+    "epochs": 2,
+    "rounds": 7,
+    "devices": "phones",
+    "participation": 0.6,
+}
 
 
 @pytest.mark.parametrize(
     "mode",
-    [{"mode": "async", "buffer": 2}, {"mode": "semi", "deadline": "40s", "eval_every": 2}, {"over_select": 1.5}],
+    [
+        {"mode": "async", "buffer": 2},
+        {"mode": "semi", "deadline": "40s", "eval_every": 2},
+        {"over_select": 1.5},
+    ],
     ids=lambda mode: mode.get("mode", "sync"),
 )
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
@@ -162,7 +211,9 @@ def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
     settings = RunSettings.from_options({"method": method, "model": "mlp", **OPTIONS, **mode})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
-    lines = [(tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("whole", "cut")]
+    lines = [
+        (tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("whole", "cut")
+    ]
     logs = [[{**json.loads(line), "seconds": 0} for line in text] for text in lines]
     assert logs[0] == logs[1]
     assert [log["clock"] for log in logs[0]] == sorted(log["clock"] for log in logs[0])
@@ -171,7 +222,9 @@ def test_a_run_resumes_to_the_bit_in_the_middle(method, mode, tmp_path):
 def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
     table = Path(world(tmp_path))
     text = table.read_text()
-    settings = RunSettings.from_options({"clients": 3, "samples": 40, "rounds": 4, "epochs": 1, "devices": str(table)})
+    settings = RunSettings.from_options(
+        {"clients": 3, "samples": 40, "rounds": 4, "epochs": 1, "devices": str(table)}
+    )
 
     def stop(log):
         if log.round == 2:
@@ -180,7 +233,9 @@ def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
 
     with pytest.raises(Interrupted):
         run(settings, tmp_path / "run", on_round_end=stop)
-    with pytest.raises(UsageError, match=r"devices in '.*two.csv' have changed since the run in '.*run' began"):
+    with pytest.raises(
+        UsageError, match=r"devices in '.*two.csv' have changed since the run in '.*run' began"
+    ):
         resume_run(tmp_path / "run")
     table.write_text(text.replace(",", " , "))  # spaces change nothing
     assert resume_run(tmp_path / "run").rounds == 4
@@ -188,14 +243,23 @@ def test_a_run_goes_on_with_the_devices_that_it_began_with(tmp_path):
 
 def test_agents_in_environments_have_a_clock_too(tmp_path):
     settings = RunSettings.from_options(
-        {"method": "fedasynq-im", "task": "two-state", "rounds": 6, "devices": "silos", "mode": "async"}
+        {
+            "method": "fedasynq-im",
+            "task": "two-state",
+            "rounds": 6,
+            "devices": "silos",
+            "mode": "async",
+        }
     )
     assert run(settings, tmp_path / "a").clock > 0
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "page", "fedex", "autopilot", "fedpolicy"])
 def test_methods_that_count_on_prompt_replies_are_refused(name):
-    with pytest.raises(UsageError, match="is not offered in mode async: its server counts on replies to what it sent"):
+    with pytest.raises(
+        UsageError,
+        match="is not offered in mode async: its server counts on replies to what it sent",
+    ):
         build_task(RunSettings.from_options({"method": name, "mode": "async", "model": "mlp"}))
 
 
@@ -215,7 +279,18 @@ def test_combinations_that_are_not_sound(options, words):
 
 def test_the_command_line_ends_a_run_by_the_clock(tmp_path, capsys):
     out = tmp_path / "run"
-    typed = ["--rounds", "500", "--clients", "5", "--samples", "40", "--devices", "silos", "--until", "1s"]
+    typed = [
+        "--rounds",
+        "500",
+        "--clients",
+        "5",
+        "--samples",
+        "40",
+        "--devices",
+        "silos",
+        "--until",
+        "1s",
+    ]
     assert main(["run", *typed, "--out", str(out), "--quiet"]) == 0
     logs = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert logs[-1]["clock"] >= 1.0 > logs[-2]["clock"]

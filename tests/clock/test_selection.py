@@ -10,19 +10,15 @@ import torch
 
 import equipoise as eq
 from equipoise.cli import main
-from equipoise.contract import RoundFeedback, Pool, SelectionPolicy
-from equipoise.contract.selection import top_scores
-from equipoise.core.errors import UsageError
-from equipoise.core.random import cohort
-from equipoise.runs.running import build_task, run
-from equipoise.selection import all_selections, find_selection, recorded_name
-from equipoise.selection.fair import Fair
-from equipoise.selection.learned import FEATURES, Learned, fastest_worth, features
-from equipoise.selection.loss import Loss
-from equipoise.selection.oort import Oort
-from equipoise.selection.size import Size
-from equipoise.selection.uniform import Uniform
-from equipoise.settings.config import RunSettings
+from equipoise.client_selection import all_selections, find_selection, recorded_name
+from equipoise.client_selection.base import top_scores
+from equipoise.client_selection.learned import FEATURES, Learned, fastest_worth, features
+from equipoise.client_selection.policies import Fair, Loss, Oort, Size, Uniform
+from equipoise.core import Pool, RoundFeedback, SelectionPolicy
+from equipoise.experiment.runner import build_task, run
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
+from equipoise.utils.rng import cohort
 from helpers import cut_and_resumed, timeless
 
 NAN = math.nan
@@ -30,9 +26,21 @@ NAN = math.nan
 
 def pool(count=2, clients=5, round=3, **facts):
     ids = torch.arange(clients)
-    known = {"loss": [NAN] * clients, "seconds": [NAN] * clients, "last": [0] * clients, "replies": [0] * clients}
+    known = {
+        "loss": [NAN] * clients,
+        "seconds": [NAN] * clients,
+        "last": [0] * clients,
+        "replies": [0] * clients,
+    }
     given = {name: torch.tensor(values) for name, values in {**known, **facts}.items()}
-    return Pool(ids, given.pop("sizes", torch.full((clients,), 10)), **given, count=count, seed=0, round=round)
+    return Pool(
+        ids,
+        given.pop("sizes", torch.full((clients,), 10)),
+        **given,
+        count=count,
+        seed=0,
+        round=round,
+    )
 
 
 def chosen(selection, among, state=None):
@@ -45,7 +53,10 @@ def test_uniform_is_the_cohort_of_every_method():
 
 
 def test_the_highest_scores_and_ties_by_chance():
-    assert top_scores(pool(2), torch.tensor([0.0, 3.0, 1.0, 2.0, NAN])).tolist() == [1, 4]  # nothing is known of the last
+    assert top_scores(pool(2), torch.tensor([0.0, 3.0, 1.0, 2.0, NAN])).tolist() == [
+        1,
+        4,
+    ]  # nothing is known of the last
     drawn = {tuple(top_scores(pool(1, round=t), torch.zeros(5)).tolist()) for t in range(60)}
     assert drawn == {(k,) for k in range(5)}
 
@@ -59,16 +70,33 @@ def test_by_size_chances_are_proportional():
 def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
     told = pool(2, loss=[5.0, 1.0, 4.0, 2.0, 3.0])
     assert chosen(Loss(candidates=2.5), told) == [0, 2]  # everybody is a candidate
-    few = [chosen(Loss(candidates=1.0), replace(told, round=t)) for t in range(50)]  # candidates are drawn by size
+    few = [
+        chosen(Loss(candidates=1.0), replace(told, round=t)) for t in range(50)
+    ]  # candidates are drawn by size
     assert len({tuple(one) for one in few}) > 5
-    assert chosen(Loss(candidates=2.5), pool(2, loss=[5.0, NAN, 4.0, 2.0, 3.0])) == [0, 1]  # unknown ones go first
+    assert chosen(Loss(candidates=2.5), pool(2, loss=[5.0, NAN, 4.0, 2.0, 3.0])) == [
+        0,
+        1,
+    ]  # unknown ones go first
 
 
 def test_oort_weighs_utility_against_time():
-    told = pool(1, round=400, loss=[2.0, 3.0, 1.0, 1.0, 1.0], seconds=[1.0, 4.0, 1.0, 1.0, 1.0], last=[399] * 5)
+    told = pool(
+        1,
+        round=400,
+        loss=[2.0, 3.0, 1.0, 1.0, 1.0],
+        seconds=[1.0, 4.0, 1.0, 1.0, 1.0],
+        last=[399] * 5,
+    )
     assert chosen(Oort(alpha=0.0), told) == [1]
     assert chosen(Oort(alpha=2.0), told) == [0]  # 3 (1/4)^2 is less than 2
-    new = pool(2, round=400, loss=[2.0, 3.0, NAN, 1.0, 1.0], seconds=[1.0, 1.0, NAN, 1.0, 1.0], last=[399] * 5)
+    new = pool(
+        2,
+        round=400,
+        loss=[2.0, 3.0, NAN, 1.0, 1.0],
+        seconds=[1.0, 1.0, NAN, 1.0, 1.0],
+        last=[399] * 5,
+    )
     assert chosen(Oort(), new) == [1, 2]  # a place for somebody new
     assert len(chosen(Oort(), pool(3, round=1))) == 3
 
@@ -84,7 +112,13 @@ def test_the_set_with_the_most_worth_per_second():
     three, nobody = pool(2, 3, seconds=[1.0, 2.0, 10.0]), torch.zeros(3, dtype=torch.bool)
     assert fastest_worth(three, torch.tensor([1.0, 1.0, 1.0]), nobody).tolist() == [0, 1]
     assert fastest_worth(three, torch.tensor([1.5, 1.0, 20.0]), nobody).tolist() == [0, 2]
-    assert fastest_worth(pool(5), torch.ones(5), torch.zeros(5, dtype=torch.bool)).tolist() == [0, 1, 2, 3, 4]
+    assert fastest_worth(pool(5), torch.ones(5), torch.zeros(5, dtype=torch.bool)).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_whoever_is_due_is_asked_and_the_rest_fills_its_time():
@@ -120,11 +154,22 @@ def test_the_bandit_learns_what_brings_progress():
     learner = Learned(forgetting=1.0)
     state = learner.init()
     for t in range(1, 400):
-        everybody = pool(2, 6, t, loss=torch.rand(6, generator=torch.Generator().manual_seed(t)).tolist(), last=[0] * 6)
+        everybody = pool(
+            2,
+            6,
+            t,
+            loss=torch.rand(6, generator=torch.Generator().manual_seed(t)).tolist(),
+            last=[0] * 6,
+        )
         came = torch.arange(6) == t % 6
         progress = float(0.01 * (1 + 0.5 * features(everybody)[came][0, 2]))
-        state = learner.observe(RoundFeedback(everybody, came, 1.0, progress), {**state, "scale": torch.tensor(0.01).double()})
-    assert torch.linalg.solve(state["A"], state["b"]).tolist() == pytest.approx([0, 0, 0.5, 0], abs=0.01)
+        state = learner.observe(
+            RoundFeedback(everybody, came, 1.0, progress),
+            {**state, "scale": torch.tensor(0.01).double()},
+        )
+    assert torch.linalg.solve(state["A"], state["b"]).tolist() == pytest.approx(
+        [0, 0, 0.5, 0], abs=0.01
+    )
 
 
 def test_regression_by_hand():
@@ -142,13 +187,25 @@ def test_regression_by_hand():
 def test_controls_differ_from_what_is_learned():
     state = {**Learned().init(), "b": torch.tensor([0.0, 0.0, 5.0, 0.0], dtype=torch.float64)}
     told = pool(1, loss=[0.1, 0.1, 0.1, 0.1, 9.0], seconds=[1.0] * 5)
-    assert all(chosen(Learned(exploration=0.0), replace(told, round=t), state) == [4] for t in range(5))
+    assert all(
+        chosen(Learned(exploration=0.0), replace(told, round=t), state) == [4] for t in range(5)
+    )
     for control in ("zero", "random"):
-        drawn = {tuple(chosen(Learned(control=control), replace(told, round=t), state)) for t in range(30)}
+        drawn = {
+            tuple(chosen(Learned(control=control), replace(told, round=t), state))
+            for t in range(30)
+        }
         assert len(drawn) > 2
 
 
-OPTIONS = {"clients": 12, "samples": 40, "epochs": 1, "rounds": 7, "participation": 0.3, "devices": "phones"}
+OPTIONS = {
+    "clients": 12,
+    "samples": 40,
+    "epochs": 1,
+    "rounds": 7,
+    "participation": 0.3,
+    "devices": "phones",
+}
 
 
 @pytest.mark.parametrize("name", [name for name in all_selections() if name != "uniform"])
@@ -161,7 +218,10 @@ def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
 
 def test_telling_costs_one_number_per_upload(tmp_path):
     plain, told = (
-        run(RunSettings.from_options({**OPTIONS, "devices": "default", "select": name}), tmp_path / name)
+        run(
+            RunSettings.from_options({**OPTIONS, "devices": "default", "select": name}),
+            tmp_path / name,
+        )
         for name in ("fair", "loss")
     )
     uploads = 7 * 4
@@ -184,7 +244,13 @@ class Wrong(SelectionPolicy):
 
 def test_a_policy_of_ones_own(tmp_path):
     own = eq.run(
-        tmp_path / "own", select=Quickest, clients=12, samples=40, participation=0.25, rounds=12, devices="phones"
+        tmp_path / "own",
+        select=Quickest,
+        clients=12,
+        samples=40,
+        participation=0.25,
+        rounds=12,
+        devices="phones",
     )
     times = [record.clock for record in own.rounds]
     assert times[-1] - times[-2] < times[1] - times[0]
@@ -193,8 +259,32 @@ def test_a_policy_of_ones_own(tmp_path):
         "import equipoise as eq\n\n"
         "class Quickest(eq.Selection):\n    def scores(self, pool):\n        return -pool.seconds\n"
     )
-    typed = ["--clients", "12", "--samples", "40", "--participation", "0.25", "--rounds", "12", "--devices", "phones"]
-    assert main(["run", *typed, "--select", f"{file}:Quickest", "--out", str(tmp_path / "typed"), "--quiet"]) == 0
+    typed = [
+        "--clients",
+        "12",
+        "--samples",
+        "40",
+        "--participation",
+        "0.25",
+        "--rounds",
+        "12",
+        "--devices",
+        "phones",
+    ]
+    assert (
+        main(
+            [
+                "run",
+                *typed,
+                "--select",
+                f"{file}:Quickest",
+                "--out",
+                str(tmp_path / "typed"),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     assert json.loads((tmp_path / "typed" / "summary.json").read_text())["clock"] == own.final.clock
 
 
@@ -209,11 +299,17 @@ def test_names():
     [
         ({"select": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
         ({"select": "nowhere.py:Mine"}, "there is no file 'nowhere.py' to take select 'Mine' from"),
-        ({"select": "equipoise.selection.fair:Fare"}, "'equipoise.selection.fair' has no class 'Fare' that is a Sel"),
+        (
+            {"select": "equipoise.client_selection.policies:Fare"},
+            "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
+        ),
         ({"select": 3}, "give a name, or a subclass of equipoise.Selection"),
         ({"select": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
         ({"select": "oort", "secure": True}, "select oort is not offered with secure"),
-        ({"select": "oort", "task": "two-state", "method": "fedasynq-im"}, "select oort reads losses"),
+        (
+            {"select": "oort", "task": "two-state", "method": "fedasynq-im"},
+            "select oort reads losses",
+        ),
     ],
 )
 def test_refusals(options, words):
@@ -222,5 +318,7 @@ def test_refusals(options, words):
 
 
 def test_a_policy_that_errs_is_told_so(tmp_path):
-    with pytest.raises(UsageError, match=r"Wrong.choose must give at most 4 of the pool's clients, each once"):
+    with pytest.raises(
+        UsageError, match=r"Wrong.choose must give at most 4 of the pool's clients, each once"
+    ):
         run(RunSettings.from_options({**OPTIONS, "select": Wrong}), tmp_path / "w")

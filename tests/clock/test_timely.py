@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.clock.fleet import DevicePopulation
-from equipoise.clock.options import ClockConfig
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.clock.config import ClockConfig
+from equipoise.clock.devices import DevicePopulation
+from equipoise.core import TrainingConfig
 from equipoise.methods import find_method
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
-from equipoise.wrappers.timely import with_deadline_epochs
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.deadline import with_deadline_epochs
 from helpers import largest_difference, small_task
 from helpers_own import BY_ERROR
 
@@ -53,8 +53,13 @@ def test_epochs_by_hand(tmp_path):
 
 @pytest.mark.parametrize("method", [BY_ERROR, "page"])
 def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
-    task, timing = small_task(), ClockConfig(devices=table(tmp_path, 100), deadline="2s", adapt_epochs=True)
-    stacked, loop = (played(find_method(method)(), task, timing, executor) for executor in ("stacked", "loop"))
+    task, timing = (
+        small_task(),
+        ClockConfig(devices=table(tmp_path, 100), deadline="2s", adapt_epochs=True),
+    )
+    stacked, loop = (
+        played(find_method(method)(), task, timing, executor) for executor in ("stacked", "loop")
+    )
     assert largest_difference(stacked.params, loop.params) < 1e-9
     for log in stacked.logs:
         most, epochs = log.notes["affordable"], log.decisions["epochs"]
@@ -67,13 +72,29 @@ def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
 @pytest.mark.parametrize("method", ["autopilot", "joint"])
 def test_methods_whose_clients_train_on_trial_are_refused(method):
     task, timing = small_task("mlp"), ClockConfig(deadline="2s", adapt_epochs=True)
-    with pytest.raises(UsageError, match=f"cannot serve {method}, whose clients also train on trial"):
+    with pytest.raises(
+        UsageError, match=f"cannot serve {method}, whose clients also train on trial"
+    ):
         with_deadline_epochs(find_method(method)(), timing).check(task, task.training)
 
 
 def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
     out = tmp_path / "x"
-    assert main(["run", "--method", "autopilot", "--deadline", "2s", "--fit-deadline", "--out", str(out)]) == 2
+    assert (
+        main(
+            [
+                "run",
+                "--method",
+                "autopilot",
+                "--deadline",
+                "2s",
+                "--fit-deadline",
+                "--out",
+                str(out),
+            ]
+        )
+        == 2
+    )
     assert "train on trial" in capsys.readouterr().err
     assert not out.exists()
 

@@ -6,14 +6,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from equipoise.contract import Method, Server, DelegatingMethod
-from equipoise.contract.method import HOOKS
-from equipoise.core import random
-from equipoise.core.errors import UsageError
+from equipoise.core import DelegatingMethod, Method, Server
+from equipoise.core.method import HOOKS
 from equipoise.methods import all_methods, find_method
-from equipoise.privacy.options import Privacy
-from equipoise.wrappers.private import Private, private
-from equipoise.wrappers.robust.wrapper import robust
+from equipoise.privacy.config import Privacy
+from equipoise.utils import rng
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.differential_privacy import Private, private
+from equipoise.wrappers.robust_aggregation import robust
 from helpers import largest_difference, simulate, small_task
 
 
@@ -36,12 +36,25 @@ def test_hooks_of_its_own(name, decides):
 def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
     wrapped = private(find_method("fedavgm")(), Privacy(dp_clip=1.0))
     assert isinstance(wrapped, Private)
-    assert wrapped.overridden_hooks == {"distribute", "upload", "aggregation_weights", "apply_sums", "aggregate"}
-    assert find_method("page")(base="scaffold").overridden_hooks >= {"configure_training", "aggregation_weights", "distribute", "train"}
+    assert wrapped.overridden_hooks == {
+        "distribute",
+        "upload",
+        "aggregation_weights",
+        "apply_sums",
+        "aggregate",
+    }
+    assert find_method("page")(base="scaffold").overridden_hooks >= {
+        "configure_training",
+        "aggregation_weights",
+        "distribute",
+        "train",
+    }
     assert "receive" not in find_method("page")().overridden_hooks
 
 
-@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method().learner_kind == "gradient"])
+@pytest.mark.parametrize(
+    "name", [name for name, method in all_methods().items() if method().learner_kind == "gradient"]
+)
 def test_forwarding_alone_changes_nothing(name):
     @dataclass(frozen=True)
     class Same(DelegatingMethod):
@@ -75,7 +88,7 @@ def test_decision_0_by_default_is_the_cohort_of_the_seed():
     task = small_task()
     s = Server(task, task.training, {}, {}, seed=5, round=3, num_rounds=9, participation=0.5)
     ids, state = Method().select_clients(s)
-    assert ids.tolist() == random.cohort(5, 3, task.num_clients, 0.5).tolist()
+    assert ids.tolist() == rng.cohort(5, 3, task.num_clients, 0.5).tolist()
     assert state == {}
 
 
@@ -103,7 +116,9 @@ def test_decision_0_that_is_no_cohort(ids):
 def test_noise_counts_on_chance_alone():
     task = small_task()
     with pytest.raises(UsageError, match="chooses who takes part"):
-        private(Oldest(), Privacy(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3)).check(task, task.training)
+        private(Oldest(), Privacy(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3)).check(
+            task, task.training
+        )
 
 
 def test_every_hook_is_forwarded():

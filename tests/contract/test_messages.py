@@ -6,8 +6,15 @@ import pytest
 import torch
 from torch.func import vmap
 
-from equipoise.contract import ServerMessage, LocalTrainRequest, ClientState, ClientResult, LocalHParams, ClientUpdate
-from equipoise.core import trees
+from equipoise.core import (
+    ClientResult,
+    ClientState,
+    ClientUpdate,
+    LocalHParams,
+    LocalTrainRequest,
+    ServerMessage,
+)
+from equipoise.utils import pytree
 
 
 def example(clients: int) -> ServerMessage:
@@ -35,7 +42,12 @@ def test_axes_tell_a_map_what_differs_between_clients():
 
     def one(message: ServerMessage) -> torch.Tensor:
         assert message.sent_blocks["backbone"] is True
-        return message.params["w"].sum() + message.per_client["part"] + message.hparams.epochs + message.sent_blocks["head"].long()
+        return (
+            message.params["w"].sum()
+            + message.per_client["part"]
+            + message.hparams.epochs
+            + message.sent_blocks["head"].long()
+        )
 
     mapped = vmap(one, in_dims=(down.vmap_axes(),))(down)
     looped = torch.stack([one(down.for_clients(k)) for k in range(4)])
@@ -44,27 +56,33 @@ def test_axes_tell_a_map_what_differs_between_clients():
 
 def test_a_field_that_is_absent_stays_absent():
     reply = ClientResult(ClientUpdate({"w": torch.ones(2)}), ClientState({"w": torch.zeros(2)}))
-    stacked = trees.stack([reply, reply])
+    stacked = pytree.stack([reply, reply])
     assert stacked.hparams is None
     assert stacked.client_state.personal is None
     assert stacked.update.params["w"].shape == (2, 2)
-    assert torch.equal(trees.index(stacked, 1).update.params["w"], reply.update.params["w"])
+    assert torch.equal(pytree.index(stacked, 1).update.params["w"], reply.update.params["w"])
 
 
 def test_what_is_static_is_carried_along():
-    fit = LocalTrainRequest({"w": torch.ones(2)}, torch.tensor(1), torch.tensor(0.1), trainable=("w",), stream=7)
-    again = trees.stack([fit, fit])
+    fit = LocalTrainRequest(
+        {"w": torch.ones(2)}, torch.tensor(1), torch.tensor(0.1), trainable=("w",), stream=7
+    )
+    again = pytree.stack([fit, fit])
     assert (again.trainable, again.stream) == (("w",), 7)
 
 
 def test_plain_and_back_and_through_a_pickle():
     reply = ClientResult(
         ClientUpdate({"w": torch.ones(2)}, metrics={"error": torch.tensor(0.5)}),
-        ClientState({"w": torch.zeros(2)}, {"c": {"w": torch.ones(2)}}, personal={"w": torch.full((2,), 3.0)}),
+        ClientState(
+            {"w": torch.zeros(2)},
+            {"c": {"w": torch.ones(2)}},
+            personal={"w": torch.full((2,), 3.0)},
+        ),
         LocalHParams(torch.tensor(2), torch.tensor(0.1)),
     )
-    again = trees.from_dict(ClientResult, trees.to_dict(reply))
-    assert trees.to_dict(pickle.loads(pickle.dumps(again))).keys() == trees.to_dict(reply).keys()
+    again = pytree.from_dict(ClientResult, pytree.to_dict(reply))
+    assert pytree.to_dict(pickle.loads(pickle.dumps(again))).keys() == pytree.to_dict(reply).keys()
     assert isinstance(again.update, ClientUpdate)
     assert isinstance(again.hparams, LocalHParams)
     assert torch.equal(again.client_state.personal["w"], reply.client_state.personal["w"])
@@ -72,17 +90,18 @@ def test_plain_and_back_and_through_a_pickle():
 
 
 @pytest.mark.parametrize(
-    ("tree", "told"), [({"up": {"params": {}}, "hold": {}}, "no 'hold'"), ({"held": {}}, "lacks a part")]
+    ("tree", "told"),
+    [({"up": {"params": {}}, "hold": {}}, "no 'hold'"), ({"held": {}}, "lacks a part")],
 )
 def test_a_tree_that_is_no_such_message_is_refused(tree, told):
     with pytest.raises(ValueError, match=told):
-        trees.from_dict(ClientResult, tree)
+        pytree.from_dict(ClientResult, tree)
 
 
 def test_places_can_stand_where_tensors_were():
-    shapes = trees.map_leaves(lambda leaf: tuple(leaf.shape), ClientState({"w": torch.ones(2, 3)}))
+    shapes = pytree.map_leaves(lambda leaf: tuple(leaf.shape), ClientState({"w": torch.ones(2, 3)}))
     assert shapes.local == {"w": (2, 3)}
-    assert trees.tree_bytes(ClientState({"w": torch.ones(2, 3)})) == 24
+    assert pytree.tree_bytes(ClientState({"w": torch.ones(2, 3)})) == 24
 
 
 def test_stacks_that_come_one_after_another_are_one() -> None:
@@ -94,11 +113,11 @@ def test_stacks_that_come_one_after_another_are_one() -> None:
         return {"up": up, "held": up if twice else up + 1, "other": other[here].clone()}
 
     cuts = [slice(0, 2), slice(2, 3), slice(3, 6)]
-    one = trees.concat_stream((part(here, True) for here in cuts), 6)
+    one = pytree.concat_stream((part(here, True) for here in cuts), 6)
     assert one["held"].data_ptr() == one["up"].data_ptr()
     assert torch.equal(one["up"], model)
     assert torch.equal(one["other"], other)
     apart = [part(here, k != 1) for k, here in enumerate(cuts)]
-    found, wanted = trees.concat_stream(iter(apart), 6), trees.concatenate(apart)
+    found, wanted = pytree.concat_stream(iter(apart), 6), pytree.concatenate(apart)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert found["held"].data_ptr() != found["up"].data_ptr()

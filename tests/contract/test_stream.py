@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from equipoise.contract import ServerMessage
+from equipoise.core import ServerMessage
 from equipoise.methods import find_method
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
-from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.simulation.executors import Loop, Stacked
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from helpers import largest_difference, small_task, timeless
 
 CLIENTS, WRONG = 130, 77
@@ -19,7 +19,13 @@ CLIENTS, WRONG = 130, 77
 
 def _simulation(method, executor=Stacked, streams=True, participation=0.9):
     task = small_task("linear", clients=CLIENTS)
-    made = FederatedSimulation(method, task, task.training, RoundLoopConfig(3, 1, participation, "stacked", 1, False), executor)
+    made = FederatedSimulation(
+        method,
+        task,
+        task.training,
+        RoundLoopConfig(3, 1, participation, "stacked", 1, False),
+        executor,
+    )
     if not streams:
         made.stream = None
     return made
@@ -33,13 +39,17 @@ def _wrong(kind):
         def train(self, client):
             trained, state = super().update(client)
             bad = (client.id == WRONG) & (client.round > 1)
-            return {name: torch.where(bad, torch.nan, value) for name, value in trained.items()}, state
+            return {
+                name: torch.where(bad, torch.nan, value) for name, value in trained.items()
+            }, state
 
     return Wrong()
 
 
 @pytest.mark.parametrize("executor", [Stacked, Loop])
-@pytest.mark.parametrize("method", [FedAvg(), find_method("fedavgm")(), find_method("finetune")(), Local()])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), find_method("fedavgm")(), find_method("finetune")(), Local()]
+)
 def test_the_same_to_the_bit(method, executor):
     streamed, whole = _simulation(method, executor), _simulation(method, executor, streams=False)
     assert len(streamed.executor.chunks(CLIENTS)) > 1
@@ -66,7 +76,9 @@ def test_a_round_is_computed_twice_once(monkeypatch):
     """Whoever is left out once may be so in every round: uploads are kept from then on."""
     streamed, asked = _simulation(_wrong(FedAvg), participation=1.0), []
     chunk = streamed.executor.chunk
-    monkeypatch.setattr(streamed.executor, "chunk", lambda round, *rest: asked.append(round) or chunk(round, *rest))
+    monkeypatch.setattr(
+        streamed.executor, "chunk", lambda round, *rest: asked.append(round) or chunk(round, *rest)
+    )
     for _ in range(3):
         streamed.run_round()
     assert asked == [1, 1, 2, 2, 2, 2, 3, 3]

@@ -6,15 +6,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from equipoise.contract import Method, ClientUpdate, equal_weights
+from equipoise.core import ClientUpdate, Method, equal_weights
 from equipoise.methods import find_method
 from equipoise.methods.scaffold import Scaffold
-from equipoise.runtime.chunks import add_chunk_sums, split_into_chunks, sum_chunk
+from equipoise.simulation.chunking import add_chunk_sums, split_into_chunks, sum_chunk
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", BY_ERROR])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", BY_ERROR]
+)
 def test_made_of_sums(name):
     assert find_method(name)().aggregates_by_sum
 

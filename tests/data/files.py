@@ -22,7 +22,12 @@ def shared(folder: str) -> Path:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        b"\0\0\x08"
+        + bytes([array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def write_fmnist(folder: Path, train: int = 60, test: int = 20) -> dict[str, np.ndarray]:
@@ -42,7 +47,11 @@ def cifar_batches(classes: int) -> dict[str, dict]:
     """The pickled dictionaries of CIFAR-10 (five batches) or CIFAR-100."""
     rng = np.random.default_rng(1)
     key = b"labels" if classes == 10 else b"fine_labels"
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"] if classes == 10 else ["train", "test"]
+    names = (
+        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+        if classes == 10
+        else ["train", "test"]
+    )
     return {
         name: {
             b"data": rng.integers(0, 256, (20, 3072)).astype(np.uint8),
@@ -59,7 +68,9 @@ def cifar_archive(
 ) -> None:
     """The original .tar.gz; ``contents`` replaces the pickles, ``extra`` adds entries."""
     folder = "cifar-10-batches-py" if classes == 10 else "cifar-100-python"
-    contents = contents or {name: pickle.dumps(b, protocol=2) for name, b in cifar_batches(classes).items()}
+    contents = contents or {
+        name: pickle.dumps(b, protocol=2) for name, b in cifar_batches(classes).items()
+    }
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
             info = tarfile.TarInfo(f"{folder}/{name}")

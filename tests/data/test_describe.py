@@ -15,7 +15,9 @@ def test_counts_and_picture(tmp_path, capsys):
     assert "trains on 2 classes (median)" in shown
     lines = [line for line in shown.splitlines() if line.startswith("client")]
     assert len(lines) == 5
-    assert all(sum(mark != " " for mark in line.split("|")[1]) == 4 for line in lines)  # two classes, two marks each
+    assert all(
+        sum(mark != " " for mark in line.split("|")[1]) == 4 for line in lines
+    )  # two classes, two marks each
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sum(rows["total"] for rows in found["rows"].values()) == 300
@@ -25,7 +27,21 @@ def test_counts_and_picture(tmp_path, capsys):
 
 def test_many_clients_and_classes_are_cut(capsys):
     assert (
-        main(["data", "describe", "--task", "synthetic", "--clients", "50", "--samples", "20", "--classes", "70"]) == 0
+        main(
+            [
+                "data",
+                "describe",
+                "--task",
+                "synthetic",
+                "--clients",
+                "50",
+                "--samples",
+                "20",
+                "--classes",
+                "70",
+            ]
+        )
+        == 0
     )
     assert "(10 clients and 10 classes more)" in capsys.readouterr().out
 

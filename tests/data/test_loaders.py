@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from data import files
-from equipoise.core.errors import UsageError
-from equipoise.data import cifar, fmnist, shakespeare, tinyimagenet
-from equipoise.data.source import load
+from equipoise.data.datasets import images as cifar
+from equipoise.data.datasets import images as fmnist
+from equipoise.data.datasets import images as tinyimagenet
+from equipoise.data.datasets import shakespeare
+from equipoise.data.sources import load
+from equipoise.utils.errors import UsageError
 
 
 def _fails(source, folder, *words):
@@ -36,7 +39,10 @@ def test_idx_files_to_the_byte(tmp_path):
 
 def test_damaged_idx_files_are_named(tmp_path):
     files.write_fmnist(tmp_path)
-    images, labels = tmp_path / "train-images-idx3-ubyte.gz", tmp_path / "train-labels-idx1-ubyte.gz"
+    images, labels = (
+        tmp_path / "train-images-idx3-ubyte.gz",
+        tmp_path / "train-labels-idx1-ubyte.gz",
+    )
     whole = images.read_bytes()
     images.write_bytes(whole[: len(whole) // 2])
     _fails(fmnist.SOURCE, tmp_path, "train-images", "download it again")
@@ -80,7 +86,9 @@ def test_pickles_in_archive_and_folder_agree(tmp_path, classes, source, protocol
     archived, unpacked = load(source, str(tmp_path / "a")), load(source, str(tmp_path / "b"))
     assert all((archived[name] == unpacked[name]).all() for name in ("x", "y", "test_x", "test_y"))
     first = batches[layout.train[0]]
-    assert (archived["x"][3, 5, 7] == first[b"data"][3].reshape(3, 32, 32)[:, 5, 7]).all()  # planes R, G, B
+    assert (
+        archived["x"][3, 5, 7] == first[b"data"][3].reshape(3, 32, 32)[:, 5, 7]
+    ).all()  # planes R, G, B
     assert archived["y"][:20].tolist() == first[layout.key]
     assert len(archived["x"]) == 20 * len(layout.train)
 
@@ -102,7 +110,10 @@ def test_a_pickle_that_names_a_function_is_refused(tmp_path, capsys):
     ("change", "words"),
     [
         (lambda b: pickle.dumps(b)[:-300], ["'train'", "truncated or damaged"]),
-        (lambda b: pickle.dumps({**b, b"fine_labels": b[b"fine_labels"][1:]}), ["20 images", "19 labels"]),
+        (
+            lambda b: pickle.dumps({**b, b"fine_labels": b[b"fine_labels"][1:]}),
+            ["20 images", "19 labels"],
+        ),
         (lambda b: pickle.dumps({**b, b"data": b[b"data"][:, 1:]}), ["3072"]),
         (lambda b: pickle.dumps({**b, b"data": b[b"data"].astype(np.float32)}), ["3072 bytes"]),
         (lambda b: pickle.dumps({**b, b"fine_labels": [100] * 20}), ["labels outside 0..99"]),
@@ -138,7 +149,11 @@ def _parquet(folder, **changes):
     pixels = rng.integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
     for split in ("train", "test"):
         columns = {"fine_label": np.arange(6) % 100, "coarse_label": np.zeros(6, int), **changes}
-        files.write_parquet(folder / f"{split}.parquet", pixels, **{k: v for k, v in columns.items() if v is not None})
+        files.write_parquet(
+            folder / f"{split}.parquet",
+            pixels,
+            **{k: v for k, v in columns.items() if v is not None},
+        )
     return pixels
 
 
@@ -176,7 +191,9 @@ def test_the_real_cifar_100():
     # the official binary version, rebuilt: one record is the coarse label, the fine label, and the planes
     planes = got["test_x"].transpose(0, 3, 1, 2).reshape(-1, 3072)
     parquet = pytest.importorskip("pyarrow.parquet")
-    coarse = parquet.read_table(files.shared("cifar-100") / "test.parquet")["coarse_label"].to_numpy()
+    coarse = parquet.read_table(files.shared("cifar-100") / "test.parquet")[
+        "coarse_label"
+    ].to_numpy()
     record = np.concatenate([coarse[:, None], got["test_y"][:, None], planes], 1).astype(np.uint8)
     assert hashlib.sha1(record.tobytes()).hexdigest() == "8fb6623e830365ff53cf14adec797474f5478006"
 
@@ -186,7 +203,7 @@ def test_the_real_cifar_100():
 
 def test_folders_of_jpegs_with_greyscale_ones(tmp_path):
     files.write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
-    got = load(tinyimagenet.SOURCE, str(tmp_path))
+    got = load(tinyimagenet.SOURCE_TINYIMAGENET, str(tmp_path))
     assert got["x"].shape == (8, 64, 64, 3)
     assert got["y"].tolist() == [0] * 4 + [1] * 4
     assert got["test_y"].tolist() == [0, 0, 1, 1]
@@ -201,24 +218,24 @@ def test_incomplete_folders_are_named(tmp_path):
     annotations = folder / "val" / "val_annotations.txt"
     lines = annotations.read_text()
     annotations.write_text(lines.replace(wnids[0], "n00000000", 1))
-    _fails(tinyimagenet.SOURCE, tmp_path, "line 1", "n00000000")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, "line 1", "n00000000")
     annotations.write_text("".join(lines.splitlines(True)[:3]))
-    _fails(tinyimagenet.SOURCE, tmp_path, "holds 4 images, but 3 are annotated")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, "holds 4 images, but 3 are annotated")
     annotations.write_bytes(b"\xff\xfe\x00")
-    _fails(tinyimagenet.SOURCE, tmp_path, "line 1", "not there")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, "line 1", "not there")
     annotations.write_text(lines)
     victim = next((folder / "train" / wnids[1] / "images").iterdir())
     content = victim.read_bytes()
     victim.write_bytes(content[:100])
-    _fails(tinyimagenet.SOURCE, tmp_path, victim.name, "not a readable image")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, victim.name, "not a readable image")
     victim.write_bytes(content)
     annotations.unlink()
-    _fails(tinyimagenet.SOURCE, tmp_path, "val_annotations.txt", "missing")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, "val_annotations.txt", "missing")
 
 
 def test_images_of_another_size_are_refused(tmp_path):
     files.write_tiny_imagenet(tmp_path / "tiny-imagenet-200", size=32)
-    _fails(tinyimagenet.SOURCE, tmp_path, "32x32, not 64x64")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, "32x32, not 64x64")
 
 
 # --- Shakespeare -----------------------------------------------------------------------------------------------------
@@ -230,9 +247,14 @@ def test_leafs_rules_on_a_small_text():
     assert {role: len(lines) for role, lines in plays[0][1].items()} == {"KING": 4, "CLOWN": 2}
     assert set(plays[1][1]) == {"AEGEON", "DUKE"}
     spoken = shakespeare.speeches(files.PLAYS)
-    assert set(spoken) == {(plays[0][0], "KING"), (plays[1][0], "AEGEON")}  # three lines and 81 characters at least
+    assert set(spoken) == {
+        (plays[0][0], "KING"),
+        (plays[1][0], "AEGEON"),
+    }  # three lines and 81 characters at least
     assert "death anew. but I must" in spoken[plays[0][0], "KING"]
-    assert "unspeakable. Enter a JAILER And" in spoken[plays[1][0], "AEGEON"]  # any line, in this play alone
+    assert (
+        "unspeakable. Enter a JAILER And" in spoken[plays[1][0], "AEGEON"]
+    )  # any line, in this play alone
     assert "COPYRIGHT" not in spoken[plays[1][0], "AEGEON"]
 
 
@@ -311,7 +333,12 @@ def test_the_environment_names_the_folder_too(tmp_path, monkeypatch):
 
 def test_what_to_download_when_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    for source in (fmnist.SOURCE, cifar.SOURCE_10, cifar.SOURCE_100, tinyimagenet.SOURCE):
+    for source in (
+        fmnist.SOURCE,
+        cifar.SOURCE_10,
+        cifar.SOURCE_100,
+        tinyimagenet.SOURCE_TINYIMAGENET,
+    ):
         _fails(source, tmp_path, f"'{source.name}' is not in", "http", "pip install datasets")
     _fails(shakespeare.SOURCE, "", "--data or EQUIPOISE_DATA", "100.txt")
 
@@ -325,7 +352,9 @@ def _stub_hub(monkeypatch, load_dataset):
 def test_the_hub_is_asked_when_nothing_is_local(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28)).astype(np.uint8)
-    table = pyarrow.table({"image": [{"bytes": files.png(p), "path": None} for p in pixels], "label": [0, 1, 2, 3]})
+    table = pyarrow.table(
+        {"image": [{"bytes": files.png(p), "path": None} for p in pixels], "label": [0, 1, 2, 3]}
+    )
     split = types.SimpleNamespace(data=types.SimpleNamespace(table=table))
     asked = []
     _stub_hub(monkeypatch, lambda name: asked.append(name) or {"train": split, "test": split})
@@ -347,4 +376,4 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch):
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     files.write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    _fails(tinyimagenet.SOURCE, tmp_path, "PIL", "pip install 'equipoise[data]'")
+    _fails(tinyimagenet.SOURCE_TINYIMAGENET, tmp_path, "PIL", "pip install 'equipoise[data]'")

@@ -7,14 +7,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from equipoise.contract import LocalTrainRequest, RngContext
-from equipoise.core.errors import UsageError
-from equipoise.runs.newcomers import hold_out
-from equipoise.runs.running import build_task, resume_run, run
-from equipoise.settings.config import RunSettings
+from equipoise.core import LocalTrainRequest, RngContext
+from equipoise.experiment.evaluation import hold_out
+from equipoise.experiment.runner import build_task, resume_run, run
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 from helpers import small_task
 
-OPTIONS = {"task": "synthetic", "clients": 10, "samples": 60, "rounds": 3, "epochs": 2, "holdout_clients": 0.2}
+OPTIONS = {
+    "task": "synthetic",
+    "clients": 10,
+    "samples": 60,
+    "rounds": 3,
+    "epochs": 2,
+    "holdout_clients": 0.2,
+}
 
 
 def test_members_and_newcomers_part_the_population():
@@ -33,13 +40,18 @@ def test_members_and_newcomers_part_the_population():
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "local", "page"])
 def test_newcomers_are_in_the_summary(tmp_path, method):
     model = {"model": "mlp"} if method == "fedper" else {}
-    summary = run(RunSettings.from_options({**OPTIONS, **model, "method": method}), tmp_path / "out")
+    summary = run(
+        RunSettings.from_options({**OPTIONS, **model, "method": method}), tmp_path / "out"
+    )
     new = summary.newcomers
     assert new.clients == 2
     assert set(new.after) == {0, 1, 5}
     assert new.after[0] != new.after[1] != new.after[5]
     assert summary.clients_seen == 8
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"]["1"] == new.after[1]
+    assert (
+        json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"]["1"]
+        == new.after[1]
+    )
 
 
 def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_path):
@@ -52,14 +64,18 @@ def test_scores_are_those_of_the_global_model_and_of_plain_local_training(tmp_pa
         for k in range(2):
             lr = torch.tensor(training.lr)
             fit = LocalTrainRequest(params, torch.tensor(epochs), lr, trainable=tuple(params))
-            trained, _, _ = there.fit(torch.tensor(k), fit, {}, RngContext(0, OPTIONS["rounds"] + 1, training))
+            trained, _, _ = there.fit(
+                torch.tensor(k), fit, {}, RngContext(0, OPTIONS["rounds"] + 1, training)
+            )
             accuracies.append(float(there.evaluate(torch.tensor(k), trained, "test")["acc"]))
         assert new.after[epochs].acc == pytest.approx(np.mean(accuracies), abs=1e-6)
 
 
 def test_every_executor_gives_the_same_newcomers(tmp_path):
     found = [
-        run(RunSettings.from_options({**OPTIONS, "executor": executor}), tmp_path / executor).newcomers.after
+        run(
+            RunSettings.from_options({**OPTIONS, "executor": executor}), tmp_path / executor
+        ).newcomers.after
         for executor in ("loop", "stacked")
     ]
     for k in (0, 1, 5):
@@ -75,10 +91,12 @@ def test_bad_shares_are_refused():
 
 def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     """What auto measured is kept in the folder, so that a resumed run goes on in the same way."""
-    from equipoise.runs import choosing
-    from equipoise.runtime.choose import ExecutorPlan
+    from equipoise.experiment import multiprocess
+    from equipoise.simulation.executor_selection import ExecutorPlan
 
-    monkeypatch.setattr(choosing, "choose", lambda *_, **__: ExecutorPlan("loop", why="measured"))
+    monkeypatch.setattr(
+        multiprocess, "choose", lambda *_, **__: ExecutorPlan("loop", why="measured")
+    )
     settings = RunSettings.from_options({**OPTIONS, "holdout_clients": 0.0})
     stop = iter([False, True])
 
@@ -88,5 +106,5 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "out", on_round_end=watch)
-    monkeypatch.setattr(choosing, "choose", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(multiprocess, "choose", lambda *_, **__: pytest.fail("measured again"))
     assert resume_run(tmp_path / "out").about.executor == "loop, 1 thread (measured)"

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import equipoise
-from equipoise.core.errors import UsageError
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,11 @@ def _clients(count=3, n=40):
 
 
 def built(clients, model, **how):
-    return build_task(RunSettings.from_options({"task": equipoise.Task.from_datasets(clients, model=model, **how).spec}))
+    return build_task(
+        RunSettings.from_options(
+            {"task": equipoise.Task.from_datasets(clients, model=model, **how).spec}
+        )
+    )
 
 
 def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
@@ -39,14 +43,21 @@ def test_arrays_tensors_and_data_sets_mean_the_same(tmp_path):
     results = []
     for name, clients in forms.items():
         task = equipoise.Task.from_datasets(clients, model=nn.Linear(6, 3), fresh=True)
-        results.append(equipoise.run(tmp_path / name, task=task, rounds=2, lr=0.1).final.global_.loss)
+        results.append(
+            equipoise.run(tmp_path / name, task=task, rounds=2, lr=0.1).final.global_.loss
+        )
     assert results[0] == results[1] == results[2]
 
 
 def test_tensors_as_they_come(tmp_path):
-    pairs = [(torch.from_numpy(x).bfloat16().requires_grad_(), torch.from_numpy(y).int()) for x, y in _clients()]
+    pairs = [
+        (torch.from_numpy(x).bfloat16().requires_grad_(), torch.from_numpy(y).int())
+        for x, y in _clients()
+    ]
     assert built(iter(pairs), "linear").num_clients == 3
-    with pytest.raises(UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"):
+    with pytest.raises(
+        UsageError, match=r"the server has samples of shape \(5,\), clients of \(6,\)"
+    ):
         built(pairs, "linear", server=(np.zeros((4, 5)), np.zeros(4, int)))
 
 
@@ -62,12 +73,18 @@ def test_a_module_a_builder_or_a_name(tmp_path):
 
 def test_bytes_become_images_and_whole_numbers_tokens():
     rng = np.random.default_rng(0)
-    images = [(rng.integers(0, 256, (20, 8, 8, 3)).astype(np.uint8), rng.integers(0, 2, 20)) for _ in range(2)]
+    images = [
+        (rng.integers(0, 256, (20, 8, 8, 3)).astype(np.uint8), rng.integers(0, 2, 20))
+        for _ in range(2)
+    ]
     data = built(images, "cnn").data
     assert data.shape == (3, 8, 8)
     assert data.form.prepare(data.server("test")[0], torch.float32).max() <= 1
     tokens = [(rng.integers(0, 5, (20, 7)), rng.integers(0, 5, 20)) for _ in range(2)]
-    assert built(tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))).num_clients == 2
+    assert (
+        built(tokens, nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(28, 5))).num_clients
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,13 +93,25 @@ def test_bytes_become_images_and_whole_numbers_tokens():
         ([], nn.Linear(6, 3), "has no clients"),
         ([(np.zeros((5, 6)), np.zeros(4, int))], nn.Linear(6, 3), "5 samples and 4 labels"),
         ([(np.zeros((20, 6)), np.zeros(20))], nn.Linear(6, 3), "whole numbers"),
-        ([(np.zeros((20, 6)), np.zeros(20, int)), (np.zeros((20, 5)), np.zeros(20, int))], "mlp", "different shapes"),
+        (
+            [(np.zeros((20, 6)), np.zeros(20, int)), (np.zeros((20, 5)), np.zeros(20, int))],
+            "mlp",
+            "different shapes",
+        ),
         (_clients(), nn.Linear(7, 3), "does not take samples of shape"),
         (_clients(), nn.Linear(6, 4), "3 classes"),
         (_clients(), nn.Linear(6, 3).requires_grad_(False), "frozen parameters only"),
-        (_clients(), nn.Sequential(nn.Unflatten(1, (2, 3)), nn.LSTM(3, 3, batch_first=True)), "gives a tuple"),
+        (
+            _clients(),
+            nn.Sequential(nn.Unflatten(1, (2, 3)), nn.LSTM(3, 3, batch_first=True)),
+            "gives a tuple",
+        ),
         (_clients(), "mpl", "did you mean 'mlp'"),
-        ([TensorDataset(torch.zeros(0, 6), torch.zeros(0))], nn.Linear(6, 3), "0 samples and 0 labels"),
+        (
+            [TensorDataset(torch.zeros(0, 6), torch.zeros(0))],
+            nn.Linear(6, 3),
+            "0 samples and 0 labels",
+        ),
         ([(np.full((20, 6), "a"), np.zeros(20, int))], nn.Linear(6, 3), "must be numbers"),
         ([(None, None)], nn.Linear(6, 3), "client 0 has samples of type object"),
         ([(x for x in range(3))], nn.Linear(6, 3), "neither a pair"),

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.core.errors import UsageError
 from equipoise.data import partition
 from equipoise.data.partition import Parts
-from equipoise.data.split import SplitConfig, client_splits
+from equipoise.data.splits import SplitConfig, client_splits
+from equipoise.utils.errors import UsageError
 
 LABELS = np.repeat(np.arange(10), 600)
 
@@ -19,7 +19,9 @@ def _rng(seed=0):
 
 def _counts(parts, labels=LABELS):
     classes = int(labels.max()) + 1
-    return np.array([np.bincount(labels[parts.of(k)], minlength=classes) for k in range(len(parts.sizes))])
+    return np.array(
+        [np.bincount(labels[parts.of(k)], minlength=classes) for k in range(len(parts.sizes))]
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -42,7 +44,9 @@ def test_every_row_once_and_nobody_below_the_minimum(labels, clients, delta, sig
 
 
 def test_the_seed_decides_and_nothing_else():
-    one, same, other = (partition.dirichlet(LABELS, 20, _rng(seed), 0.3).rows.tolist() for seed in (1, 1, 2))
+    one, same, other = (
+        partition.dirichlet(LABELS, 20, _rng(seed), 0.3).rows.tolist() for seed in (1, 1, 2)
+    )
     assert one == same
     assert one != other
 
@@ -85,7 +89,10 @@ def test_natural_clients_keep_the_order_of_their_rows():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: partition.iid(np.zeros(9, np.int64), 5, _rng(), min_rows=2), "too few for 5 clients"),
+        (
+            lambda: partition.iid(np.zeros(9, np.int64), 5, _rng(), min_rows=2),
+            "too few for 5 clients",
+        ),
         (lambda: partition.iid(LABELS, 0, _rng()), "clients is 0"),
         (lambda: partition.iid(LABELS, 5, _rng(), -1.0), "size_sigma is -1.0"),
         (lambda: partition.iid(LABELS, 5, _rng(), 1e3), "size_sigma is 1000.0"),
@@ -93,7 +100,10 @@ def test_natural_clients_keep_the_order_of_their_rows():
         (lambda: partition.dirichlet(LABELS, 5, _rng(), np.inf), "delta is inf"),
         (lambda: partition.few_classes(LABELS, 20, _rng(), 11), "must lie in 1..10"),
         (lambda: partition.few_classes(LABELS, 4, _rng(), 2), "cannot hold all 10 classes"),
-        (lambda: partition.few_classes(np.repeat([0, 1], [10, 990]), 2, _rng(), 1, min_rows=100), "fewer than 100"),
+        (
+            lambda: partition.few_classes(np.repeat([0, 1], [10, 990]), 2, _rng(), 1, min_rows=100),
+            "fewer than 100",
+        ),
         (lambda: partition.natural(np.array([1, 2]), 2), "no client has 2 rows"),
     ],
 )

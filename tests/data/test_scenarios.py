@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from data import files
-from equipoise.core.errors import UsageError
 from equipoise.data import scenarios
-from equipoise.data.forms import Pixels
-from equipoise.data.split import SplitConfig
-from equipoise.runs.running import build_task, run
-from equipoise.settings.config import RunSettings
+from equipoise.data.splits import SplitConfig
+from equipoise.data.transforms import Pixels
+from equipoise.experiment.runner import build_task, run
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 
 CLIENTS = 9
 SPLITS = ("train", "val", "test")
@@ -70,7 +70,9 @@ def test_labels_are_permuted_by_one_permutation_in_all_splits():
 def test_pixels_are_scrambled_by_one_permutation_in_all_splits():
     _, data = population("M3")
     for client, moved in ((0, False), (3, False), (6, True), (7, True)):
-        orders = {tuple(row) for split in SPLITS for row in rank(held(data, client, split)[0]).tolist()}
+        orders = {
+            tuple(row) for split in SPLITS for row in rank(held(data, client, split)[0]).tolist()
+        }
         assert len(orders) == 1
         assert (orders != {tuple(range(16))}) == moved
 
@@ -90,8 +92,17 @@ def test_views_are_quarter_turns_and_negatives():
 
 def test_a_scenario_runs_from_the_settings(tmp_path):
     files.write_fmnist(tmp_path / "data", train=300, test=50)
-    given = {"task": "fmnist", "data": str(tmp_path / "data"), "clients": 6, "rounds": 2, "model": "mlp", "pool": 2}
-    settings = RunSettings.from_options({**given, "scenario": "M3", "method": "fedpolicy", "val_share": 0.2})
+    given = {
+        "task": "fmnist",
+        "data": str(tmp_path / "data"),
+        "clients": 6,
+        "rounds": 2,
+        "model": "mlp",
+        "pool": 2,
+    }
+    settings = RunSettings.from_options(
+        {**given, "scenario": "M3", "method": "fedpolicy", "val_share": 0.2}
+    )
     assert build_task(settings).data.shape == (1, 14, 14)
     assert run(settings, tmp_path / "out").clients_seen == 6
     for options, words in (

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from data import files
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Federation
-from equipoise.data.forms import Pixels, Tokens
+from equipoise.core import TrainingConfig
+from equipoise.data.federated_dataset import Federation
+from equipoise.data.transforms import Pixels, Tokens
+from equipoise.experiment.runner import build_task
 from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.settings.run_settings import RunSettings
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate
 
 TRAINING = TrainingConfig(epochs=2, lr=0.05, batch_size=8, weight_decay=1e-3)
@@ -37,22 +37,33 @@ def small_federation(kind: str, clients: int = 3) -> Federation:
 
 def small_task(model: str) -> ExamplesTask:
     data = small_federation("text" if model == "lstm" else "images")
-    return ExamplesTask("small", MODELS[model](data.shape, data.classes), data, TRAINING, torch.float64)
+    return ExamplesTask(
+        "small", MODELS[model](data.shape, data.classes), data, TRAINING, torch.float64
+    )
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp", "linear", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["cnn", "mlp", "linear", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
 def test_executors_agree_on_every_model(model):
     method = find_method("fedprox")()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # vmap warns where it falls back to a slow loop
-        runs = [simulate(method, small_task(model), 1, executor) for executor in ("loop", "stacked")]
+        runs = [
+            simulate(method, small_task(model), 1, executor) for executor in ("loop", "stacked")
+        ]
     assert largest_difference(runs[0].state_dict(), runs[1].state_dict()) < 1e-9
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["cnn", "mlp", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
 def test_several_heads_on_one_body_score_as_whole_models(model):
     task, ids = small_task(model), torch.arange(3)
-    models = [{name: w.expand(3, *w.shape) for name, w in task.init_params(seed).items()} for seed in (0, 1)]
+    models = [
+        {name: w.expand(3, *w.shape) for name, w in task.init_params(seed).items()}
+        for seed in (0, 1)
+    ]
     heads = {name: torch.stack([tree[name] for tree in models], 1) for name in task.blocks["head"]}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -67,7 +78,9 @@ def test_several_heads_on_one_body_score_as_whole_models(model):
 @pytest.mark.parametrize("name", ["fedrep", "ditto", "fedala", "scaffold", "pfedme", "page"])
 def test_methods_run_on_a_recurrent_model_in_a_stack(name):
     task = small_task("lstm")
-    loop, stacked = (simulate(find_method(name)(), task, 2, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(find_method(name)(), task, 2, executor) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict()["params"], stacked.state_dict()["params"]) < 1e-9
 
 
@@ -75,7 +88,7 @@ def test_many_rows_are_scored_in_parts_alike(monkeypatch):
     task = small_task("cnn")
     stack = {name: value[None] for name, value in task.init_params(0).items()}
     whole = task.evaluate_server(stack, "test")
-    monkeypatch.setattr("equipoise.tasks.from_examples.NUMBERS_AT_ONCE", 2 * 12 * 12 * 3)
+    monkeypatch.setattr("equipoise.tasks.supervised.NUMBERS_AT_ONCE", 2 * 12 * 12 * 3)
     parts = task.evaluate_server(stack, "test")
     assert largest_difference(whole, parts) < 1e-12
 
@@ -84,9 +97,27 @@ def test_many_rows_are_scored_in_parts_alike(monkeypatch):
     ("model", "shape", "classes", "parameters", "head"),
     [
         ("cnn", (1, 28, 28), 10, 16 * 26 + 32 * (16 * 25 + 1) + 128 * (32 * 49 + 1) + 10 * 129, 2),
-        ("cnn", (3, 32, 32), 100, 16 * 76 + 32 * (16 * 25 + 1) + 128 * (32 * 64 + 1) + 100 * 129, 2),
-        ("resnet18", (3, 32, 32), 100, 11_176_512 + 100 * 513, 2),  # torchvision's ResNet-18 without its classifier
-        ("lstm", (80,), 80, 80 * 8 + 4 * 100 * (8 + 100 + 2) + 4 * 100 * (100 + 100 + 2) + 80 * 101, 2),
+        (
+            "cnn",
+            (3, 32, 32),
+            100,
+            16 * 76 + 32 * (16 * 25 + 1) + 128 * (32 * 64 + 1) + 100 * 129,
+            2,
+        ),
+        (
+            "resnet18",
+            (3, 32, 32),
+            100,
+            11_176_512 + 100 * 513,
+            2,
+        ),  # torchvision's ResNet-18 without its classifier
+        (
+            "lstm",
+            (80,),
+            80,
+            80 * 8 + 4 * 100 * (8 + 100 + 2) + 4 * 100 * (100 + 100 + 2) + 80 * 101,
+            2,
+        ),
     ],
 )
 def test_models_have_the_papers_sizes_and_declared_blocks(model, shape, classes, parameters, head):
@@ -117,7 +148,9 @@ def test_pixels_are_normalised_by_batch_and_stay_bytes_in_memory():
 
 
 def _settings(task, folder, **options):
-    return RunSettings.from_options({"task": task, "data": str(folder), "clients": 3, "rounds": 2, **options})
+    return RunSettings.from_options(
+        {"task": task, "data": str(folder), "clients": 3, "rounds": 2, **options}
+    )
 
 
 def test_fmnist_rows_are_shared_out_as_in_the_paper(tmp_path):
@@ -130,7 +163,9 @@ def test_fmnist_rows_are_shared_out_as_in_the_paper(tmp_path):
     assert [len(data.server(name)[1]) for name in ("public", "test")] == [10, 40]
     held = np.concatenate([data.split(ids, name).x.flatten(1).numpy() for name in sizes])
     assert sorted(map(bytes, held)) == sorted(map(bytes, made["train"][0].reshape(300, -1)))
-    served = np.concatenate([data.server(name)[0].flatten(1).numpy() for name in ("public", "test")])
+    served = np.concatenate(
+        [data.server(name)[0].flatten(1).numpy() for name in ("public", "test")]
+    )
     assert sorted(map(bytes, served)) == sorted(map(bytes, made["t10k"][0].reshape(50, -1)))
     assert (task.label_counts(torch.arange(3)).sum(1).numpy() == sizes["train"]).all()
 
@@ -139,12 +174,18 @@ def test_fmnist_rows_are_shared_out_as_in_the_paper(tmp_path):
     "options",
     [
         {"partition": "iid", "model": "linear"},
-        {"partition": "classes", "classes_per_client": 5, "model": "mlp", "train_rows": 150, "server_rows": 20},
+        {
+            "partition": "classes",
+            "classes_per_client": 5,
+            "model": "mlp",
+            "train_rows": 150,
+            "server_rows": 20,
+        },
         {"delta": 0.1, "size_sigma": 0.3, "executor": "loop"},
     ],
 )
 def test_fmnist_learns_through_every_partition(tmp_path, options):
-    from equipoise.runs.running import run
+    from equipoise.experiment.runner import run
 
     files.write_fmnist(tmp_path / "data", train=300, test=50)
     summary = run(_settings("fmnist", tmp_path / "data", lr=0.02, **options), tmp_path / "out")
@@ -161,7 +202,10 @@ def test_cifar_and_tiny_imagenet_build(tmp_path):
     assert build_task(_settings("cifar10", tmp_path)).data.shape == (3, 32, 32)
     assert build_task(_settings("cifar100", tmp_path, clients=1, model="cnn")).data.classes == 100
     tiny = build_task(_settings("tinyimagenet", tmp_path, clients=2, min_rows=4))
-    assert (tiny.data.shape, tiny.data.classes) == ((3, 64, 64), 2)  # a subset has as many classes as its wnids.txt
+    assert (tiny.data.shape, tiny.data.classes) == (
+        (3, 64, 64),
+        2,
+    )  # a subset has as many classes as its wnids.txt
 
 
 def test_bad_options_are_one_sentence(tmp_path):
@@ -182,14 +226,18 @@ def test_bad_options_are_one_sentence(tmp_path):
 
 
 def _long_plays():
-    line = "  {}. " + "the quality of mercy is not strained it droppeth as the gentle rain " * 3 + "\n"
+    line = (
+        "  {}. " + "the quality of mercy is not strained it droppeth as the gentle rain " * 3 + "\n"
+    )
     roles = "".join(line.format(role) * 4 for role in ("PORTIA", "SHYLOCK", "ANTONIO"))
     return f"x\n\nTHE SONNETS\n\nby William Shakespeare\n\n\nA PLAY\n\nby William Shakespeare\n\n{roles}\nTHE END\n"
 
 
 def test_shakespeare_clients_are_roles_and_tests_are_later_speech(tmp_path):
     (tmp_path / "100.txt").write_text(_long_plays())
-    settings = _settings("shakespeare", tmp_path, role_samples=400, spare_samples=100, server_rows=60, epochs=1)
+    settings = _settings(
+        "shakespeare", tmp_path, role_samples=400, spare_samples=100, server_rows=60, epochs=1
+    )
     data = build_task(settings).data
     train, val, test = (data.split(np.arange(3), name) for name in ("train", "val", "test"))
     assert (train.size + val.size + test.size == 400).all()
@@ -203,12 +251,16 @@ def test_shakespeare_clients_are_roles_and_tests_are_later_speech(tmp_path):
 def test_too_few_roles_are_refused(tmp_path):
     (tmp_path / "100.txt").write_text(_long_plays())
     with pytest.raises(UsageError, match="only 3 roles have more than"):
-        build_task(_settings("shakespeare", tmp_path, role_samples=400, spare_samples=100, clients=4))
+        build_task(
+            _settings("shakespeare", tmp_path, role_samples=400, spare_samples=100, clients=4)
+        )
 
 
 @pytest.mark.slow
 def test_the_real_shakespeare_as_in_the_paper():
-    task = build_task(RunSettings.from_options({"task": "shakespeare", "data": str(files.shared("shakespeare"))}))
+    task = build_task(
+        RunSettings.from_options({"task": "shakespeare", "data": str(files.shared("shakespeare"))})
+    )
     data = task.data
     assert (data.split(np.arange(100), "test").size == 2100).all()
     assert task.num_clients == 100

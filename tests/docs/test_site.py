@@ -21,15 +21,22 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's own notice about another program's future
-    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False)
+    quiet = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+    }  # the theme's own notice about another program's future
+    done = subprocess.run(
+        build, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
     return out
 
 
 def test_nothing_is_fetched(site: Path) -> None:
-    fetching = re.compile(r'<(?:script|img|iframe|source)[^>]+src="(?:https?:)?//|<link[^>]+href="(?:https?:)?//')
+    fetching = re.compile(
+        r'<(?:script|img|iframe|source)[^>]+src="(?:https?:)?//|<link[^>]+href="(?:https?:)?//'
+    )
     for page in site.rglob("*.html"):
         assert not fetching.search(page.read_text()), page
     for sheet in site.rglob("*.css"):
@@ -52,7 +59,9 @@ def test_every_guide_is_in_the_navigation(site: Path) -> None:
 
 def test_results_are_those_that_are_committed(site: Path) -> None:
     results = ROOT / "benchmarks" / "results"
-    measured = json.loads((results / "peers.json").read_text())["W1, 1 epoch(s)"]["plain loop"]["ms"]
+    measured = json.loads((results / "peers.json").read_text())["W1, 1 epoch(s)"]["plain loop"][
+        "ms"
+    ]
     assert f">{measured:.6g}</td>" in (site / "benchmarks" / "results" / "peers.html").read_text()
     for page in results.glob("*/README.md"):
         shown = (site / "benchmarks" / "results" / page.parent.name / "index.html").read_text()
@@ -62,12 +71,15 @@ def test_results_are_those_that_are_committed(site: Path) -> None:
 
 
 def test_links_of_the_repository_lead_to_pages(site: Path) -> None:
-    assert 'href="reference/equipoise.contract.html"' in (site / "concepts.html").read_text()
-    assert 'href="../benchmarks/results/q/index.html"' in (site / "methods" / "fedsynq.html").read_text()
+    assert 'href="reference/equipoise.core.html"' in (site / "concepts.html").read_text()
+    assert (
+        'href="../benchmarks/results/q/index.html"'
+        in (site / "methods" / "fedsynq.html").read_text()
+    )
 
 
 def test_the_api_has_docstrings(site: Path) -> None:
-    page = (site / "reference" / "equipoise.contract.html").read_text()
+    page = (site / "reference" / "equipoise.core.html").read_text()
     assert "The words of the design" in page
     assert ":class:" not in page
 
@@ -79,7 +91,12 @@ def test_examples_are_shown_in_full(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "page"), [("SCAFFOLD", "methods/scaffold"), ("certificates", "deploy"), ("autopilot", "methods/autopilot")]
+    ("word", "page"),
+    [
+        ("SCAFFOLD", "methods/scaffold"),
+        ("certificates", "deploy"),
+        ("autopilot", "methods/autopilot"),
+    ],
 )
 def test_search_works_from_the_disk(word: str, page: str, site: Path, browser: Browser) -> None:
     browser.get((site / "concepts.html").as_uri())

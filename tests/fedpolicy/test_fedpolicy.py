@@ -5,19 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.clock.devices import Device
-from equipoise.clock.fleet import DevicePopulation
-from equipoise.contract import Server
-from equipoise.core.errors import UsageError
+from equipoise.clock.devices import Device, DevicePopulation
+from equipoise.core import Server
 from equipoise.methods import find_method
-from equipoise.methods.fedpolicy import foresight, parts, probes, record
+from equipoise.methods.fedpolicy import policies, state
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.joint import Joint
 from equipoise.methods.fedpolicy.policies import FULL_ROUNDS
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.methods.joint import Joint
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from helpers import TRAINING, largest_difference, simulate, small_task
 
-FOUR = parts.Parts()
+FOUR = state.Parts()
 SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
 
 
@@ -29,7 +28,9 @@ def sizes(task: Any) -> list[int]:
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("policy", SAME)
-def test_always_the_same_part_is_a_known_method_to_the_bit(policy: str, participation: float, executor: str) -> None:
+def test_always_the_same_part_is_a_known_method_to_the_bit(
+    policy: str, participation: float, executor: str
+) -> None:
     task = small_task()
     ours = simulate(FedPolicy(policy=policy), task, 4, executor, participation)
     theirs = simulate(find_method(SAME[policy])(), task, 4, executor, participation)
@@ -52,7 +53,9 @@ def test_only_what_is_sent_is_billed() -> None:
 def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> None:
     task = small_task()
     log = simulate(FedPolicy(policy="probe"), task, FULL_ROUNDS + 3).logs[-1]
-    words = 3 + 2 * 4 * 4  # its part, whether it probes and chooses, and how much it trusts and leans
+    words = (
+        3 + 2 * 4 * 4
+    )  # its part, whether it probes and chooses, and how much it trusts and leans
     assert log.bytes.down == 6 * (sum(sizes(task)) + words)
     assert log.bytes.up == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
 
@@ -91,7 +94,9 @@ def test_sound_bases_run(base: str) -> None:
 
 def test_full_over_a_base_is_the_base() -> None:
     task = small_task()
-    ours = simulate(FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3)
+    ours = simulate(
+        FedPolicy(base="fedavgm", base_options="server_momentum=0.5", policy="full"), task, 3
+    )
     theirs = simulate(find_method("fedavgm")(server_momentum=0.5), task, 3)
     assert largest_difference(ours.params, theirs.params) == 0
     for controller in ("autopilot", "page"):
@@ -105,7 +110,10 @@ def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
     """What autopilot measures in each client is of the model that the client really starts from."""
     method = Joint(**options)
     assert method.inner == find_method("autopilot")()
-    loop, stacked = (simulate(method, small_task(), FULL_ROUNDS + 3, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, small_task(), FULL_ROUNDS + 3, executor)
+        for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
     assert len({part for log in stacked.logs for part in log.notes["part"]}) > 1
     assert stacked.logs[-1].train["epochs"].min == 8
@@ -139,7 +147,7 @@ def test_bad_options_are_refused() -> None:
 def test_block_weights_by_hand() -> None:
     task = small_task(clients=2)
     stack = {name: torch.stack([w, w]) for name, w in task.init_params(0).items()}
-    fresh = parts.freshness(torch.tensor([[0, 5], [1, 5]]), 0.5)
+    fresh = state.freshness(torch.tensor([[0, 5], [1, 5]]), 0.5)
     weights = FOUR.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
     for name in task.blocks["backbone"]:
         assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
@@ -153,7 +161,9 @@ def test_a_stale_block_stays() -> None:
     task = small_task()
     before = task.init_params(0)
     after = {name: w + 1 for name, w in before.items()}
-    moved = FOUR.keep_stale(task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64))
+    moved = FOUR.keep_stale(
+        task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64)
+    )
     for name in task.blocks["backbone"]:
         assert largest_difference(moved[name], after[name]) == 0
     for name in task.blocks["head"]:
@@ -161,10 +171,10 @@ def test_a_stale_block_stays() -> None:
 
 
 def test_ages_follow_what_was_installed() -> None:
-    known = record.init(3, FOUR)
-    known = record.note_parts(known, torch.tensor([0, 2]), FOUR, torch.tensor([0, 1]), 4)
-    known = record.note_parts(known, torch.tensor([0]), FOUR, torch.tensor([2]), 6)
-    assert record.age(known, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
+    known = state.init(3, FOUR)
+    known = state.note_parts(known, torch.tensor([0, 2]), FOUR, torch.tensor([0, 1]), 4)
+    known = state.note_parts(known, torch.tensor([0]), FOUR, torch.tensor([2]), 6)
+    assert state.age(known, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
     assert known["full"].tolist() == [4, 0, 0]
 
 
@@ -181,26 +191,32 @@ def test_with_rho_one_and_equal_sizes_it_is_plain_aggregation() -> None:
 
 
 def test_rewards_by_hand() -> None:
-    known = record.init(3, FOUR) | record.init_reports(3, FOUR)
+    known = state.init(3, FOUR) | state.init_reports(3, FOUR)
     ids, zero = torch.arange(3), torch.zeros(3, dtype=torch.float64)
     first = torch.tensor([[1.0, 0.5, 0, 0, 0]] * 3, dtype=torch.float64)
-    known = record.note_reports(known, ids, first, zero, 1)
+    known = state.note_reports(known, ids, first, zero, 1)
     assert known["reward"].tolist() == [0, 0, 0]  # nothing to compare with
-    second = torch.tensor([[0.5, 0.7, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9.0, 0.5, 0, 0, 0]], dtype=torch.float64)
-    known = record.note_reports(known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64), 2)
-    plain = torch.tensor([0.2 + 0.05 - 0.01, 0.0, -0.1], dtype=torch.float64)  # the loss's change is bounded by 1
+    second = torch.tensor(
+        [[0.5, 0.7, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9.0, 0.5, 0, 0, 0]], dtype=torch.float64
+    )
+    known = state.note_reports(
+        known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64), 2
+    )
+    plain = torch.tensor(
+        [0.2 + 0.05 - 0.01, 0.0, -0.1], dtype=torch.float64
+    )  # the loss's change is bounded by 1
     assert known["reward"].tolist() == pytest.approx((plain - plain.mean()).tolist())
     assert known["gain"][0].tolist() == pytest.approx([0.5, 0.2])
 
 
 def test_a_rare_report_tells_of_gains_a_round_beside_the_others_latest() -> None:
-    known = record.init_reports(2, FOUR)
+    known = state.init_reports(2, FOUR)
     nothing = torch.zeros(2, dtype=torch.float64)
     for round, acc in ((1, 0.5), (2, 0.6)):
         report = torch.tensor([[0, acc, 0, 0, 0]] * 2, dtype=torch.float64)
-        known = record.note_reports(known, torch.arange(2), report, nothing, round)
+        known = state.note_reports(known, torch.arange(2), report, nothing, round)
     late = torch.tensor([[0, 0.8, 0, 0, 0]], dtype=torch.float64)
-    known = record.note_reports(known, torch.tensor([1]), late, nothing[:1], 6)
+    known = state.note_reports(known, torch.tensor([1]), late, nothing[:1], 6)
     assert known["gain"][:, 1].tolist() == pytest.approx([0.1, 0.05])  # 0.2 in four rounds
     assert known["reward"].tolist() == pytest.approx([0.0, 0.05 - 0.075])
 
@@ -209,8 +225,11 @@ def test_divergence_and_cosine_by_hand() -> None:
     task, ids = small_task(clients=2), torch.arange(2)
     zeros = {name: torch.zeros_like(w) for name, w in task.init_params(0).items()}
     after = {name: torch.ones_like(w) for name, w in zeros.items()}
-    stack = {name: torch.stack([3 * torch.ones_like(w), -torch.ones_like(w)]) for name, w in zeros.items()}
-    known = record.note_models(record.init_reports(2, FOUR), ids, FOUR, task, zeros, stack, after)
+    stack = {
+        name: torch.stack([3 * torch.ones_like(w), -torch.ones_like(w)])
+        for name, w in zeros.items()
+    }
+    known = state.note_models(state.init_reports(2, FOUR), ids, FOUR, task, zeros, stack, after)
     assert known["near"].tolist() == [pytest.approx([2, 2, 1, 1]), pytest.approx([2, 2, -1, -1])]
 
 
@@ -219,20 +238,22 @@ def test_divergence_and_cosine_by_hand() -> None:
 
 def test_worth_by_hand() -> None:
     scores, trust = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.5, 0.5, 0.5, 1.0])
-    value = probes.worth(scores, trust, torch.tensor([0.02, 0.01, 0.01, 0.0]))
+    value = policies.worth(scores, trust, torch.tensor([0.02, 0.01, 0.01, 0.0]))
     assert value.tolist() == pytest.approx([0.02 - 0.15, 0.01 - 0.1, 0.01 - 0.05, 0.0])
 
 
 def test_a_slow_link_makes_a_download_dear() -> None:
     """Downloads at 8 and 2 Mbit/s, as many of each: 0.4 and 1.6 times the mean, so the whole costs 0.004 and 0.016."""
     task = small_task()
-    task.devices = DevicePopulation((Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3)
+    task.devices = DevicePopulation(
+        (Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3
+    )
     ids, start = torch.arange(task.num_clients), task.init_params(0)
     slow = torch.from_numpy(task.devices.kinds(ids.numpy()) == 1)
     assert 0 < int(slow.sum()) < len(ids)
     method = FedPolicy(price=0.01, probe_bonus=0.0)
     policy = method.agent
-    assert isinstance(policy, foresight.Learned)
+    assert isinstance(policy, policies.Learned)
     s = Server(task, task.training, start, method.init_server(task, start), 0, 1, 10)
     value = policy.plain(s, ids)
     share = torch.tensor([*sizes(task)]).double() / sum(sizes(task))
@@ -248,21 +269,32 @@ def test_the_probe_scores_what_would_be_held_before_training() -> None:
     old = sim.store.state["probe"]["scores"]
     sim.run_round()
     seen = sim.store.state["probe"]
-    for number, (backbone, head) in enumerate([(shared, shared), (shared, own), (own, shared), (own, own)]):
+    for number, (backbone, head) in enumerate(
+        [(shared, shared), (shared, own), (own, shared), (own, own)]
+    ):
         model = {n: (backbone if n in task.blocks["backbone"] else head)[n] for n in own}
         result = task.evaluate_stack(ids, model, "val")
         score = 1 - result["acc"] + 0.02 * result["loss"].clamp(max=3)
-        assert largest_difference(seen["scores"][:, number], 0.7 * old[:, number] + 0.3 * score) < 1e-12
+        assert (
+            largest_difference(seen["scores"][:, number], 0.7 * old[:, number] + 0.3 * score)
+            < 1e-12
+        )
 
 
 def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
     task, spared = small_task(), 0
     method = FedPolicy(policy="learned", parts="full,backbone,head,none", probe_bonus=0.0)
-    sim = FederatedSimulation(method, task, task.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True))
+    sim = FederatedSimulation(
+        method, task, task.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True)
+    )
     for round in range(1, 21):
         old = sim.store.state["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
         log = sim.run_round()
-        seen, memory, known = sim.store.state["probe"], sim.server_state["policy"], sim.server_state["known"]
+        seen, memory, known = (
+            sim.store.state["probe"],
+            sim.server_state["policy"],
+            sim.server_state["known"],
+        )
         asked = memory["asked"]
         assert torch.equal(seen["round"] == round, asked)
         assert torch.equal(seen["round"], memory["probed"])
@@ -289,41 +321,55 @@ def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them(
         confirmed = memory["chose"] & (known["part"] == known["offered"])
         due = torch.where(confirmed, (2 * before).clamp(max=4), 2)
         assert torch.equal(memory["pause"], torch.where(memory["asked"], due, before))
-        grew, shrank = grew + int((memory["pause"] > before).sum()), shrank + int((memory["pause"] < before).sum())
+        grew, shrank = (
+            grew + int((memory["pause"] > before).sum()),
+            shrank + int((memory["pause"] < before).sum()),
+        )
         before = memory["pause"]
     assert grew > 0
     assert shrank > 0
 
 
 def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foresight, "NOISE", 0.4)
+    monkeypatch.setattr(policies, "NOISE", 0.4)
     task = small_task(clients=2, size_sigma=0.0)
     rows = int(task.num_rows(torch.arange(2), "val")[0])
     method = FedPolicy(policy="learned", probe_bonus=0.01, price=0.0)
     memory = method.agent.init(2)
     memory["probed"] = torch.ones(2, dtype=torch.int64)
-    apart = (2 * 0.4 / rows) ** 0.5  # for the head the clients' variance is twice the noise's, for the others it is 0
-    memory["scores"] = torch.tensor([[0.5, 0.5, 0.4 + apart, 0.4], [0.5, 0.5, 0.4 - apart, 0.4]], dtype=torch.float64)
+    apart = (
+        2 * 0.4 / rows
+    ) ** 0.5  # for the head the clients' variance is twice the noise's, for the others it is 0
+    memory["scores"] = torch.tensor(
+        [[0.5, 0.5, 0.4 + apart, 0.4], [0.5, 0.5, 0.4 - apart, 0.4]], dtype=torch.float64
+    )
     server = Server(task, task.training, task.init_params(0), {}, 0, 7, 60)
     trust, lean = method.agent.pooled(server, memory, torch.arange(2))  # type: ignore[attr-defined]
     assert trust[0].tolist() == pytest.approx([0, 0, 0.5, 0])
     assert lean[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
 
 
-def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foresight, "SHARERS", 0.5)
+def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policies, "SHARERS", 0.5)
     agent = FedPolicy(policy="learned").agent
     full, backbone, head = 0, 1, 2
     own = torch.tensor([[0.3, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0.2, 0, 0.12, 0]])
     assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
     assert agent.sharers(own, torch.tensor([head, full, head, backbone])).sum() == 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(foresight, "SHARERS", 1.0)  # but nobody against its own evidence
+    monkeypatch.setattr(policies, "SHARERS", 1.0)  # but nobody against its own evidence
     assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
 
 
 def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:
     task = small_task()
-    sim = FederatedSimulation(FedPolicy(policy="learned"), task, task.training, RoundLoopConfig(20, 0, 1.0, "stacked", 20, True))
+    sim = FederatedSimulation(
+        FedPolicy(policy="learned"),
+        task,
+        task.training,
+        RoundLoopConfig(20, 0, 1.0, "stacked", 20, True),
+    )
     logs = [sim.run_round() for _ in range(20)]
     last = [log.logged for log in logs[16:]]  # the last 15 %, and the round before
     assert all(note["part"] == last[0]["part"] for note in last)

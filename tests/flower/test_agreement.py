@@ -14,37 +14,49 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from equipoise.core.errors import UsageError
 from equipoise.data.tables import Preparation
 from equipoise.data.tables.sites import merge_files, summarise
-from equipoise.flower import agreement, codec
+from equipoise.experiment import runner as runs
+from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.runner import build_task
+from equipoise.flower import codec, table_agreement
+from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.flower.options import NodeConfig
-from equipoise.flower.remote import Remote
-from equipoise.records.folder import Folder
+from equipoise.flower.remote_executor import Remote
+from equipoise.records.client_table import read_table
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.tables import read_table
-from equipoise.runs import running as runs
-from equipoise.runs.running import build_task
-from equipoise.runs.scoring import own_scores
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.records.run_dir import Folder
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference
 
 SITES = ("north", "south", "va")
-GIVEN = {"task": "apart", "clients": 3, "target": "ill", "ignore_columns": "note", "rounds": 3, "model": "linear"}
+GIVEN = {
+    "task": "apart",
+    "clients": 3,
+    "target": "ill",
+    "ignore_columns": "note",
+    "rounds": 3,
+    "model": "linear",
+}
 
 
 def rows(seed: int, n: int) -> list[str]:
     rng = np.random.default_rng(seed)
     age, ward = rng.normal(50, 10, n).round(1), rng.choice(["A", "B", "C"], n)
     ill = np.where(age + seed > 52, "yes", "no")
-    return [f"{a if k % 9 else ''},{w},{y},x" for k, (a, w, y) in enumerate(zip(age, ward, ill, strict=True))]
+    return [
+        f"{a if k % 9 else ''},{w},{y},x"
+        for k, (a, w, y) in enumerate(zip(age, ward, ill, strict=True))
+    ]
 
 
 def write(path: Path, *parts: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["age,ward,ill,note", *(row for part in parts for row in part)]) + "\n")
+    path.write_text(
+        "\n".join(["age,ward,ill,note", *(row for part in parts for row in part)]) + "\n"
+    )
 
 
 @pytest.fixture
@@ -60,13 +72,17 @@ def sites(tmp_path: Path) -> Path:
 class Here:
     """A wire within this process; as Flower has it, every message meets a node that is made anew."""
 
-    def __init__(self, folder: Path, given: dict[str, Any], spoil: Callable[[int, bytes], bytes | None]) -> None:
+    def __init__(
+        self, folder: Path, given: dict[str, Any], spoil: Callable[[int, bytes], bytes | None]
+    ) -> None:
         self.folder, self.given, self.spoil = folder, given, spoil
         self.sent: list[dict[int, bytes]] = []
 
     def node(self, client: int, most_epsilon: float | None = None) -> Node:
         name = SITES[client]
-        config = NodeConfig(client, self.folder / f"state-{name}", str(self.folder / name), most_epsilon, name=name)
+        config = NodeConfig(
+            client, self.folder / f"state-{name}", str(self.folder / name), most_epsilon, name=name
+        )
         return Node(self.given, config)
 
     def present(self) -> dict[int, int]:
@@ -76,7 +92,10 @@ class Here:
 
     def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
         self.sent.append(messages)
-        replies = {client: self.spoil(client, self.node(client).answer(data)) for client, data in messages.items()}
+        replies = {
+            client: self.spoil(client, self.node(client).answer(data))
+            for client, data in messages.items()
+        }
         return {client: reply for client, reply in replies.items() if reply is not None}
 
 
@@ -87,11 +106,11 @@ def wire_of(sites: Path, spoil: Spoil = lambda client, reply: reply, **more: Any
     return Here(sites, {**GIVEN, "data": str(sites / "server"), **more}, spoil)
 
 
-def agreed(wire: Here) -> tuple[agreement.Agreement, RunSettings]:
+def agreed(wire: Here) -> tuple[table_agreement.Agreement, RunSettings]:
     settings = RunSettings.from_options(wire.given)
-    raw = agreement.raw_tables(settings)
+    raw = table_agreement.raw_tables(settings)
     assert raw is not None
-    found = agreement.agree(raw, settings.privacy, wire, 1.0)
+    found = table_agreement.agree(raw, settings.privacy, wire, 1.0)
     return found, found.settings(settings)
 
 
@@ -100,11 +119,15 @@ def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimul
         return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, **more)
 
     schedule = RoundLoopConfig(3, settings.run.seed, 1.0, "loop", 1, True)
-    return FederatedSimulation(settings.method, build_task(settings), settings.training, schedule, make)
+    return FederatedSimulation(
+        settings.method, build_task(settings), settings.training, schedule, make
+    )
 
 
 def by_files(sites: Path) -> Preparation:
-    raw = agreement.raw_tables(RunSettings.from_options({**GIVEN, "data": str(sites / "server")}))
+    raw = table_agreement.raw_tables(
+        RunSettings.from_options({**GIVEN, "data": str(sites / "server")})
+    )
     assert raw is not None
     paths = [sites / f"{name}.json" for name in SITES]
     for path in paths:
@@ -117,7 +140,10 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
     assert found.preparation.write() == by_files(sites).write()
     whole = tmp_path / "whole"
     for name in SITES:
-        train, test = ((sites / name / f"{part}.csv").read_text().splitlines()[1:] for part in ("train", "test"))
+        train, test = (
+            (sites / name / f"{part}.csv").read_text().splitlines()[1:]
+            for part in ("train", "test")
+        )
         split = [*(f"{row},train" for row in train), *(f"{row},test" for row in test)]
         (whole / name).parent.mkdir(exist_ok=True)
         (whole / f"{name}.csv").write_text("\n".join(["age,ward,ill,note,part", *split]))
@@ -181,16 +207,23 @@ def test_rounds_tell_the_real_seconds_since_the_start(
     assert (summary.clock, summary.energy) == (9.0, None)
 
 
-def test_clients_say_their_scores_with_intervals_when_the_run_is_over(sites: Path, tmp_path: Path) -> None:
+def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
+    sites: Path, tmp_path: Path
+) -> None:
     wire = wire_of(sites, headline="auc", method="ditto")
     settings = agreed(wire)[1]
     columns = finished(wire, settings, tmp_path / "run")
     for client, name in enumerate(SITES):
         node = wire.node(client)
         task = build_task(replace(settings, task_config=node.settings.task_config))
-        model = load_file(sites / f"state-{name}" / "test" / f"client-{client}" / "model.safetensors")
+        model = load_file(
+            sites / f"state-{name}" / "test" / f"client-{client}" / "model.safetensors"
+        )
         own = own_scores(task, client, model, 0)
-        for key, value in {**{f"personal_{n}": v for n, v in own.scores.items()}, **own.beside}.items():
+        for key, value in {
+            **{f"personal_{n}": v for n, v in own.scores.items()},
+            **own.beside,
+        }.items():
             assert columns[key][client] == pytest.approx(value, rel=1e-5)
         assert columns["personal_auc_low"][client] <= columns["personal_auc"][client]
     summary = Folder(tmp_path / "run").read_summary()
@@ -223,7 +256,10 @@ def test_who_lost_the_preparation_is_told_again(sites: Path) -> None:
     live = simulation(wire, settings, preparation=build_task(settings).preprocessing_json())
     live.run_round()
     shutil.rmtree(sites / "state-va")
-    assert "it does not know how raw tables are prepared: it is told with the next round" in live.run_round().absent[2]
+    assert (
+        "it does not know how raw tables are prepared: it is told with the next round"
+        in live.run_round().absent[2]
+    )
     assert not live.run_round().absent
 
 
@@ -240,12 +276,24 @@ def retold(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     [
         (lambda told: None, "client 1: no reply in time"),
         (lambda told: {**told, "client": 0}, "client 1: it answers another message"),
-        (lambda told: {**told, "statistics": "{}"}, "client 1: its message is damaged or of another version"),
+        (
+            lambda told: {**told, "statistics": "{}"},
+            "client 1: its message is damaged or of another version",
+        ),
         (retold('"rows":60', '"rows":-60'), "client 1: it tells a count below 0"),
         (retold('"squares":0.0', '"squares":NaN'), "client 1: it tells NaN or infinity"),
-        (retold('"client":"south"', '"client":"va"'), "two messages are of one client: north, va, va"),
-        (retold('"name":"ward"', '"name":"room"'), "column 'room' of client 'south': not every client has it"),
-        (lambda told: {"error": "FileNotFoundError: see its log"}, "client 1: it reports 'FileNotFoundError"),
+        (
+            retold('"client":"south"', '"client":"va"'),
+            "two messages are of one client: north, va, va",
+        ),
+        (
+            retold('"name":"ward"', '"name":"room"'),
+            "column 'room' of client 'south': not every client has it",
+        ),
+        (
+            lambda told: {"error": "FileNotFoundError: see its log"},
+            "client 1: it reports 'FileNotFoundError",
+        ),
     ],
 )
 def test_a_client_that_tells_nonsense_is_named(change: Any, says: str, sites: Path) -> None:
@@ -261,7 +309,9 @@ def test_a_client_that_tells_nonsense_is_named(change: Any, says: str, sites: Pa
 def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -> None:
     pytest.importorskip("dp_accounting", reason="extra 'privacy'")
     noisy, tell = {"dp_clip": 1.0, "dp_noise": 1.0}, codec.encode({}, {"kind": "tell"})
-    with pytest.raises(UsageError, match="before them clients would tell sums and counts of their columns"):
+    with pytest.raises(
+        UsageError, match="before them clients would tell sums and counts of their columns"
+    ):
         agreed(wire_of(sites, **noisy, prepare_by="clients"))
     answer = codec.decode(wire_of(sites, **noisy).node(0).answer(tell))[1]
     assert "tells nothing of its columns" in answer["error"]
@@ -272,7 +322,11 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     assert (found.up, found.preparation.clients, wire.sent) == (0, ("0", "1", "2"), [])
     public = [float(row.split(",")[0]) for row in rows(7, 40) if not row.startswith(",")]
     assert found.preparation.columns[0].mean == pytest.approx(np.mean(public))
-    private = simulation(wire, replace(settings, method=settings.wrapped_method), preparation=found.preparation.write())
+    private = simulation(
+        wire,
+        replace(settings, method=settings.wrapped_method),
+        preparation=found.preparation.write(),
+    )
     assert not private.run_round().absent
 
 

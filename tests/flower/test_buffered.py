@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.clock.options import ClockConfig
-from equipoise.contract import Method, Task
-from equipoise.core.errors import UsageError
-from equipoise.flower import buffered
-from equipoise.flower.buffered import Buffered
+from equipoise.clock.config import ClockConfig
+from equipoise.core import Method, Task
+from equipoise.experiment.runner import RunSession, build_task
+from equipoise.flower import async_executor
+from equipoise.flower.async_executor import Buffered
 from equipoise.methods import find_method
-from equipoise.runs.running import RunSession, build_task
-from equipoise.runtime.choose import ExecutorPlan
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.executor_selection import ExecutorPlan
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from flower.test_remote import ROUNDS, Here
 from helpers import largest_difference, simulate, small_task
 
@@ -37,7 +37,9 @@ class Clock:
 class Slow(Here):
     """A wire within this process: ``pace`` tells how many seconds each client takes, ``None`` for ever."""
 
-    def __init__(self, method: Method, task: Task, folder: Path, pace: dict[int, float | None], clock: Clock) -> None:
+    def __init__(
+        self, method: Method, task: Task, folder: Path, pace: dict[int, float | None], clock: Clock
+    ) -> None:
         super().__init__(method, task, folder)
         self.pace, self.clock = pace, clock
         self.coming: list[tuple[float, int, bytes]] = []
@@ -46,7 +48,9 @@ class Slow(Here):
         self.sent.append(messages)
         for client, data in messages.items():
             if (seconds := self.pace.get(client, 1.0)) is not None:
-                self.coming.append((self.clock.now + seconds, client, self.nodes[client].answer(data)))
+                self.coming.append(
+                    (self.clock.now + seconds, client, self.nodes[client].answer(data))
+                )
         self.coming.sort()
 
     def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
@@ -62,22 +66,28 @@ class Slow(Here):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr(buffered, "time", clock)
+    monkeypatch.setattr(async_executor, "time", clock)
     return clock
 
 
-def federate(name: str, folder: Path, clock: Clock, pace: dict[int, float | None], timing: ClockConfig) -> FederatedSimulation:
+def federate(
+    name: str, folder: Path, clock: Clock, pace: dict[int, float | None], timing: ClockConfig
+) -> FederatedSimulation:
     method, task = find_method(name)(), small_task("mlp")
     wire = Slow(method, task, folder, pace, clock)
 
     def make(*about: Any) -> Buffered:
         return Buffered(*about, timing=timing, wire=wire, run="test", time_limit=LIMIT, fewest=1)
 
-    return FederatedSimulation(method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), make)
+    return FederatedSimulation(
+        method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), make
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedavgm", "ditto"])
-def test_a_buffer_of_everybody_is_the_synchronous_run_to_the_bit(name: str, tmp_path: Path, clock: Clock) -> None:
+def test_a_buffer_of_everybody_is_the_synchronous_run_to_the_bit(
+    name: str, tmp_path: Path, clock: Clock
+) -> None:
     loop = simulate(find_method(name)(), small_task("mlp"), ROUNDS, "loop")
     run = federate(name, tmp_path, clock, {2: 7.0}, ClockConfig(mode="async", buffer=6))
     logs = [run.run_round() for _ in range(ROUNDS)]
@@ -88,7 +98,9 @@ def test_a_buffer_of_everybody_is_the_synchronous_run_to_the_bit(name: str, tmp_
 
 def test_a_late_reply_counts_with_its_staleness(tmp_path: Path, clock: Clock) -> None:
     """Client 2 takes five seconds, the others one: with a buffer of five its reply comes in the sixth round."""
-    run = federate("fedavg", tmp_path, clock, {2: 4.5}, ClockConfig(mode="async", buffer=5, staleness=0.5))
+    run = federate(
+        "fedavg", tmp_path, clock, {2: 4.5}, ClockConfig(mode="async", buffer=5, staleness=0.5)
+    )
     logs = [run.run_round() for _ in range(5)]
     assert [log.clients for log in logs] == [6, 5, 5, 5, 5]
     assert [2 in (log.ids or []) for log in logs] == [False, False, False, False, True]
@@ -100,7 +112,9 @@ def test_a_late_reply_counts_with_its_staleness(tmp_path: Path, clock: Clock) ->
 def test_one_late_change_by_hand(tmp_path: Path, clock: Clock) -> None:
     """A buffer of one: what the late client brings is (1 + s)^-a of its change, on the model of now."""
     timing = ClockConfig(mode="async", buffer=1, staleness=1.0)
-    run = federate("fedavg", tmp_path, clock, {0: 1.0, 1: 1.5, **dict.fromkeys(range(2, 6))}, timing)
+    run = federate(
+        "fedavg", tmp_path, clock, {0: 1.0, 1: 1.5, **dict.fromkeys(range(2, 6))}, timing
+    )
     start = run.params
     run.run_round()  # client 0
     before = run.params
@@ -129,8 +143,17 @@ def test_while_one_is_silent_the_others_go_on(tmp_path: Path, clock: Clock) -> N
 
 
 def test_what_a_deployment_cannot_do_is_refused() -> None:
-    for options in ({"devices": "phones"}, {"mode": "semi", "deadline": "3s"}, {"until": "2h"}, {"select": "fair"}):
+    for options in (
+        {"devices": "phones"},
+        {"mode": "semi", "deadline": "3s"},
+        {"until": "2h"},
+        {"select": "fair"},
+    ):
         settings = RunSettings.from_options(options)
         with pytest.raises(UsageError, match="are for simulations"):
-            RunSession(settings, build_task(settings), None, ExecutorPlan("stacked"), lambda *_: None)  # type: ignore[arg-type]
-    assert not RunSettings.from_options({"mode": "async", "buffer": 3, "staleness": 1.0}).timing.simulated
+            RunSession(
+                settings, build_task(settings), None, ExecutorPlan("stacked"), lambda *_: None
+            )  # type: ignore[arg-type]
+    assert not RunSettings.from_options(
+        {"mode": "async", "buffer": 3, "staleness": 1.0}
+    ).timing.simulated

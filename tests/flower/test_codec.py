@@ -18,7 +18,11 @@ LIKE = {"params": {"w": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.float
 
 
 def test_a_tree_comes_back_to_the_bit_with_empty_branches_and_scalars() -> None:
-    tree = {"a": {"x": torch.randn(3, 2), "n": torch.tensor(7)}, "none": {}, "flag": torch.tensor(True)}
+    tree = {
+        "a": {"x": torch.randn(3, 2), "n": torch.tensor(7)},
+        "none": {},
+        "flag": torch.tensor(True),
+    }
     back, about = codec.decode(codec.encode(tree, {"round": 3}))
     codec.check(back, tree)
     assert about == {"round": 3}
@@ -32,7 +36,10 @@ def test_a_tree_comes_back_to_the_bit_with_empty_branches_and_scalars() -> None:
     [
         ({"params": {"w": torch.zeros(2, 3)}, "extra": {}}, "reply/params lacks 'b'"),
         ({**LIKE, "more": {}}, "reply has an unknown 'more'"),
-        ({"params": {**LIKE["params"], "w": torch.zeros(3, 2)}, "extra": {}}, r"w has shape \(3, 2\), expected"),
+        (
+            {"params": {**LIKE["params"], "w": torch.zeros(3, 2)}, "extra": {}},
+            r"w has shape \(3, 2\), expected",
+        ),
         (
             {"params": {**LIKE["params"], "w": torch.zeros(2, 3, dtype=torch.int64)}, "extra": {}},
             "w has type torch.int64",
@@ -49,7 +56,9 @@ def test_another_shape_type_or_name_is_refused_by_name(tree: dict, what: str) ->
 def test_nan_and_infinity_are_refused_by_name() -> None:
     for bad in (torch.nan, torch.inf):
         with pytest.raises(Refused, match="up/params/b holds NaN or infinity"):
-            codec.check_finite({"params": {"w": torch.ones(2), "b": torch.tensor([1.0, bad])}}, "up")
+            codec.check_finite(
+                {"params": {"w": torch.ones(2), "b": torch.tensor([1.0, bad])}}, "up"
+            )
 
 
 def test_more_bytes_than_expected_are_refused_unread() -> None:
@@ -87,7 +96,9 @@ def _claims(header: object) -> bytes:
         _claims({"__metadata__": {"shape": '{"w": 0}', "about": "{}"}}),
         _claims({"__metadata__": {"shape": '{"w": [1]}', "about": "{}"}}),
         _claims({"__metadata__": {"shape": "7", "about": "{}"}}),
-        _claims({"__metadata__": {"shape": '{"a":' * 100_000 + "1" + "}" * 100_000, "about": "{}"}}),
+        _claims(
+            {"__metadata__": {"shape": '{"a":' * 100_000 + "1" + "}" * 100_000, "about": "{}"}}
+        ),
         _claims({"0": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
     ],
 )

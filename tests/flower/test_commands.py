@@ -19,16 +19,32 @@ import torch
 
 from equipoise.cli import main
 from equipoise.cli.commands import flower as command
-from equipoise.core.errors import UsageError
-from equipoise.flower import options, register
+from equipoise.flower import audit
+from equipoise.flower import config as options
+from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.flower.options import NodeConfig
-from equipoise.tasks.apart import Apart, ApartConfig, OwnFolder, build
+from equipoise.tasks.remote_tables import Apart, ApartConfig, OwnFolder, build
+from equipoise.utils.errors import UsageError
 
 
 def test_init_writes_an_app_whose_options_come_back(tmp_path: Path) -> None:
     app = tmp_path / "app"
-    assert main(["flower", "init", str(app), "--method", "scaffold", "--server-lr", "0.5", "--min-replies", "2"]) == 0
+    assert (
+        main(
+            [
+                "flower",
+                "init",
+                str(app),
+                "--method",
+                "scaffold",
+                "--server-lr",
+                "0.5",
+                "--min-replies",
+                "2",
+            ]
+        )
+        == 0
+    )
     about = tomllib.loads((app / "pyproject.toml").read_text())
     assert about["project"]["dependencies"] == []
     settings, deployment = options.read(about["tool"]["flwr"]["app"]["config"])
@@ -82,7 +98,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG)
 def test_bad_input_is_one_line(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "needs_flower", lambda: None)
     if arguments[0] == "certs":
@@ -103,7 +123,11 @@ def test_bad_input_is_one_line(
     ],
 )
 def test_a_run_that_cannot_reach_a_superlink_is_one_line(
-    more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    more: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "needs_flower", lambda: None)
     assert main(["flower", "init", str(tmp_path / "app")]) == 0
@@ -114,7 +138,9 @@ def test_a_run_that_cannot_reach_a_superlink_is_one_line(
 
 
 @pytest.mark.parametrize("name", ["run", "certs", "register"])
-def test_without_flower_it_says_how_to_get_it(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_flower_it_says_how_to_get_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if importlib.util.find_spec("flwr"):
         pytest.skip("Flower is here")
     more = {"certs": ["--host", "a"], "register": ["--client", "0"], "run": []}[name]
@@ -126,7 +152,7 @@ def test_without_flower_it_says_how_to_get_it(name: str, tmp_path: Path, capsys:
 def test_a_damaged_file_of_nodes_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "nodes.json").write_text(text)
     with pytest.raises(UsageError, match=r"nodes\.json"):
-        register.read(tmp_path / "nodes.json")
+        audit.read(tmp_path / "nodes.json")
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +162,14 @@ def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "table", [{}, {"client-id": -1}, {"client-id": 0}, {"client-id": 0, "state-dir": "here"}, {"client-id": True}]
+    "table",
+    [
+        {},
+        {"client-id": -1},
+        {"client-id": 0},
+        {"client-id": 0, "state-dir": "here"},
+        {"client-id": True},
+    ],
 )
 def test_a_node_that_does_not_say_who_it_is_is_refused(table: dict) -> None:
     with pytest.raises(UsageError, match="--node-config"):
@@ -194,17 +227,23 @@ def test_bad_rows_are_refused_by_file(text: str, says: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("hosts", "name"),
-    [(["127.0.0.1", "fl.example.org"], "fl.example.org"), (["127.0.0.1"], "127.0.0.1"), (["a.b", "c.d"], "a.b")],
+    [
+        (["127.0.0.1", "fl.example.org"], "fl.example.org"),
+        (["127.0.0.1"], "127.0.0.1"),
+        (["a.b", "c.d"], "a.b"),
+    ],
 )
 def test_the_proxy_checks_the_superlink_by_a_name_that_nginx_can_compare(
     hosts: list[str], name: str, tmp_path: Path
 ) -> None:
     """nginx never compares a certificate's addresses: only its names or, where it has none, its subject."""
     pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
-    from equipoise.flower import certs, proxy
+    from equipoise.flower import certificates, proxy
 
-    certs.write(tmp_path / "certs", hosts, 0, 30)
-    text = proxy.write(tmp_path / "proxy", "127.0.0.1:9443", "127.0.0.1:8000", tmp_path / "certs").read_text()
+    certificates.write(tmp_path / "certs", hosts, 0, 30)
+    text = proxy.write(
+        tmp_path / "proxy", "127.0.0.1:9443", "127.0.0.1:8000", tmp_path / "certs"
+    ).read_text()
     assert f"proxy_ssl_name {name};" in text
 
 
@@ -212,12 +251,14 @@ NGINX = os.environ.get("NGINX") or shutil.which("nginx")
 
 
 @pytest.mark.skipif(not NGINX, reason="there is no nginx here: apt install nginx, or set NGINX")
-def test_the_proxy_refuses_paths_that_mean_another_one_and_bodies_that_are_too_large(tmp_path: Path) -> None:
+def test_the_proxy_refuses_paths_that_mean_another_one_and_bodies_that_are_too_large(
+    tmp_path: Path,
+) -> None:
     """Behind it is no SuperLink: 502 is what a request gets that is let through."""
     pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
-    from equipoise.flower import certs, proxy
+    from equipoise.flower import certificates, proxy
 
-    certs.write(tmp_path / "certs", ["localhost"], 0, 30)
+    certificates.write(tmp_path / "certs", ["localhost"], 0, 30)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -244,7 +285,12 @@ def test_the_proxy_refuses_paths_that_mean_another_one_and_bodies_that_are_too_l
 
     try:
         assert code("/v1/fleet/pull-messages") == 502
-        for path in ("/v1/fleet/%2e%2e/control", "/v1/fleet/../control", "/v1/fleet//x", "/v1/control/start-run"):
+        for path in (
+            "/v1/fleet/%2e%2e/control",
+            "/v1/fleet/../control",
+            "/v1/fleet//x",
+            "/v1/control/start-run",
+        ):
             assert code(path) == 403
         assert code("/v1/fleet/push-object", 40_000_000) == 413
     finally:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from equipoise.flower import codec
-from equipoise.privacy.ledger import gaussian_epsilon
-from equipoise.privacy.options import Privacy
-from equipoise.wrappers.private import private, secret
+from equipoise.privacy.accountant import gaussian_epsilon
+from equipoise.privacy.config import Privacy
+from equipoise.wrappers.differential_privacy import private, secret
 from flower.test_remote import ROUNDS, SUPERVISED, Here, federate
 from helpers import largest_difference, simulate, small_task
 
@@ -19,7 +19,9 @@ PRIVACY = Privacy(0.5, 2.0)
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedala", "dapfl"])
-def test_remote_equals_loop_to_the_bit_under_privacy(name: str, participation: float, tmp_path: Path) -> None:
+def test_remote_equals_loop_to_the_bit_under_privacy(
+    name: str, participation: float, tmp_path: Path
+) -> None:
     method, task = SUPERVISED[name](), small_task("mlp")
     shielded = private(method, PRIVACY)
     loop = simulate(shielded, task, ROUNDS, "loop", participation)
@@ -34,7 +36,10 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
     wire = Here(method, task, tmp_path, privacy=PRIVACY)
     log = federate(private(method, PRIVACY), task, wire).run_round()
     tree, about = codec.decode(wire.nodes[0].answer(wire.sent[0][0]))
-    assert {name: value for name, value in tree.items() if name != "up"} == {"scores": {}, "notes": {}}
+    assert {name: value for name, value in tree.items() if name != "up"} == {
+        "scores": {},
+        "notes": {},
+    }
     assert (tree["up"]["extra"], tree["up"]["metrics"]) == ({}, {})
     assert about["samples"] == 1
     assert not log.evaluated
@@ -46,7 +51,9 @@ def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret)
     federate(private(method, PRIVACY), task, wire).run_round()
-    one, other = (codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["up"]["params"] for _ in range(2))
+    one, other = (
+        codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["up"]["params"] for _ in range(2)
+    )
     gap = torch.cat([(one[name] - other[name]).flatten() for name in one])
     # Each has noise of 2.0 * 0.5, their difference that times sqrt(2).
     assert float(gap.std()) == pytest.approx(2**0.5, rel=0.25)
@@ -55,7 +62,11 @@ def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
 def test_a_client_s_own_limit_ends_its_part_and_is_named_in_the_log(tmp_path: Path) -> None:
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     two = gaussian_epsilon(2 * 4 / 2.0**2, 1e-5) + 1e-6
-    run = federate(private(method, PRIVACY), task, Here(method, task, tmp_path, privacy=PRIVACY, most_epsilon=two))
+    run = federate(
+        private(method, PRIVACY),
+        task,
+        Here(method, task, tmp_path, privacy=PRIVACY, most_epsilon=two),
+    )
     assert all(not run.run_round().absent for _ in range(2))
     log = run.run_round()
     assert len(log.absent) == task.num_clients

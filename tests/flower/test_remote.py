@@ -14,23 +14,25 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.contract import Method, Task
-from equipoise.core import files as checkpoint
-from equipoise.core.errors import UsageError
+from equipoise.core import Method, Task
+from equipoise.experiment.runner import build_task
 from equipoise.flower import codec
+from equipoise.flower.client_state import ClientDisk
+from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.flower.options import NodeConfig
-from equipoise.flower.remote import Remote
-from equipoise.flower.state import ClientDisk
+from equipoise.flower.remote_executor import Remote
 from equipoise.methods import all_methods
-from equipoise.privacy.options import Privacy
-from equipoise.runs.running import build_task
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
-from equipoise.wrappers.private import Draw, seeded
+from equipoise.privacy.config import Privacy
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils import io as checkpoint
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.differential_privacy import Draw, seeded
 from helpers import largest_difference, simulate, small_task, timeless
 
-SUPERVISED = {name: method for name, method in all_methods().items() if method().learner_kind == "gradient"}
+SUPERVISED = {
+    name: method for name, method in all_methods().items() if method().learner_kind == "gradient"
+}
 ROUNDS = 3
 
 
@@ -49,8 +51,16 @@ class Here:
         most_epsilon: float | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        options = {f"method.{item.name}": getattr(method, item.name) for item in dataclasses.fields(method)}
-        given = {"method": method.name, "task": of, "rounds": ROUNDS, **dataclasses.asdict(task.training), **options}
+        options = {
+            f"method.{item.name}": getattr(method, item.name) for item in dataclasses.fields(method)
+        }
+        given = {
+            "method": method.name,
+            "task": of,
+            "rounds": ROUNDS,
+            **dataclasses.asdict(task.training),
+            **options,
+        }
         given |= {**dataclasses.asdict(privacy), **more}
         self.nodes = [
             Node(given, NodeConfig(client, folder / f"{client}", "", most_epsilon), task, draw)
@@ -65,19 +75,34 @@ class Here:
 
     def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
         self.sent.append(messages)
-        replies = {client: self.spoil(client, self.nodes[client].answer(data)) for client, data in messages.items()}
+        replies = {
+            client: self.spoil(client, self.nodes[client].answer(data))
+            for client, data in messages.items()
+        }
         return {client: reply for client, reply in replies.items() if reply is not None}
 
 
-def federate(method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1) -> FederatedSimulation:
+def federate(
+    method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1
+) -> FederatedSimulation:
     def make(*about: Any) -> Remote:
         return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=fewest)
 
-    return FederatedSimulation(method, task, task.training, RoundLoopConfig(ROUNDS, 0, participation, "loop", 1, True), make)
+    return FederatedSimulation(
+        method,
+        task,
+        task.training,
+        RoundLoopConfig(ROUNDS, 0, participation, "loop", 1, True),
+        make,
+    )
 
 
 def server_side(simulation: FederatedSimulation) -> Any:
-    return {"params": simulation.params, "server": simulation.server_state, "scores": simulation.store.scores}
+    return {
+        "params": simulation.params,
+        "server": simulation.server_state,
+        "scores": simulation.store.scores,
+    }
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -96,7 +121,10 @@ WORLDS: list[tuple[str, dict[str, Any]]] = [
     ("two-state", {}),
     ("planted", {"agents": 3, "model": "v"}),
     ("planted", {"agents": 3, "model": "q"}),
-    ("cartpole", {"agents": 2, "width": 8, "episodes": 1, "capacity": 200, "learn_after": 16, "epochs": 3}),
+    (
+        "cartpole",
+        {"agents": 2, "width": 8, "episodes": 1, "capacity": 200, "learn_after": 16, "epochs": 3},
+    ),
 ]
 
 
@@ -104,7 +132,9 @@ def world_of(name: str) -> tuple[str, dict[str, Any], Method, Task]:
     """The first task that this learner can work on."""
     for world, small in WORLDS:
         with contextlib.suppress(UsageError):
-            settings = RunSettings.from_options({"method": name, "task": world, "rounds": ROUNDS, **small})
+            settings = RunSettings.from_options(
+                {"method": name, "task": world, "rounds": ROUNDS, **small}
+            )
             return world, small, settings.method, build_task(settings)
     raise AssertionError(f"none of {WORLDS} suits {name}")
 
@@ -158,7 +188,10 @@ def spoiled(change: Any) -> Any:
 
 HOSTILE = {
     "not a number": (lambda t, a: t["up"]["params"]["0.weight"].fill_(torch.nan), "holds NaN"),
-    "a wrong shape": (lambda t, a: t["up"]["params"].update({"0.weight": torch.zeros(1)}), "has shape"),
+    "a wrong shape": (
+        lambda t, a: t["up"]["params"].update({"0.weight": torch.zeros(1)}),
+        "has shape",
+    ),
     "a wrong type": (
         lambda t, a: t["up"]["params"].update({"0.weight": t["up"]["params"]["0.weight"].int()}),
         "has type",
@@ -180,7 +213,9 @@ def test_a_hostile_reply_is_refused_named_and_leaves_the_others_alone(
 ) -> None:
     change, reason = HOSTILE[name]
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
-    honest = federate(method, task, Here(method, task, tmp_path / "a", lambda c, r: None if c == 2 else r))
+    honest = federate(
+        method, task, Here(method, task, tmp_path / "a", lambda c, r: None if c == 2 else r)
+    )
     run = federate(method, task, Here(method, task, tmp_path / "b", spoiled(change)))
     honest.run_round()
     log = run.run_round()
@@ -191,7 +226,9 @@ def test_a_hostile_reply_is_refused_named_and_leaves_the_others_alone(
 
 def test_garbage_instead_of_a_reply_is_refused(tmp_path: Path) -> None:
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
-    run = federate(method, task, Here(method, task, tmp_path, lambda c, r: b"\x80\x04garbage" if c == 0 else r))
+    run = federate(
+        method, task, Here(method, task, tmp_path, lambda c, r: b"\x80\x04garbage" if c == 0 else r)
+    )
     assert "cannot be read" in run.run_round().absent[0]
 
 
@@ -204,7 +241,10 @@ def test_weights_are_renormalised_over_those_who_replied(tmp_path: Path) -> None
     assert log.absent == {1: "not connected", 4: "not connected"}
     here = [0, 2, 3, 5]
     n = task.num_examples(torch.tensor(here)).double()
-    uploads = [codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["up"]["params"]["0.weight"] for c in here]
+    uploads = [
+        codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["up"]["params"]["0.weight"]
+        for c in here
+    ]
     expected = sum(w * u for w, u in zip(n / n.sum(), uploads, strict=True))
     assert torch.allclose(run.params["0.weight"], expected, atol=1e-12)
 
@@ -248,9 +288,9 @@ def test_a_reply_that_was_lost_did_not_happen_on_either_side(tmp_path: Path) -> 
 
 
 def _state_of(folder: Path, client: int, round: int) -> Any:
-    return checkpoint.load(folder / f"{client}" / "test" / f"client-{client}" / f"round-{round}.safetensors")[0][
-        "state"
-    ]
+    return checkpoint.load(
+        folder / f"{client}" / "test" / f"client-{client}" / f"round-{round}.safetensors"
+    )[0]["state"]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "page", "fedrep", "ditto", "autopilot"])

@@ -12,21 +12,21 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Method
-from equipoise.core.config_file import read_config
-from equipoise.core.errors import UsageError
-from equipoise.core.trees import index
+from equipoise.core import Method
 from equipoise.flower import codec
 from equipoise.flower.codec import Refused
-from equipoise.flower.masks import Keys, Member, stream, threshold, unmask
+from equipoise.flower.secagg_protocol import Keys, Member, stream, threshold, unmask
 from equipoise.methods import all_methods
-from equipoise.privacy.ledger import Ledger
-from equipoise.privacy.options import Privacy
-from equipoise.runtime.executors import Loop, CohortResults
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
-from equipoise.wrappers.private import private, seeded
-from equipoise.wrappers.secure import MOST, Secure, decoded, encoded
+from equipoise.privacy.accountant import Ledger
+from equipoise.privacy.config import Privacy
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.executors import CohortResults, Loop
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.config_file import read_config
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import index
+from equipoise.wrappers.differential_privacy import private, seeded
+from equipoise.wrappers.secure_aggregation import MOST, Secure, decoded, encoded
 from flower.test_remote import ROUNDS, Here, federate, server_side
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
@@ -49,9 +49,15 @@ def summed(clients: int, quiet: set[int], lost: set[int], silent: set[int]) -> t
         masked[id] = members[id].mask({by: letters[by][id] for by in joined if by != id}, words[id])
         assert (masked[id] != words[id]).all()
     replied = [id for place, id in enumerate(ids) if place not in quiet | lost]
-    told = {id: members[id].reveal(replied) for place, id in enumerate(ids) if place not in quiet | lost | silent}
+    told = {
+        id: members[id].reveal(replied)
+        for place, id in enumerate(ids)
+        if place not in quiet | lost | silent
+    }
     total = np.add.reduce([masked[id] for id in replied])
-    return unmask(total, published, joined, replied, told, "run 1"), np.add.reduce([words[id] for id in replied])
+    return unmask(total, published, joined, replied, told, "run 1"), np.add.reduce(
+        [words[id] for id in replied]
+    )
 
 
 def test_sums_are_exact_whoever_drops_out_and_whenever() -> None:
@@ -93,7 +99,9 @@ def test_no_phase_is_answered_twice_or_out_of_order() -> None:
     with pytest.raises(Refused, match="is over"):
         one.mask({1: second[0], 2: third[0]}, words)
     one.reveal([0, 1, 2])
-    with pytest.raises(Refused, match="is over"):  # else a server would learn both secrets of one client
+    with pytest.raises(
+        Refused, match="is over"
+    ):  # else a server would learn both secrets of one client
         one.reveal([0, 1, 2])
 
 
@@ -167,10 +175,18 @@ def test_who_is_offered_and_who_is_not() -> None:
 @pytest.mark.parametrize("name", sorted(OFFERED))
 def test_a_secure_sum_changes_a_method_by_no_more_than_rounding(name: str) -> None:
     task, method = small_task("mlp"), OFFERED[name]
-    plain, secure = simulate(method, task, ROUNDS, "stacked"), simulate(Secure(method), task, ROUNDS, "stacked")
+    plain, secure = (
+        simulate(method, task, ROUNDS, "stacked"),
+        simulate(Secure(method), task, ROUNDS, "stacked"),
+    )
     assert largest_difference(plain.params, secure.params) < 2e-6
     loop = simulate(Secure(method), task, ROUNDS, "loop", participation=0.7)
-    assert largest_difference(simulate(Secure(method), task, ROUNDS, "stacked", 0.7).params, loop.params) < 2e-5
+    assert (
+        largest_difference(
+            simulate(Secure(method), task, ROUNDS, "stacked", 0.7).params, loop.params
+        )
+        < 2e-5
+    )
 
 
 class Missing(Loop):
@@ -206,14 +222,18 @@ def test_masked_sums_of_nodes_are_the_plain_ones_to_the_bit(name: str, tmp_path:
     wire = Losing(method, task, tmp_path, more={"secure": True})
     remote = federate(Secure(method), task, wire)
     logs = [remote.run_round() for _ in range(ROUNDS)]
-    local = FederatedSimulation(Secure(method), task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), plain)
+    local = FederatedSimulation(
+        Secure(method), task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), plain
+    )
     for _ in range(ROUNDS):
         local.run_round()
     assert largest_difference(server_side(local), server_side(remote)) == 0
     assert [sorted(log.absent) for log in logs] == [[1], [2], []]
     assert "in the secure sum: no reply in time" in logs[0].absent[1]
     sums = 2 if name in ("scaffold", "feddyn") else 1
-    words = sums * sum(local.params[shared].numel() for shared in method.shared_param_names(task)) + 1  # and its weight
+    words = (
+        sums * sum(local.params[shared].numel() for shared in method.shared_param_names(task)) + 1
+    )  # and its weight
     assert logs[0].bytes.up == 8 * words * (task.num_clients - 1)
 
 
@@ -224,12 +244,19 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
     class Watched(Here):
         def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
             replies = super().exchange(messages, limit)
-            sent.extend((codec.decode(messages[client])[1]["kind"], reply) for client, reply in replies.items())
+            sent.extend(
+                (codec.decode(messages[client])[1]["kind"], reply)
+                for client, reply in replies.items()
+            )
             return replies
 
-    federate(Secure(method), task, Watched(method, task, tmp_path, more={"secure": True})).run_round()
+    federate(
+        Secure(method), task, Watched(method, task, tmp_path, more={"secure": True})
+    ).run_round()
     kinds = [kind for kind, _ in sent]
-    assert kinds == [kind for kind in ("round", "share", "mask", "reveal") for _ in range(task.num_clients)]
+    assert kinds == [
+        kind for kind in ("round", "share", "mask", "reveal") for _ in range(task.num_clients)
+    ]
     for kind, data in sent:
         tree, _ = codec.decode(data)
         if kind == "round":
@@ -265,15 +292,26 @@ def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_part_that_does_not_fit_is_left_out_by_name() -> None:
     task = small_task("mlp")
-    simulation = FederatedSimulation(Secure(OFFERED["fedavg"]), task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True))
+    simulation = FederatedSimulation(
+        Secure(OFFERED["fedavg"]),
+        task,
+        task.training,
+        RoundLoopConfig(1, 0, 1.0, "stacked", 1, True),
+    )
     simulation.params = {name: value + 2.0**21 for name, value in simulation.params.items()}
     log = simulation.run_round()
     assert log.dropped == list(range(task.num_clients))
     assert "its words/weighted/mean/" in log.rejected[0]
 
 
-def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(tmp_path: Path) -> None:
-    privacy, task, method = Privacy(dp_clip=1.0, dp_noise=0.5, dp_delta=1e-6), small_task("mlp"), OFFERED["fedavg"]
+def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
+    tmp_path: Path,
+) -> None:
+    privacy, task, method = (
+        Privacy(dp_clip=1.0, dp_noise=0.5, dp_delta=1e-6),
+        small_task("mlp"),
+        OFFERED["fedavg"],
+    )
     policy = Secure(private(method, privacy, seeded))
     wire = Here(method, task, tmp_path, privacy=privacy, most_epsilon=1e6, more={"secure": True})
     remote = federate(policy, task, wire)
@@ -282,7 +320,10 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(tmp
     loop = simulate(policy, task, ROUNDS, "loop")
     assert largest_difference(loop.params, remote.params) == 0
     assert (
-        largest_difference(simulate(private(method, privacy, seeded), task, ROUNDS, "loop").params, loop.params) < 2e-6
+        largest_difference(
+            simulate(private(method, privacy, seeded), task, ROUNDS, "loop").params, loop.params
+        )
+        < 2e-6
     )
     spent = json.loads((tmp_path / "0" / "privacy.json").read_text())["mu_squared"]
     assert spent == pytest.approx(ROUNDS * 4 / (0.5**2 * threshold(task.num_clients)))
@@ -293,7 +334,9 @@ def test_both_epsilons_of_the_page_on_privacy() -> None:
     everybody = np.arange(100)
     spent = {}
     for secure in (False, True):
-        ledger = Ledger(Privacy(dp_clip=1.0, dp_noise=0.8), 100, 100, True, amplified=True, secure=secure)
+        ledger = Ledger(
+            Privacy(dp_clip=1.0, dp_noise=0.8), 100, 100, True, amplified=True, secure=secure
+        )
         for _ in range(50):
             spent[secure] = ledger.after(everybody, 100)
     assert spent[False].epsilon == spent[True].epsilon == spent[True].epsilon_server
@@ -302,7 +345,10 @@ def test_both_epsilons_of_the_page_on_privacy() -> None:
 
 
 REFUSED = [
-    ("--method page", "page is not offered with --secure: its server must see the upload of every client"),
+    (
+        "--method page",
+        "page is not offered with --secure: its server must see the upload of every client",
+    ),
     (f"--method {BY_ERROR}", "beside its model a client reports 'error'"),
     ("--method local", "its clients upload no model"),
     ("--robust trust", "secure is not offered with robust"),
@@ -311,8 +357,20 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "reason"), REFUSED)
-def test_what_is_refused(words: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["run", "--secure", "--clients", "6", "--rounds", "1", *words.split(), "--out", str(tmp_path / "run")]
+def test_what_is_refused(
+    words: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        "run",
+        "--secure",
+        "--clients",
+        "6",
+        "--rounds",
+        "1",
+        *words.split(),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main(given) != 0
     assert reason in capsys.readouterr().err
 
@@ -321,7 +379,10 @@ def test_secure_from_the_command_line(tmp_path: Path) -> None:
     given = ["--clients", "6", "--rounds", "2", "--dp-clip", "1", "--dp-noise", "1", "--out"]
     assert main(["run", "--secure", *given, str(tmp_path / "sum")]) == 0
     assert main(["run", *given, str(tmp_path / "each")]) == 0
-    told = {name: json.loads((tmp_path / name / "summary.json").read_text())["privacy"] for name in ("sum", "each")}
+    told = {
+        name: json.loads((tmp_path / name / "summary.json").read_text())["privacy"]
+        for name in ("sum", "each")
+    }
     assert told["sum"]["epsilon"] == told["each"]["epsilon"] == told["sum"]["epsilon_server"]
     assert told["sum"]["epsilon_server"] < told["each"]["epsilon_server"]
     assert RunSettings.from_options(read_config(tmp_path / "sum" / "config.json")).run.secure

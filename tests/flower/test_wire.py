@@ -143,7 +143,9 @@ def test_an_introduction_that_is_none_leaves_the_node_out(
     assert why in caplog.text
 
 
-def test_a_taken_place_stays_with_who_has_it_and_both_are_named(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_taken_place_stays_with_who_has_it_and_both_are_named(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     grid = Grid({9: hello(0)})
     over = GridWire(grid, 1, 1, 1.0)  # type: ignore[arg-type]
     over.present()
@@ -155,12 +157,20 @@ def test_a_taken_place_stays_with_who_has_it_and_both_are_named(clock: Clock, ca
     assert over.present() == {0: 999}
 
 
-def test_a_node_may_only_be_the_client_of_its_key(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_may_only_be_the_client_of_its_key(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     grid = Grid({7: hello(0), 8: hello(0), 9: hello(1)})
     over = GridWire(grid, 2, 2, 1.0, bound={7: 0, 8: 1})  # type: ignore[arg-type]
     assert over.present() == {0: 5}
-    assert "node 8 is left out: it says that it is client 0, its key is registered for client 1" in caplog.text
-    assert "node 9 is left out: it says that it is client 1, its key is registered for no client" in caplog.text
+    assert (
+        "node 8 is left out: it says that it is client 0, its key is registered for client 1"
+        in caplog.text
+    )
+    assert (
+        "node 9 is left out: it says that it is client 1, its key is registered for no client"
+        in caplog.text
+    )
 
 
 def test_a_reply_that_comes_twice_counts_once(clock: Clock) -> None:
@@ -172,7 +182,9 @@ def test_a_reply_that_comes_twice_counts_once(clock: Clock) -> None:
             if not self.doubled:
                 return [first, *others]
             second = SimpleNamespace(**{**vars(first), "content": enclose(b"replayed")})
-            stray = SimpleNamespace(**{**vars(first), "metadata": SimpleNamespace(reply_to_message_id="99-7")})
+            stray = SimpleNamespace(
+                **{**vars(first), "metadata": SimpleNamespace(reply_to_message_id="99-7")}
+            )
             return [first, second, stray, *others]
 
         doubled = False

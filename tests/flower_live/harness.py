@@ -29,11 +29,18 @@ def free_port() -> int:
 class Fleet:
     """One SuperLink, and a SuperNode for each client that is started."""
 
-    def __init__(self, folder: Path, secure: list[str], node_secure: list[str], connection: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, secure: list[str], node_secure: list[str], connection: dict[str, Any]
+    ) -> None:
         self.folder, self.node_secure = folder, node_secure
         self.outside = ""  # where nodes connect, if not to the SuperLink itself
         self.address = f"127.0.0.1:{free_port()}"
-        self.env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "home"), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        self.env = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(folder / "home"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
         (folder / "home").mkdir(parents=True)
         table = {"address": self.address, **connection}
         text = "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
@@ -41,9 +48,13 @@ class Fleet:
         host, port = self.address.split(":")
         flags = ["--host", host, "--port", port, "--disable-runtime-dependency-installation"]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._start("link", ["flower-superlink", *secure, *flags, "--database", str(folder / "state.db")])
+        self._start(
+            "link", ["flower-superlink", *secure, *flags, "--database", str(folder / "state.db")]
+        )
 
-    def node(self, client: int, *more: str, data: str = "", name: str = "") -> subprocess.Popen[bytes]:
+    def node(
+        self, client: int, *more: str, data: str = "", name: str = ""
+    ) -> subprocess.Popen[bytes]:
         """``client``: who it says it is."""
         about = f'client-id={client} state-dir="{self.folder}/client-{client}" data="{data}"'
         port = str(free_port())
@@ -55,11 +66,15 @@ class Fleet:
             "--host",
             "127.0.0.1",
         ]
-        return self._start(name or f"node-{client}", [*command, "--port", port, "--node-config", about, *more])
+        return self._start(
+            name or f"node-{client}", [*command, "--port", port, "--node-config", about, *more]
+        )
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "flwr"), *arguments]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=START, check=False)
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=START, check=False
+        )
 
     def submit(self, app: Path) -> str:
         done = self.flwr("run", str(app), "here", "--format", "json")
@@ -88,7 +103,9 @@ class Fleet:
 
     def app_log(self) -> str:
         """What the last server app said."""
-        newest = json.loads(self.flwr("list", "here", "--format", "json").stdout)["runs"][0]["run-id"]
+        newest = json.loads(self.flwr("list", "here", "--format", "json").stdout)["runs"][0][
+            "run-id"
+        ]
         return self.flwr("log", str(newest), "here", "--show").stdout
 
     def close(self) -> None:
@@ -116,7 +133,12 @@ class Fleet:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 (the process owns it)
         command = ["timeout", "--kill-after=5", str(LIFE), str(BIN / command[0]), *command[1:]]
         process = subprocess.Popen(
-            command, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, start_new_session=True
+            command,
+            env=self.env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=self.folder,
+            start_new_session=True,
         )
         log.close()
         self.processes[name] = process
@@ -125,7 +147,11 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(folder: Path, **how: Any) -> Iterator[Fleet]:
-    insecure = {"secure": ["--insecure"], "node_secure": ["--insecure"], "connection": {"insecure": True}}
+    insecure = {
+        "secure": ["--insecure"],
+        "node_secure": ["--insecure"],
+        "connection": {"insecure": True},
+    }
     # Asked to end, Python would not clean up by itself: turn it into an exception.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     running = Fleet(folder, **{**insecure, **how})

@@ -11,14 +11,22 @@ import pytest
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
 
 from equipoise.flower import project
-from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder
 from flower_live.harness import fleet, wait_until
 
 pytestmark = pytest.mark.slow
 WAIT = 400  # seconds, on a machine that is busy
 GIVEN = {
-    **{"task": "synthetic", "model": "mlp", "clients": 3, "rounds": 300, "epochs": 1, "mode": "async", "buffer": 2},
+    **{
+        "task": "synthetic",
+        "model": "mlp",
+        "clients": 3,
+        "rounds": 300,
+        "epochs": 1,
+        "mode": "async",
+        "buffer": 2,
+    },
     **{"time_limit": 90.0, "wait": 120.0},
 }
 

@@ -17,21 +17,30 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
 
-from equipoise.core import files as checkpoint
 from equipoise.data.tables.sites import merge_messages, summarise
-from equipoise.flower import options, project
-from equipoise.records.folder import Folder
+from equipoise.experiment import runner as runs
+from equipoise.experiment.predict import predict_file
+from equipoise.flower import config as options
+from equipoise.flower import project
+from equipoise.records.client_table import read_table
 from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.tables import read_table
-from equipoise.runs import running as runs
-from equipoise.runs.predict import predict_file
-from equipoise.settings.config import RunSettings
+from equipoise.records.run_dir import Folder
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils import io as checkpoint
 from flower_live.harness import Fleet, fleet, free_port, listens, wait_until
 from helpers import largest_difference
 
 pytestmark = pytest.mark.slow
 RUN = 400  # seconds within which a short run ends, on a machine that is busy
-BASE = {"task": "synthetic", "model": "mlp", "clients": 3, "rounds": 2, "epochs": 1, "time_limit": 90.0, "wait": 120.0}
+BASE = {
+    "task": "synthetic",
+    "model": "mlp",
+    "clients": 3,
+    "rounds": 2,
+    "epochs": 1,
+    "time_limit": 90.0,
+    "wait": 120.0,
+}
 METHODS: dict[str, dict[str, Any]] = {
     **{"fedavg": {}, "scaffold": {}, "page": {}, "fedpolicy": {"policy": "random"}},
     **{"scaffold in secure sums": {"method": "scaffold", "secure": True}},
@@ -55,14 +64,26 @@ def assert_same(running: Fleet, app: Path, loop: Path, clients: int = 3) -> None
     assert here["store"]["ids"].tolist() == list(range(clients))
     run = json.loads((app / "run" / "flower.json").read_text())["run"]
     for client in range(clients):
-        path = running.folder / f"client-{client}" / run / f"client-{client}" / f"round-{meta['round']}.safetensors"
+        path = (
+            running.folder
+            / f"client-{client}"
+            / run
+            / f"client-{client}"
+            / f"round-{meta['round']}.safetensors"
+        )
         kept = checkpoint.load(path)[0]["state"]
-        expected = {name: _row(value, client) for name, value in here["store"]["trees"]["state"].items()}
+        expected = {
+            name: _row(value, client) for name, value in here["store"]["trees"]["state"].items()
+        }
         assert largest_difference(kept, expected) == 0
 
 
 def _row(tree: Any, k: int) -> Any:
-    return {name: _row(value, k) for name, value in tree.items()} if isinstance(tree, dict) else tree[k]
+    return (
+        {name: _row(value, k) for name, value in tree.items()}
+        if isinstance(tree, dict)
+        else tree[k]
+    )
 
 
 def logs_of(app: Path) -> list[RoundRecord]:
@@ -106,16 +127,29 @@ def test_the_models_are_those_of_loop(
     assert all(not log.absent for log in logs)
     assert_same(open_fleet, tmp_path / "app", loop)
     assert [log.bytes for log in logs] == [log.bytes for log in Folder(loop).records()]
-    audit = [json.loads(line) for line in (tmp_path / "app" / "run-audit.jsonl").read_text().splitlines()]
+    audit = [
+        json.loads(line) for line in (tmp_path / "app" / "run-audit.jsonl").read_text().splitlines()
+    ]
     assert sorted(line["client"] for line in audit if line["event"] == "joined") == [0, 1, 2]
-    assert [line["contributed"] for line in audit if line["event"] == "round"] == ["all others"] * len(logs)
-    own = [json.loads(line) for line in (open_fleet.folder / "client-0" / "audit.jsonl").read_text().splitlines()]
-    there = {(line["sent"], line["came"]) for line in audit if line["event"] == "exchange" and line["client"] == 0}
+    assert [line["contributed"] for line in audit if line["event"] == "round"] == [
+        "all others"
+    ] * len(logs)
+    own = [
+        json.loads(line)
+        for line in (open_fleet.folder / "client-0" / "audit.jsonl").read_text().splitlines()
+    ]
+    there = {
+        (line["sent"], line["came"])
+        for line in audit
+        if line["event"] == "exchange" and line["client"] == 0
+    }
     assert there <= {(line["asked"], line["sent"]) for line in own}
     assert (tmp_path / "app" / "run").stat().st_mode & 0o777 == 0o700
     billed = sum(log.bytes.both for log in logs)
     beside_billed[method] = open_fleet.traffic(run) - billed
-    if method == "fedpolicy":  # what it saves on paper is really not sent: what is beside it stays what it is
+    if (
+        method == "fedpolicy"
+    ):  # what it saves on paper is really not sent: what is beside it stays what it is
         whole = sum(log.bytes.up for log in logs)
         saved = whole - sum(log.bytes.down for log in logs)
         assert saved > 0
@@ -141,7 +175,13 @@ def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> 
     """Three organisations, each with a CSV of its own; a node is told where by its own start, not by the server."""
     write_rows(tmp_path / "server", "public", "test")
     app = tmp_path / "app"
-    given = {"task": "apart", "data": str(tmp_path / "server"), "rounds": 1, "epochs": 20, "lr": 0.5}
+    given = {
+        "task": "apart",
+        "data": str(tmp_path / "server"),
+        "rounds": 1,
+        "epochs": 20,
+        "lr": 0.5,
+    }
     project.write(app, {**given, "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
@@ -155,19 +195,35 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     """As if each site had written its file and somebody had merged them; the folder then predicts new rows."""
     write_rows(tmp_path / "server", "public", "test")
     app = tmp_path / "app"
-    given = {"task": "apart", "data": str(tmp_path / "server"), "target": "label", "numbers": "a,b", "rounds": 2}
+    given = {
+        "task": "apart",
+        "data": str(tmp_path / "server"),
+        "target": "label",
+        "numbers": "a,b",
+        "rounds": 2,
+    }
     project.write(app, {**given, "headline": "auc", "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     config = RunSettings.from_options(given).task_config
-    told = {f"client {k}": summarise(open_fleet.folder.parent / f"rows-{k}", str(k), config) for k in range(3)}
+    told = {
+        f"client {k}": summarise(open_fleet.folder.parent / f"rows-{k}", str(k), config)
+        for k in range(3)
+    }
     made = merge_messages(told, config)[0].write()
     assert (app / "run" / "preparation.json").read_text() == made
     summary = Folder(app / "run").read_summary()
     assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))
     assert not any(log.absent for log in logs_of(app))
-    columns = read_table(app / "run" / "clients.csv")  # each client's own words, after the last round
-    bounds = zip(columns["personal_auc_low"], columns["personal_auc"], columns["personal_auc_high"], strict=True)
+    columns = read_table(
+        app / "run" / "clients.csv"
+    )  # each client's own words, after the last round
+    bounds = zip(
+        columns["personal_auc_low"],
+        columns["personal_auc"],
+        columns["personal_auc_high"],
+        strict=True,
+    )
     assert [low <= own <= high for low, own, high in bounds] == [True] * 3
     (tmp_path / "new.csv").write_text("a,b\n0.1,0.4\n0.9,0.2\n")
     out = tmp_path / "predicted.csv"
@@ -175,7 +231,9 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     assert out.read_text().startswith("row,predicted,p(0),p(1)\n1,")
 
 
-def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(open_fleet: Fleet, tmp_path: Path) -> None:
+def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(
+    open_fleet: Fleet, tmp_path: Path
+) -> None:
     app = tmp_path / "app"
     project.write(app, {**BASE, "rounds": 1, "dp_clip": 1.0, "dp_noise": 2.0})
     open_fleet.submit(app)
@@ -187,7 +245,9 @@ def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(ope
     assert (open_fleet.folder / "client-0" / "privacy.json").exists()
 
 
-def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(open_fleet: Fleet, tmp_path: Path) -> None:
+def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(
+    open_fleet: Fleet, tmp_path: Path
+) -> None:
     """That a round never waits longer than its limit is tested by the clock of test_wire.py, not by this machine's."""
     app = tmp_path / "app"
     project.write(app, {**BASE, "rounds": 60, "time_limit": 40.0})
@@ -197,7 +257,9 @@ def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(open_fleet: Fleet
     wait_until(lambda: any(2 in log.absent for log in logs_of(app)), RUN, "client 2 is missed")
     missed = next(log for log in logs_of(app) if 2 in log.absent)
     reason = missed.absent[2]
-    assert reason in ("no reply in time", "not connected") or reason.startswith("Flower reports error")
+    assert reason in ("no reply in time", "not connected") or reason.startswith(
+        "Flower reports error"
+    )
     assert missed.bytes.up > 0
     open_fleet.node(2)
     wait_until(lambda: 2 not in logs_of(app)[-1].absent, RUN, "client 2 is back")
@@ -209,7 +271,11 @@ def safely(certs: Path) -> dict[str, Any]:
     secure = [f"--ssl-ca-certfile={certs}/ca.pem", f"--ssl-certfile={certs}/server.pem"]
     secure += [f"--ssl-keyfile={certs}/server.key", "--enable-supernode-auth"]
     ca = f"{certs}/ca.pem"
-    return {"secure": secure, "node_secure": [f"--root-certificates={ca}"], "connection": {"root-certificates": ca}}
+    return {
+        "secure": secure,
+        "node_secure": [f"--root-certificates={ca}"],
+        "connection": {"root-certificates": ca},
+    }
 
 
 NGINX = os.environ.get("NGINX") or shutil.which("nginx")
@@ -220,14 +286,29 @@ def safe_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """TLS and keys; where there is an nginx, nodes come through the proxy."""
     folder = tmp_path_factory.mktemp("safe")
     certs, outside = folder / "certs", f"127.0.0.1:{free_port()}"
-    assert cli("certs", str(certs), "--host", "fl.example.org", "--host", "127.0.0.1", "--nodes", "4").returncode == 0
+    assert (
+        cli(
+            "certs", str(certs), "--host", "fl.example.org", "--host", "127.0.0.1", "--nodes", "4"
+        ).returncode
+        == 0
+    )
     with fleet(folder / "f", **safely(certs)) as running:
         if not NGINX:
             yield running
             return
-        conf = ["proxy", str(folder / "n"), f"--certs={certs}", "--listen", outside, "--superlink", running.address]
+        conf = [
+            "proxy",
+            str(folder / "n"),
+            f"--certs={certs}",
+            "--listen",
+            outside,
+            "--superlink",
+            running.address,
+        ]
         assert cli(*conf).returncode == 0
-        proxy = subprocess.Popen([str(NGINX), "-c", str(folder / "n" / "nginx.conf"), "-g", "daemon off;"])
+        proxy = subprocess.Popen(
+            [str(NGINX), "-c", str(folder / "n" / "nginx.conf"), "-g", "daemon off;"]
+        )
         try:
             wait_until(lambda: listens(outside), 60, "the proxy listens")
             running.outside = outside
@@ -239,25 +320,44 @@ def safe_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def cli(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "equipoise", "flower", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=RUN, env=env, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=RUN, env=env, check=False
+    )
 
 
 def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
     safe_fleet: Fleet, tmp_path: Path
 ) -> None:
     """Keys 0 and 1 are registered for clients 0 and 1, key 3 for client 2; key 2 is unknown, and 3 says it is 1."""
-    certs, app, nodes = safe_fleet.folder.parent / "certs", tmp_path / "app", tmp_path / "nodes.json"
+    certs, app, nodes = (
+        safe_fleet.folder.parent / "certs",
+        tmp_path / "app",
+        tmp_path / "nodes.json",
+    )
     where = ["--superlink", safe_fleet.address, "--ca", str(certs / "ca.pem")]
     for key, client in ((0, 0), (1, 1), (3, 2)):
         pub = str(certs / f"node-{key}.pub")
-        done = cli("register", pub, "--client", str(client), "--nodes", str(nodes), *where, env=safe_fleet.env)
+        done = cli(
+            "register",
+            pub,
+            "--client",
+            str(client),
+            "--nodes",
+            str(nodes),
+            *where,
+            env=safe_fleet.env,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-    done = cli("register", str(certs / "node-2.pub"), "--client", "0", "--nodes", str(nodes), *where)
+    done = cli(
+        "register", str(certs / "node-2.pub"), "--client", "0", "--nodes", str(nodes), *where
+    )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "client 0 has a node" in done.stderr
     keys = {0: 0, 1: 1, 2: 2, 3: 1}  # key: the client that its node says it is
     for key, client in keys.items():
-        safe_fleet.node(client, "--auth-supernode-private-key", str(certs / f"node-{key}"), name=f"key-{key}")
+        safe_fleet.node(
+            client, "--auth-supernode-private-key", str(certs / f"node-{key}"), name=f"key-{key}"
+        )
     given = {**BASE, "clients": 2}
     project.write(app, {**given, "nodes": str(nodes)})
     done = cli("run", str(app), *where, env=safe_fleet.env)
@@ -266,12 +366,18 @@ def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
     assert_same(safe_fleet, app, same_run_in_loop(tmp_path / "loop", given), clients=2)
     assert not (safe_fleet.folder / "client-2").exists()
     assert "Failed to activate SuperNode" in safe_fleet.log("key-2")
-    wait_until(lambda: "its key is registered for client 2" in safe_fleet.app_log(), 60, "the log names the impostor")
+    wait_until(
+        lambda: "its key is registered for client 2" in safe_fleet.app_log(),
+        60,
+        "the log names the impostor",
+    )
 
 
 def test_the_doctor_sees_a_closed_port_and_good_certificates(safe_fleet: Fleet) -> None:
     certs = safe_fleet.folder.parent / "certs"
-    done = cli("doctor", "--superlink", safe_fleet.address, "--certs", str(certs), env=safe_fleet.env)
+    done = cli(
+        "doctor", "--superlink", safe_fleet.address, "--certs", str(certs), env=safe_fleet.env
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is closed to other machines" in done.stdout
     loud = {name: value for name, value in safe_fleet.env.items() if not name.startswith("FLWR_")}
@@ -284,7 +390,15 @@ def test_the_doctor_sees_a_closed_port_and_good_certificates(safe_fleet: Fleet) 
 def test_through_the_proxy_the_control_api_is_closed(safe_fleet: Fleet, tmp_path: Path) -> None:
     certs, app = safe_fleet.folder.parent / "certs", tmp_path / "app"
     project.write(app, {**BASE, "clients": 2})
-    closed = cli("run", str(app), "--superlink", safe_fleet.outside, "--ca", str(certs / "ca.pem"), env=safe_fleet.env)
+    closed = cli(
+        "run",
+        str(app),
+        "--superlink",
+        safe_fleet.outside,
+        "--ca",
+        str(certs / "ca.pem"),
+        env=safe_fleet.env,
+    )
     assert closed.returncode == 2
     assert "did not take the app" in closed.stderr
     seen = (safe_fleet.folder.parent / "n" / "nginx-access.log").read_text().splitlines()
@@ -294,14 +408,23 @@ def test_through_the_proxy_the_control_api_is_closed(safe_fleet: Fleet, tmp_path
 
 
 def test_the_simulation_runtime_gives_the_same_models(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="there is no Ray here: pip install 'equipoise[flower-simulation]'")
+    pytest.importorskip(
+        "ray", reason="there is no Ray here: pip install 'equipoise[flower-simulation]'"
+    )
     app = tmp_path / "app"
-    given = {**BASE, "method": "fedper", "rounds": 2, "wait": 240.0}  # a busy machine takes minutes to start its actors
+    given = {
+        **BASE,
+        "method": "fedper",
+        "rounds": 2,
+        "wait": 240.0,
+    }  # a busy machine takes minutes to start its actors
     project.write(app, given)
     done = cli("run", str(app), "--simulation")
     if "timed out during startup" in done.stderr:
         pytest.skip("Ray gives itself 30 s to start, which this machine was too busy for")
     assert done.returncode == 0, done.stdout + done.stderr
     loop = same_run_in_loop(tmp_path / "loop", given)
-    there, here = (checkpoint.load(p / "checkpoint" / "last.safetensors")[0] for p in (app / "run", loop))
+    there, here = (
+        checkpoint.load(p / "checkpoint" / "last.safetensors")[0] for p in (app / "run", loop)
+    )
     assert largest_difference(there["simulation"]["params"], here["simulation"]["params"]) == 0

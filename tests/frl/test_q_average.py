@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.frl import mdp as mdps
-from equipoise.frl import tabular
-from equipoise.frl.policies import preferred_action
+from equipoise.environments import tabular_mdp as mdps
+from equipoise.environments import tabular_q
+from equipoise.environments.tabular_mdp import preferred_action
 
 COUNTS = st.lists(st.integers(0, 400), min_size=1, max_size=8)
 
@@ -17,8 +17,8 @@ def combine(rule, q, counts, eta, base=None, current=None):
     base = np.zeros_like(q) if base is None else np.asarray(base, float)
     current = np.zeros(q.shape[1:]) if current is None else np.asarray(current, float)
     counts = np.asarray(counts, np.int64)
-    sent = tabular.evidence(q, counts, base, eta) if rule == "targets" else q
-    return tabular.combine(rule, sent, counts, current, eta)
+    sent = tabular_q.evidence(q, counts, base, eta) if rule == "targets" else q
+    return tabular_q.combine(rule, sent, counts, current, eta)
 
 
 def test_hand_computed_weights():
@@ -39,7 +39,9 @@ def test_weight_left_on_the_old_table(visits, eta):
     """Targets 0 and an old table of 1: what remains is the weight of the old table, known in closed form."""
     n = np.array(visits)[:, None]
     q = (1 - eta) ** n.astype(float)
-    np.testing.assert_allclose(combine("equal", q, n, eta), np.mean((1 - eta) ** n.astype(float)), rtol=1e-9)
+    np.testing.assert_allclose(
+        combine("equal", q, n, eta), np.mean((1 - eta) ** n.astype(float)), rtol=1e-9
+    )
     logs = -n * np.log1p(-eta)
     closed = np.exp(np.log(len(n)) - (logs.max() + np.log(np.exp(logs - logs.max()).sum())))
     np.testing.assert_allclose(combine("importance", q, n, eta), closed, rtol=1e-9, atol=1e-300)
@@ -66,7 +68,9 @@ def test_a_million_visits_overflow_nothing(rule, eta):
     out = combine(rule, q, counts, eta)
     assert np.isfinite(out).all()
     if rule == "importance":
-        first = (1 + 3 * (1 - eta)) / (2 - eta) if eta > 1e-3 else None  # the unvisited agent has vanished
+        first = (
+            (1 + 3 * (1 - eta)) / (2 - eta) if eta > 1e-3 else None
+        )  # the unvisited agent has vanished
         if first is not None:
             np.testing.assert_allclose(out, [first, 3.0], rtol=1e-12)
 
@@ -77,7 +81,9 @@ def test_importance_is_the_softmax_of_counts():
     logits = -counts * np.log1p(-0.07)
     weights = np.exp(logits - logits.max(axis=0))
     np.testing.assert_allclose(
-        combine("importance", q, counts, 0.07), (weights * q).sum(axis=0) / weights.sum(axis=0), rtol=1e-12
+        combine("importance", q, counts, 0.07),
+        (weights * q).sum(axis=0) / weights.sum(axis=0),
+        rtol=1e-12,
     )
 
 
@@ -96,31 +102,35 @@ def test_targets_recover_what_a_late_agent_saw():
     eta, n, old, now = 0.1, 12, 3.0, 6.0
     d = (1 - eta) ** n
     late = d * old + (1 - d) * 7.0
-    np.testing.assert_allclose(combine("targets", [[late]], [[n]], eta, [[old]], [now]), [d * now + (1 - d) * 7.0])
+    np.testing.assert_allclose(
+        combine("targets", [[late]], [[n]], eta, [[old]], [now]), [d * now + (1 - d) * 7.0]
+    )
 
 
 def test_absent_agents_walk_on_and_only_the_present_are_averaged():
     mdp = mdps.two_state(0)
-    problem = tabular.Problem([mdp], 4, preferred_action(mdp, 4, 0.0))
-    state = tabular.init_state(problem, 2, seed=0)
-    tabular.local_period(problem, state, 0, 0.1, 10)
+    problem = tabular_q.Problem([mdp], 4, preferred_action(mdp, 4, 0.0))
+    state = tabular_q.init_state(problem, 2, seed=0)
+    tabular_q.local_period(problem, state, 0, 0.1, 10)
     before, counts = state.q.copy(), state.counts.copy()
-    tabular.synchronise(state, "equal", 0.1, np.array([1, 3]))
+    tabular_q.synchronise(state, "equal", 0.1, np.array([1, 3]))
     np.testing.assert_allclose(state.table, (before[1] + before[3]) / 2)
     np.testing.assert_array_equal(state.q[[0, 2]], before[[0, 2]])
     np.testing.assert_array_equal(state.counts[[0, 2]], counts[[0, 2]])
     np.testing.assert_array_equal(state.q[1], state.table)
     assert state.counts[1].sum() == 0
-    tabular.local_period(problem, state, 0, 0.1, 10)
+    tabular_q.local_period(problem, state, 0, 0.1, 10)
     assert state.counts[0].sum() == 40
     assert state.counts[1].sum() == 20
     table = state.table.copy()
-    tabular.synchronise(state, "equal", 0.1, np.array([], np.int64))
+    tabular_q.synchronise(state, "equal", 0.1, np.array([], np.int64))
     np.testing.assert_array_equal(state.table, table)
 
 
 def test_bytes_of_a_synchronisation():
     mdp = mdps.two_state(0)
-    assert tabular.downlink_bytes(mdp) == 2 * 20 * 8
-    assert tabular.uplink_bytes("equal", mdp) == 320
-    assert tabular.uplink_bytes("importance", mdp) == tabular.uplink_bytes("targets", mdp) == 640
+    assert tabular_q.downlink_bytes(mdp) == 2 * 20 * 8
+    assert tabular_q.uplink_bytes("equal", mdp) == 320
+    assert (
+        tabular_q.uplink_bytes("importance", mdp) == tabular_q.uplink_bytes("targets", mdp) == 640
+    )

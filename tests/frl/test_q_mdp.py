@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from equipoise.core.errors import UsageError
-from equipoise.frl import mdp as mdps
-from equipoise.frl.policies import behaviour, preferred_action, regions
-from equipoise.frl.theory import occupancy
+from equipoise.environments import tabular_mdp as mdps
+from equipoise.environments.tabular_mdp import behaviour, preferred_action, regions
+from equipoise.environments.theory import occupancy
+from equipoise.utils.errors import UsageError
 
 
 def test_q_star_of_a_hand_solved_chain():
@@ -113,7 +113,8 @@ def test_own_arrays_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "states", "actions"), [("frozen-lake", 16, 4), ("cliff-walking", 38, 4), ("taxi", 404, 6)]
+    ("name", "states", "actions"),
+    [("frozen-lake", 16, 4), ("cliff-walking", 38, 4), ("taxi", 404, 6)],
 )
 def test_toy_text_environments_by_their_tables(name, states, actions):
     pytest.importorskip("gymnasium")
@@ -127,7 +128,9 @@ def test_toy_text_values_that_can_be_counted_by_hand():
     cliff = mdps.toy_text("cliff-walking", gamma=0.9)  # 13 steps of -1 along the cliff's edge
     start = int(cliff.start.argmax())
     np.testing.assert_allclose(cliff.q_star[start].max(), -(1 - 0.9**13) / 0.1, atol=1e-10)
-    lake = mdps.toy_text("frozen-lake", gamma=0.9, is_slippery=False)  # 6 steps, reward 1 on the last
+    lake = mdps.toy_text(
+        "frozen-lake", gamma=0.9, is_slippery=False
+    )  # 6 steps, reward 1 on the last
     np.testing.assert_allclose(lake.q_star[0].max(), 0.9**5, atol=1e-12)
     with pytest.raises(UsageError, match="no toy-text environment"):
         mdps.toy_text("chess")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from equipoise.core.errors import UsageError
-from equipoise.frl import mdp as mdps
-from equipoise.frl import tabular, theory
-from equipoise.frl.policies import preferred_action
+from equipoise.environments import tabular_mdp as mdps
+from equipoise.environments import tabular_q, theory
+from equipoise.environments.tabular_mdp import preferred_action
+from equipoise.utils.errors import UsageError
 
 
 def two_state_chain(leave0, leave1):
@@ -36,7 +36,10 @@ def test_mixing_time_matches_a_linear_search(leave):
 def test_mixing_time_from_every_state_and_action_by_brute_force(seed):
     mdp = mdps.garnet(seed, 7, 3, 2)
     policy = preferred_action(mdp, 1, 0.2)[0]
-    stationary, step = theory.occupancy(mdp, policy).sum(axis=1), np.einsum("sa,sat->st", policy, mdp.P)
+    stationary, step = (
+        theory.occupancy(mdp, policy).sum(axis=1),
+        np.einsum("sa,sat->st", policy, mdp.P),
+    )
     rows, t = mdp.P.reshape(-1, 7), 1
     while 0.5 * np.abs(rows - stationary).sum(axis=1).max() > 0.25:
         rows, t = rows @ step, t + 1
@@ -50,15 +53,17 @@ def test_periodic_and_disconnected_chains_never_mix():
 
 
 def test_transient_states_have_no_occupancy():
-    np.testing.assert_array_equal(theory.occupancy(two_state_chain(0.2, 0.0), ONE)[:, 0], [0.0, 1.0])
+    np.testing.assert_array_equal(
+        theory.occupancy(two_state_chain(0.2, 0.0), ONE)[:, 0], [0.0, 1.0]
+    )
 
 
 def test_occupancy_is_what_the_kernel_visits():
     mdp = mdps.garnet(1, 6, 3, 3)
     pi = preferred_action(mdp, 2, 0.5)
-    problem = tabular.Problem([mdp], 2, pi)
-    state = tabular.init_state(problem, 50, seed=0)
-    tabular.local_period(problem, state, 0, 0.1, 20_000)
+    problem = tabular_q.Problem([mdp], 2, pi)
+    state = tabular_q.init_state(problem, 50, seed=0)
+    tabular_q.local_period(problem, state, 0, 0.1, 20_000)
     share = state.counts.sum(axis=1) / 1_000_000
     for k in range(2):
         np.testing.assert_allclose(share[k], theory.occupancy(mdp, pi[k]), atol=2e-3)
@@ -104,12 +109,12 @@ def test_fedsynq_slopes_in_agents_and_in_steps():
     mdp = mdps.garnet(0, 5, 3, 5)
 
     def error(K, T):
-        problem = tabular.Problem([mdp], K)
-        state = tabular.init_state(problem, 60, seed=1, random_start=False)
+        problem = tabular_q.Problem([mdp], K)
+        state = tabular_q.init_state(problem, 60, seed=1, random_start=False)
         for _ in range(T // 5):
-            tabular.local_period(problem, state, 1, 14 / (0.1 * T), 5)
-            tabular.synchronise(state, "equal", 0.1)
-        return tabular.errors(state.table, mdp).mean()
+            tabular_q.local_period(problem, state, 1, 14 / (0.1 * T), 5)
+            tabular_q.synchronise(state, "equal", 0.1)
+        return tabular_q.errors(state.table, mdp).mean()
 
     Ks, Ts = [1, 2, 4, 8, 16, 32], [1000, 2000, 4000, 8000, 16000]
     in_K = theory.fit_slope(Ks, [error(K, 4000) for K in Ks])[0]

@@ -4,14 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.core import random
-from equipoise.core.errors import UsageError
-from equipoise.frl import linear
-from equipoise.frl.families import planted, planted_weights, soft_greedy, spread, under_policy, windy_cliff
-from equipoise.frl.linear import greedy_regret, value_error
-from equipoise.frl.mdp import garnet, make_mdp, toy_text
-from equipoise.frl.theory import occupancy
-from equipoise.tasks.windy_cliff import WindyCliffConfig
+from equipoise.environments import linear_mdp
+from equipoise.environments.linear_mdp import greedy_regret, value_error
+from equipoise.environments.tabular_mdp import (
+    garnet,
+    make_mdp,
+    planted,
+    planted_weights,
+    soft_greedy,
+    spread,
+    toy_text,
+    under_policy,
+    windy_cliff,
+)
+from equipoise.environments.theory import occupancy
+from equipoise.tasks.rl_tabular import WindyCliffConfig
+from equipoise.utils import rng as random
+from equipoise.utils.errors import UsageError
 
 
 def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0, relative=False):
@@ -24,7 +33,7 @@ def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0, relative=Fa
     keys = problem.keys(seed, ids, np.zeros_like(ids))
     surprise = torch.zeros(len(ids), dtype=torch.float64)
     how = keys, np.zeros_like(ids), *every, (*moves, relative)
-    linear.advance(problem, ids, stack, weights, position, surprise, *how)
+    linear_mdp.advance(problem, ids, stack, weights, position, surprise, *how)
     return stack, weights, position
 
 
@@ -45,7 +54,9 @@ PHI, THETA = [[1.0, 2.0], [0.5, -1.0]], [2.0, 1.0]
     ],
 )
 def test_one_step_by_hand(moves, phi, theta):
-    stack, weights, position = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 1, 0.1, moves, at=0)
+    stack, weights, position = walked(
+        linear_mdp.LinearProblem([cycle()], 2), PHI, THETA, 1, 0.1, moves, at=0
+    )
     torch.testing.assert_close(stack[0], torch.tensor(phi, dtype=torch.float64))
     torch.testing.assert_close(weights[0], torch.tensor(theta, dtype=torch.float64))
     assert position.tolist() == [1]
@@ -53,8 +64,12 @@ def test_one_step_by_hand(moves, phi, theta):
 
 def test_two_steps_by_hand():
     # theta after one step is (1.7, 0.4); from state 1: delta = -2 + 0.5 (1.7 + 0.8) - (0.85 - 0.4) = -1.2
-    _, weights, position = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (False, True), at=0)
-    torch.testing.assert_close(weights[0], torch.tensor([1.7 - 0.12 * 0.5, 0.4 + 0.12], dtype=torch.float64))
+    _, weights, position = walked(
+        linear_mdp.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (False, True), at=0
+    )
+    torch.testing.assert_close(
+        weights[0], torch.tensor([1.7 - 0.12 * 0.5, 0.4 + 0.12], dtype=torch.float64)
+    )
     assert position.tolist() == [0]
 
 
@@ -62,11 +77,15 @@ def test_a_relative_step_on_phi_by_hand():
     # delta = -3 as above: (-3 * 0.1) theta / (|theta|^2 + delta^2) = -0.3 (2, 1) / 14; the second step from state 1 has
     # phi = (0.5, -1), delta = -2 + 0.5 (2 phi_00 + phi_01) - 0, and the mean of both squares below it
     first = np.array(PHI[0]) - 0.3 * np.array(THETA) / (5 + 9)
-    stack, _, _ = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 1, 0.1, (True, False), 0, relative=True)
+    stack, _, _ = walked(
+        linear_mdp.LinearProblem([cycle()], 2), PHI, THETA, 1, 0.1, (True, False), 0, relative=True
+    )
     np.testing.assert_allclose(stack[0].numpy(), [first, PHI[1]], rtol=1e-12)
     delta = -2 + 0.5 * first @ THETA
     second = np.array(PHI[1]) + 0.1 * delta * np.array(THETA) / (5 + (9 + delta**2) / 2)
-    stack, _, _ = walked(linear.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (True, False), 0, relative=True)
+    stack, _, _ = walked(
+        linear_mdp.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (True, False), 0, relative=True
+    )
     np.testing.assert_allclose(stack[0].numpy(), [first, second], rtol=1e-12)
 
 
@@ -79,7 +98,9 @@ def test_relative_steps_do_not_know_the_unit_of_rewards(actions):
     for unit in (1.0, 2.0**-20, 2.0**20):
         mdps = planted(0, spread(4), 8, actions, 3, 2, 0.8)
         mdps = [make_mdp(mdp.P, unit * mdp.R, mdp.gamma) for mdp in mdps]
-        phis, thetas = linear.federate(linear.LinearProblem(mdps, 2, 0.5), 0, rates, 5, marks, relative=True)
+        phis, thetas = linear_mdp.federate(
+            linear_mdp.LinearProblem(mdps, 2, 0.5), 0, rates, 5, marks, relative=True
+        )
         found.append((phis, thetas / unit))
     for other in found[1:]:
         assert torch.equal(other[0], found[0][0])
@@ -88,7 +109,7 @@ def test_relative_steps_do_not_know_the_unit_of_rewards(actions):
 
 def test_q_learning_takes_the_best_next_action_by_hand():
     stay = make_mdp([[[1.0], [1.0]]], [[1.0, 3.0]], gamma=0.5)
-    problem = linear.LinearProblem([stay], 1, epsilon=0.0)
+    problem = linear_mdp.LinearProblem([stay], 1, epsilon=0.0)
     # greedy: action 0 with value 2 is better than action 1 with -2; delta = 1 + 0.5 * 2 - 2 = 0; then theta is -1
     _, weights, _ = walked(problem, [[1.0], [-1.0]], [2.0], 1, 0.1, (False, True))
     assert weights.tolist() == [[2.0]]
@@ -111,7 +132,11 @@ def plain(problem, k, phi, theta, steps, rate, moves, seed):
         cell = (x >> 32) * tables.threshold.shape[3] >> 32
         to = int(tables.outcome[k, s, a, cell, int(x % 2**32 >= tables.threshold[k, s, a, cell])])
         row = s * A + a
-        delta = mdp.R[s, a] + mdp.discount[to] * (phi[to * A : to * A + A] @ theta).max() - phi[row] @ theta
+        delta = (
+            mdp.R[s, a]
+            + mdp.discount[to] * (phi[to * A : to * A + A] @ theta).max()
+            - phi[row] @ theta
+        )
         old = phi[row].copy()
         if moves[0]:
             phi[row] = phi[row] + rate * delta * theta
@@ -124,7 +149,7 @@ def plain(problem, k, phi, theta, steps, rate, moves, seed):
 @pytest.mark.parametrize("moves", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("actions", [1, 3])
 def test_the_kernel_is_plain_python(moves, actions):
-    problem = linear.LinearProblem(planted(5, spread(4), 6, actions, 2, 2, 0.8), 2, epsilon=0.4)
+    problem = linear_mdp.LinearProblem(planted(5, spread(4), 6, actions, 2, 2, 0.8), 2, epsilon=0.4)
     rng = np.random.default_rng(0)
     phi, theta = rng.standard_normal((6 * actions, 2)), rng.standard_normal(2)
     stack, weights, position = walked(problem, phi, theta, 200, 0.05, moves, seed=3)
@@ -137,54 +162,74 @@ def test_the_kernel_is_plain_python(moves, actions):
 
 def test_orthonormal_keeps_the_span_with_columns_of_one_size():
     phi = torch.from_numpy(np.random.default_rng(1).standard_normal((5, 12, 3)))
-    basis = linear.orthonormal(phi)
-    torch.testing.assert_close(basis.mT @ basis, (12 / 3) * torch.eye(3, dtype=torch.float64).expand(5, 3, 3))
-    turn = (3 / 12) * basis.mT @ phi  # R / sqrt(S/d): upper triangular, positive diagonal, phi = basis turn
+    basis = linear_mdp.orthonormal(phi)
+    torch.testing.assert_close(
+        basis.mT @ basis, (12 / 3) * torch.eye(3, dtype=torch.float64).expand(5, 3, 3)
+    )
+    turn = (
+        (3 / 12) * basis.mT @ phi
+    )  # R / sqrt(S/d): upper triangular, positive diagonal, phi = basis turn
     torch.testing.assert_close(basis @ turn, phi)
     assert float(turn.tril(-1).abs().max()) < 1e-12
     assert float(torch.diagonal(turn, dim1=1, dim2=2).min()) > 0
-    torch.testing.assert_close(linear.orthonormal(basis), basis)
+    torch.testing.assert_close(linear_mdp.orthonormal(basis), basis)
 
 
 def test_refit_is_r_theta_for_values_of_the_old_basis_and_least_squares_for_others():
     rng = np.random.default_rng(2)
     phi, theta, other = (torch.from_numpy(rng.standard_normal(n)) for n in ((9, 2), (2,), (9,)))
-    basis = linear.orthonormal(phi)
-    torch.testing.assert_close(basis @ linear.refit(basis, phi @ theta), phi @ theta)
+    basis = linear_mdp.orthonormal(phi)
+    torch.testing.assert_close(basis @ linear_mdp.refit(basis, phi @ theta), phi @ theta)
     closest = torch.linalg.lstsq(basis, other[:, None]).solution[:, 0]
-    torch.testing.assert_close(linear.refit(basis, other), closest)
+    torch.testing.assert_close(linear_mdp.refit(basis, other), closest)
 
 
 def test_a_representation_that_lost_a_column_is_completed():
     phi = torch.ones(6, 2, dtype=torch.float64)
-    basis = linear.orthonormal(phi)
+    basis = linear_mdp.orthonormal(phi)
     torch.testing.assert_close(basis.T @ basis, 3 * torch.eye(2, dtype=torch.float64))
-    assert float(linear.subspace_distance(basis, torch.ones(6, 1, dtype=torch.float64) / 6**0.5)) < 1e-12
+    assert (
+        float(linear_mdp.subspace_distance(basis, torch.ones(6, 1, dtype=torch.float64) / 6**0.5))
+        < 1e-12
+    )
 
 
 def test_distances_of_known_angles():
     eye = torch.eye(4, dtype=torch.float64)
     angle = torch.tensor(0.3, dtype=torch.float64)
     tilted = torch.stack([eye[0], torch.cos(angle) * eye[1] + torch.sin(angle) * eye[2]], 1)
-    distance = linear.subspace_distance(torch.stack([eye[:, :2], tilted, eye[:, 2:], 7 * eye[:, :2]]), eye[:, :2])
-    torch.testing.assert_close(distance, torch.tensor([0.0, np.sin(0.3), 1.0, 0.0], dtype=torch.float64))
-    assert float(linear.subspace_distance(eye[:, :2], eye[:, 1:2])) == 0  # a line within the plane
-    assert torch.isnan(linear.subspace_distance(torch.full((4, 2), torch.nan, dtype=torch.float64), eye[:, :2]))
+    distance = linear_mdp.subspace_distance(
+        torch.stack([eye[:, :2], tilted, eye[:, 2:], 7 * eye[:, :2]]), eye[:, :2]
+    )
+    torch.testing.assert_close(
+        distance, torch.tensor([0.0, np.sin(0.3), 1.0, 0.0], dtype=torch.float64)
+    )
+    assert (
+        float(linear_mdp.subspace_distance(eye[:, :2], eye[:, 1:2])) == 0
+    )  # a line within the plane
+    assert torch.isnan(
+        linear_mdp.subspace_distance(torch.full((4, 2), torch.nan, dtype=torch.float64), eye[:, :2])
+    )
 
 
 def test_planted_values_are_exact_and_share_one_subspace():
     u = spread(7)
     for actions in (1, 3):
-        problem = linear.LinearProblem(planted(4, u, 10, actions, 3, 2, 0.9), 2)
+        problem = linear_mdp.LinearProblem(planted(4, u, 10, actions, 3, 2, 0.9), 2)
         values = problem.values
         singular = torch.linalg.svdvals(values)
         assert float(singular[2] / singular[0]) < 1e-10
         assert problem.span.shape == (10 * actions, 2)
-        assert float(linear.value_error(values @ problem.span @ problem.span.T, values).max()) < 1e-10
+        assert (
+            float(linear_mdp.value_error(values @ problem.span @ problem.span.T, values).max())
+            < 1e-10
+        )
         for mdp in problem.mdps:  # the Bellman equation
             q = mdp.q_star
             np.testing.assert_allclose(q, mdp.R + 0.9 * mdp.P @ q.max(axis=1), atol=1e-10)
-    assert np.ptp([mdp.P[0, 0] for mdp in problem.mdps], axis=0).max() > 0.1  # the agents' worlds do differ
+    assert (
+        np.ptp([mdp.P[0, 0] for mdp in problem.mdps], axis=0).max() > 0.1
+    )  # the agents' worlds do differ
 
 
 def test_planted_agents_visit_every_state():
@@ -206,7 +251,7 @@ def test_planted_weights_are_as_diverse_for_few_agents_as_for_many():
 
 
 def test_one_agent_spans_one_dimension():
-    assert linear.LinearProblem(planted(0, spread(1), 8, 1, 3, 2, 0.9), 2).span.shape == (8, 1)
+    assert linear_mdp.LinearProblem(planted(0, spread(1), 8, 1, 3, 2, 0.9), 2).span.shape == (8, 1)
 
 
 def test_every_agent_wants_to_reach_a_goal_that_pays():
@@ -232,7 +277,9 @@ def test_errors_weighted_by_visits_by_hand():
 
 def test_values_of_nan_are_the_worst_never_a_policy():
     mdp = windy_cliff(np.zeros(1), 0.2, 0.9, 1.0)[0]
-    stack = {name: torch.from_numpy(getattr(mdp, name))[None] for name in ("P", "R", "discount", "start")}
+    stack = {
+        name: torch.from_numpy(getattr(mdp, name))[None] for name in ("P", "R", "discount", "start")
+    }
     stack["best"] = torch.from_numpy(mdp.q_star.max(1))[None]
     values = torch.from_numpy(mdp.q_star)[None].clone()
     assert float(greedy_regret(stack, values)) == pytest.approx(0, abs=1e-10)
@@ -272,15 +319,22 @@ def test_values_under_a_policy_in_closed_form():
 
 def test_regret_of_the_best_and_of_the_worst_action_by_hand():
     stay = make_mdp([[[1.0], [1.0]]], [[1.0, 3.0]], gamma=0.5)
-    stack = {name: torch.from_numpy(getattr(stay, name))[None] for name in ("P", "R", "discount", "start")}
+    stack = {
+        name: torch.from_numpy(getattr(stay, name))[None]
+        for name in ("P", "R", "discount", "start")
+    }
     stack["best"] = torch.from_numpy(stay.q_star.max(axis=1))[None]
-    assert float(linear.greedy_regret(stack, torch.tensor([[[0.0, 1.0]]]))) == pytest.approx(0, abs=1e-11)
-    assert float(linear.greedy_regret(stack, torch.tensor([[[1.0, 0.0]]]))) == pytest.approx(3 / 0.5 - 1 / 0.5)
+    assert float(linear_mdp.greedy_regret(stack, torch.tensor([[[0.0, 1.0]]]))) == pytest.approx(
+        0, abs=1e-11
+    )
+    assert float(linear_mdp.greedy_regret(stack, torch.tensor([[[1.0, 0.0]]]))) == pytest.approx(
+        3 / 0.5 - 1 / 0.5
+    )
 
 
 def test_td_on_fixed_features_finds_the_projected_fixed_point():
     mdp = planted(2, spread(1), 6, 1, 3, 2, 0.7)[0]
-    problem = linear.LinearProblem([mdp], 2)
+    problem = linear_mdp.LinearProblem([mdp], 2)
     phi = np.random.default_rng(5).standard_normal((6, 2))
     chain = mdp.P[:, 0]
     visits = np.linalg.matrix_power(chain, 500)[0]
@@ -301,8 +355,8 @@ def test_td_on_fixed_features_finds_the_projected_fixed_point():
         (lambda: spread(0), "at least one"),
         (lambda: planted(0, spread(2), 5, 1, 2, 6, 0.9), "planted rank is 6"),
         (lambda: windy_cliff(spread(2), 1.5, 0.9), "wind is 1.5"),
-        (lambda: linear.LinearProblem([cycle()], 3), "rank is 3"),
-        (lambda: linear.LinearProblem([cycle()], 1, epsilon=2.0), "epsilon is 2.0"),
+        (lambda: linear_mdp.LinearProblem([cycle()], 3), "rank is 3"),
+        (lambda: linear_mdp.LinearProblem([cycle()], 1, epsilon=2.0), "epsilon is 2.0"),
     ],
 )
 def test_bad_input_is_refused(make, words):

@@ -7,23 +7,33 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import LocalTrainRequest, RngContext
-from equipoise.core.errors import UsageError
-from equipoise.frl import linear
-from equipoise.frl.families import planted
+from equipoise.core import LocalTrainRequest, RngContext
+from equipoise.environments import linear_mdp
+from equipoise.environments.tabular_mdp import planted
+from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
-from equipoise.runs.running import build_task, run
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 METHODS = {"td": "v", "fedtd": "v", "pfedtd-rep": "v", "q": "q", "fedq": "q", "pfedq-rep": "q"}
-SMALL = {"task": "planted", "agents": 5, "states": 8, "actions": 3, "rank": 2, "planted_rank": 2, "seed": 3}
+SMALL = {
+    "task": "planted",
+    "agents": 5,
+    "states": 8,
+    "actions": 3,
+    "rank": 2,
+    "planted_rank": 2,
+    "seed": 3,
+}
 RATES = {"alpha0": 0.1, "beta0": 0.2, "t0": 10.0, "local_steps": 4}
 
 
 def built(method, **options):
-    settings = RunSettings.from_options({**SMALL, **RATES, "method": method, "model": METHODS[method], **options})
+    settings = RunSettings.from_options(
+        {**SMALL, **RATES, "method": method, "model": METHODS[method], **options}
+    )
     return settings, build_task(settings)
 
 
@@ -50,14 +60,16 @@ def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
     fade = 1 + np.arange(30) / 10.0
     rates = np.stack([0.1 / fade ** (2 / 3), 0.2 / fade], axis=1)
     kind = {"share_theta": name in ("fedtd", "fedq"), "relative": relative}
-    phis, thetas = linear.federate(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
+    phis, thetas = linear_mdp.federate(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
     for mark, rounds in enumerate((1, 30)):
         done = simulated(name, rounds, relative=relative)
         torch.testing.assert_close(done.params["phi"], phis[mark], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(done.store.local["theta"], thetas[mark], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("one", "other", "alone"), [("pfedtd-rep", "fedtd", "td"), ("pfedq-rep", "fedq", "q")])
+@pytest.mark.parametrize(
+    ("one", "other", "alone"), [("pfedtd-rep", "fedtd", "td"), ("pfedq-rep", "fedq", "q")]
+)
 def test_one_agent_learns_alone_whatever_is_shared(one, other, alone):
     models = [simulated(name, 20, agents=1).store.local for name in (one, other, alone)]
     assert largest_difference(models[0], models[2]) < 1e-10
@@ -75,9 +87,12 @@ def test_a_frozen_representation_is_td_on_fixed_features():
     for _ in range(6):  # four steps learn, the fifth, the representation's, passes
         for steps, rate in ((4, 0.1), (1, 0.0)):
             every = torch.full((5,), steps), torch.full((5,), rate, dtype=torch.float64)
-            keys, surprise = task.problem.keys(3, ids.numpy(), taken), torch.zeros(5, dtype=torch.float64)
+            keys, surprise = (
+                task.problem.keys(3, ids.numpy(), taken),
+                torch.zeros(5, dtype=torch.float64),
+            )
             how = keys, taken, *every, (False, True, False)
-            linear.advance(task.problem, ids.numpy(), phi, theta, where, surprise, *how)
+            linear_mdp.advance(task.problem, ids.numpy(), phi, theta, where, surprise, *how)
             taken += steps
     torch.testing.assert_close(done.store.local["theta"], theta, rtol=1e-10, atol=1e-12)
 
@@ -89,14 +104,22 @@ def test_two_rounds_by_definition():
     held = {name: value.expand(2, *value.shape).clone() for name, value in first.items()}
     source, shared = task.init_data_state(ids), first["phi"]
     for t in range(2):
-        phi = linear.orthonormal(shared)
+        phi = linear_mdp.orthonormal(shared)
         theta = torch.stack(
-            [torch.linalg.lstsq(phi, (held["phi"][k] @ held["theta"][k])[:, None]).solution[:, 0] for k in ids]
+            [
+                torch.linalg.lstsq(phi, (held["phi"][k] @ held["theta"][k])[:, None]).solution[:, 0]
+                for k in ids
+            ]
         )
         held = {"phi": phi.expand(2, -1, -1), "theta": theta}
-        for block, steps, rate in (("theta", 4, 0.1 / (1 + t / 10) ** (2 / 3)), ("phi", 1, 0.2 / (1 + t / 10))):
+        for block, steps, rate in (
+            ("theta", 4, 0.1 / (1 + t / 10) ** (2 / 3)),
+            ("phi", 1, 0.2 / (1 + t / 10)),
+        ):
             every = torch.full((2,), steps), torch.full((2,), rate, dtype=torch.float64)
-            held, _, source = task.fit_stack(ids, LocalTrainRequest(held, *every, trainable=(block,)), source, when)
+            held, _, source = task.fit_stack(
+                ids, LocalTrainRequest(held, *every, trainable=(block,)), source, when
+            )
         shared = held["phi"].mean(0)
     done = simulate(method, task, 2, seed=3)
     torch.testing.assert_close(done.params["phi"], shared, rtol=1e-10, atol=1e-12)
@@ -112,11 +135,15 @@ def test_who_shares_what():
 
 
 def test_identical_environments_make_one_value_function_right_for_all():
-    problem = linear.LinearProblem(planted(1, np.full(5, 0.5), 8, 1, 3, 2, 0.8), 2)
+    problem = linear_mdp.LinearProblem(planted(1, np.full(5, 0.5), 8, 1, 3, 2, 0.8), 2)
     fade = 1 + np.arange(20000) / 1000.0
     rates = np.stack([0.05 / fade ** (2 / 3), 0.3 / fade], axis=1)
-    phis, thetas = linear.federate(problem, 0, rates, 10, np.array([1, 20000]), share_theta=True)
-    errors = linear.value_error(torch.einsum("msd,mnd->mns", phis, thetas), problem.values).mean(1)
+    phis, thetas = linear_mdp.federate(
+        problem, 0, rates, 10, np.array([1, 20000]), share_theta=True
+    )
+    errors = linear_mdp.value_error(
+        torch.einsum("msd,mnd->mns", phis, thetas), problem.values
+    ).mean(1)
     assert errors[1] < 0.1 < 0.8 < errors[0]
 
 
@@ -126,11 +153,11 @@ def test_sharing_the_representation_beats_learning_alone_and_one_value_function_
     rates, marks = np.stack([0.05 / fade ** (2 / 3), 0.3 / fade], axis=1), np.array([10, 4000])
 
     def error(mdps, share=False):
-        problem = linear.LinearProblem(mdps, 2)
-        phis, thetas = linear.federate(problem, 0, rates, 10, marks, share)
+        problem = linear_mdp.LinearProblem(mdps, 2)
+        phis, thetas = linear_mdp.federate(problem, 0, rates, 10, marks, share)
         values = torch.einsum("msd,mnd->mns", phis, thetas)
-        distances = linear.subspace_distance(phis, problem.span)
-        return linear.value_error(values, problem.values).mean(1), distances
+        distances = linear_mdp.subspace_distance(phis, problem.span)
+        return linear_mdp.value_error(values, problem.values).mean(1), distances
 
     mdps = planted(0, (np.arange(16) + 0.5) / 16, 20, 1, 3, 2, 0.8)
     shared, distances = error(mdps)
@@ -157,7 +184,12 @@ def test_agents_may_take_different_numbers_of_steps():
     start = {name: value.expand(3, *value.shape) for name, value in task.init_params(0).items()}
 
     def go(steps):
-        fit = LocalTrainRequest(start, torch.tensor(steps), torch.full((3,), 0.1, dtype=torch.float64), trainable=("phi", "theta"))
+        fit = LocalTrainRequest(
+            start,
+            torch.tensor(steps),
+            torch.full((3,), 0.1, dtype=torch.float64),
+            trainable=("phi", "theta"),
+        )
         return task.fit_stack(ids, fit, task.init_data_state(ids), RngContext(0, 1, task.training))
 
     mixed, few, many = go([5, 9, 5]), go([5, 5, 5]), go([9, 9, 9])
@@ -181,10 +213,14 @@ def test_an_agent_that_diverged_is_dropped_not_fatal():
 @pytest.mark.parametrize("name", ["pfedtd-rep", "pfedq-rep"])
 def test_the_command(task, name, tmp_path):
     out = tmp_path / "run"
-    command = f"run --method {name} --task {task} --model {METHODS[name]} --agents 4 --rounds 5 --quiet"
+    command = (
+        f"run --method {name} --task {task} --model {METHODS[name]} --agents 4 --rounds 5 --quiet"
+    )
     assert main([*command.split(), "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
-    scores = {"error", "visited", "subspace", "std", "p10"} | ({"regret"} if name == "pfedq-rep" else set())
+    scores = {"error", "visited", "subspace", "std", "p10"} | (
+        {"regret"} if name == "pfedq-rep" else set()
+    )
     assert set(summary["personal"]) == scores
     assert summary["global"] is None
     assert 0 <= summary["floor"] < 0.3

@@ -1,3 +1,6 @@
 import pytest
 
-pytest.importorskip("gymnasium", reason="environments are compared with Gymnasium's own: pip install 'equipoise[rl]'")
+pytest.importorskip(
+    "gymnasium",
+    reason="environments are compared with Gymnasium's own: pip install 'equipoise[rl]'",
+)

@@ -7,39 +7,62 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.frl.deep import newcomers
-from equipoise.frl.deep.newcomers import what_learns
+from equipoise.environments import heldout
+from equipoise.environments.heldout import what_learns
+from equipoise.experiment.evaluation import hold_out
+from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
-from equipoise.runs.newcomers import hold_out
-from equipoise.runs.running import build_task, run
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
 from helpers import cut_and_resumed
 
 TINY = {
-    **{"task": "cartpole", "agents": 5, "parallel": 2, "width": 8, "capacity": 400, "learn_after": 20, "lr": 0.01},
-    **{"episodes": 2, "epochs": 15, "batch_size": 8, "rounds": 3, "holdout_clients": 0.4, "seed": 3},
+    **{
+        "task": "cartpole",
+        "agents": 5,
+        "parallel": 2,
+        "width": 8,
+        "capacity": 400,
+        "learn_after": 20,
+        "lr": 0.01,
+    },
+    **{
+        "episodes": 2,
+        "epochs": 15,
+        "batch_size": 8,
+        "rounds": 3,
+        "holdout_clients": 0.4,
+        "seed": 3,
+    },
 }
 
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr(newcomers, "MARKS", (100, 400))
+    monkeypatch.setattr(heldout, "MARKS", (100, 400))
 
 
 @pytest.mark.parametrize("task", ["cartpole", "gym"])
 def test_members_and_newcomers_part_the_agents(task):
     kwargs = json.dumps([{"sutton_barto_reward": k % 2 == 0} for k in range(5)])
     own = {"task": "gym", "env_id": "CartPole-v1", "env_kwargs": kwargs} if task == "gym" else {}
-    whole = build_task(RunSettings.from_options({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"}))
+    whole = build_task(
+        RunSettings.from_options({**TINY, **own, "holdout_clients": 0.0, "method": "dqn"})
+    )
     members = hold_out(whole, 0.4, 3)
     assert (members.num_clients, members.heldout_clients.num_clients) == (3, 2)
     if task == "cartpole":
-        lengths = np.concatenate([members.world.bodies.length, members.heldout_clients.world.bodies.length])[:, 0]
+        lengths = np.concatenate(
+            [members.world.bodies.length, members.heldout_clients.world.bodies.length]
+        )[:, 0]
         assert sorted(lengths) == sorted(whole.world.bodies.length[:, 0])
-        assert members.config.numbers == pytest.approx((members.world.bodies.length[:, 0] - 0.1) / 0.8)
+        assert members.config.numbers == pytest.approx(
+            (members.world.bodies.length[:, 0] - 0.1) / 0.8
+        )
     else:
         there = [
-            make.keywords["sutton_barto_reward"] for part in (members, members.heldout_clients) for make in part.world.make
+            make.keywords["sutton_barto_reward"]
+            for part in (members, members.heldout_clients)
+            for make in part.world.make
         ]
         assert sorted(there) == [False, False, True, True, True]
     assert members.net == members.heldout_clients.net == whole.net
@@ -80,15 +103,17 @@ def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
 @pytest.mark.parametrize("name", ["pfeddqn-rep", "perdqnavg"])
 def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
     task = build_task(RunSettings.from_options({**TINY, "method": name}))
-    steps, train = [], newcomers.learner.train
+    steps, train = [], heldout.learner.train
 
     def watched(*given):
         params, kept = train(*given)
         steps.append((given[5], params))
         return params, kept
 
-    monkeypatch.setattr(newcomers.learner, "train", watched)
-    newcomers.returns_of_newcomers(task, task.heldout_clients, find_method(name)(), task.init_params(1), 3)
+    monkeypatch.setattr(heldout.learner, "train", watched)
+    heldout.returns_of_newcomers(
+        task, task.heldout_clients, find_method(name)(), task.init_params(1), 3
+    )
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
     for part in task.blocks["backbone"]:
         assert torch.equal(before[part], after[part])
@@ -103,9 +128,7 @@ def test_a_resumed_run_has_the_same_newcomers(tmp_path):
 
 
 def test_compare_shows_them(tmp_path, capsys):
-    options = (
-        "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --holdout-clients 0.34"
-    )
+    options = "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --holdout-clients 0.34"
     command = f"compare --task cartpole --methods dqnavg,perdqnavg --seeds 1 --out {tmp_path / 'c'} {options}"
     assert main(command.split()) == 0
     assert "k=400" in capsys.readouterr().out
@@ -116,6 +139,8 @@ def test_compare_shows_them(tmp_path, capsys):
 
 
 def test_tasks_without_environments_to_spare_are_refused(tmp_path, capsys):
-    command = f"run --task windy-cliff --method td --holdout-clients 0.2 --quiet --out {tmp_path / 'x'}"
+    command = (
+        f"run --task windy-cliff --method td --holdout-clients 0.2 --quiet --out {tmp_path / 'x'}"
+    )
     assert main(command.split()) == 2
     assert "cannot hold clients out" in capsys.readouterr().err

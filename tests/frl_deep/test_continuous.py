@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
-from equipoise.frl.deep import learner, mujoco
-from equipoise.frl.deep.adam import Rhythm
-from equipoise.frl.deep.continuous import ActorCritic, SoftActorCritic
-from equipoise.frl.deep.learner import Settings as Agent
-from equipoise.frl.deep.mujoco import HALF_CHEETAH, HOPPER, edited
-from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.settings.config import RunSettings
+from equipoise.environments import dqn_agent, mujoco_env
+from equipoise.environments.dqn_agent import Rhythm
+from equipoise.environments.dqn_agent import Settings as Agent
+from equipoise.environments.mujoco_env import HALF_CHEETAH, HOPPER, edited
+from equipoise.environments.sac_agent import ActorCritic, SoftActorCritic
+from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate
 
 F64 = torch.float64
 TINY = {"agents": 2, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20, "episodes": 1}
 SMALL = {**TINY, "task": "gym", "env_id": "Pendulum-v1", "epochs": 15, "batch_size": 8, "seed": 3}
 needs_mujoco = pytest.mark.skipif(
-    importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'"
+    importlib.util.find_spec("mujoco") is None,
+    reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'",
 )
 
 
@@ -38,7 +39,7 @@ def agent(net: ActorCritic, count: int = 1) -> SoftActorCritic:
     params = net.pack({name: torch.stack([model[name] for model in models]) for name in net.shapes})
     params = params + 0.1 * torch.randn_like(params)
     rate = torch.full((count, 1), 0.01, dtype=F64)
-    kept = learner.fresh(net, settings, count, F64)
+    kept = dqn_agent.fresh(net, settings, count, F64)
     each = 2 * net.action_draws + 2 + 5 * (1 + net.learning_draws)
     u = np.random.default_rng(0).random((count, 3, each))
     return SoftActorCritic(net, settings, Rhythm(rate, rate), params, kept, u)
@@ -57,7 +58,9 @@ def test_actor_and_critics_by_hand():
     x, action = torch.tensor([[[0.5]]]), torch.tensor([[[0.25]]])
     assert float(net.greedy(views, x)) == pytest.approx(math.tanh(0.1 * 1.0 + 0.2))
     first = -1.0 * (2.0 * (0.5 + 3.0 * 0.25 + 0.5) + 1.0) + 4.0
-    assert net.judge(views, x, action).flatten().tolist() == pytest.approx([first, 2.0 * 0.25 + 0.5])
+    assert net.judge(views, x, action).flatten().tolist() == pytest.approx(
+        [first, 2.0 * 0.25 + 0.5]
+    )
     assert float(net.policy(views, x)[1]) == pytest.approx(-1.5)  # the middle of -5 and 2
 
 
@@ -70,7 +73,9 @@ def test_a_sample_has_the_density_of_a_squashed_gaussian():
         torch.distributions.Normal(mean, log_std.exp()), torch.distributions.TanhTransform()
     )
     assert largest_difference(log_pi[..., 0], squashed.log_prob(action).sum(-1)) < 1e-9
-    far = net.sample(one.views, x, 40 * torch.ones_like(noise))  # tanh is 1 there, the density still a number
+    far = net.sample(
+        one.views, x, 40 * torch.ones_like(noise)
+    )  # tanh is 1 there, the density still a number
     assert bool(torch.isfinite(far[1]).all())
 
 
@@ -80,7 +85,10 @@ def alone(net: ActorCritic, one: SoftActorCritic, k: int) -> dict[str, torch.nn.
     def mlp(names, last, source, pick=None):
         layers = []
         for weight, bias in [*names, last]:
-            w, b = (source[name][k] if pick is None else source[name][k, pick] for name in (weight, bias))
+            w, b = (
+                source[name][k] if pick is None else source[name][k, pick]
+                for name in (weight, bias)
+            )
             w = w.T if weight != "w3" else w
             layer = torch.nn.Linear(w.shape[1], w.shape[0], dtype=F64)
             layer.weight.data, layer.bias.data = w.clone(), b.reshape(-1).clone()
@@ -118,10 +126,14 @@ def test_the_gradient_is_that_of_an_independent_version():
 
         with torch.no_grad():
             ahead, log_ahead = draw(following, noise[k, 0])
-            judged = [nets[f"target critic {j}"](torch.cat([following, ahead], -1)) for j in range(2)]
+            judged = [
+                nets[f"target critic {j}"](torch.cat([following, ahead], -1)) for j in range(2)
+            ]
             goal = reward + future * (torch.minimum(*judged) - alpha * log_ahead)
         chosen, log_pi = draw(state, noise[k, 1])
-        value = torch.minimum(*(nets[f"critic {j}"](torch.cat([state, chosen], -1)) for j in range(2)))
+        value = torch.minimum(
+            *(nets[f"critic {j}"](torch.cat([state, chosen], -1)) for j in range(2))
+        )
         (alpha * log_pi - value).mean().backward()
         actor = [p.grad.clone() for p in nets["actor"].parameters()]
         for j in range(2):
@@ -139,7 +151,9 @@ def test_the_gradient_is_that_of_an_independent_version():
             slopes = [p.grad for p in nets[f"critic {j}"].parameters()]
             for name, value in zip(("c1", "d1", "c2", "d2", "c3", "d3"), slopes, strict=True):
                 value = value.T if name[0] == "c" else value
-                assert largest_difference(found[name][j].reshape(-1), value.reshape(-1)) < 1e-12, name
+                assert largest_difference(found[name][j].reshape(-1), value.reshape(-1)) < 1e-12, (
+                    name
+                )
         assert largest_difference(found["log_alpha"], log_alpha.grad) < 1e-12
 
 
@@ -154,7 +168,9 @@ def test_actions_are_random_until_warm_and_drawn_from_the_policy_later():
     assert (np.abs(first) <= 1).all()
 
 
-@pytest.mark.parametrize("task", [{}, {"task": "pendulum", "differ": "length,reversed"}], ids=["gym", "own"])
+@pytest.mark.parametrize(
+    "task", [{}, {"task": "pendulum", "differ": "length,reversed"}], ids=["gym", "own"]
+)
 def test_loop_equals_stacked_and_shares_the_body(task):
     both = []
     options = {**SMALL, "method": "pfeddqn-rep", **task}
@@ -175,7 +191,9 @@ def test_loop_equals_stacked_and_shares_the_body(task):
 
 
 def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
-    settings = RunSettings.from_options({**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8})
+    settings = RunSettings.from_options(
+        {**TINY, "task": "pendulum", "method": "dqnavg", "rounds": 4, "epochs": 15, "batch_size": 8}
+    )
     whole = run(settings, tmp_path / "whole")
 
     def stop(log):
@@ -183,7 +201,11 @@ def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}), tmp_path / "cut", on_round_end=stop)
+        run(
+            RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}),
+            tmp_path / "cut",
+            on_round_end=stop,
+        )
     assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
@@ -199,7 +221,7 @@ def test_legs_are_edited_and_nothing_else():
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
 def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    thin, own, thick = (mujoco.model(body, u) for u in (0.1, 0.5, 0.9))
+    thin, own, thick = (mujoco_env.model(body, u) for u in (0.1, 0.5, 0.9))
     plain = importlib.import_module("gymnasium").make(body.env_id).unwrapped.model
     np.testing.assert_allclose(own.geom_size, plain.geom_size)
     for leg in body.legs:
@@ -214,7 +236,7 @@ def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
 def test_a_body_moves_as_in_gymnasium_to_the_bit(body):
     """From the same first state, with the same actions: what is seen, rewards and falls, until the episode is over."""
     env = importlib.import_module("gymnasium").make(body.env_id).unwrapped
-    world = mujoco.MujocoWorld(body, [mujoco.model(body, 0.5)])
+    world = mujoco_env.MujocoWorld(body, [mujoco_env.model(body, 0.5)])
     draws = np.random.default_rng(1).random((1, 1, world.resets))
     play, rng = world.begin(torch.arange(1), draws), np.random.default_rng(2)
     env.reset(seed=0)
@@ -237,8 +259,10 @@ def test_a_body_moves_as_in_gymnasium_to_the_bit(body):
 def test_bodies_start_as_in_gymnasium(body):
     """Near the same pose, as far off and no further: 300 first states of each."""
     env = importlib.import_module("gymnasium").make(body.env_id).unwrapped
-    world = mujoco.MujocoWorld(body, [mujoco.model(body, 0.5)])
-    ours = world.begin(torch.arange(1), np.random.default_rng(3).random((1, 300, world.resets))).state[0]
+    world = mujoco_env.MujocoWorld(body, [mujoco_env.model(body, 0.5)])
+    ours = world.begin(
+        torch.arange(1), np.random.default_rng(3).random((1, 300, world.resets))
+    ).state[0]
     theirs = []
     for seed in range(300):
         env.reset(seed=seed)
@@ -249,7 +273,7 @@ def test_bodies_start_as_in_gymnasium(body):
 
 @needs_mujoco
 def test_an_episode_that_falls_or_lasts_too_long_starts_anew():
-    world = mujoco.MujocoWorld(HOPPER, [mujoco.model(HOPPER, u) for u in (0.2, 0.8)])
+    world = mujoco_env.MujocoWorld(HOPPER, [mujoco_env.model(HOPPER, u) for u in (0.2, 0.8)])
     world.limit = 20
     draws = np.random.default_rng(0).random((2, 3, world.resets))
     play = world.begin(torch.arange(2), draws)
@@ -267,8 +291,18 @@ def test_an_episode_that_falls_or_lasts_too_long_starts_anew():
 @needs_mujoco
 @pytest.mark.parametrize("name", ["hopper", "half-cheetah"])
 def test_federated_agents_on_mujoco(name):
-    options = {"agents": 2, "parallel": 1, "width": 8, "capacity": 200, "learn_after": 30, "episodes": 1, "epochs": 40}
-    settings = RunSettings.from_options({**options, "task": name, "method": "pfeddqn-rep", "batch_size": 8})
+    options = {
+        "agents": 2,
+        "parallel": 1,
+        "width": 8,
+        "capacity": 200,
+        "learn_after": 30,
+        "episodes": 1,
+        "epochs": 40,
+    }
+    settings = RunSettings.from_options(
+        {**options, "task": name, "method": "pfeddqn-rep", "batch_size": 8}
+    )
     task = build_task(settings)
     task.world.limit = 50
     one, two = (simulate(settings.method, task, 2) for _ in range(2))
@@ -279,4 +313,4 @@ def test_federated_agents_on_mujoco(name):
 def test_without_mujoco_the_task_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"equipoise\[mujoco\]"):
-        mujoco.mujoco_task(HOPPER, None, None, 0)
+        mujoco_env.mujoco_task(HOPPER, None, None, 0)

@@ -9,13 +9,23 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.core.errors import UsageError
-from equipoise.frl.deep.gym_world import GymWorld, makers
-from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.settings.config import RunSettings
+from equipoise.environments.gym_env import GymWorld, makers
+from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate
 
-TINY = ("task", "agents", "parallel", "width", "capacity", "learn_after", "epochs", "batch_size", "seed")
+TINY = (
+    "task",
+    "agents",
+    "parallel",
+    "width",
+    "capacity",
+    "learn_after",
+    "epochs",
+    "batch_size",
+    "seed",
+)
 SMALL = {
     **{
         "task": "gym",
@@ -26,7 +36,15 @@ SMALL = {
         "capacity": 60,
         "learn_after": 20,
     },
-    **{"learn_after": 20, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3, "return_high": 500.0},
+    **{
+        "learn_after": 20,
+        "episodes": 2,
+        "epochs": 15,
+        "batch_size": 8,
+        "lr": 0.01,
+        "seed": 3,
+        "return_high": 500.0,
+    },
 }
 
 
@@ -43,7 +61,12 @@ def test_steps_are_those_of_the_environment_itself():
     draws = rng.random((2, 3, 1))
     play = world.begin(torch.arange(2), draws)
     twins = [[twin(length) for _ in range(3)] for length in lengths]
-    seen = np.stack([[twins[k][e].reset(seed=int(draws[k, e, 0] * 2**31))[0] for e in range(3)] for k in range(2)])
+    seen = np.stack(
+        [
+            [twins[k][e].reset(seed=int(draws[k, e, 0] * 2**31))[0] for e in range(3)]
+            for k in range(2)
+        ]
+    )
     ended = 0
     for _ in range(80):
         np.testing.assert_array_equal(play.seen, seen)
@@ -93,9 +116,13 @@ SAVED = {
 def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path):
     """15 steps per round, and episodes of 50 to 1,000: the states of simulators are in the checkpoint."""
     if name == "mujoco":
-        pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")
+        pytest.importorskip(
+            "mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'"
+        )
     own = SAVED.get(name, {"task": "hopper"})
-    options = {key: value for key, value in {**SMALL, **own}.items() if name != "mujoco" or key in TINY}
+    options = {
+        key: value for key, value in {**SMALL, **own}.items() if name != "mujoco" or key in TINY
+    }
     settings = RunSettings.from_options({**options, "method": "dqnavg", "rounds": 5, "episodes": 1})
     assert build_task(settings).world.forgets is False
     whole = run(settings, tmp_path / "whole")
@@ -105,7 +132,11 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}), tmp_path / "cut", on_round_end=stop)
+        run(
+            RunSettings.from_options({**settings.to_dict, "checkpoint_every": 2}),
+            tmp_path / "cut",
+            on_round_end=stop,
+        )
     assert resume_run(tmp_path / "cut").trained == whole.trained
 
 
@@ -126,7 +157,9 @@ def test_episodes_go_on_across_rounds_or_start_anew_where_they_must():
         assert there.clock.tolist() == ([[3, 3]] if keeps else [[0, 0]])
         if keeps:  # and it goes on as the other does
             again = first.open(ids, kept, draws)
-            np.testing.assert_array_equal(there.step(push, draws).following, again.step(push, draws).following)
+            np.testing.assert_array_equal(
+                there.step(push, draws).following, again.step(push, draws).following
+            )
 
 
 class Counter(gymnasium.Env):
@@ -185,11 +218,18 @@ def test_a_run_says_what_may_surprise(tmp_path, capsys):
 def test_traits_of_foreign_environments():
     options = {**SMALL, "method": "dqn", "differ": "reversed,offsets"}
     world = build_task(RunSettings.from_options(options)).world
-    assert world.command(np.array([[0], [0]]), world.senses.motor).tolist() == [[0], [1]]  # the second is reversed
+    assert world.command(np.array([[0], [0]]), world.senses.motor).tolist() == [
+        [0],
+        [1],
+    ]  # the second is reversed
     assert np.abs(world.senses.offset).max() > 0
     with pytest.raises(UsageError, match="have no strength"):
         build_task(RunSettings.from_options({**SMALL, "method": "dqn", "differ": "motor"}))
-    pendulum = build_task(RunSettings.from_options({**SMALL, "method": "dqn", "env_id": "Pendulum-v1", "differ": "motor,reversed"}))
+    pendulum = build_task(
+        RunSettings.from_options(
+            {**SMALL, "method": "dqn", "env_id": "Pendulum-v1", "differ": "motor,reversed"}
+        )
+    )
     found = pendulum.world.command(np.ones((2, 1, 1)), pendulum.world.senses.motor)
     np.testing.assert_allclose(found[:, 0, 0], [2 * 0.55, -2 * 0.85])
 
@@ -221,7 +261,19 @@ def test_traits_of_foreign_environments():
 )
 def test_bad_environments_are_refused_in_one_line(options, words, tmp_path, capsys):
     assert (
-        main(["run", "--task", "gym", "--method", "dqn", "--quiet", "--out", str(tmp_path / "x"), *options.split()])
+        main(
+            [
+                "run",
+                "--task",
+                "gym",
+                "--method",
+                "dqn",
+                "--quiet",
+                "--out",
+                str(tmp_path / "x"),
+                *options.split(),
+            ]
+        )
         == 2
     )
     err = capsys.readouterr().err

@@ -7,14 +7,21 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import ClientUpdate
+from equipoise.core import ClientUpdate
+from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
-from equipoise.runs.running import build_task, run
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 TINY = {
-    **{"task": "cartpole", "agents": 3, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20},
+    **{
+        "task": "cartpole",
+        "agents": 3,
+        "parallel": 2,
+        "width": 8,
+        "capacity": 60,
+        "learn_after": 20,
+    },
     **{"explore_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
 }
 
@@ -27,7 +34,10 @@ def done(method, executor="stacked", participation=1.0, rounds=4):
 
 
 def mean_of(params, evidence):
-    method, server = find_method("dqnavg-im")(), SimpleNamespace(state={}, params={"w": torch.zeros(3)})
+    method, server = (
+        find_method("dqnavg-im")(),
+        SimpleNamespace(state={}, params={"w": torch.zeros(3)}),
+    )
     up = ClientUpdate({"w": torch.tensor(params)}, {"evidence": {"w": torch.tensor(evidence)}})
     weights, _ = method.aggregation_weights(server, torch.arange(len(params)), up)
     return method.aggregate(server, torch.arange(len(params)), up, weights)[0]["w"].tolist()
@@ -40,7 +50,9 @@ def test_weights_by_hand():
 
 
 def test_equal_evidence_is_dqnavg():
-    assert mean_of([[1.0, 5.0, 2.0], [3.0, 9.0, 4.0]], [[0.5] * 3, [0.5] * 3]) == pytest.approx([2.0, 7.0, 3.0])
+    assert mean_of([[1.0, 5.0, 2.0], [3.0, 9.0, 4.0]], [[0.5] * 3, [0.5] * 3]) == pytest.approx(
+        [2.0, 7.0, 3.0]
+    )
 
 
 def test_the_server_holds_the_mean_by_the_agents_own_moments():
@@ -53,7 +65,9 @@ def test_the_server_holds_the_mean_by_the_agents_own_moments():
     learned = {name: seen[name].sum(0) > 1e-6 for name in seen}
     for name, mask in learned.items():
         assert mask.any()
-        torch.testing.assert_close(end.params[name][mask], expected[name][mask], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(
+            end.params[name][mask], expected[name][mask], rtol=1e-5, atol=1e-8
+        )
     assert largest_difference(end.params, done("dqnavg").params) > 1e-3
 
 
@@ -78,5 +92,10 @@ def test_the_command_and_a_task_without_agents(tmp_path, capsys):
     command = "run --task pendulum --method dqnavg-im --agents 2 --rounds 1 --epochs 20 --width 8 --episodes 1 --quiet"
     assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["global"]["return"] < 0
-    assert main([*"run --task synthetic --method dqnavg-im --quiet --out".split(), str(tmp_path / "no")]) == 2
+    assert (
+        main(
+            [*"run --task synthetic --method dqnavg-im --quiet --out".split(), str(tmp_path / "no")]
+        )
+        == 2
+    )
     assert "dqnavg-im trains deep agents" in capsys.readouterr().err

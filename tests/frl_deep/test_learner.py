@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.frl.deep import learner
-from equipoise.frl.deep.adam import TOGETHER, Rhythm, StackedAdam
-from equipoise.frl.deep.learner import Settings, td_slope, train
-from equipoise.frl.deep.net import Net
-from equipoise.frl.deep.physics import CartPole
-from equipoise.frl.deep.worlds import Moved, PhysicsWorld
-from equipoise.learners.learning import adam
+from equipoise.environments import dqn_agent
+from equipoise.environments.classic_control import CartPole
+from equipoise.environments.dqn_agent import (
+    TOGETHER,
+    Net,
+    Rhythm,
+    Settings,
+    StackedAdam,
+    td_slope,
+    train,
+)
+from equipoise.environments.vec_env import Moved, PhysicsWorld
+from equipoise.rl.nn import adam
 from helpers import largest_difference
 
 SETTINGS = Settings(2, 0.9, 40, 10, 50, 0.1, 0.1, 8)
@@ -39,15 +45,22 @@ def test_a_net_by_hand():
     net = Net(1, 1, 2)
     flat = torch.tensor([2.0, 1.0, 3.0, -1.0, 0.5, -1.0, 0.25, 10.0])
     assert list(net.shapes) == ["w1", "b1", "w2", "b2", "w3", "b3"]
-    assert net.values(net.views(flat), torch.tensor([[[1.0], [-3.0]]]))[0].tolist() == [[4.25, 2.0], [0.25, 10.0]]
+    assert net.values(net.views(flat), torch.tensor([[[1.0], [-3.0]]]))[0].tolist() == [
+        [4.25, 2.0],
+        [0.25, 10.0],
+    ]
 
 
 def test_the_td_target_by_hand():
     """y = R + future Q'(s', argmax Q(s', .)), no future after the end."""
     net = Net(1, 1, 2)
-    own = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0])  # Q(s) = (s, s/2) for s > 0: chooses action 0
+    own = torch.tensor(
+        [1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 0.0]
+    )  # Q(s) = (s, s/2) for s > 0: chooses action 0
     judge = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0, 0.0])  # Q'(s) = (s/2, 2s)
-    rows = torch.tensor([[[1.0, 2.0, 0.3, 0.9, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 0.9, 0.0]]])
+    rows = torch.tensor(
+        [[[1.0, 2.0, 0.3, 0.9, 0.0], [1.0, 2.0, 0.3, 0.0, 1.0], [1.0, 2.0, 9.0, 0.9, 0.0]]]
+    )
     # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9
     flat = torch.empty_like(own)
     td_slope(net, net.views(own), net.views(judge), rows, net.views(flat))
@@ -79,7 +92,9 @@ def test_the_gradient_is_autograds(net, body):
 def test_an_embedding_is_an_input_of_its_own():
     net = NETS[1]
     views, x = net.views(stack(net, 2)), torch.randn(2, 5, 4, dtype=F64)
-    whole = torch.cat([x, views["e"][:, None].expand(-1, 5, -1)], -1) @ torch.cat([views["w1"], views["w0"]], 1)
+    whole = torch.cat([x, views["e"][:, None].expand(-1, 5, -1)], -1) @ torch.cat(
+        [views["w1"], views["w0"]], 1
+    )
     expected = torch.relu(whole + views["b1"][:, None])
     assert largest_difference(net.features(views, x)[0], expected) < 1e-14
 
@@ -87,8 +102,10 @@ def test_an_embedding_is_an_input_of_its_own():
 def setup(agents: int = 4, net: Net = NETS[0], steps: int = 30):
     world = PhysicsWorld.of(CartPole(), (np.arange(4) + 0.5) / 4)
     ids = torch.arange(agents)
-    kept = {**learner.fresh(net, SETTINGS, agents, F64), "env": world.fresh(ids, 2, 0)}
-    u = np.random.default_rng(3).random((agents, steps, learner.draws_a_step(net, SETTINGS, world)))
+    kept = {**dqn_agent.fresh(net, SETTINGS, agents, F64), "env": world.fresh(ids, 2, 0)}
+    u = np.random.default_rng(3).random(
+        (agents, steps, dqn_agent.draws_a_step(net, SETTINGS, world))
+    )
     return world, ids, kept, u
 
 
@@ -108,7 +125,9 @@ def test_one_agent_of_the_stack_is_the_agent_alone(net):
 
     for k in range(4):
         params = net.pack(own(net.views(start), k))
-        alone, left = train(world, net, SETTINGS, rhythm(1), ids[k : k + 1], params, own(kept, k), u[k : k + 1])
+        alone, left = train(
+            world, net, SETTINGS, rhythm(1), ids[k : k + 1], params, own(kept, k), u[k : k + 1]
+        )
         assert largest_difference(own(net.views(together), k), net.views(alone)) < 1e-12
         assert largest_difference(own(after, k), left) < 1e-12
     assert largest_difference(start, stack(net, 4)) == 0  # what was handed in did not change
@@ -119,7 +138,9 @@ def test_the_memory_holds_the_last_transitions():
     world, ids, kept, u = setup(steps=30)
     _, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, stack(NETS[0], 4), kept, u)
     rows = after["replay"]
-    assert after["acted"].tolist() == [30] * 4  # 60 transitions in 40 places: rows 0 to 19 are the newest
+    assert (
+        after["acted"].tolist() == [30] * 4
+    )  # 60 transitions in 40 places: rows 0 to 19 are the newest
     assert rows[..., -1].unique().tolist() == [0, 1]
     physics = CartPole()
     units = np.array(physics.usual)
@@ -139,10 +160,20 @@ def test_the_memory_holds_the_last_transitions():
 def test_returns_of_three_steps_by_hand():
     """Each transition is s, a, r + 0.9 r' + 0.81 r'', the state after, and 0.9^3; shorter at an episode's end."""
     net, settings = Net(1, 2, 2), replace(SETTINGS, copies=1, capacity=40, warmup=40, returns=3)
-    kept = learner.fresh(net, settings, 1, F64)
-    one = learner.Learner(net, settings, rhythm(1), stack(net, 1), kept, np.full((1, 9, 10), 0.5))
+    kept = dqn_agent.fresh(net, settings, 1, F64)
+    one = dqn_agent.Learner(net, settings, rhythm(1), stack(net, 1), kept, np.full((1, 9, 10), 0.5))
     # reward, terminated, truncated: an episode of four steps that ends, one of two that is cut, then three more
-    story = [(1, 0, 0), (2, 0, 0), (4, 0, 0), (8, 1, 0), (16, 0, 0), (32, 0, 1), (64, 0, 0), (128, 0, 0), (256, 0, 0)]
+    story = [
+        (1, 0, 0),
+        (2, 0, 0),
+        (4, 0, 0),
+        (8, 1, 0),
+        (16, 0, 0),
+        (32, 0, 1),
+        (64, 0, 0),
+        (128, 0, 0),
+        (256, 0, 0),
+    ]
 
     def seen(time):
         return np.full((1, 1, 1), float(time), np.float32)
@@ -177,12 +208,26 @@ def test_returns_go_on_across_calls_and_round_the_memory(returns):
 def test_what_is_handed_over_is_the_mean_of_the_last_nets():
     net = NETS[0]
     world, ids, kept, u = setup(steps=30)
-    found, after = train(world, net, replace(SETTINGS, averaged=3), rhythm(4), ids, stack(net, 4), kept, u)
-    each = [train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :n])[0] for n in (28, 29, 30)]
+    found, after = train(
+        world, net, replace(SETTINGS, averaged=3), rhythm(4), ids, stack(net, 4), kept, u
+    )
+    each = [
+        train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :n])[0]
+        for n in (28, 29, 30)
+    ]
     assert largest_difference(found, sum(each) / 3) < 1e-15
-    assert largest_difference(after, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u)[1]) == 0
-    one, _ = train(world, net, replace(SETTINGS, averaged=9), rhythm(4), ids, stack(net, 4), kept, u[:, :1])
-    assert torch.equal(one, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :1])[0])
+    assert (
+        largest_difference(
+            after, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u)[1]
+        )
+        == 0
+    )
+    one, _ = train(
+        world, net, replace(SETTINGS, averaged=9), rhythm(4), ids, stack(net, 4), kept, u[:, :1]
+    )
+    assert torch.equal(
+        one, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :1])[0]
+    )
 
 
 def test_agents_learn_only_after_their_own_warm_up():
@@ -191,7 +236,12 @@ def test_agents_learn_only_after_their_own_warm_up():
     start = stack(NETS[0], 4)
     params, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, start, kept, u)
     first, end = NETS[0].views(start), NETS[0].views(params)
-    assert [torch.equal(end["w2"][k], first["w2"][k]) for k in range(4)] == [True, True, False, False]
+    assert [torch.equal(end["w2"][k], first["w2"][k]) for k in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert after["updates"].tolist() == [[0, 0], [0, 0], [3, 3], [3, 3]]
     for name in NETS[0].shapes:
         assert float(after["adam"]["m"][name][:2].abs().max()) == 0
@@ -226,7 +276,10 @@ def test_adam_of_a_stack_is_adam_of_each():
     together, _ = adam(params, slope, moments, counts, 0.1)
     for k in range(3):
         own = {name: value[k] for name, value in moments.items()}
-        assert largest_difference(together[k], adam(params[k], slope[k], own, counts[k, 0], 0.1)[0]) < 1e-15
+        assert (
+            largest_difference(together[k], adam(params[k], slope[k], own, counts[k, 0], 0.1)[0])
+            < 1e-15
+        )
 
 
 @pytest.mark.parametrize("counts", [[3, 3, 3], [0, 7, 100]], ids=["alike", "apart"])
@@ -245,25 +298,41 @@ def test_adam_where_the_nets_lie_is_adam_of_each(counts, only):
     found, after = net.views(moved), one.state()
     for name in net.shapes:
         for k in range(3):
-            whole = {key: net.views(value)[name][k] for key, value in (("p", params), ("g", slope), ("m", m))}
+            whole = {
+                key: net.views(value)[name][k]
+                for key, value in (("p", params), ("g", slope), ("m", m))
+            }
             if name in net.blocks["head"] or (only and not only[k]):
                 expected, moments = whole["p"], {"m": whole["m"], "v": whole["m"].square()}
             else:
                 moments = {"m": whole["m"], "v": whole["m"].square()}
-                expected, moments = adam(whole["p"], whole["g"], moments, torch.tensor(counts[k] + 1), 0.005)
+                expected, moments = adam(
+                    whole["p"], whole["g"], moments, torch.tensor(counts[k] + 1), 0.005
+                )
             assert largest_difference(found[name][k], expected) < 1e-15
-            assert largest_difference({key: after["adam"][key][name][k] for key in "mv"}, moments) < 1e-15
+            assert (
+                largest_difference({key: after["adam"][key][name][k] for key in "mv"}, moments)
+                < 1e-15
+            )
     steps = [1 if only is None or only[k] else 0 for k in range(3)]
-    assert after["updates"].tolist() == [[count + step, count + 2] for count, step in zip(counts, steps, strict=True)]
+    assert after["updates"].tolist() == [
+        [count + step, count + 2] for count, step in zip(counts, steps, strict=True)
+    ]
 
 
 def test_epsilon_falls_over_environment_steps():
     s, net = SETTINGS, NETS[0]
-    kept = {**learner.fresh(net, s, 3, F64)}
-    kept["acted"] = torch.tensor([0, 10, 1000])  # 2,000 copies: 0, 20,000 and 2,000,000 of 50,000 steps
+    kept = {**dqn_agent.fresh(net, s, 3, F64)}
+    kept["acted"] = torch.tensor(
+        [0, 10, 1000]
+    )  # 2,000 copies: 0, 20,000 and 2,000,000 of 50,000 steps
     u = np.random.default_rng(0).random((3, 1, 2000 * 2 + 8))
-    one = learner.Learner(net, replace(s, copies=2000, explore=50000), rhythm(3), stack(net, 3), kept, u)
+    one = dqn_agent.Learner(
+        net, replace(s, copies=2000, explore=50000), rhythm(3), stack(net, 3), kept, u
+    )
     seen = np.zeros((3, 2000, 4), np.float32)
-    greedy = net.values(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
+    greedy = (
+        net.values(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
+    )
     chosen = (one.act(0, seen) != greedy).mean(1)  # half of the random actions are the greedy one
     assert chosen.tolist() == pytest.approx([0.5, 0.5 * (1 - 0.9 * 0.4), 0.05], abs=0.05)

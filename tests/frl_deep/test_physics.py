@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
-from equipoise.frl.deep.physics import Acrobot, CartPole, Pendulum
-from equipoise.frl.deep.traits import BODIES, SENSES, Bodies, Senses, traits_named
-from equipoise.frl.deep.worlds import PhysicsWorld
+from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
+from equipoise.environments.heterogeneity import BODIES, SENSES, Bodies, Senses, traits_named
+from equipoise.environments.vec_env import PhysicsWorld
+from equipoise.utils.errors import UsageError
 
 BOTH = [CartPole(), Acrobot()]
 ALL = [*BOTH, Pendulum()]
@@ -28,8 +28,16 @@ def twin(physics, own: Bodies, k: int):
         *(float(v[k, 0]) for v in (own.length, own.gravity, own.mass, own.motor)),
     )
     if isinstance(physics, CartPole):
-        body.length, body.masspole, body.gravity, body.force_mag = length, 0.1 * mass, 9.8 * gravity, 10.0 * motor
-        body.total_mass, body.polemass_length = body.masspole + body.masscart, body.masspole * length
+        body.length, body.masspole, body.gravity, body.force_mag = (
+            length,
+            0.1 * mass,
+            9.8 * gravity,
+            10.0 * motor,
+        )
+        body.total_mass, body.polemass_length = (
+            body.masspole + body.masscart,
+            body.masspole * length,
+        )
     elif isinstance(physics, Acrobot):
         body.LINK_LENGTH_1 = body.LINK_LENGTH_2 = length
         body.LINK_COM_POS_1 = body.LINK_COM_POS_2 = length / 2
@@ -102,7 +110,9 @@ def test_goals_are_an_agents_own():
     raised[..., 0] = 2.2  # height 0.59 + 0.59, between 0.6 and 1.4
     assert Acrobot().step(raised, np.ones((2, 1)), own[1])[2][:, 0].tolist() == [True, False]
     held = np.array([[[-0.15, 0.0]], [[-0.15, 0.0]]])
-    np.testing.assert_allclose(Pendulum().step(held, np.zeros((2, 1, 1)), own[2])[1][:, 0], [0.0, -0.09], atol=1e-12)
+    np.testing.assert_allclose(
+        Pendulum().step(held, np.zeros((2, 1, 1)), own[2])[1][:, 0], [0.0, -0.09], atol=1e-12
+    )
 
 
 def test_sensors_and_motors_of_an_agents_own():
@@ -116,10 +126,12 @@ def test_sensors_and_motors_of_an_agents_own():
     assert 0 < np.abs(mixed.offset).max() <= 0.5
     plain = Senses.of((), np.array([0.2, 0.7]), 4, seed=1)
     assert plain.seen(seen) is seen
-    assert Senses.of(("motor", "reversed"), np.array([0.5, 0.5]), 4, 0).motor[:, 0].tolist() == pytest.approx(
-        [0.7, -0.7]
-    )
-    some = PhysicsWorld.of(CartPole(), U, ("reversed",)).subset(np.array([1, 2]))  # held-out agents keep what is theirs
+    assert Senses.of(("motor", "reversed"), np.array([0.5, 0.5]), 4, 0).motor[
+        :, 0
+    ].tolist() == pytest.approx([0.7, -0.7])
+    some = PhysicsWorld.of(CartPole(), U, ("reversed",)).subset(
+        np.array([1, 2])
+    )  # held-out agents keep what is theirs
     assert some.bodies.motor[:, 0].tolist() == [-1.0, 1.0]
 
 
@@ -136,7 +148,9 @@ def test_lengths_are_those_of_the_papers():
     assert Acrobot().length(np.array([0.0, 0.5, 1.0])) == pytest.approx([0.5, 1.0, 1.5])
     for physics in BOTH:  # and they matter
         state, action = np.full((2, 1, 4), 0.05), np.zeros((2, 1), int)
-        short, long = physics.step(state, action, bodies(physics, ("length",), np.array([0.1, 0.9])))[0]
+        short, long = physics.step(
+            state, action, bodies(physics, ("length",), np.array([0.1, 0.9]))
+        )[0]
         assert np.abs(short - long).max() > 1e-3
 
 

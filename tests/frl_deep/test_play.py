@@ -8,25 +8,46 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.frl.deep import film
-from equipoise.frl.deep.physics import Acrobot, CartPole, Pendulum
-from equipoise.frl.deep.worlds import PhysicsWorld
-from equipoise.runs.play import play
-from equipoise.runs.running import run
-from equipoise.settings.config import RunSettings
+from equipoise.environments import render
+from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
+from equipoise.environments.vec_env import PhysicsWorld
+from equipoise.experiment.play import play
+from equipoise.experiment.runner import run
+from equipoise.settings.run_settings import RunSettings
 
-Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow: pip install 'equipoise[data]'")
-TINY = {"agents": 2, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20, "epochs": 15, "batch_size": 8}
+Image = pytest.importorskip(
+    "PIL.Image", reason="pictures need Pillow: pip install 'equipoise[data]'"
+)
+TINY = {
+    "agents": 2,
+    "parallel": 2,
+    "width": 8,
+    "capacity": 60,
+    "learn_after": 20,
+    "epochs": 15,
+    "batch_size": 8,
+}
 TASKS = {
     "cartpole": {"task": "cartpole", "differ": "length,goal"},
     "acrobot": {"task": "acrobot", "differ": "goal"},
     "pendulum": {"task": "pendulum", "differ": "goal,reversed,sensors"},
-    "gym": {"task": "gym", "env_id": "CartPole-v1", "frames": 2, "normalise": True, "differ": "sensors"},
+    "gym": {
+        "task": "gym",
+        "env_id": "CartPole-v1",
+        "frames": 2,
+        "normalise": True,
+        "differ": "sensors",
+    },
 }
 
 
 def finished(name, folder):
-    summary = run(RunSettings.from_options({**TINY, **TASKS[name], "method": "dqn", "rounds": 2, "episodes": 2}), folder)
+    summary = run(
+        RunSettings.from_options(
+            {**TINY, **TASKS[name], "method": "dqn", "rounds": 2, "episodes": 2}
+        ),
+        folder,
+    )
     return folder, summary.personal.return_
 
 
@@ -53,7 +74,10 @@ def test_a_film_has_a_picture_of_each_step_and_moves(name, tmp_path, capsys):
 class Walk(gymnasium.Env):
     """Pays its place on a line; drawn as one bright pixel. ``mute`` cannot be drawn."""
 
-    observation_space, action_space = gymnasium.spaces.Box(-20, 20, (2,)), gymnasium.spaces.Discrete(2)
+    observation_space, action_space = (
+        gymnasium.spaces.Box(-20, 20, (2,)),
+        gymnasium.spaces.Discrete(2),
+    )
 
     def __init__(self, mute=False, render_mode=None):
         if mute and render_mode:
@@ -77,23 +101,42 @@ class Walk(gymnasium.Env):
         return shown
 
 
-OWN = {"task": "gym", "env_id": f"{__file__}:Walk", "frames": 2, "normalise": True, "differ": "sensors"}
+OWN = {
+    "task": "gym",
+    "env_id": f"{__file__}:Walk",
+    "frames": 2,
+    "normalise": True,
+    "differ": "sensors",
+}
 
 
 def test_a_film_shows_the_scored_episode_of_a_wrapped_environment(tmp_path):
     """Frames, usual sizes and senses are the agent's own when it is drawn, too."""
-    run(RunSettings.from_options({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}), tmp_path / "run")
+    run(
+        RunSettings.from_options({**TINY, **OWN, "method": "dqn", "rounds": 2, "episodes": 2}),
+        tmp_path / "run",
+    )
     assert play(tmp_path / "run", 1, 1, tmp_path / "out.gif") == play(tmp_path / "run", 1, 1, None)
     with Image.open(tmp_path / "out.gif") as found:
         assert found.size == (41, 8)
 
 
 def test_an_environment_that_cannot_be_drawn_is_told_in_one_line(tmp_path, capsys):
-    options = {**TINY, **OWN, "env_kwargs": '{"mute": true}', "method": "dqn", "rounds": 1, "episodes": 1}
+    options = {
+        **TINY,
+        **OWN,
+        "env_kwargs": '{"mute": true}',
+        "method": "dqn",
+        "rounds": 1,
+        "episodes": 1,
+    }
     run(RunSettings.from_options(options), tmp_path / "run")
     capsys.readouterr()
     assert main(["play", str(tmp_path / "run"), "--video", str(tmp_path / "out.gif")]) == 2
-    assert capsys.readouterr().err.strip() == "equipoise: this environment cannot be drawn here: no pencil"
+    assert (
+        capsys.readouterr().err.strip()
+        == "equipoise: this environment cannot be drawn here: no pencil"
+    )
 
 
 @pytest.mark.parametrize("physics", [CartPole(), Acrobot(), Pendulum()], ids=lambda p: p.gym_id)
@@ -107,11 +150,11 @@ def test_pictures_show_where_things_are(physics):
         play.state[..., 2 if isinstance(physics, CartPole) else 0] = angle
         if words == "down" and isinstance(physics, Pendulum):
             play.state[..., 0] = np.pi
-        shown = np.asarray(film.picture(play))
-        rows[words] = np.flatnonzero((shown == film.MOVING).all(-1).any(1)).mean()
-    assert rows["up"] < film.HEIGHT * 0.6
+        shown = np.asarray(render.picture(play))
+        rows[words] = np.flatnonzero((shown == render.MOVING).all(-1).any(1)).mean()
+    assert rows["up"] < render.HEIGHT * 0.6
     if not isinstance(physics, CartPole):
-        assert rows["down"] > film.HEIGHT / 2 > rows["up"]
+        assert rows["down"] > render.HEIGHT / 2 > rows["up"]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +182,14 @@ def test_an_mp4_needs_an_encoder(tmp_path, capsys, monkeypatch):
 
 
 def test_a_run_without_agents_has_nothing_to_play(tmp_path, capsys):
-    assert main([*"run --task synthetic --clients 4 --rounds 1 --quiet --out".split(), str(tmp_path / "run")]) == 0
+    assert (
+        main(
+            [
+                *"run --task synthetic --clients 4 --rounds 1 --quiet --out".split(),
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     assert main(["play", str(tmp_path / "run")]) == 2
     assert "no deep agents" in capsys.readouterr().err

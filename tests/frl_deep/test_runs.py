@@ -8,17 +8,24 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import LocalTrainRequest, LocalHParams, RngContext
-from equipoise.core.errors import UsageError
+from equipoise.core import LocalHParams, LocalTrainRequest, RngContext
+from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
 from equipoise.records.rounds import Bytes
-from equipoise.runs.running import build_task, run
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 METHODS = ("dqn", "dqnavg", "perdqnavg", "pfeddqn-rep")
 TINY = {
-    **{"task": "cartpole", "agents": 3, "parallel": 2, "width": 8, "capacity": 60, "learn_after": 20},
+    **{
+        "task": "cartpole",
+        "agents": 3,
+        "parallel": 2,
+        "width": 8,
+        "capacity": 60,
+        "learn_after": 20,
+    },
     **{"explore_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
 }
 
@@ -91,8 +98,19 @@ def test_the_plain_methods_are_the_same_to_the_bit(ours, plain):
 
 
 def test_at_one_rate_pfeddqn_rep_is_fedper():
-    assert largest_difference(done("pfeddqn-rep", slow_after=0).state_dict(), done("fedper").state_dict()) == 0
-    assert largest_difference(done("pfeddqn-rep", slow_after=0, body_rate=0.5).state_dict(), done("fedper").state_dict()) > 0
+    assert (
+        largest_difference(
+            done("pfeddqn-rep", slow_after=0).state_dict(), done("fedper").state_dict()
+        )
+        == 0
+    )
+    assert (
+        largest_difference(
+            done("pfeddqn-rep", slow_after=0, body_rate=0.5).state_dict(),
+            done("fedper").state_dict(),
+        )
+        > 0
+    )
 
 
 def test_with_one_agent_everything_is_one():
@@ -147,7 +165,12 @@ def test_agents_may_take_different_numbers_of_steps():
     start = {name: value.expand(3, *value.shape) for name, value in one.items()}
 
     def go(steps):
-        fit = LocalTrainRequest(start, torch.tensor(steps), torch.full((3,), 0.01, dtype=torch.float64), trainable=tuple(one))
+        fit = LocalTrainRequest(
+            start,
+            torch.tensor(steps),
+            torch.full((3,), 0.01, dtype=torch.float64),
+            trainable=tuple(one),
+        )
         return task.fit_stack(ids, fit, task.init_data_state(ids), RngContext(0, 1, task.training))
 
     mixed, few, many = go([12, 20, 12]), go([12] * 3), go([20] * 3)
@@ -167,7 +190,9 @@ def test_the_server_judges_a_model_in_every_environment():
     one = task.init_params(1)
     everywhere = {name: value.expand(3, *value.shape) for name, value in one.items()}
     own = task.evaluate_stack(torch.arange(3), everywhere, "test")["return"]
-    server = task.evaluate_server({name: value[None] for name, value in one.items()}, "test")["return"]
+    server = task.evaluate_server({name: value[None] for name, value in one.items()}, "test")[
+        "return"
+    ]
     assert float(server) == pytest.approx(float(own.mean()))
 
 
@@ -177,7 +202,10 @@ def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
     whole = run(settings, tmp_path / "whole")
     resumed = cut_and_resumed(settings, tmp_path / "cut", 5)
     assert timeless(resumed) == timeless(whole)
-    files = [(tmp_path / way / "models" / "personal.safetensors").read_bytes() for way in ("whole", "cut")]
+    files = [
+        (tmp_path / way / "models" / "personal.safetensors").read_bytes()
+        for way in ("whole", "cut")
+    ]
     assert files[0] == files[1]
 
 
@@ -185,7 +213,12 @@ def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
 def test_the_command_line(task, tmp_path, capsys):
     options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --quiet"
     out = tmp_path / "run"
-    assert main(["run", "--method", "pfeddqn-rep", "--task", task, *options.split(), "--out", str(out)]) == 0
+    assert (
+        main(
+            ["run", "--method", "pfeddqn-rep", "--task", task, *options.split(), "--out", str(out)]
+        )
+        == 0
+    )
     summary = json.loads((out / "summary.json").read_text())
     assert summary["global"] is None
     low, high = (0, 500) if task == "cartpole" else (-500, 0)
@@ -227,7 +260,10 @@ def test_wrong_pairs_are_refused(tmp_path, capsys):
         ("--method page --task cartpole --val-episodes 2", "learn by temporal differences"),
         ("--method joint --task cartpole --val-episodes 2", "learn by temporal differences"),
         ("--method fedala --task cartpole", "learn by temporal differences"),
-        ("--method dqn --task cartpole --finetune --val-episodes 2", "finetune tunes on rows of data"),
+        (
+            "--method dqn --task cartpole --finetune --val-episodes 2",
+            "finetune tunes on rows of data",
+        ),
     ):
         assert main(["run", *command.split(), "--out", str(tmp_path / "x"), "--quiet"]) == 2
         err = capsys.readouterr().err
@@ -238,7 +274,9 @@ def test_wrong_pairs_are_refused(tmp_path, capsys):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_page_shows_every_option_with_its_default(name):
     lines = (Path(__file__).parents[2] / "docs" / "methods" / f"{name}.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:3]] for line in lines if line.startswith("| `")
+    ]
     shown = {option.strip("`"): float(default) for option, default in rows}
     assert shown == {field.name: field.default for field in fields(find_method(name))}
 
@@ -246,11 +284,20 @@ def test_the_page_shows_every_option_with_its_default(name):
 @pytest.mark.slow
 def test_a_stack_of_agents_learns_to_balance():
     """Two agents, poles of different lengths: random play holds for about 20 steps, and learning does much better."""
-    options = {"agents": 2, "parallel": 4, "width": 32, "capacity": 5000, "learn_after": 500, "explore_steps": 3000}
+    options = {
+        "agents": 2,
+        "parallel": 4,
+        "width": 32,
+        "capacity": 5000,
+        "learn_after": 500,
+        "explore_steps": 3000,
+    }
     more = {"episodes": 10, "epochs": 250, "batch_size": 32, "lr": 2e-3, "target_rate": 0.02}
     settings, task = built("dqn", torch.float32, **options, **more)
     end = simulate(settings.method, task, 8, seed=3)
-    before = end.task.evaluate_server({name: value[None] for name, value in end.initial.items()}, "test")["return"]
+    before = end.task.evaluate_server(
+        {name: value[None] for name, value in end.initial.items()}, "test"
+    )["return"]
     assert float(before) < 60
     assert end.logs[-1].trained["return"] > 150
 
@@ -259,7 +306,9 @@ def test_embeddings_start_at_each_agents_own_draw_and_stay_its_own():
     end = done("perdqnavg", 1)
     starts = end.store.local["e"]
     assert len({tuple(row.tolist()) for row in starts}) == 3
-    assert float((starts[0] - starts[1]).abs().max()) > 0.05  # one round does not move them so far apart
+    assert (
+        float((starts[0] - starts[1]).abs().max()) > 0.05
+    )  # one round does not move them so far apart
     later = done("perdqnavg", 2).store.local["e"]
     assert float((later - starts).abs().max()) < 0.5  # they are not drawn again
 

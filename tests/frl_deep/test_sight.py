@@ -9,15 +9,22 @@ import torch
 from torch.nn import functional
 
 from equipoise.cli import main
-from equipoise.frl.deep.gym_world import GymWorld, makers
-from equipoise.frl.deep.image import FILTERS, ImageNet
-from equipoise.frl.deep.sight import Sight, usual_sizes
-from equipoise.runs.running import build_task, run
-from equipoise.settings.config import RunSettings
+from equipoise.environments.gym_env import GymWorld, makers
+from equipoise.environments.obs_encoding import FILTERS, ImageNet, Sight, usual_sizes
+from equipoise.experiment.runner import build_task, run
+from equipoise.settings.run_settings import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
 SMALL = {
-    **{"task": "gym", "agents": 2, "parallel": 2, "width": 8, "capacity": 200, "learn_after": 20, "episodes": 2},
+    **{
+        "task": "gym",
+        "agents": 2,
+        "parallel": 2,
+        "width": 8,
+        "capacity": 200,
+        "learn_after": 20,
+        "episodes": 2,
+    },
     **{"epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
 }
 
@@ -54,10 +61,14 @@ def test_an_image_becomes_its_channels_one_after_the_other():
     sight = Sight.of(Lights.observation_space, frames=2)
     assert (sight.observations, sight.image) == (120, (4, 5, 6))
     shown = np.random.default_rng(0).integers(0, 256, (3, 5, 6, 2), dtype=np.uint8)
-    np.testing.assert_allclose(sight.numbers(shown).reshape(3, 2, 5, 6)[:, 1], shown[..., 1] / 255, rtol=1e-6)
+    np.testing.assert_allclose(
+        sight.numbers(shown).reshape(3, 2, 5, 6)[:, 1], shown[..., 1] / 255, rtol=1e-6
+    )
     grey = Sight.of(gymnasium.spaces.Box(0, 255, (5, 6), np.uint8))
     assert grey.image == (1, 5, 6)
-    np.testing.assert_allclose(grey.numbers(shown[..., 0]), shown[..., 0].reshape(3, 30) / 255, rtol=1e-6)
+    np.testing.assert_allclose(
+        grey.numbers(shown[..., 0]), shown[..., 0].reshape(3, 30) / 255, rtol=1e-6
+    )
 
 
 def test_newest_frames_are_seen_together_and_episodes_begin_with_one():
@@ -101,15 +112,22 @@ def test_slopes_are_those_of_autograd(image):
     net = ImageNet(int(np.prod(image)), 7, 3, 0, image)
     assert (net.kernel, net.stride) == ((3, 1) if image[1] == 5 else (4, 2))
     trees = [net.init(torch.rand(net.size, dtype=torch.float64)) for _ in range(2)]
-    views = {name: torch.stack([tree[name] for tree in trees]).requires_grad_() for name in net.shapes}
-    x, d3 = torch.rand(2, 4, net.inputs, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    views = {
+        name: torch.stack([tree[name] for tree in trees]).requires_grad_() for name in net.shapes
+    }
+    x, d3 = (
+        torch.rand(2, 4, net.inputs, dtype=torch.float64),
+        torch.randn(2, 4, 3, dtype=torch.float64),
+    )
     out = {name: torch.zeros_like(value) for name, value in views.items()}
     with torch.no_grad():
         one, two, values = net.look(views, x)
         net.slope(views, x, one, two, d3, out)
     for k in range(2):
         w = {name: value[k] for name, value in views.items()}
-        hidden = functional.conv2d(x[k].view(4, *image), w["w1"], w["b1"], net.stride).relu().flatten(1)
+        hidden = (
+            functional.conv2d(x[k].view(4, *image), w["w1"], w["b1"], net.stride).relu().flatten(1)
+        )
         q = (hidden @ w["w2"] + w["b2"]).relu() @ w["w3"].T + w["b3"]
         torch.testing.assert_close(values[k], q.detach())
         slopes = torch.autograd.grad((q * d3[k]).sum(), list(w.values()))
@@ -131,14 +149,28 @@ def test_loop_equals_stacked(name):
 
 def test_agents_learn_from_images_what_each_of_them_needs(tmp_path):
     """One agent's buttons are swapped: a shared body with personal heads serves both; chance is 4 of 8."""
-    options = {**LIGHTS, "method": "pfeddqn-rep", "env_kwargs": '[{"swapped": false}, {"swapped": true}]'}
+    options = {
+        **LIGHTS,
+        "method": "pfeddqn-rep",
+        "env_kwargs": '[{"swapped": false}, {"swapped": true}]',
+    }
     budget = {"rounds": 6, "epochs": 60, "capacity": 4000, "explore_steps": 1000, "eval_every": 6}
-    summary = run(RunSettings.from_options({**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}), tmp_path / "run")
+    summary = run(
+        RunSettings.from_options({**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}),
+        tmp_path / "run",
+    )
     assert summary.personal["return"] > 7
 
 
 def test_resume_with_frames_to_the_bit(tmp_path):
-    options = {**SMALL, "env_id": "CartPole-v1", "frames": 3, "normalise": True, "method": "dqnavg", "rounds": 4}
+    options = {
+        **SMALL,
+        "env_id": "CartPole-v1",
+        "frames": 3,
+        "normalise": True,
+        "method": "dqnavg",
+        "rounds": 4,
+    }
     settings = RunSettings.from_options(options)
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 2)) == timeless(whole)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from equipoise.contract import State
-from equipoise.learners import ddpg
-from equipoise.learners.learning import layers
+from equipoise.core import State
+from equipoise.rl import ddpg
+from equipoise.rl.nn import layers
 from helpers import largest_difference
 
 CONFIG = ddpg.Config(capacity=64, warmup=8, batch=16, steps=2, fade=0)
@@ -21,7 +21,9 @@ def draws(seed: int, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def fresh(config: ddpg.Config, agents: int, state_dim: int, action_dim: int, seed: int = 0) -> State:
+def fresh(
+    config: ddpg.Config, agents: int, state_dim: int, action_dim: int, seed: int = 0
+) -> State:
     u = draws(seed, agents, ddpg.init_draws(config, state_dim, action_dim))
     stack: State = vmap(lambda one: ddpg.init(config, state_dim, action_dim, one))(u)
     return stack
@@ -31,7 +33,9 @@ def bandit(config: ddpg.Config, agent: State, u: Tensor, wanted: Tensor) -> Stat
     """One round of a game whose best action is ``wanted``, whatever the state."""
     state = u[:1]
     action, agent = ddpg.act(config, agent, state, u[1:2])
-    agent = ddpg.store(agent, state, action, -(action - wanted).square().sum(), u[2:3], torch.tensor(True))
+    agent = ddpg.store(
+        agent, state, action, -(action - wanted).square().sum(), u[2:3], torch.tensor(True)
+    )
     return ddpg.learn(config, agent, u[3:].reshape(config.steps, config.batch))
 
 
@@ -63,13 +67,22 @@ def test_one_agent_of_a_stack_equals_the_same_agent_alone(noise: str) -> None:
 
 def test_each_agent_learns_to_read_its_input_in_its_own_way() -> None:
     """Best action = state for one agent, -state for the other."""
-    config = ddpg.Config(capacity=600, warmup=50, steps=4, gamma=0.0, actor_lr=0.005, target_rate=0.1, fade=0)
+    config = ddpg.Config(
+        capacity=600, warmup=50, steps=4, gamma=0.0, actor_lr=0.005, target_rate=0.1, fade=0
+    )
     agents, sign = fresh(config, 2, 1, 1), torch.tensor([1.0, -1.0], dtype=torch.float64)
 
     def once(agent: State, u: Tensor, sign: Tensor) -> State:
         state = 2 * u[:1] - 1
         action, agent = ddpg.act(config, agent, state, u[1:2])
-        agent = ddpg.store(agent, state, action, -(action - sign * state).square().sum(), u[2:3], torch.tensor(True))
+        agent = ddpg.store(
+            agent,
+            state,
+            action,
+            -(action - sign * state).square().sum(),
+            u[2:3],
+            torch.tensor(True),
+        )
         return ddpg.learn(config, agent, u[3:].reshape(config.steps, config.batch))
 
     for t in range(160):
@@ -94,7 +107,10 @@ def test_saved_and_loaded_it_goes_on_to_the_bit() -> None:
     leaves, spec = pytree.tree_flatten(halfway)
     stored = load(save({str(k): leaf.contiguous() for k, leaf in enumerate(leaves)}))
     loaded = pytree.tree_unflatten([stored[str(k)] for k in range(len(leaves))], spec)
-    assert largest_difference(play(CONFIG, halfway, wanted, 5, 3), play(CONFIG, loaded, wanted, 5, 3)) == 0.0
+    assert (
+        largest_difference(play(CONFIG, halfway, wanted, 5, 3), play(CONFIG, loaded, wanted, 5, 3))
+        == 0.0
+    )
 
 
 def test_the_memory_is_a_ring_and_can_skip() -> None:
@@ -117,7 +133,10 @@ def test_nothing_is_learned_before_the_warm_up_is_over() -> None:
 def test_random_at_first_then_the_actor_with_noise_that_fades() -> None:
     config = dataclasses.replace(CONFIG, noise="gaussian", sigma=0.2, fade=4, warmup=2)
     agent = row(fresh(config, 1, 1, 1), 0)
-    state, high = torch.zeros(1, dtype=torch.float64), torch.full((1,), 0.8413447460685429, dtype=torch.float64)
+    state, high = (
+        torch.zeros(1, dtype=torch.float64),
+        torch.full((1,), 0.8413447460685429, dtype=torch.float64),
+    )
     greedy, actions = ddpg.policy(config, agent, state), []
     for _ in range(8):
         action, agent = ddpg.act(config, agent, state, high)
@@ -139,7 +158,9 @@ def test_ornstein_uhlenbeck_by_hand() -> None:
 
 def test_one_update_by_autograd_and_torch_adam() -> None:
     """Algorithm 1, lines 6 to 9, written out with the ordinary optimiser."""
-    config = dataclasses.replace(CONFIG, steps=1, warmup=1, normalise=False, critic_lr=0.01, actor_lr=0.002)
+    config = dataclasses.replace(
+        CONFIG, steps=1, warmup=1, normalise=False, critic_lr=0.01, actor_lr=0.002
+    )
     agent = row(fresh(config, 1, 2, 1), 0)
     for k in range(20):
         u = draws(k, 6)

@@ -6,9 +6,9 @@ import itertools
 import pytest
 import torch
 
-from equipoise.learners import dqn
-from equipoise.learners.learning import layers, remember
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
+from equipoise.rl import dqn
+from equipoise.rl.nn import layers, remember
 from helpers import largest_difference, simulate, small_task
 
 CONFIG = dqn.Config(features=3, actions=4, hidden=8, batch=8, steps=2, capacity=32)
@@ -41,7 +41,10 @@ def test_running_statistics_are_those_of_all_that_was_seen() -> None:
     expected = (seen - seen.mean(0)) / seen.std(0, correction=0)
     assert largest_difference(dqn.standardise(one, seen), expected) < 1e-12
     flat = dqn.watch(agent(), torch.ones(5, 3, dtype=torch.float64))
-    assert largest_difference(dqn.standardise(flat, torch.full((1, 3), 3.0)), torch.full((1, 3), 2.0)) < 1e-12
+    assert (
+        largest_difference(dqn.standardise(flat, torch.full((1, 3), 3.0)), torch.full((1, 3), 2.0))
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("residual", [0.0, 10.0])
@@ -59,7 +62,9 @@ def test_the_target_is_the_doubled_one(residual: float) -> None:
 
     def loss(flat: torch.Tensor) -> torch.Tensor:
         q = dqn._q(layers(flat, config.shapes), batch["state"])
-        return (goal - q[torch.arange(8), batch["action"]]).square().mean() + config.residual * q.square().mean()
+        return (
+            goal - q[torch.arange(8), batch["action"]]
+        ).square().mean() + config.residual * q.square().mean()
 
     slope = torch.func.grad(loss)(one["net"])
     ours = dqn._slope(config, net, batch["state"], batch["action"], goal)
@@ -67,7 +72,10 @@ def test_the_target_is_the_doubled_one(residual: float) -> None:
     new = dqn._update(config, one, batch, allowed)
     moved, clear = (one["net"] - new["net"]) / config.lr, slope.abs() > 1e-6
     assert largest_difference(moved[clear], slope[clear].sign()) < 0.02
-    assert largest_difference(new["target"], torch.lerp(one["target"], new["net"], config.target_rate)) == 0
+    assert (
+        largest_difference(new["target"], torch.lerp(one["target"], new["net"], config.target_rate))
+        == 0
+    )
 
 
 def test_old_transitions_are_forgotten_and_replaced() -> None:
@@ -92,13 +100,21 @@ def test_a_residual_starts_at_zero_and_stays_small() -> None:
 
 
 def test_it_learns_which_action_a_feature_asks_for() -> None:
-    config = dataclasses.replace(CONFIG, hidden=32, batch=32, steps=200, capacity=256, lr=3e-3, gamma=0.0)
+    config = dataclasses.replace(
+        CONFIG, hidden=32, batch=32, steps=200, capacity=256, lr=3e-3, gamma=0.0
+    )
     one = agent(config)
     states = torch.rand(256, 3, dtype=torch.float64)
     best = (states[:, 0] * 4).long().clamp(max=3)
     action = torch.arange(256) % 4
     reward = (action == best).double()
-    given = rows(256, state=states, action=action, reward=reward, discount=torch.zeros(256, dtype=torch.float64))
+    given = rows(
+        256,
+        state=states,
+        action=action,
+        reward=reward,
+        discount=torch.zeros(256, dtype=torch.float64),
+    )
     one = remember(dqn.watch(one, states), given)
     for _ in range(5):
         one = dqn.learn(config, one, EVERYTHING, 2, torch.rand(200, 32, dtype=torch.float64))
@@ -108,7 +124,9 @@ def test_it_learns_which_action_a_feature_asks_for() -> None:
 @pytest.mark.parametrize("policy", ["dqn", "learned"])
 def test_executors_agree_through_a_learning_run(policy: str) -> None:
     method = FedPolicy(policy=policy, parts="full,backbone,head,none", sync="on")
-    loop, stacked = (simulate(method, small_task(), 14, executor, 0.5) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, small_task(), 14, executor, 0.5) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
     assert [log.bytes for log in loop.logs] == [log.bytes for log in stacked.logs]
 
@@ -128,10 +146,12 @@ def test_the_discount_counts_the_rounds_that_a_client_was_away() -> None:
     expected = []
     for rounds in took_part:
         expected += [later - earlier for earlier, later in itertools.pairwise(sorted(rounds)[1:])]
-    assert sorted(gaps.round().int().tolist()) == sorted(expected)  # a first reply opens no transition
+    assert sorted(gaps.round().int().tolist()) == sorted(
+        expected
+    )  # a first reply opens no transition
 
 
 def cohort(round: int) -> list[int]:
-    from equipoise.core import random
+    from equipoise.utils import rng
 
-    return random.cohort(0, round, 6, 0.5).tolist()
+    return rng.cohort(0, round, 6, 0.5).tolist()

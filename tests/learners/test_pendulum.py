@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.func import vmap
 
-from equipoise.learners import ddpg
-from equipoise.learners.ddpg import Config
+from equipoise.rl import ddpg
+from equipoise.rl.ddpg import Config
 
 STEPS, EVERY, AGENTS = 10_000, 1000, 3
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "page" / "pendulum.json"
@@ -68,7 +68,9 @@ def ours() -> list[list[float]]:
         rewards = torch.tensor([float(m[1]) for m in moved], dtype=torch.float64)
         following = np.stack([m[0] for m in moved])
         agents = store(agents, now, actions, rewards, torch.from_numpy(following).double())
-        states = np.stack([env.reset()[0] if m[3] else m[0] for env, m in zip(envs, moved, strict=True)])
+        states = np.stack(
+            [env.reset()[0] if m[3] else m[0] for env, m in zip(envs, moved, strict=True)]
+        )
         if step > CONFIG.warmup:
             agents = learn(agents, u(CONFIG.steps, CONFIG.batch))
         if step % EVERY == 0:
@@ -82,7 +84,9 @@ def _greedy(agents: Any, k: int) -> Any:
 
 
 def theirs(seed: int) -> list[list[float]]:
-    sb3 = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is the peer to compare with")
+    sb3 = pytest.importorskip(
+        "stable_baselines3", reason="stable-baselines3 is the peer to compare with"
+    )
     from stable_baselines3.common.noise import NormalActionNoise
 
     agent = sb3.DDPG(
@@ -104,7 +108,9 @@ def theirs(seed: int) -> list[list[float]]:
     curve = []
     for step in range(EVERY, STEPS + 1, EVERY):
         agent.learn(EVERY, reset_num_timesteps=False)
-        curve.append([float(step), played(lambda state: agent.predict(state, deterministic=True)[0])])
+        curve.append(
+            [float(step), played(lambda state: agent.predict(state, deterministic=True)[0])]
+        )
     return curve
 
 
@@ -115,7 +121,10 @@ def test_pendulum_is_learned_to_the_peers_level() -> None:
     pytest.importorskip("gymnasium")
     peer = [theirs(seed) for seed in range(AGENTS)]
     own = ours()
-    curves = {"ours": own, "stable_baselines3": [[p[0], *(c[i][1] for c in peer)] for i, p in enumerate(peer[0])]}
+    curves = {
+        "ours": own,
+        "stable_baselines3": [[p[0], *(c[i][1] for c in peer)] for i, p in enumerate(peer[0])],
+    }
     RESULT.write_text(json.dumps(curves) + "\n")
     best = {name: np.mean(np.max(np.array(curve)[:, 1:], axis=0)) for name, curve in curves.items()}
     assert best["ours"] > best["stable_baselines3"] - 50

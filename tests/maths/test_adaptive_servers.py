@@ -4,14 +4,12 @@ import math
 
 import pytest
 
-from equipoise.contract import Method, TrainingConfig
-from equipoise.core.errors import UsageError
-from equipoise.methods.fedadagrad import FedAdagrad
-from equipoise.methods.fedadam import FedAdam
+from equipoise.core import Method, TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedexp import FedExP
 from equipoise.methods.fedhyper import FedHyper
-from equipoise.methods.fedyogi import FedYogi
+from equipoise.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic
 
@@ -51,7 +49,9 @@ def test_the_second_step_of_yogi_by_hand() -> None:
 
 
 def test_with_much_tau_and_its_inverse_as_rate_adagrad_is_fedavg() -> None:
-    fedavg, same = (simulate(m, small_task(), 3) for m in (FedAvg(), FedAdagrad(tau=1e6, server_rate=2e6)))
+    fedavg, same = (
+        simulate(m, small_task(), 3) for m in (FedAvg(), FedAdagrad(tau=1e6, server_rate=2e6))
+    )
     assert largest_difference(fedavg.params, same.params) < 1e-9
 
 
@@ -89,9 +89,13 @@ def test_fedhyper_local_moves_the_clients_rate_within_its_bounds() -> None:
     assert simulate(FedHyper(), far, 2).logs[1].notes["rate"] == 3.0
 
 
-@pytest.mark.parametrize("method", [FedAdam(), FedYogi(), FedAdagrad(), FedExP(), FedHyper(), FedHyper(side="local")])
+@pytest.mark.parametrize(
+    "method", [FedAdam(), FedYogi(), FedAdagrad(), FedExP(), FedHyper(), FedHyper(side="local")]
+)
 def test_both_executors_agree(method: Method) -> None:
-    loop, stacked = (simulate(method, small_task(), 3, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, small_task(), 3, executor) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
 
 

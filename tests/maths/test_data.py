@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
-from equipoise.data import synthetic
-from equipoise.data.federation import Federation
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.data.datasets import synthetic
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
+from equipoise.data.federated_dataset import Federation
+from equipoise.utils.errors import UsageError
 
 
 def test_the_defaults_are_the_papers_numbers():
@@ -64,7 +64,9 @@ def test_a_cohort_made_by_itself_equals_the_same_clients_of_the_whole(monkeypatc
 
 def test_sizes_spread_around_their_mean():
     sizes = (
-        Synthetic(SyntheticConfig(clients=2000, samples=100, size_sigma=0.5), 0).split(np.arange(2000), "train").size
+        Synthetic(SyntheticConfig(clients=2000, samples=100, size_sigma=0.5), 0)
+        .split(np.arange(2000), "train")
+        .size
     )
     assert 0.45 < float(np.log(sizes).std()) < 0.55
     assert float(sizes.mean()) == pytest.approx(100 * 0.8 * 0.7 * 0.9, rel=0.05)
@@ -118,7 +120,14 @@ def test_labels_outside_the_classes_are_refused():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("clients", 0), ("classes", 1), ("samples", 3), ("val_share", 1.0), ("test_share", 0.0), ("beta", -1.0)],
+    [
+        ("clients", 0),
+        ("classes", 1),
+        ("samples", 3),
+        ("val_share", 1.0),
+        ("test_share", 0.0),
+        ("beta", -1.0),
+    ],
 )
 def test_impossible_numbers_are_refused_by_name(option, value):
     with pytest.raises(UsageError, match=option):

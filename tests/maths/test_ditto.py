@@ -1,10 +1,10 @@
 import pytest
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic, heterogeneous, long_run
 

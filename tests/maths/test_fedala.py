@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.contract import TrainingConfig
-from equipoise.core import random
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
 from equipoise.methods import fedala
 from equipoise.methods.fedala import FedAla
 from equipoise.methods.fedavg import FedAvg
+from equipoise.utils import rng
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import train
 from helpers_quadratic import heterogeneous
@@ -20,7 +20,9 @@ STEPS, ALA_STEPS = 2 * 4, 3  # two epochs of 28 rows in batches of 8; one pass o
 @pytest.mark.parametrize("model", ["mlp", "linear"])
 def test_weights_of_one_are_fedavg_to_the_bit(model: str) -> None:
     fedavg = simulate(FedAvg(), small_task(model, closed_form=False), 3, participation=0.5)
-    fedala = simulate(FedAla(ala_lr=1e-300), small_task(model, closed_form=False), 3, participation=0.5)
+    fedala = simulate(
+        FedAla(ala_lr=1e-300), small_task(model, closed_form=False), 3, participation=0.5
+    )
     assert largest_difference(fedavg.params, fedala.params) == 0
     assert largest_difference(fedavg.store.local, fedala.store.local) == 0
     assert [log.bytes for log in fedavg.logs] == [log.bytes for log in fedala.logs]
@@ -36,18 +38,26 @@ def test_one_pass_by_definition_without_the_momentum_and_decay_of_the_model() ->
         here = slice(int(rows.start[0]), int(rows.start[0] + rows.size[0]))
         own = {name: value[k] for name, value in two.store.local.items()}
         old = {name: value[k] for name, value in two.store.state["A"].items()}
-        mixed = {name: (own[name] + (two.params[name] - own[name]) * old[name]).requires_grad_() for name in own}
+        mixed = {
+            name: (own[name] + (two.params[name] - own[name]) * old[name]).requires_grad_()
+            for name in own
+        }
         loss = task.losses(mixed, rows.x[here].double(), rows.y[here], {}).mean()
         gradient = dict(zip(mixed, torch.autograd.grad(loss, list(mixed.values())), strict=True))
         for name, value in three.store.state["A"].items():
-            expected = (old[name] - rate * gradient[name] * (two.params[name] - own[name])).clamp(0, 1)
+            expected = (old[name] - rate * gradient[name] * (two.params[name] - own[name])).clamp(
+                0, 1
+            )
             assert largest_difference(value[k], expected) < 1e-14
             assert largest_difference(value[k], old[name]) > 0
 
 
 def test_momentum_of_the_model_never_reaches_the_weights() -> None:
     training = TrainingConfig(epochs=1, lr=0.1, batch_size=8, momentum=0.9)
-    task, plain = small_task("linear", training), small_task("linear", replace(training, momentum=0.0))
+    task, plain = (
+        small_task("linear", training),
+        small_task("linear", replace(training, momentum=0.0)),
+    )
     two, three = (simulate(FedAla(ala_lr=5.0), task, rounds) for rounds in (2, 3))
     for k in range(6):
         own = {name: value[k] for name, value in two.store.local.items()}
@@ -73,7 +83,7 @@ def test_each_client_has_its_own_first_time_under_sampling(executor: str) -> Non
     run = simulate(FedAla(), small_task(size_sigma=0.0), 5, executor, participation=0.5)
     taken = np.zeros(6, int)
     for t, log in enumerate(run.logs, 1):
-        for client, count in zip(random.cohort(0, t, 6, 0.5), log.notes["gradients"], strict=True):
+        for client, count in zip(rng.cohort(0, t, 6, 0.5), log.notes["gradients"], strict=True):
             passes = (count - STEPS) / ALA_STEPS
             assert (passes == 0, passes >= 11, passes == 1) == (
                 taken[client] == 0,

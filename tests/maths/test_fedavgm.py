@@ -1,9 +1,9 @@
 import pytest
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.fedavgm import FedAvgM
+from equipoise.methods.fedopt import FedAvgM
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic
 
@@ -17,7 +17,9 @@ def test_two_rounds_by_hand() -> None:
 
 
 def test_without_momentum_it_is_fedavg() -> None:
-    fedavg, fedavgm = (simulate(m, small_task(), 3) for m in (FedAvg(), FedAvgM(server_momentum=0.0)))
+    fedavg, fedavgm = (
+        simulate(m, small_task(), 3) for m in (FedAvg(), FedAvgM(server_momentum=0.0))
+    )
     assert largest_difference(fedavg.params, fedavgm.params) < 1e-15
 
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
 from equipoise.methods.fedbabu import FedBabu
 from equipoise.records.rounds import Bytes
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -15,7 +15,10 @@ def test_two_rounds_by_definition_with_the_head_fixed() -> None:
     first = mean_by_size(task, [train(task, k, start, body) for k in range(6)], body)
     received = {**start, **first}
     second = mean_by_size(task, [train(task, k, received, body, round=2) for k in range(6)], body)
-    assert largest_difference(run.params, {name: {**start, **second}[name] for name in run.params}) < 1e-12
+    assert (
+        largest_difference(run.params, {name: {**start, **second}[name] for name in run.params})
+        < 1e-12
+    )
     for name in task.blocks["head"]:
         assert bool((run.store.local[name] == start[name]).all())
 

@@ -1,9 +1,9 @@
 import pytest
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.feddyn import FedDyn
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic, heterogeneous, long_run
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from equipoise.contract import Server, ClientUpdate
-from equipoise.core.errors import UsageError
+from equipoise.core import ClientUpdate, Server
 from equipoise.methods.fedex import ARMS, FedEx
+from equipoise.utils.errors import UsageError
 from helpers import TRAINING, largest_difference, simulate, small_task
 
 
@@ -20,9 +20,13 @@ def test_the_update_by_hand() -> None:
     tried = {"arm": torch.tensor([0, 2]), "loss": torch.tensor([1.0, 3.0], dtype=torch.float64)}
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     _, state = method.aggregate(server, torch.arange(2), ClientUpdate(stack, {}, tried), half)
-    up = math.exp(math.sqrt(2 * math.log(5)))  # the largest |g| sets the step: log-weights move by sqrt(2 log 5)
+    up = math.exp(
+        math.sqrt(2 * math.log(5))
+    )  # the largest |g| sets the step: log-weights move by sqrt(2 log 5)
     total = up + 1 / up + 3
-    assert state["theta"].tolist() == pytest.approx([up / total, 1 / total, 1 / up / total, 1 / total, 1 / total])
+    assert state["theta"].tolist() == pytest.approx(
+        [up / total, 1 / total, 1 / up / total, 1 / total, 1 / total]
+    )
 
 
 def test_clients_train_with_arms_of_the_configured_rate() -> None:
@@ -35,7 +39,9 @@ def test_clients_train_with_arms_of_the_configured_rate() -> None:
 
 
 def test_both_executors_agree() -> None:
-    loop, stacked = (simulate(FedEx(), small_task(), 4, executor, 0.5) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(FedEx(), small_task(), 4, executor, 0.5) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
 
 

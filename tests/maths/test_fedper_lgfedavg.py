@@ -2,12 +2,12 @@
 
 import pytest
 
-from equipoise.contract import Method
-from equipoise.core.errors import UsageError
+from equipoise.core import Method
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.methods.local import Local
 from equipoise.records.rounds import Bytes
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -29,7 +29,12 @@ def test_two_rounds_by_definition(method: Method, shared: str, own: str) -> None
         assert largest_difference(held, {name: second[k][name] for name in held}) < 1e-12
     expected = mean_by_size(task, second, task.blocks[shared])
     assert largest_difference({name: run.params[name] for name in expected}, expected) < 1e-12
-    assert largest_difference([run.params[n] for n in task.blocks[own]], [start[n] for n in task.blocks[own]]) == 0
+    assert (
+        largest_difference(
+            [run.params[n] for n in task.blocks[own]], [start[n] for n in task.blocks[own]]
+        )
+        == 0
+    )
 
 
 @MIRRORS
@@ -40,7 +45,9 @@ def test_alone_it_is_local_training_to_the_bit(method: Method, shared: str, own:
 
 
 @MIRRORS
-def test_only_its_block_is_billed_and_there_is_no_whole_global_model(method: Method, shared: str, own: str) -> None:
+def test_only_its_block_is_billed_and_there_is_no_whole_global_model(
+    method: Method, shared: str, own: str
+) -> None:
     task = small_task()
     log = simulate(method, task, 1).logs[0]
     size = sum(task.init_params(0)[name].nbytes for name in task.blocks[shared])

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedprox import FedProx
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic, heterogeneous
 
@@ -16,7 +16,9 @@ def test_two_steps_by_hand() -> None:
 
 
 def test_mu_zero_is_fedavg_to_the_bit() -> None:
-    fedavg, fedprox = (simulate(m, small_task(), 3, participation=0.5) for m in (FedAvg(), FedProx(mu=0.0)))
+    fedavg, fedprox = (
+        simulate(m, small_task(), 3, participation=0.5) for m in (FedAvg(), FedProx(mu=0.0))
+    )
     assert largest_difference(fedavg.state_dict(), fedprox.state_dict()) == 0
     assert [log.bytes for log in fedavg.logs] == [log.bytes for log in fedprox.logs]
 

@@ -1,8 +1,8 @@
 import pytest
 
-from equipoise.core.errors import UsageError
 from equipoise.methods.fedrecon import FedRecon
 from equipoise.records.rounds import Bytes
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 
@@ -15,8 +15,12 @@ def test_two_rounds_by_definition() -> None:
     g = {name: start[name] for name in body}
     for t in (1, 2):
         received = {**start, **g}  # the head starts anew in every round
-        rebuilt = [train(task, k, received, head, round=t, epochs=3, part=(0.0, 0.4)) for k in range(6)]
-        models = [train(task, k, rebuilt[k], body, round=t, part=(0.4, 1.0), stream=1) for k in range(6)]
+        rebuilt = [
+            train(task, k, received, head, round=t, epochs=3, part=(0.0, 0.4)) for k in range(6)
+        ]
+        models = [
+            train(task, k, rebuilt[k], body, round=t, part=(0.4, 1.0), stream=1) for k in range(6)
+        ]
         average = mean_by_size(task, models, body)
         g = {name: g[name] + 0.5 * (average[name] - g[name]) for name in body}
     assert largest_difference({name: run.params[name] for name in g}, g) < 1e-12
@@ -37,11 +41,17 @@ def test_nothing_about_the_head_is_kept_or_sent() -> None:
 
 
 def test_gradients_of_both_phases_are_counted_on_their_own_rows() -> None:
-    notes = simulate(FedRecon(recon_epochs=3, support=0.25), small_task(size_sigma=0.0), 1).logs[0].notes
+    notes = (
+        simulate(FedRecon(recon_epochs=3, support=0.25), small_task(size_sigma=0.0), 1)
+        .logs[0]
+        .notes
+    )
     assert notes["gradients"] == [3 * 1 + 2 * 3] * 6  # 28 rows: 7 and 21, in batches of 8
 
 
-@pytest.mark.parametrize("options", [{"support": 0.0}, {"support": 1.0}, {"recon_epochs": 0}, {"server_lr": -1.0}])
+@pytest.mark.parametrize(
+    "options", [{"support": 0.0}, {"support": 1.0}, {"recon_epochs": 0}, {"server_lr": -1.0}]
+)
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         FedRecon(**options).check(small_task(), small_task().training)

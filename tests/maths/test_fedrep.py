@@ -1,8 +1,8 @@
 import pytest
 
-from equipoise.core.errors import UsageError
 from equipoise.methods.fedrep import FedRep
 from equipoise.records.rounds import Bytes
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_oracle import mean_by_size, train
 

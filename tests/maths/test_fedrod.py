@@ -4,19 +4,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Federation
+from equipoise.core import TrainingConfig
+from equipoise.data.federated_dataset import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedrod import FedRod
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import heterogeneous
 
 WHOLE_BATCH = TrainingConfig(epochs=1, lr=0.5, batch_size=100)
 
 
-def three_classes(labels: list[int], clients: int = 1, module: nn.Module | None = None) -> ExamplesTask:
+def three_classes(
+    labels: list[int], clients: int = 1, module: nn.Module | None = None
+) -> ExamplesTask:
     """Clients with these labels each, two features, a model of two layers."""
     torch.manual_seed(3)
     rows = len(labels) * clients
@@ -46,8 +48,13 @@ def test_two_steps_by_definition_with_a_class_that_the_client_lacks() -> None:
         balanced = -(weighted[range(4), y] / weighted.sum(-1)).log().mean()
         total = F.linear(features.detach(), leaves[4], leaves[5]) + generic.detach()
         own = F.cross_entropy(total, y)
-        gradients = (*torch.autograd.grad(balanced, leaves[:4]), *torch.autograd.grad(own, leaves[4:]))
-        f_w, f_b, g_w, g_b, p_w, p_b = ((t - 0.5 * d).detach() for t, d in zip(leaves, gradients, strict=True))
+        gradients = (
+            *torch.autograd.grad(balanced, leaves[:4]),
+            *torch.autograd.grad(own, leaves[4:]),
+        )
+        f_w, f_b, g_w, g_b, p_w, p_b = (
+            (t - 0.5 * d).detach() for t, d in zip(leaves, gradients, strict=True)
+        )
     assert largest_difference(list(run.params.values()), [f_w, f_b, g_w, g_b]) < 1e-14
     assert largest_difference([v[0] for v in run.store.state["P"].values()], [p_w, p_b]) < 1e-14
 
@@ -66,7 +73,9 @@ def test_with_equal_class_counts_the_generic_model_is_fedavgs() -> None:
 
 
 def test_personal_heads_fit_the_clients_own_classes_better() -> None:
-    log = simulate(FedRod(), small_task(training=TrainingConfig(epochs=5, lr=0.1, batch_size=8)), 15).logs[-1]
+    log = simulate(
+        FedRod(), small_task(training=TrainingConfig(epochs=5, lr=0.1, batch_size=8)), 15
+    ).logs[-1]
     assert log.personal.loss < log.trained.loss
 
 
@@ -77,7 +86,10 @@ def test_unsound_models_and_tasks_are_refused() -> None:
         FedRod().check(heterogeneous(WHOLE_BATCH), WHOLE_BATCH)
 
     class DeepHead(nn.Sequential):
-        blocks = {"backbone": ("0.weight", "0.bias"), "head": ("1.weight", "1.bias", "2.weight", "2.bias")}  # noqa: RUF012
+        blocks = {  # noqa: RUF012
+            "backbone": ("0.weight", "0.bias"),
+            "head": ("1.weight", "1.bias", "2.weight", "2.bias"),
+        }
 
     deep = DeepHead(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 3))
     with pytest.raises(UsageError, match="one linear layer"):

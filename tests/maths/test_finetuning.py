@@ -4,16 +4,24 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import LocalTrainRequest, RngContext
+from equipoise.core import LocalTrainRequest, RngContext
+from equipoise.experiment.evaluation import (
+    EPOCHS_FINETUNING,
+    SHARES_OF_RATE,
+    _first_best,
+    finetuned,
+)
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
-from equipoise.runs.finetuning import EPOCHS, SHARES_OF_RATE, _first_best, finetuned
 from helpers import simulate, small_task
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Ditto()], ids=lambda m: m.name)
 def test_both_executors_tune_alike(method):
-    one, other = (finetuned(simulate(method, small_task("mlp"), 2, executor)) for executor in ("loop", "stacked"))
+    one, other = (
+        finetuned(simulate(method, small_task("mlp"), 2, executor))
+        for executor in ("loop", "stacked")
+    )
     assert one.scores == pytest.approx(other.scores, abs=1e-9)
     assert (one.lr, one.epochs) == (other.lr, other.epochs)
 
@@ -26,17 +34,19 @@ def test_the_score_is_that_of_the_chosen_rate_and_epochs():
     rate = SHARES_OF_RATE.index(round(result.lr / task.training.lr, 6))
     ids, models = torch.arange(6), run.personal_models()[1]
     done = 0
-    for step, epochs in enumerate(EPOCHS[: EPOCHS.index(result.epochs) + 1]):
+    for step, epochs in enumerate(EPOCHS_FINETUNING[: EPOCHS_FINETUNING.index(result.epochs) + 1]):
         fit = LocalTrainRequest(
             models,
             torch.full((6,), epochs - done),
             torch.full((6,), result.lr, dtype=torch.float64),
             trainable=tuple(models),
-            stream=rate * len(EPOCHS) + step + 1,
+            stream=rate * len(EPOCHS_FINETUNING) + step + 1,
         )
         models, _, _ = task.fit_stack(ids, fit, {}, RngContext(0, 2, task.training))
         done = epochs
-    assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(result.scores.acc, abs=1e-12)
+    assert float(task.evaluate_stack(ids, models, "test")["acc"].mean()) == pytest.approx(
+        result.scores.acc, abs=1e-12
+    )
 
 
 def test_among_equals_the_fewest_epochs_then_the_gentlest_rate():

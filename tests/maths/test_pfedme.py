@@ -1,8 +1,8 @@
 import pytest
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
 from equipoise.methods.pfedme import PFedMe
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic, heterogeneous, long_run
 
@@ -19,11 +19,16 @@ def test_two_batches_of_two_steps_by_hand() -> None:
 def test_reaches_the_optimum_of_the_envelopes_and_their_proximal_points() -> None:
     task, lam = heterogeneous(TrainingConfig(epochs=1, lr=0.1), sizes=[1, 2, 3, 4]), 2.0
     run = long_run(PFedMe(lam=lam, inner_steps=150, outer_lr=0.2), task, 200)
-    envelope = (lam * task.a / (lam + task.a))[:, None]  # gradient lam (w - theta) = lam a / (lam + a) (w - b)
+    envelope = (lam * task.a / (lam + task.a))[
+        :, None
+    ]  # gradient lam (w - theta) = lam a / (lam + a) (w - b)
     optimum = (envelope * task.b).sum(0) / envelope.sum()
     assert float((optimum - task.optimum).norm()) > 0.1  # another problem than FedAvg's
     assert largest_difference(run.params["w"], optimum) < 1e-12
-    assert largest_difference(run.personal_models()[1]["w"], task.proximal_points(optimum, lam)) < 1e-12
+    assert (
+        largest_difference(run.personal_models()[1]["w"], task.proximal_points(optimum, lam))
+        < 1e-12
+    )
 
 
 def test_no_step_of_the_server_leaves_the_model_alone() -> None:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.contract import Method, weighted_mean
-from equipoise.core import random
-from equipoise.core.trees import index
+from equipoise.core import Method, weighted_mean
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.finetune import Finetune
 from equipoise.methods.local import Local
 from equipoise.records.rounds import Bytes
+from equipoise.utils import rng
+from equipoise.utils.pytree import index
 from helpers import largest_difference, simulate, small_task
 
 
@@ -29,13 +29,20 @@ def test_fedavg_is_the_mean_of_local_models_by_data_size():
     federated, alone = simulate(FedAvg(), task, 1), simulate(Local(), task, 1)
     n = task.num_examples(torch.arange(6)).double()
     models = alone.personal_models()[1]
-    expected = {k: (n.view(-1, *[1] * (v.dim() - 1)) * v).sum(0) / n.sum() for k, v in models.items()}
+    expected = {
+        k: (n.view(-1, *[1] * (v.dim() - 1)) * v).sum(0) / n.sum() for k, v in models.items()
+    }
     assert largest_difference(federated.params, expected) < 1e-15
 
 
 def test_one_client_makes_fedavg_and_local_the_same():
     task = small_task("mlp", clients=1)
-    assert largest_difference(simulate(FedAvg(), task).params, simulate(Local(), task).personal_models()[1]) < 1e-15
+    assert (
+        largest_difference(
+            simulate(FedAvg(), task).params, simulate(Local(), task).personal_models()[1]
+        )
+        < 1e-15
+    )
 
 
 def test_bytes_are_those_of_the_model_times_those_who_take_part():
@@ -51,14 +58,18 @@ def test_each_clients_bytes_and_rounds_are_counted():
     task = small_task("mlp")
     run = simulate(FedAvg(), task, 5, participation=0.5)
     counts, ids = run.store.counts, run.store.ids
-    taken = np.bincount(np.concatenate([random.cohort(0, t, 6, 0.5) for t in range(1, 6)]), minlength=6)
+    taken = np.bincount(
+        np.concatenate([rng.cohort(0, t, 6, 0.5) for t in range(1, 6)]), minlength=6
+    )
     assert counts["rounds"].tolist() == taken[ids].tolist()
     size = sum(v.nbytes for v in task.init_params(0).values())
     assert counts["up"].tolist() == (taken[ids] * size).tolist()
 
 
 def test_all_methods_meet_the_same_cohorts():
-    logs = [simulate(m, small_task("mlp"), 4, participation=0.5).logs for m in (FedAvg(), Finetune())]
+    logs = [
+        simulate(m, small_task("mlp"), 4, participation=0.5).logs for m in (FedAvg(), Finetune())
+    ]
     assert [log.trained for log in logs[0]] == [log.trained for log in logs[1]]
 
 
@@ -67,7 +78,9 @@ def test_named_evaluations_are_of_the_models_they_name():
     run = simulate(Finetune(), task, 2)
     one_less = simulate(Finetune(), task, 1)
     ids = torch.arange(6)
-    received = task.evaluate_stack(ids, {k: v.expand(6, *v.shape) for k, v in one_less.params.items()}, "test")
+    received = task.evaluate_stack(
+        ids, {k: v.expand(6, *v.shape) for k, v in one_less.params.items()}, "test"
+    )
     assert run.logs[-1].received.acc == pytest.approx(float(received["acc"].mean()))
     trained = task.evaluate_stack(ids, run.store.local, "test")
     assert run.logs[-1].trained.loss == pytest.approx(float(trained["loss"].mean()))
@@ -82,11 +95,14 @@ def test_named_evaluations_are_of_the_models_they_name():
 def test_absent_clients_keep_their_model_and_score():
     task = small_task("mlp")
     short, longer = (simulate(Local(), task, t, participation=0.5) for t in (3, 4))
-    away = sorted(set(short.store.ids.tolist()) - set(random.cohort(0, 4, 6, 0.5).tolist()))
+    away = sorted(set(short.store.ids.tolist()) - set(rng.cohort(0, 4, 6, 0.5).tolist()))
     assert away
     for run_tree in ("local", "scores"):
         before, after = (
-            index(getattr(run.store, run_tree), torch.tensor([run.store.ids.tolist().index(client) for client in away]))
+            index(
+                getattr(run.store, run_tree),
+                torch.tensor([run.store.ids.tolist().index(client) for client in away]),
+            )
             for run in (short, longer)
         )
         assert largest_difference(before, after) == 0
@@ -101,7 +117,9 @@ class Poisoned(Method):
     def train(self, client):
         trained, state = super().train(client)
         bad = (client.id == 2) & torch.tensor(client.round == 2)
-        return {k: torch.where(bad, torch.full_like(v, torch.nan), v) for k, v in trained.items()}, state
+        return {
+            k: torch.where(bad, torch.full_like(v, torch.nan), v) for k, v in trained.items()
+        }, state
 
 
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
@@ -138,18 +156,22 @@ def test_a_round_that_loses_everybody_leaves_the_global_model_alone():
 
 
 def test_rounds_between_evaluations_have_no_scores_but_the_last_has():
-    from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+    from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
     task = small_task("mlp")
-    run = FederatedSimulation(FedAvg(), task, task.training, RoundLoopConfig(5, 0, 1.0, "stacked", 2, True))
+    run = FederatedSimulation(
+        FedAvg(), task, task.training, RoundLoopConfig(5, 0, 1.0, "stacked", 2, True)
+    )
     assert [run.run_round().evaluated for _ in range(5)] == [False, True, False, True, True]
 
 
 def test_models_of_clients_need_not_be_kept():
-    from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+    from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
     task = small_task("mlp")
-    run = FederatedSimulation(FedAvg(), task, task.training, RoundLoopConfig(2, 0, 1.0, "stacked", 1, False))
+    run = FederatedSimulation(
+        FedAvg(), task, task.training, RoundLoopConfig(2, 0, 1.0, "stacked", 1, False)
+    )
     run.run_round()
     assert run.store.local == {}
     assert largest_difference(run.params, simulate(FedAvg(), task, 1).params) == 0
@@ -178,7 +200,10 @@ class BadSecondModel(Method):
     name: ClassVar[str] = "bad-second-model"
 
     def personal_model(self, client):
-        return {k: torch.where(client.id == 1, torch.full_like(v, torch.nan), v) for k, v in client.trained.items()}
+        return {
+            k: torch.where(client.id == 1, torch.full_like(v, torch.nan), v)
+            for k, v in client.trained.items()
+        }
 
 
 def test_a_client_whose_own_model_breaks_is_dropped_too():
@@ -188,11 +213,14 @@ def test_a_client_whose_own_model_breaks_is_dropped_too():
 
 
 def test_personal_models_are_made_in_rounds_without_evaluation_too():
-    from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+    from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
     task = small_task("mlp")
     often, seldom = (
-        FederatedSimulation(Finetune(), task, task.training, RoundLoopConfig(5, 0, 0.5, "stacked", every, True)) for every in (1, 5)
+        FederatedSimulation(
+            Finetune(), task, task.training, RoundLoopConfig(5, 0, 0.5, "stacked", every, True)
+        )
+        for every in (1, 5)
     )
     for run in (often, seldom):
         for _ in range(5):

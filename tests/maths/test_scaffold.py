@@ -3,21 +3,29 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from equipoise.contract import Client, State, LocalHParams, TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import Client, LocalHParams, State, TrainingConfig
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.scaffold import Scaffold
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_quadratic import Quadratic, heterogeneous, long_run
 
 
 def test_two_rounds_by_hand_with_unequal_steps() -> None:
-    task = Quadratic([1.0, 3.0], [[1.0], [-1.0]], TrainingConfig(epochs=1, lr=0.1), sizes=[1, 9], per_epoch=[1, 2])
+    task = Quadratic(
+        [1.0, 3.0],
+        [[1.0], [-1.0]],
+        TrainingConfig(epochs=1, lr=0.1),
+        sizes=[1, 9],
+        per_epoch=[1, 2],
+    )
     run = simulate(Scaffold(), task, 1)
     own = run.store.state["c"]["w"].flatten().tolist()
     assert own == pytest.approx([-1.0, 2.55], abs=1e-14)  # -0.1 / 0.1, and 0.51 / (2 * 0.1)
     assert float(run.server_state["c"]["w"]) == pytest.approx(0.775, abs=1e-14)
-    assert float(run.params["w"]) == pytest.approx(-0.205, abs=1e-14)  # the plain mean of 0.1 and -0.51, whatever n_i
+    assert float(run.params["w"]) == pytest.approx(
+        -0.205, abs=1e-14
+    )  # the plain mean of 0.1 and -0.51, whatever n_i
 
     run = simulate(Scaffold(), task, 2)
     # Client 0: y = -0.205 - 0.1 (-1.205 + 1 + 0.775) = -0.262, and c_0 is its gradient at x = -0.205
@@ -46,13 +54,17 @@ class OwnRates(Scaffold):
     """Clients that decide on rates of their own."""
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        return LocalHParams(client.hparams.epochs, client.hparams.lr * (1 + client.id)), client.state
+        return LocalHParams(
+            client.hparams.epochs, client.hparams.lr * (1 + client.id)
+        ), client.state
 
 
 def test_variates_use_the_rate_that_the_client_took() -> None:
     task = heterogeneous(TrainingConfig(epochs=1, lr=0.01))
     run = simulate(OwnRates(), task, 1)
-    gradient_at_zero = -task.a[:, None] * task.b  # one step: the mean gradient is the gradient at x, at any rate
+    gradient_at_zero = (
+        -task.a[:, None] * task.b
+    )  # one step: the mean gradient is the gradient at x, at any rate
     assert largest_difference(run.store.state["c"]["w"], gradient_at_zero) < 1e-13
 
 
@@ -76,7 +88,9 @@ def test_float32_models_stay_float32() -> None:
     task.dtype = torch.float32
     task.module = task.module.float()
     run = simulate(Scaffold(), task, 2)
-    assert {value.dtype for value in (*run.params.values(), *run.server_state["c"].values())} == {torch.float32}
+    assert {value.dtype for value in (*run.params.values(), *run.server_state["c"].values())} == {
+        torch.float32
+    }
 
 
 def test_momentum_and_a_bad_server_rate_are_refused() -> None:

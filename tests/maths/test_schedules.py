@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.contract import Method, Schedule, TrainingConfig
-from equipoise.core.errors import UsageError
-from equipoise.core.schedules import constant, cosine, linear, read, steps
+from equipoise.config.schedules import constant, cosine, linear, read, steps
+from equipoise.core import Method, Schedule, TrainingConfig
+from equipoise.experiment.runner import run
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.fedavgm import FedAvgM
+from equipoise.methods.fedopt import FedAvgM
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
-from equipoise.runs.running import run
-from equipoise.runtime.round import RoundLoopConfig as Rounds
-from equipoise.runtime.round import FederatedSimulation
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.server_loop import FederatedSimulation
+from equipoise.simulation.server_loop import RoundLoopConfig as Rounds
+from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, small_task
 
 PLAIN = TrainingConfig(epochs=2, lr=0.05, batch_size=8)
@@ -40,14 +40,25 @@ def test_steps_count_the_rounds_that_are_done() -> None:
     assert [steps({0: 1, 2: 5, 4: 2}).at(t, 6) for t in range(1, 7)] == [1, 1, 5, 5, 2, 2]
 
 
-@pytest.mark.parametrize("one", [cosine(0.3, 0.1), linear(0.3, 0.1), steps({0: 0.3, 5: 0.1}), constant(0.3)])
-def test_one_round_has_the_first_value_and_what_comes_after_the_last_has_the_last(one: Schedule) -> None:
+@pytest.mark.parametrize(
+    "one", [cosine(0.3, 0.1), linear(0.3, 0.1), steps({0: 0.3, 5: 0.1}), constant(0.3)]
+)
+def test_one_round_has_the_first_value_and_what_comes_after_the_last_has_the_last(
+    one: Schedule,
+) -> None:
     assert one.at(1, 1) == 0.3
     assert one.at(12, 11) == one.at(11, 11)
 
 
 @pytest.mark.parametrize(
-    "one", [cosine(0.1, 1e-3), linear(-2, 3), steps({50: 5, 0: 1}), constant(1 / 3), cosine(1e300, 1e-300)]
+    "one",
+    [
+        cosine(0.1, 1e-3),
+        linear(-2, 3),
+        steps({50: 5, 0: 1}),
+        constant(1 / 3),
+        cosine(1e300, 1e-300),
+    ],
 )
 def test_a_text_says_all(one: Schedule) -> None:
     assert read(str(one)) == one
@@ -63,8 +74,23 @@ def test_texts_are_short() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("cosine(1)", "cosine(1, 2, 3)", "cosine(1, inf)", "cosine(1, 'a')", "cosine(start=1, end=2)", "cosin(1, 2)"),
-        *("steps({1: 2})", "steps({})", "steps({0: True})", "steps(3)", "steps({0: 1, -1: 2})", "cosine(1, 2", ""),
+        *(
+            "cosine(1)",
+            "cosine(1, 2, 3)",
+            "cosine(1, inf)",
+            "cosine(1, 'a')",
+            "cosine(start=1, end=2)",
+            "cosin(1, 2)",
+        ),
+        *(
+            "steps({1: 2})",
+            "steps({})",
+            "steps({0: True})",
+            "steps(3)",
+            "steps({0: 1, -1: 2})",
+            "cosine(1, 2",
+            "",
+        ),
         *("__import__('os')", "cosine(1, exit())", "(" * 10_000),
     ],
 )
@@ -88,7 +114,11 @@ def test_without_a_schedule_nothing_is_made_anew() -> None:
 
 def test_a_base_follows_its_schedule_too() -> None:
     over = Page(base="fedprox", base_options="mu=linear(0,1)", adapt="alpha,eta")
-    assert [over.at(t, 3).inner for t in (1, 2, 3)] == [FedProx(mu=0.0), FedProx(mu=0.5), FedProx(mu=1.0)]
+    assert [over.at(t, 3).inner for t in (1, 2, 3)] == [
+        FedProx(mu=0.0),
+        FedProx(mu=0.5),
+        FedProx(mu=1.0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,17 +142,23 @@ def test_an_option_that_is_one_number_takes_no_schedule() -> None:
 
 
 def test_the_method_is_checked_on_the_numbers_of_every_round() -> None:
-    from equipoise.runs.running import build_task
+    from equipoise.experiment.runner import build_task
 
     fine = {"method": "fedprox", "clients": 4, "rounds": 4, "lr": 0.5}
     build_task(RunSettings.from_options({**fine, "mu": "steps({0: 0, 3: 3})"}))
     with pytest.raises(UsageError, match=r"mu=5 and lr=0\.5"):
         build_task(RunSettings.from_options({**fine, "mu": "steps({0: 0, 3: 5})"}))
     with pytest.raises(UsageError, match="momentum"):
-        build_task(RunSettings.from_options({**fine, "method": "scaffold", "momentum": "steps({0: 0, 3: 0.5})"}))
+        build_task(
+            RunSettings.from_options(
+                {**fine, "method": "scaffold", "momentum": "steps({0: 0, 3: 0.5})"}
+            )
+        )
 
 
-def _by_hand(method: list[Method], training: list[TrainingConfig], executor: str) -> FederatedSimulation:
+def _by_hand(
+    method: list[Method], training: list[TrainingConfig], executor: str
+) -> FederatedSimulation:
     """A run whose constants are exchanged between rounds."""
     task = small_task()
     parts = [
@@ -144,7 +180,10 @@ def _by_hand(method: list[Method], training: list[TrainingConfig], executor: str
             FedAvg(),
             replace(PLAIN, lr=steps({0: 0.1, 2: 0.01}), epochs=steps({0: 1, 1: 3})),
             [FedAvg()] * 4,
-            [replace(PLAIN, lr=lr, epochs=e) for lr, e in ((0.1, 1), (0.1, 3), (0.01, 3), (0.01, 3))],
+            [
+                replace(PLAIN, lr=lr, epochs=e)
+                for lr, e in ((0.1, 1), (0.1, 3), (0.01, 3), (0.01, 3))
+            ],
         ),
         (
             FedAvg(),
@@ -152,7 +191,12 @@ def _by_hand(method: list[Method], training: list[TrainingConfig], executor: str
             [FedAvg()] * 4,
             [replace(PLAIN, momentum=m, weight_decay=0.75 - m) for m in (0.0, 0.25, 0.5, 0.75)],
         ),
-        (FedProx(mu=linear(0, 3)), PLAIN, [FedProx(mu=mu) for mu in (0.0, 1.0, 2.0, 3.0)], [PLAIN] * 4),
+        (
+            FedProx(mu=linear(0, 3)),
+            PLAIN,
+            [FedProx(mu=mu) for mu in (0.0, 1.0, 2.0, 3.0)],
+            [PLAIN] * 4,
+        ),
         (
             FedAvgM(server_momentum=steps({0: 0.9, 2: 0.5})),
             PLAIN,
@@ -162,14 +206,25 @@ def _by_hand(method: list[Method], training: list[TrainingConfig], executor: str
     ],
 )
 def test_a_schedule_is_a_run_whose_constants_are_exchanged(
-    executor: str, method: Method, training: TrainingConfig, methods: list[Method], trainings: list[TrainingConfig]
+    executor: str,
+    method: Method,
+    training: TrainingConfig,
+    methods: list[Method],
+    trainings: list[TrainingConfig],
 ) -> None:
-    followed = FederatedSimulation(method, small_task(), training, Rounds(4, 0, 1.0, executor, 1, True))
+    followed = FederatedSimulation(
+        method, small_task(), training, Rounds(4, 0, 1.0, executor, 1, True)
+    )
     for _ in range(4):
         followed.run_round()
     by_hand = _by_hand(methods, trainings, executor)
     assert largest_difference(followed.params, by_hand.params) == 0
-    assert largest_difference(followed.params, _by_hand([methods[0]] * 4, [trainings[0]] * 4, executor).params) > 0
+    assert (
+        largest_difference(
+            followed.params, _by_hand([methods[0]] * 4, [trainings[0]] * 4, executor).params
+        )
+        > 0
+    )
 
 
 def test_a_constant_schedule_is_the_number_to_the_bit() -> None:
@@ -207,7 +262,9 @@ def test_a_run_goes_on_in_the_middle_of_its_schedules(tmp_path: Path) -> None:
     again = cut_and_resumed(settings, tmp_path / "cut", at=5)
     assert replace(again, seconds=whole.seconds) == whole
     for file in ("global.safetensors", "personal.safetensors"):
-        assert (tmp_path / "cut/models" / file).read_bytes() == (tmp_path / "whole/models" / file).read_bytes()
+        assert (tmp_path / "cut/models" / file).read_bytes() == (
+            tmp_path / "whole/models" / file
+        ).read_bytes()
 
 
 def test_cohorts_of_changing_size_are_not_offered_with_privacy() -> None:

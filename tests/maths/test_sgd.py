@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from equipoise.contract import LocalTrainRequest, ProximalTerm, TrainingConfig, RngContext
-from equipoise.core import random
-from equipoise.learners import batches
+from equipoise.core import LocalTrainRequest, ProximalTerm, RngContext, TrainingConfig
+from equipoise.training import batching
+from equipoise.utils import rng
 from helpers import largest_difference, small_task
 
 HOW = TrainingConfig(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01, momentum=0.6)
@@ -33,7 +33,14 @@ def _fit(task, engine, ids, **how):
             else value
             for key, value in how.items()
         }
-        outs.append(task.fit(ids[k], LocalTrainRequest({n: v[k] for n, v in params.items()}, epochs[k], lr[k], **one), {}, when)[:2])
+        outs.append(
+            task.fit(
+                ids[k],
+                LocalTrainRequest({n: v[k] for n, v in params.items()}, epochs[k], lr[k], **one),
+                {},
+                when,
+            )[:2]
+        )
     return tuple({n: torch.stack([o[i][n] for o in outs]) for n in outs[0][i]} for i in (0, 1))
 
 
@@ -46,8 +53,8 @@ def test_equals_torch_sgd_with_momentum_and_weight_decay(engine, model):
         split = task.data.split(np.array([client]), "train")
         params = {n: p.clone().requires_grad_() for n, p in task.init_params(5).items()}
         optimiser = torch.optim.SGD(params.values(), lr=0.07, momentum=0.6, weight_decay=0.01)
-        key = random.keys(0, np.array([client]), 4, 0)
-        orders = random.permutations(key, split.size, 3)[0] + split.start[0]
+        key = rng.keys(0, np.array([client]), 4, 0)
+        orders = rng.permutations(key, split.size, 3)[0] + split.start[0]
         for order in orders:
             for first in range(0, len(order), 8):
                 rows = torch.from_numpy(order[first : first + 8])
@@ -56,7 +63,12 @@ def test_equals_torch_sgd_with_momentum_and_weight_decay(engine, model):
                     functional_call(task.module, params, (split.x[rows].double(),)), split.y[rows]
                 ).backward()
                 optimiser.step()
-        assert largest_difference({n: v[k] for n, v in got.items()}, {n: p.detach() for n, p in params.items()}) < 1e-12
+        assert (
+            largest_difference(
+                {n: v[k] for n, v in got.items()}, {n: p.detach() for n, p in params.items()}
+            )
+            < 1e-12
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -71,7 +83,14 @@ def test_one_step_with_every_term_by_hand(engine):
     params = {k: v.expand(2, *v.shape) for k, v in task.init_params(5).items()}
     one_epoch = torch.ones(2, dtype=torch.int64)
     if engine == "fit_stack":
-        fit = LocalTrainRequest(params, one_epoch, torch.full((2,), 0.07).double(), pull, linear, trainable=tuple(params))
+        fit = LocalTrainRequest(
+            params,
+            one_epoch,
+            torch.full((2,), 0.07).double(),
+            pull,
+            linear,
+            trainable=tuple(params),
+        )
         got, moved, _ = task.fit_stack(ids, fit, {}, RngContext(0, 1, training))
     else:
         fit = LocalTrainRequest(
@@ -83,11 +102,16 @@ def test_one_step_with_every_term_by_hand(engine):
             trainable=tuple(params),
         )
         one, one_anchor, _ = task.fit(ids[0], fit, {}, RngContext(0, 1, training))
-        got, moved = {n: v[None] for n, v in one.items()}, {n: v[None] for n, v in one_anchor.items()}
+        got, moved = (
+            {n: v[None] for n, v in one.items()},
+            {n: v[None] for n, v in one_anchor.items()},
+        )
     split = task.data.split(np.array([2]), "train")
     rows = slice(int(split.start[0]), int(split.start[0] + split.size[0]))
     x, y = split.x[rows].double(), split.y[rows]
-    error = torch.softmax(torch.zeros(len(y), 4).double(), 1) - F.one_hot(y, 4)  # the model starts at zero
+    error = torch.softmax(torch.zeros(len(y), 4).double(), 1) - F.one_hot(
+        y, 4
+    )  # the model starts at zero
     gradient = error.T @ x / len(y)
     expected = -0.07 * (gradient + 0.01 * 0 - 0.2 + 0.5 * (0 - 0.3))
     assert torch.allclose(got["weight"][0], expected, atol=1e-14)
@@ -125,16 +149,25 @@ def test_blocks_that_do_not_move_stay_to_the_bit():
 PLAIN = TrainingConfig(epochs=3, lr=0.07, batch_size=8, weight_decay=0.01)
 
 
-@pytest.mark.parametrize(("model", "how", "rates"), [("mlp", HOW, 4), ("linear", PLAIN, 4), ("linear", PLAIN, 1)])
+@pytest.mark.parametrize(
+    ("model", "how", "rates"), [("mlp", HOW, 4), ("linear", PLAIN, 4), ("linear", PLAIN, 1)]
+)
 def test_clients_with_fewer_steps_stop_earlier(model, how, rates):
     """Unequal epochs and rates in one stack: each client gets exactly its own."""
     task, ids = small_task(model), torch.arange(4)
     params = {k: v.expand(4, *v.shape) for k, v in task.init_params(5).items()}
     epochs, lr = torch.tensor([2, 0, 5, 1]), torch.tensor([0.1, 0.1, 0.01, 0.2]).double()
     lr = lr if rates > 1 else torch.full_like(lr, 0.1)
-    together, _, _ = task.fit_stack(ids, LocalTrainRequest(params, epochs, lr, trainable=tuple(params)), {}, RngContext(0, 1, how))
+    together, _, _ = task.fit_stack(
+        ids,
+        LocalTrainRequest(params, epochs, lr, trainable=tuple(params)),
+        {},
+        RngContext(0, 1, how),
+    )
     for k in range(4):
-        request = LocalTrainRequest({n: v[k] for n, v in params.items()}, epochs[k], lr[k], trainable=tuple(params))
+        request = LocalTrainRequest(
+            {n: v[k] for n, v in params.items()}, epochs[k], lr[k], trainable=tuple(params)
+        )
         alone, _, _ = task.fit(ids[k], request, {}, RngContext(0, 1, how))
         assert largest_difference(alone, {n: v[k] for n, v in together.items()}) < 1e-12
     assert all(torch.equal(together[n][1], params[n][1]) for n in params)  # zero epochs
@@ -142,8 +175,8 @@ def test_clients_with_fewer_steps_stop_earlier(model, how, rates):
 
 def test_a_plan_visits_every_row_once_an_epoch():
     sizes, epochs = np.array([5, 17, 8]), np.array([2, 1, 3])
-    key = random.keys(3, np.arange(3), 1, 0)
-    plan = batches.plan(key, sizes, epochs, 4)
+    key = rng.keys(3, np.arange(3), 1, 0)
+    plan = batching.plan(key, sizes, epochs, 4)
     assert plan.steps.tolist() == [4, 5, 6]
     for k in range(3):
         seen = np.concatenate([plan.rows[s, k, : plan.counts[s, k]] for s in range(plan.steps[k])])
@@ -152,10 +185,10 @@ def test_a_plan_visits_every_row_once_an_epoch():
 
 def test_a_clients_batches_do_not_depend_on_its_company():
     sizes = np.array([5, 17, 8])
-    key = random.keys(3, np.arange(3), 1, 0)
-    together = batches.plan(key, sizes, np.array([2, 2, 2]), 4)
+    key = rng.keys(3, np.arange(3), 1, 0)
+    together = batching.plan(key, sizes, np.array([2, 2, 2]), 4)
     for k in range(3):
-        alone = batches.plan(key[k : k + 1], sizes[k : k + 1], np.array([2]), 4)
+        alone = batching.plan(key[k : k + 1], sizes[k : k + 1], np.array([2]), 4)
         for s in range(alone.steps[0]):
             count = together.counts[s, k]
             assert together.rows[s, k, :count].tolist() == alone.rows[s, 0, :count].tolist()

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.scores import Evaluations, Scores
+from equipoise.records.rounds import Bytes, Evaluations, RoundRecord, Scores
 from equipoise.records.summary import About, convergence_round, summarise
 from equipoise.report import tables
 from equipoise.report.page.pareto import draw, front
@@ -53,7 +52,9 @@ def _logs(values):
             round=t,
             clients=1,
             seen=1,
-            test=Evaluations(global_=Scores(), trained=Scores({"acc": v}), personal=Scores({"acc": v})),
+            test=Evaluations(
+                global_=Scores(), trained=Scores({"acc": v}), personal=Scores({"acc": v})
+            ),
             val=Evaluations(global_=Scores(), personal=Scores({"acc": 1 - v})),
             train={},
             bytes=Bytes(1, 2),
@@ -73,7 +74,9 @@ def test_convergence_is_the_first_window_near_the_best_one():
 
 
 def test_best_is_by_validation_not_by_test():
-    summary = summarise(About(method="m", task="t", model="", seed=0), _logs([0.2, 0.9, 0.5]), "acc", True)
+    summary = summarise(
+        About(method="m", task="t", model="", seed=0), _logs([0.2, 0.9, 0.5]), "acc", True
+    )
     assert summary.best_round == 1  # validation is highest where test is lowest in this log
     assert summary.best.personal.acc == 0.2
     assert summary.personal.acc == 0.5  # the last

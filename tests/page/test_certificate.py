@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import LocalTrainRequest, Method, RngContext
-from equipoise.core.errors import UsageError
+from equipoise.core import LocalTrainRequest, Method, RngContext
+from equipoise.experiment.certificate import certify
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.fedavgm import FedAvgM
-from equipoise.methods.page.actions import epochs_of, rate_of
+from equipoise.methods.fedopt import FedAvgM
+from equipoise.methods.page.config import epochs_of, rate_of
 from equipoise.methods.page.page import Page
-from equipoise.runs.certificate import certify
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
 
@@ -83,9 +83,13 @@ def test_bad_use_is_refused() -> None:
         certify(simulate(FedAvg(), small_task(val_share=0.0), 1))
 
 
-def test_the_command_adds_it_to_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_adds_it_to_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = str(tmp_path / "run")
-    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1".split()
+    small = (
+        "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --warmup 1".split()
+    )
     assert main(["run", "--method", "page", "--out", folder, "--quiet", *small]) == 0
     assert main(["certify", folder, "--samples", "3"]) == 0
     shown = capsys.readouterr()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
 from equipoise.methods.dapfl import DapFL
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
 
@@ -12,11 +12,18 @@ def test_state_reward_and_weights_by_hand() -> None:
     task = small_task()
     sim = simulate(DapFL(), task, 1)
     ids = torch.arange(6)
-    before = task.evaluate_stack(ids, {k: v.expand(6, *v.shape) for k, v in sim.initial.items()}, "val")
+    before = task.evaluate_stack(
+        ids, {k: v.expand(6, *v.shape) for k, v in sim.initial.items()}, "val"
+    )
     after = task.evaluate_stack(ids, sim.store.local, "val")
     held = sim.store.state["player"]
     assert largest_difference(held["state"], torch.stack([before["loss"], before["acc"]], 1)) < 1e-9
-    assert largest_difference(held["reward"], before["loss"] - after["loss"] + after["acc"] - before["acc"]) < 1e-9
+    assert (
+        largest_difference(
+            held["reward"], before["loss"] - after["loss"] + after["acc"] - before["acc"]
+        )
+        < 1e-9
+    )
     n = task.num_examples(ids).double()
     mean = {k: torch.tensordot(n / n.sum(), v, 1) for k, v in sim.store.local.items()}
     assert largest_difference(sim.params, mean) < 1e-12

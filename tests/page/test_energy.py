@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.clock.fleet import DevicePopulation
-from equipoise.clock.options import ClockConfig
-from equipoise.contract import DeviceProfile
-from equipoise.core.errors import UsageError
+from equipoise.clock.config import ClockConfig
+from equipoise.clock.devices import DevicePopulation
+from equipoise.core import DeviceProfile
 from equipoise.methods.page import energy
 from equipoise.methods.page.page import Page
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
 ONE = {
@@ -36,15 +36,23 @@ def test_equations_13_to_15() -> None:
     p = tensors()
     assert float(energy.computing(p, torch.tensor(200))) == pytest.approx(200 * 1e-28 * 1e6 * 1e18)
     # Signal to noise 4e-12 * 0.1 / (4e-21 * 1e6) = 100: Shannon's rate is 1e6 log2(101) bits a second.
-    assert float(energy.radio(p, p["power_up"], 30_000.0)) == pytest.approx(0.1 * 30_000 / (1e6 * math.log2(101)))
+    assert float(energy.radio(p, p["power_up"], 30_000.0)) == pytest.approx(
+        0.1 * 30_000 / (1e6 * math.log2(101))
+    )
 
 
 def test_the_budget_is_kept_or_broken_by_epochs() -> None:
     fixed = energy.Resources(**{name: (value, value) for name, value in ONE.items()})
     u = torch.rand(9, dtype=torch.float64)
     cost = energy.price(fixed, u, u, torch.tensor(200), 30_000.0)
-    assert float(energy.excess(cost, torch.tensor(5))) == pytest.approx(0.0, abs=1e-12)  # equation (16), just kept
-    assert float(energy.excess(cost, torch.tensor(4))) < 0 < float(energy.excess(cost, torch.tensor(6)))
+    assert float(energy.excess(cost, torch.tensor(5))) == pytest.approx(
+        0.0, abs=1e-12
+    )  # equation (16), just kept
+    assert (
+        float(energy.excess(cost, torch.tensor(4)))
+        < 0
+        < float(energy.excess(cost, torch.tensor(6)))
+    )
     assert float(energy.affordable({"cost": cost})) == pytest.approx(5.0)
 
 
@@ -65,7 +73,9 @@ def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     ranges = tmp_path / "tight.toml"
     ranges.write_text("budget = [1.5, 2.0]\n")
     method = Page(resources=str(ranges), warmup=2, window=0, reading="paper", agents="each")
-    loop, stacked = (simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
     notes = stacked.logs[-1].notes
     assert len(notes["excess"]) == len(notes["multiplier"]) == len(notes["joules"]) == 6
@@ -76,7 +86,9 @@ def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     assert broken == risen
     held = stacked.store.state["energy"]
     again = simulate(method, small_task(), 3).store.state["energy"]
-    assert largest_difference(held["usual"], again["usual"]) == 0.0  # who a client is does not change with the rounds
+    assert (
+        largest_difference(held["usual"], again["usual"]) == 0.0
+    )  # who a client is does not change with the rounds
 
 
 @pytest.mark.parametrize(
@@ -107,12 +119,16 @@ def test_missing_file_and_fixed_epochs_are_refused() -> None:
 def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
     """What an agent is billed for is what the clock says that the round cost: the same watts, speeds and links."""
     file = tmp_path / "two.csv"
-    file.write_text("name,share,speed,up,down,watts,radio\nslow,1,20,1e12,1e12,2,1\nfast,1,500,1e12,1e12,8,1\n")
+    file.write_text(
+        "name,share,speed,up,down,watts,radio\nslow,1,20,1e12,1e12,2,1\nfast,1,500,1e12,1e12,8,1\n"
+    )
     task, timing = small_task(), ClockConfig(devices=str(file))
     task.devices = DevicePopulation(timing.device_classes, 0)
     method = Page(resources="devices")
     method.check(task, task.training)
-    run = FederatedSimulation(method, task, task.training, RoundLoopConfig(3, 0, 1.0, "stacked", 1, True), timing=timing)
+    run = FederatedSimulation(
+        method, task, task.training, RoundLoopConfig(3, 0, 1.0, "stacked", 1, True), timing=timing
+    )
     for _ in range(3):
         log = run.run_round()
         assert sum(log.logged["joules"]) == pytest.approx(log.energy, rel=1e-6)
@@ -121,7 +137,9 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
     usual = task.devices.usual(ids.numpy())
     assert len(set(usual.watts)) == 2
     cost = run.store.state["energy"]["cost"]
-    assert cost["epoch"].tolist() == pytest.approx((samples.numpy() / usual.speed * usual.watts).tolist())
+    assert cost["epoch"].tolist() == pytest.approx(
+        (samples.numpy() / usual.speed * usual.watts).tolist()
+    )
     epochs = energy.affordable({"cost": cost})
     assert bool(((epochs >= 3) & (epochs <= 15)).all())  # the budget's own range
 
@@ -129,7 +147,9 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
 def test_a_radio_by_hand() -> None:
     """100 samples at 50 per second and 3 W; 1,000 bytes at 1 and 3 ms per byte and 0.5 W; a budget of four epochs."""
     numbers = (torch.tensor(value, dtype=torch.float64) for value in (50.0, 1e-3, 3e-3, 3.0, 0.5))
-    cost = energy.device_price(DeviceProfile(*numbers), torch.tensor(4.0), torch.tensor(100), 1000.0)
+    cost = energy.device_price(
+        DeviceProfile(*numbers), torch.tensor(4.0), torch.tensor(100), 1000.0
+    )
     assert {name: float(value) for name, value in cost.items()} == pytest.approx(
         {"epoch": 6.0, "fixed": 2.0, "budget": 26.0}
     )

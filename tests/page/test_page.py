@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.readings import FreeWeights, RewardLevel
-from equipoise.contract import Server, LocalHParams, ClientUpdate
-from equipoise.core.errors import UsageError
-from equipoise.learners import ddpg
-from equipoise.methods.page import actions, player, settle
-from equipoise.methods.page.game import TABLE_7
-from equipoise.methods.page.page import Page
-from equipoise.methods.page.readings import LEAST, LEAST_ERROR
+from equipoise.core import ClientUpdate, LocalHParams, Server
+from equipoise.methods.page import agents, page
+from equipoise.methods.page.config import LEAST, LEAST_ERROR
+from equipoise.methods.page.page import TABLE_7, Page
+from equipoise.rl import ddpg
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
@@ -27,36 +26,47 @@ def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_actions_use_the_whole_range_and_clip_nothing() -> None:
     ends = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
-    assert actions.rate_of(ends, 0.001, 0.1).tolist() == pytest.approx([0.001, 0.01, 0.1])
-    assert actions.epochs_of(ends, 20).tolist() == [1, 11, 20]
+    assert agents.rate_of(ends, 0.001, 0.1).tolist() == pytest.approx([0.001, 0.01, 0.1])
+    assert agents.epochs_of(ends, 20).tolist() == [1, 11, 20]
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 1000 - 1
-    assert torch.bincount(actions.epochs_of(grid, 20))[1:].tolist() == [100] * 20  # every number equally often
-    p = actions.simplex(torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    assert (
+        torch.bincount(agents.epochs_of(grid, 20))[1:].tolist() == [100] * 20
+    )  # every number equally often
+    p = agents.simplex(torch.tensor([-1.0, 1.0], dtype=torch.float64))
     assert p.tolist() == pytest.approx([1 / 101, 100 / 101])
 
 
-def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_it_is_outside() -> None:
+def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_it_is_outside() -> (
+    None
+):
     ends = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     epochs, rate = torch.tensor(8), torch.tensor(0.02, dtype=torch.float64)
-    assert actions.epochs_near(ends, epochs, 20).tolist() == [4, 8, 16]
-    assert actions.epochs_near(ends, epochs, 10).tolist() == [4, 8, 10]
-    assert actions.epochs_near(ends, torch.tensor(1), 20).tolist() == [1, 1, 2]
-    assert actions.epochs_near(ends, torch.tensor(30), 20).tolist() == [15, 30, 30]
-    assert actions.rate_near(ends, rate, 0.001, 0.1).tolist() == pytest.approx([0.002, 0.02, 0.1])
-    assert actions.rate_near(ends, rate, 0.01, 1.0).tolist() == pytest.approx([0.01, 0.02, 0.2])
-    assert actions.rate_near(ends, torch.tensor(0.5).double(), 0.001, 0.1).tolist() == pytest.approx([0.05, 0.5, 0.5])
-    assert actions.exponent_of(ends).tolist() == [0.0, 0.5, 1.0]
+    assert agents.epochs_near(ends, epochs, 20).tolist() == [4, 8, 16]
+    assert agents.epochs_near(ends, epochs, 10).tolist() == [4, 8, 10]
+    assert agents.epochs_near(ends, torch.tensor(1), 20).tolist() == [1, 1, 2]
+    assert agents.epochs_near(ends, torch.tensor(30), 20).tolist() == [15, 30, 30]
+    assert agents.rate_near(ends, rate, 0.001, 0.1).tolist() == pytest.approx([0.002, 0.02, 0.1])
+    assert agents.rate_near(ends, rate, 0.01, 1.0).tolist() == pytest.approx([0.01, 0.02, 0.2])
+    assert agents.rate_near(ends, torch.tensor(0.5).double(), 0.001, 0.1).tolist() == pytest.approx(
+        [0.05, 0.5, 0.5]
+    )
+    assert agents.exponent_of(ends).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -> None:
     """The fault of the authors' code that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
-    start, zero = LocalHParams(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
+    start, zero = (
+        LocalHParams(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)),
+        torch.zeros(2, dtype=torch.float64),
+    )
     expected = {"authors-code": (20, 0.1), "paper": (11, 0.01), "relative": (1, 0.5)}
     for reading, (epochs, lr) in expected.items():
         method = Page(reading=reading)
         train = method.meaning(method.read.kept(zero, 0.001, 0.1), start)
         assert (int(train.epochs), float(train.lr)) == (epochs, pytest.approx(lr))
-    assert Page(reading="authors-code").read.kept(zero, 0.001, 0.1).tolist() == pytest.approx([0.1, 0.1])
+    assert Page(reading="authors-code").read.kept(zero, 0.001, 0.1).tolist() == pytest.approx(
+        [0.1, 0.1]
+    )
     assert Page(reading="authors-code").agent(small_task()).normalise is False
 
 
@@ -79,14 +89,17 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
     trained_loss = task.evaluate_stack(ids, sim.store.local, "val")["loss"]
     assert largest_difference(held["reward"], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
-    assert sim.logs[0].decisions["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
+    assert sim.logs[0].decisions["epochs"] == agents.epochs_of(held["action"][:, 0], 20).tolist()
     assert int(held["agent"]["stored"].sum()) == 0  # the transition closes a round later
 
     sim.run_round()
     memory = sim.store.state["player"]["agent"]
     assert memory["stored"].tolist() == [1] * 6
     assert largest_difference(memory["replay"]["state"][:, 0, 0], received_acc) < 1e-12
-    assert largest_difference(memory["replay"]["reward"][:, 0], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
+    assert (
+        largest_difference(memory["replay"]["reward"][:, 0], 1 / trained_loss.clamp(min=LEAST))
+        < 1e-9
+    )
     again = sim.store.state["player"]["state"]
     assert largest_difference(memory["replay"]["next"][:, 0], again) == 0.0
 
@@ -102,8 +115,10 @@ def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert bool((p > 0).all())
     f = task.evaluate_stack(torch.arange(6), uploads, "val")["loss"]
-    assert float(state["reward"]) == pytest.approx(float(1 / (actions.simplex(state["action"]) @ f)), rel=1e-9)
-    mean = {k: torch.tensordot(actions.simplex(state["action"]), v, 1) for k, v in uploads.items()}
+    assert float(state["reward"]) == pytest.approx(
+        float(1 / (agents.simplex(state["action"]) @ f)), rel=1e-9
+    )
+    mean = {k: torch.tensordot(agents.simplex(state["action"]), v, 1) for k, v in uploads.items()}
     assert largest_difference(sim.params, mean) < 1e-12  # equation (5)
 
 
@@ -130,14 +145,18 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
     ],
 )
 def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
-    loop, stacked = (simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked")
+    )
     updates = stacked.store.state["player"]["agent"]["updates"]
     assert int(updates.min()) == 18
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
 
 
 def test_the_seed_decides_and_agents_differ() -> None:
-    first, again, other = (simulate(Page(**PAPER), small_task(), 3, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (
+        simulate(Page(**PAPER), small_task(), 3, seed=seed) for seed in (0, 0, 1)
+    )
     assert largest_difference(first.state_dict(), again.state_dict()) == 0.0
     nets = first.store.state["player"]["agent"]["actor"]
     assert float((nets[0] - nets[1]).abs().max()) > 0.1
@@ -153,7 +172,9 @@ def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() 
     assert sum(sim.logs[0].notes["p"]) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_authors_code_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> None:
+def test_the_authors_code_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> (
+    None
+):
     task = small_task()
     sim = simulate(Page(**AUTHORS_CODE), task, 1)
     loss = task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "test")["loss"]
@@ -163,20 +184,20 @@ def test_the_authors_code_pays_the_server_by_the_aggregates_loss_and_shows_it_th
 
 
 def test_the_game_ends_when_neither_utility_evolves() -> None:
-    history = settle.empty(3)
+    history = page.empty(3)
     losses = [1.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4]
     ends = []
     for loss in losses:
-        _, history = settle.record(history, torch.tensor([loss]), torch.tensor([0.3]), 0.01)
-        ends.append(settle.settled(history, 0.01))
+        _, history = page.record(history, torch.tensor([loss]), torch.tensor([0.3]), 0.01)
+        ends.append(page.settled(history, 0.01))
     assert ends == [False] * 7 + [True]
     # A change of one per cent between the windows' means, and a hair more or less.
     for factor, expected in ((1.0099, True), (1.0102, False)):
-        history = settle.empty(2)
+        history = page.empty(2)
         for loss in (0.5, 0.5, 0.5 / factor, 0.5 / factor):
-            _, history = settle.record(history, torch.tensor([loss]), torch.tensor([loss]), 0.01)
-        assert settle.settled(history, 0.01) is expected
-        assert settle.settled(history, 0.01, not_before=1) is False
+            _, history = page.record(history, torch.tensor([loss]), torch.tensor([loss]), 0.01)
+        assert page.settled(history, 0.01) is expected
+        assert page.settled(history, 0.01, not_before=1) is False
 
 
 def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
@@ -206,19 +227,22 @@ def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone
 def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
     """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
     config = Page(**PAPER).leads.config(small_task())
-    agent = player.empty(config, 1, 2)["agent"]
+    agent = agents.empty(config, 1, 2)["agent"]
     for k in range(40):
         u = torch.rand(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
         agent = ddpg.store(agent, u[:1], u[1:3], u[3], u[4:5], torch.tensor(True))
     scaled = {**agent, "replay": {**agent["replay"], "reward": 10 * agent["replay"]["reward"]}}
-    draws = torch.rand(1, config.batch, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    draws = torch.rand(
+        1, config.batch, generator=torch.Generator().manual_seed(99), dtype=torch.float64
+    )
     one, other = ddpg.learn(config, agent, draws), ddpg.learn(config, scaled, draws)
     assert largest_difference(one["actor"], other["actor"]) < 1e-9
 
 
 def test_in_the_authors_code_the_bias_scales_rewards() -> None:
     plain, local, server = (
-        simulate(Page(**AUTHORS_CODE, bias=bias), small_task(), 1) for bias in ("1:1", "1:10", "10:1")
+        simulate(Page(**AUTHORS_CODE, bias=bias), small_task(), 1)
+        for bias in ("1:1", "1:10", "10:1")
     )
     paid = [sim.store.state["player"]["reward"] for sim in (plain, local, server)]
     assert largest_difference(10 * paid[0], paid[1]) < 1e-9
@@ -269,10 +293,13 @@ def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     s = Server(task, task.training, sim.params, sim.server_state, 0, 2, 2)
     ids = torch.tensor([1, 4])
     uploads = {k: v[ids] for k, v in sim.store.local.items()}
-    losses: dict[str, Tensor] = {name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")}
+    losses: dict[str, Tensor] = {
+        name: torch.ones(2, dtype=torch.float64) for name in ("received_loss", "trained_loss")
+    }
     p, state = Page(**PAPER).aggregation_weights(s, ids, ClientUpdate(uploads, {}, losses))
     assert isinstance(p, Tensor)
     assert float(p.sum()) == pytest.approx(1.0)
     assert (
-        state["follower"]["accs"][[0, 2, 3, 5]].tolist() == sim.server_state["follower"]["accs"][[0, 2, 3, 5]].tolist()
+        state["follower"]["accs"][[0, 2, 3, 5]].tolist()
+        == sim.server_state["follower"]["accs"][[0, 2, 3, 5]].tolist()
     )

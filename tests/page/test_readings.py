@@ -8,8 +8,8 @@ from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.methods.fedavg import FedAvg
+from equipoise.methods.page.config import LEAST, LEAST_ERROR, READINGS
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.readings import LEAST, LEAST_ERROR, READINGS
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
@@ -33,7 +33,12 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
     error = 1 - task.evaluate_stack(IDS, everybody(sim.initial), "train")["acc"].double()
     held = sim.store.state["player"]
     last = torch.zeros(6, dtype=torch.float64)  # one round asked for: none is left
-    assert largest_difference(held["state"], torch.stack([before["acc"], before["loss"].log(), last], 1)) < 1e-12
+    assert (
+        largest_difference(
+            held["state"], torch.stack([before["acc"], before["loss"].log(), last], 1)
+        )
+        < 1e-12
+    )
     assert largest_difference(held["reward"], log_gain(before["loss"], trained["loss"])) < 1e-12
 
     follower = sim.server_state["follower"]
@@ -44,7 +49,9 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
     p = task.num_examples(IDS).double() * (error + LEAST_ERROR) ** kappa
     assert sim.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
     both = {name: torch.stack([old, sim.params[name]]) for name, old in sim.initial.items()}
-    assert float(follower["reward"]) == pytest.approx(float(log_gain(*task.evaluate_server(both, "public")["loss"])))
+    assert float(follower["reward"]) == pytest.approx(
+        float(log_gain(*task.evaluate_server(both, "public")["loss"]))
+    )
 
 
 def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() -> None:
@@ -53,7 +60,10 @@ def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() 
         paid = sim.store.state["player"]["reward"]
         sim.run_round()
         learned_from = sim.server_state["leader"]["replay"]["reward"][:6]
-        assert largest_difference(learned_from, paid - paid.mean() if mean is not None else paid) < 1e-12
+        assert (
+            largest_difference(learned_from, paid - paid.mean() if mean is not None else paid)
+            < 1e-12
+        )
         assert float(paid.std()) > 0.01
 
 
@@ -63,8 +73,12 @@ def test_levels_are_paid_as_in_the_paper_and_looked_ahead_for() -> None:
     f = task.evaluate_stack(IDS, sim.store.local, "val")["loss"].double()
     p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert largest_difference(sim.store.state["player"]["reward"], 1 / f.clamp(min=LEAST)) < 1e-12
-    assert float(sim.server_state["follower"]["reward"]) == pytest.approx(float(1 / (p @ f)), rel=1e-4)
-    assert {name: read.gamma for name, read in READINGS.items() if read.gamma == 0} == {"relative": 0.0}
+    assert float(sim.server_state["follower"]["reward"]) == pytest.approx(
+        float(1 / (p @ f)), rel=1e-4
+    )
+    assert {name: read.gamma for name, read in READINGS.items() if read.gamma == 0} == {
+        "relative": 0.0
+    }
     assert [kind().read.gamma for kind in (FreeWeights, Absolute, RewardLevel)] == [0.0, 0.0, 0.99]
 
 
@@ -99,14 +113,18 @@ def test_random_actions_fill_the_range_and_nothing_is_learned(method: Page, most
     assert task.training.epochs == 2
     sim = simulate(method, task, 10)
     decisions = [log.decisions for log in sim.logs if log.decisions]
-    assert {epochs for chosen in decisions for epochs in chosen["epochs"]} == set(range(1, most + 1))
+    assert {epochs for chosen in decisions for epochs in chosen["epochs"]} == set(
+        range(1, most + 1)
+    )
     assert len({tuple(log.notes["p"]) for log in sim.logs}) == 10
     assert "player" not in sim.store.state
 
 
 def test_bias_to_the_server_adds_to_the_exponent() -> None:
     task = small_task()
-    plain, biased = (simulate(Page(control="zero", bias=bias, **SHORT), task, 1) for bias in ("1:1", "10:1"))
+    plain, biased = (
+        simulate(Page(control="zero", bias=bias, **SHORT), task, 1) for bias in ("1:1", "10:1")
+    )
     error = 1 - task.evaluate_stack(IDS, everybody(plain.initial), "train")["acc"].double()
     p = torch.tensor(plain.logs[0].notes["p"]).double() * (error + LEAST_ERROR)
     assert biased.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-4)

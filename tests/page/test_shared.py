@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
-from equipoise.contract import Server, ClientUpdate
-from equipoise.core.trees import tree_bytes
-from equipoise.learners import ddpg
-from equipoise.methods.page import actions, cohort, shared
-from equipoise.methods.page.follower import STEPS, Cohort
-from equipoise.methods.page.game import FADE
+from equipoise.core import ClientUpdate, Server
+from equipoise.methods.page import agents
+from equipoise.methods.page.agents import STEPS, Cohort
+from equipoise.methods.page.config import FADE, LEAST
 from equipoise.methods.page.page import Page
-from equipoise.methods.page.readings import LEAST
+from equipoise.rl import ddpg
+from equipoise.utils.pytree import tree_bytes
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
@@ -34,23 +33,34 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 
 def some_agent(config: ddpg.Config) -> Any:
     """An agent whose last layer is not near zero, so that scores differ."""
-    sizes = 2 * cohort.FEATURES, 1
+    sizes = 2 * agents.FEATURES, 1
     agent = ddpg.init(config, *sizes, rand(ddpg.init_draws(config, *sizes)))
     return {**agent, "actor": rand(len(agent["actor"]), seed=1) - 0.5}
 
 
 def some_features(clients: int) -> Tensor:
-    return cohort.features(*rand(3, clients, seed=2), torch.arange(clients) + 20)
+    return agents.features(*rand(3, clients, seed=2), torch.arange(clients) + 20)
 
 
 # --- the server's net -----------------------------------------------------------------------------------------------
 
 
 def test_features_are_the_clients_own_and_the_cohorts_mean() -> None:
-    acc, received, trained = torch.tensor([[0.2, 0.4], [1.0, 2.0], [0.5, 0.25]], dtype=torch.float64)
-    seen = cohort.features(acc, received, trained, torch.tensor([10, 40]))
+    acc, received, trained = torch.tensor(
+        [[0.2, 0.4], [1.0, 2.0], [0.5, 0.25]], dtype=torch.float64
+    )
+    seen = agents.features(acc, received, trained, torch.tensor([10, 40]))
     assert seen[1].tolist() == pytest.approx(
-        [0.4, math.log(2), math.log(0.25), math.log(40), 0.3, math.log(2) / 2, math.log(0.125) / 2, math.log(20)]
+        [
+            0.4,
+            math.log(2),
+            math.log(0.25),
+            math.log(40),
+            0.3,
+            math.log(2) / 2,
+            math.log(0.125) / 2,
+            math.log(20),
+        ]
     )
     assert torch.equal(seen[0, 4:], seen[1, 4:])
 
@@ -60,7 +70,7 @@ def test_permuting_clients_permutes_their_weights() -> None:
     agent, order = some_agent(config), torch.tensor([3, 0, 6, 1, 5, 2, 4])
     parts = *rand(3, 7, seed=2), torch.arange(7) + 20
     p, permuted = (
-        actions.simplex(cohort.scores(config, agent, cohort.features(*each)))
+        agents.simplex(agents.scores(config, agent, agents.features(*each)))
         for each in (parts, [part[order] for part in parts])
     )
     assert float(p.max() / p.min()) > 1.05  # else there is nothing to permute
@@ -72,30 +82,37 @@ def test_with_noise_too_a_clients_weight_is_its_own_wherever_it_stands() -> None
     sim = simulate(Page(**PAPER), task, 3)
     s = Server(task, task.training, sim.params, sim.server_state, 0, 4, 9)
     config, order = CONFIG, torch.tensor([2, 5, 0, 1, 4, 3])
-    player = {**sim.server_state["follower"], "agent": {**some_agent(config), "updates": torch.tensor(1)}}
+    player = {
+        **sim.server_state["follower"],
+        "agent": {**some_agent(config), "updates": torch.tensor(1)},
+    }
     seen = some_features(6)
-    one, _ = cohort.turn(s, config, player, torch.arange(6), seen, False)
-    other, _ = cohort.turn(s, config, player, order, seen[order], False)
-    still, after = cohort.turn(s, replace(config, sigma=0.0), player, torch.arange(6), seen, False)
+    one, _ = agents.turn_cohort(s, config, player, torch.arange(6), seen, False)
+    other, _ = agents.turn_cohort(s, config, player, order, seen[order], False)
+    still, after = agents.turn_cohort(
+        s, replace(config, sigma=0.0), player, torch.arange(6), seen, False
+    )
     assert largest_difference(one[order], other) < 1e-12
     assert largest_difference(one, still) > 0.01
-    assert largest_difference(still, cohort.scores(config, after["agent"], seen)) < 1e-12
+    assert largest_difference(still, agents.scores(config, after["agent"], seen)) < 1e-12
 
 
 def test_identical_clients_get_identical_weights() -> None:
     config = CONFIG
     seen = some_features(5)[[0, 1, 0, 2, 0]]
-    score = cohort.scores(config, some_agent(config), seen)
+    score = agents.scores(config, some_agent(config), seen)
     assert float((score[[0, 2]] - score[4]).abs().max()) < 1e-12
     assert float((score[0] - score[1]).abs()) > 1e-3
-    alike = actions.simplex(cohort.scores(config, some_agent(config), some_features(1).expand(8, -1)))
+    alike = agents.simplex(
+        agents.scores(config, some_agent(config), some_features(1).expand(8, -1))
+    )
     assert alike.tolist() == pytest.approx([1 / 8] * 8, abs=1e-12)
 
 
 def test_the_value_of_a_cohort_knows_neither_order_nor_copies() -> None:
     config = CONFIG
     agent, seen, action = some_agent(config), some_features(3), rand(3, 1, seed=3)
-    critic = ddpg.layers(agent["critic"], ddpg._critic_shapes(config, 2 * cohort.FEATURES, 1))
+    critic = ddpg.layers(agent["critic"], ddpg._critic_shapes(config, 2 * agents.FEATURES, 1))
 
     def value(rows: list[int]) -> float:
         return float(ddpg._critic(critic, seen[rows].unsqueeze(0), action[rows].unsqueeze(0))[0])
@@ -121,25 +138,37 @@ def test_all_members_share_one_scale() -> None:
 @pytest.mark.parametrize("size", [1, 5, 8, 100])
 def test_the_memory_keeps_members_evenly(size: int) -> None:
     for u in (0.0, 0.4, 0.999):
-        counts = torch.bincount(cohort.evenly(size, 8, torch.tensor([u], dtype=torch.float64)), minlength=size)
+        counts = torch.bincount(
+            agents.evenly(size, 8, torch.tensor([u], dtype=torch.float64)), minlength=size
+        )
         assert int(counts.sum()) == 8
         assert int(counts.max() - counts.min()) <= 1
-    assert int(cohort.evenly(size, 8, torch.tensor([1 - 2.0**-53], dtype=torch.float64)).max()) == size - 1
+    assert (
+        int(agents.evenly(size, 8, torch.tensor([1 - 2.0**-53], dtype=torch.float64)).max())
+        == size - 1
+    )
 
 
 def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
     """Pay by the weight of clients with a low loss: the scores must come to follow minus the loss."""
-    config = ddpg.Config(gamma=0.0, batch=32, steps=1, capacity=256, warmup=1, members=8, noise="none")
-    agent = ddpg.init(config, 2 * cohort.FEATURES, 1, rand(ddpg.init_draws(config, 2 * cohort.FEATURES, 1)))
+    config = ddpg.Config(
+        gamma=0.0, batch=32, steps=1, capacity=256, warmup=1, members=8, noise="none"
+    )
+    agent = ddpg.init(
+        config, 2 * agents.FEATURES, 1, rand(ddpg.init_draws(config, 2 * agents.FEATURES, 1))
+    )
     for k in range(256):
-        seen, action = cohort.features(*rand(3, 8, seed=k), torch.full((8,), 20)), 2 * rand(8, seed=1000 + k) - 1
-        reward = -(actions.simplex(action) @ seen[:, 2])
+        seen, action = (
+            agents.features(*rand(3, 8, seed=k), torch.full((8,), 20)),
+            2 * rand(8, seed=1000 + k) - 1,
+        )
+        reward = -(agents.simplex(action) @ seen[:, 2])
         row = {"state": seen, "action": action.unsqueeze(-1), "reward": reward, "next": seen}
-        agent = shared.remember(agent, {name: value.unsqueeze(0) for name, value in row.items()})
+        agent = agents.remember(agent, {name: value.unsqueeze(0) for name, value in row.items()})
     for k in range(150):
         agent = ddpg.learn(config, agent, rand(1, 32, seed=k))
-    seen = cohort.features(*rand(3, 50, seed=5000), torch.full((50,), 20))
-    both = torch.stack([cohort.scores(config, agent, seen), seen[:, 2]])
+    seen = agents.features(*rand(3, 50, seed=5000), torch.full((50,), 20))
+    both = torch.stack([agents.scores(config, agent, seen), seen[:, 2]])
     assert float(torch.corrcoef(both)[0, 1]) < -0.7
 
 
@@ -156,11 +185,11 @@ def test_transitions_by_hand() -> None:
     held = sim.store.state["player"]
     first = before["acc"].unsqueeze(1)
     assert largest_difference(held["state"], first) < 1e-12
-    assert sim.logs[0].decisions["epochs"] == actions.epochs_of(held["action"][:, 0], 20).tolist()
+    assert sim.logs[0].decisions["epochs"] == agents.epochs_of(held["action"][:, 0], 20).tolist()
 
     # The server: its weights, what it saw, what it is paid.
     follower = sim.server_state["follower"]
-    seen = cohort.features(trained["acc"], before["loss"], trained["loss"], task.num_examples(ids))
+    seen = agents.features(trained["acc"], before["loss"], trained["loss"], task.num_examples(ids))
     p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert float(follower["reward"]) == pytest.approx(float(1 / (p @ trained["loss"])), rel=1e-4)
@@ -170,7 +199,10 @@ def test_transitions_by_hand() -> None:
     assert float(kept.values.max()) < 1e-9
     assert set(kept.indices.tolist()) == set(range(6))
     assert (
-        largest_difference(actions.simplex(follower["action"][:, 0]), actions.simplex(p[kept.indices].log10())) < 1e-4
+        largest_difference(
+            agents.simplex(follower["action"][:, 0]), agents.simplex(p[kept.indices].log10())
+        )
+        < 1e-4
     )
 
     sim.run_round()
@@ -189,10 +221,13 @@ def test_transitions_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [Page(**PAPER), *(kind(**SHORT) for kind in (Page, Absolute, RewardLevel, FreeWeights))]
+    "method",
+    [Page(**PAPER), *(kind(**SHORT) for kind in (Page, Absolute, RewardLevel, FreeWeights))],
 )
 def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
-    loop, stacked = (simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked")
+    )
     state = stacked.server_state
     agent = method.leads.config(small_task())
     turns = 20 - math.ceil(
@@ -208,7 +243,9 @@ def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
     """The warm-up is over, but too few transitions came up to learn from."""
     task = small_task()
     early = simulate(Page(warmup=1, window=0, reading="paper"), task, 8, seed=5)
-    spent = torch.tensor([epochs for log in early.logs for epochs in log.decisions["epochs"]]).double()
+    spent = torch.tensor(
+        [epochs for log in early.logs for epochs in log.decisions["epochs"]]
+    ).double()
     assert int(early.server_state["leader"]["updates"]) == 0
     assert int(early.server_state["leader"]["stored"]) == 42
     assert float(spent.std()) > 4.5  # of uniform numbers from 1 to 20 it is 5.8
@@ -228,7 +265,9 @@ def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> Non
     held = sim.store.state["player"]["turns"]
     assert held.tolist() == turns[torch.from_numpy(sim.store.ids)].tolist()
     assert int(sim.server_state["leader"]["stored"]) == int((turns - 1).clamp(min=0).sum())
-    assert int(sim.server_state["follower"]["agent"]["stored"]) == 7  # the server's closes with any next cohort
+    assert (
+        int(sim.server_state["follower"]["agent"]["stored"]) == 7
+    )  # the server's closes with any next cohort
 
 
 def test_nothing_at_the_server_grows_with_the_clients() -> None:
@@ -240,7 +279,11 @@ def test_only_some_of_the_asked_reply() -> None:
     task, method = small_task(), Page(**PAPER)
     sim = simulate(method, task, 2)
     s = Server(task, task.training, sim.params, sim.server_state, 0, 3, 3)
-    metrics = {"received_loss": torch.ones(1), "trained_loss": torch.ones(1).double(), "trained_acc": torch.ones(1)}
+    metrics = {
+        "received_loss": torch.ones(1),
+        "trained_loss": torch.ones(1).double(),
+        "trained_acc": torch.ones(1),
+    }
     metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.state["player"]["transition"].items()}
     uploads = {k: v[:1] for k, v in sim.store.local.items()}
     p, state = method.aggregation_weights(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
@@ -279,5 +322,7 @@ def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
 
 def test_noise_fades_over_the_run_and_in_the_box_as_in_the_paper() -> None:
     box = Page(warmup=10, reading="paper").leads
-    assert [box.spread(t, 900) for t in (1, 10, 10 + FADE // 2, 10 + FADE, 800)] == pytest.approx([0.2, 0.2, 0.1, 0, 0])
+    assert [box.spread(t, 900) for t in (1, 10, 10 + FADE // 2, 10 + FADE, 800)] == pytest.approx(
+        [0.2, 0.2, 0.1, 0, 0]
+    )
     assert [Page().leads.spread(t, 100) for t in (0, 50, 100)] == pytest.approx([0.2, 0.1, 0.0])

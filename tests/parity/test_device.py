@@ -4,16 +4,14 @@ import pytest
 import torch
 
 from data.test_tasks import small_task as small_real
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import TrainingConfig
+from equipoise.experiment.multiprocess import multiprocess_executor, num_processes
+from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
-from equipoise.runs.choosing import num_processes
-from equipoise.runs.running import build_task, run
-from equipoise.runs.spreading import multiprocess_executor
-from equipoise.runtime.choose import ExecutorPlan, select_executor
-from equipoise.runtime.device import place
-from equipoise.settings.config import RunSettings
-from equipoise.settings.means import ResourceConfig
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.executor_selection import ExecutorPlan, place, select_executor
+from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
 
@@ -38,7 +36,13 @@ def test_every_method_is_the_same_there(method):
 @pytest.mark.parametrize(
     ("model", "executor"),
     # A recurrent model does not stack: it is a loop in either executor.
-    [("linear", "loop"), ("linear", "stacked"), ("cnn", "loop"), ("cnn", "stacked"), ("lstm", "loop")],
+    [
+        ("linear", "loop"),
+        ("linear", "stacked"),
+        ("cnn", "loop"),
+        ("cnn", "stacked"),
+        ("lstm", "loop"),
+    ],
 )
 def test_every_kind_of_model_is_the_same_there(model, executor):
     task = small_task(model) if model == "linear" else small_real(model)
@@ -49,24 +53,33 @@ def test_training_and_scoring_are_really_there(monkeypatch):
     task = small_task("mlp").to(FAR)
     seen = []
     forward = task._forward_stack
-    monkeypatch.setattr(task, "_forward_stack", lambda stack, x: seen.append((stack, x)) or forward(stack, x))
+    monkeypatch.setattr(
+        task, "_forward_stack", lambda stack, x: seen.append((stack, x)) or forward(stack, x)
+    )
     with Pretended():
         simulate(find_method("fedavg")(), task, 1)
     assert seen
-    assert all(isinstance(x, FarTensor) and all(isinstance(p, FarTensor) for p in s.values()) for s, x in seen)
+    assert all(
+        isinstance(x, FarTensor) and all(isinstance(p, FarTensor) for p in s.values())
+        for s, x in seen
+    )
     with pytest.raises(RuntimeError, match="two devices"):
         forward({name: value.inner for name, value in seen[0][0].items()}, seen[0][1])
 
 
 def test_held_out_clients_are_there_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("equipoise.runs.running.place", lambda task, name: task.on(FAR))
-    settings = RunSettings.from_options({"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"})
+    monkeypatch.setattr("equipoise.experiment.runner.place", lambda task, name: task.on(FAR))
+    settings = RunSettings.from_options(
+        {"clients": 5, "samples": 40, "rounds": 1, "holdout_clients": 0.4, "executor": "stacked"}
+    )
     with Pretended():
         found = run(settings, tmp_path / "far")
         assert build_task(settings).heldout_clients.device == FAR
     assert found.about.executor.endswith("on meta")
     monkeypatch.undo()
-    assert run(settings, tmp_path / "here").newcomers.after[5] == pytest.approx(found.newcomers.after[5])
+    assert run(settings, tmp_path / "here").newcomers.after[5] == pytest.approx(
+        found.newcomers.after[5]
+    )
 
 
 def test_the_device_is_chosen_and_named(monkeypatch):
@@ -74,7 +87,11 @@ def test_the_device_is_chosen_and_named(monkeypatch):
     assert place(task, "cpu") is task
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert place(task, "auto") is task
-    for name, words in (("cuda", "finds 0 CUDA devices"), ("gpu", "unknown device 'gpu'"), ("cuda:x", "unknown")):
+    for name, words in (
+        ("cuda", "finds 0 CUDA devices"),
+        ("gpu", "unknown device 'gpu'"),
+        ("cuda:x", "unknown"),
+    ):
         with pytest.raises(UsageError, match=words):
             place(task, name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -91,7 +108,7 @@ def test_the_device_is_chosen_and_named(monkeypatch):
 
 def test_processes_are_for_the_processor(monkeypatch, tmp_path):
     task = small_real("cnn").to(FAR)
-    monkeypatch.setattr("equipoise.runtime.choose.available_cores", lambda: 4)
+    monkeypatch.setattr("equipoise.simulation.executor_selection.available_cores", lambda: 4)
     with Pretended():
         choice = select_executor(task, TrainingConfig(batch_size=4), 3, shared=True)
     assert "processes" not in choice.why

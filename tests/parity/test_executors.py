@@ -5,14 +5,17 @@ import pytest
 from equipoise.methods import all_methods
 from helpers import largest_difference, simulate, small_task
 
-SUPERVISED = {name: method for name, method in all_methods().items() if method().learner_kind == "gradient"}
+SUPERVISED = {
+    name: method for name, method in all_methods().items() if method().learner_kind == "gradient"
+}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_stacked_equals_loop(name: str, participation: float) -> None:
     loop, stacked = (
-        simulate(SUPERVISED[name](), small_task("mlp"), 3, executor, participation) for executor in ("loop", "stacked")
+        simulate(SUPERVISED[name](), small_task("mlp"), 3, executor, participation)
+        for executor in ("loop", "stacked")
     )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
     for one, other in zip(loop.logs, stacked.logs, strict=True):

@@ -5,9 +5,7 @@ import multiprocessing
 import pytest
 import torch
 
-from equipoise.runtime.group import WorkerLost
-from equipoise.runtime.lines import SHORT, ForkedGroup, channels
-from equipoise.runtime.pack import pack, unpack
+from equipoise.simulation.ipc import SHORT, ForkedGroup, WorkerLost, channels, pack, unpack
 from helpers import largest_difference
 
 
@@ -39,7 +37,11 @@ def ends():
 def test_messages_of_any_length_cross_and_keep_their_order(ends):
     one, other, _ = ends
     long = {"rows": torch.arange(40 * SHORT)}
-    under_way = [(one, one.send(1, long)), (one, one.send(1, {"short": 1})), (other, other.send(0, long))]
+    under_way = [
+        (one, one.send(1, long)),
+        (one, one.send(1, {"short": 1})),
+        (other, other.send(0, long)),
+    ]
     assert largest_difference(one.receive(1), long) == 0.0
     assert largest_difference(other.receive(0), long) == 0.0
     assert other.receive(0) == {"short": 1}

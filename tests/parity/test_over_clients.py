@@ -6,7 +6,7 @@ import torch
 from torch._C import _functorch
 from torch._functorch import pyfunctorch, vmap
 
-from equipoise.runtime import primitives
+from equipoise.simulation import vmap_primitives
 
 INNER = {
     _functorch: (
@@ -20,9 +20,16 @@ INNER = {
 
 def test_torch_still_has_the_inner_calls():
     """If not: runtime/primitives.py must call what took their place, or fall back on torch.func.vmap."""
-    gone = [f"{owner.__name__}.{name}" for owner, names in INNER.items() for name in names if not hasattr(owner, name)]
-    assert not gone, f"torch {torch.__version__} has no {', '.join(gone)} any more: change equipoise.runtime.primitives"
-    source = inspect.getsource(primitives)
+    gone = [
+        f"{owner.__name__}.{name}"
+        for owner, names in INNER.items()
+        for name in names
+        if not hasattr(owner, name)
+    ]
+    assert not gone, (
+        f"torch {torch.__version__} has no {', '.join(gone)} any more: change equipoise.simulation.vmap_primitives"
+    )
+    source = inspect.getsource(vmap_primitives)
     assert all(name in source for names in INNER.values() for name in names)
 
 
@@ -30,10 +37,10 @@ def test_it_maps_as_the_public_call_does():
     stack, shared = torch.randn(5, 3, 4), torch.randn(4, 2)
 
     def body(own, all):
-        doubled = primitives.call(lambda x: 2 * x, lambda x: 2 * x, own["w"])
+        doubled = vmap_primitives.call(lambda x: 2 * x, lambda x: 2 * x, own["w"])
         return {"out": doubled @ all, "norm": doubled.norm()}
 
-    found = primitives.over_clients(body, (0, None), ({"w": stack}, shared), 5)
+    found = vmap_primitives.over_clients(body, (0, None), ({"w": stack}, shared), 5)
     public = torch.func.vmap(body, (0, None))({"w": stack}, shared)
     assert found.keys() == public.keys()
     assert all(torch.equal(found[name], public[name]) for name in found)

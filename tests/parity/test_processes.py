@@ -18,25 +18,37 @@ import torch.distributed as dist
 import equipoise as eq
 from data.test_tasks import small_task as small_images
 from equipoise.cli import main
-from equipoise.core.errors import UsageError
+from equipoise.experiment import multiprocess
+from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
-from equipoise.privacy.options import Privacy
-from equipoise.runs import choosing, spreading
-from equipoise.runs.running import Interrupted, resume_run, run
-from equipoise.runtime.device import place
-from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.group import FIRST, TorchrunGroup, WorkerLost, backend_of
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.runtime.share import Worker, serve
-from equipoise.runtime.spread import WorkerSpeed, MultiProcessExecutor, assign_chunks
-from equipoise.settings.config import RunSettings
-from equipoise.settings.means import ResourceConfig
-from equipoise.wrappers.private import private
+from equipoise.privacy.config import Privacy
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.executor_selection import place
+from equipoise.simulation.executors import Loop, Stacked
+from equipoise.simulation.ipc import FIRST, TorchrunGroup, WorkerLost, backend_of
+from equipoise.simulation.multiprocess import (
+    MultiProcessExecutor,
+    Worker,
+    WorkerSpeed,
+    assign_chunks,
+    serve,
+)
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.differential_privacy import private
 from helpers import largest_difference, small_task, timeless
 from helpers_device import FAR, FarTensor, Pretended
 from helpers_own import BY_ERROR
 
-SMALL = {"task": "synthetic", "clients": 230, "samples": 20, "rounds": 4, "participation": 0.9, "checkpoint_every": 2}
+SMALL = {
+    "task": "synthetic",
+    "clients": 230,
+    "samples": 20,
+    "rounds": 4,
+    "participation": 0.9,
+    "checkpoint_every": 2,
+}
 SCAFFOLD = RunSettings.from_options({**SMALL, "method": "scaffold"})
 
 
@@ -44,15 +56,28 @@ def test_the_longest_first_by_hand():
     assert assign_chunks([3.0, 1.0, 2.0, 2.0], [1.0, 1.0]) == [0, 0, 1, 1]
     assert assign_chunks([1.0, 5.0], [1.0] * 3) == [1, 0]
     assert assign_chunks([2.0, 2.0, 2.0], [1.0]) == [0, 0, 0]
-    assert assign_chunks([4.0, 4.0, 4.0], [1.0, 2.0]) == [0, 1, 0]  # 8 on either: of equals the idle one
-    assert assign_chunks([4.0] * 6, [1.0, 2.0]) == [0, 1, 0, 0, 1, 0]  # ends at 16, in equal parts at 24
+    assert assign_chunks([4.0, 4.0, 4.0], [1.0, 2.0]) == [
+        0,
+        1,
+        0,
+    ]  # 8 on either: of equals the idle one
+    assert assign_chunks([4.0] * 6, [1.0, 2.0]) == [
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+    ]  # ends at 16, in equal parts at 24
     assert assign_chunks([4.0, 4.0], [1.5, 1.0]) == [0, 1]  # changing places would gain nothing
 
 
 def test_a_process_that_takes_twice_as_long_gets_less():
     pace = WorkerSpeed(3)
     for process in range(3):
-        pace.update(process, 100.0, 9.0 * process)  # the first time, when everything is loaded, says nothing
+        pace.update(
+            process, 100.0, 9.0 * process
+        )  # the first time, when everything is loaded, says nothing
     assert pace.speeds == [1.0, 1.0, 1.0]
     pace.update(0, 100.0, 1.0)
     pace.update(1, 100.0, 2.0)
@@ -77,7 +102,9 @@ def _simulate(kind, method, task, processes, rounds=3):
 
     if processes == 1:
         return finished(lambda *_: inner())
-    with spreading.forked(processes, lambda group: serve(Worker(inner(), group, True), group)) as group:
+    with multiprocess.forked(
+        processes, lambda group: serve(Worker(inner(), group, True), group)
+    ) as group:
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)
         result = finished(lambda *_: spread)
         spread.close()
@@ -121,11 +148,17 @@ def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):
         group = TorchrunGroup(group.rank, group.size)
         serve(Worker(inner(), group, True), group)
 
-    with spreading.forked(2, follow) as unused:
+    with multiprocess.forked(2, follow) as unused:
         unused.leave()
         group = TorchrunGroup(0, 2)
         spread = MultiProcessExecutor(Worker(inner(), group, True), group)
-        simulation = FederatedSimulation(method, task, task.training, RoundLoopConfig(3, 0, 0.9, "stacked", 1, True), lambda *_: spread)
+        simulation = FederatedSimulation(
+            method,
+            task,
+            task.training,
+            RoundLoopConfig(3, 0, 0.9, "stacked", 1, True),
+            lambda *_: spread,
+        )
         assert [timeless(simulation.run_round()) for _ in range(3)] == records
         assert largest_difference(simulation.state_dict(), state) == 0.0
         spread.close()
@@ -159,10 +192,16 @@ def test_what_goes_wrong_when_clients_settle_is_the_next_answer():
 def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
     """A client whose upload is not finite is left out: its process is asked for the sums without it."""
     method, task = find_method("fedavg")(), small_task("linear", clients=120, samples=20)
-    task.data.split(np.array([5]), "train").x[int(task.data.split(np.array([5]), "train").start[0])] = torch.nan
+    task.data.split(np.array([5]), "train").x[
+        int(task.data.split(np.array([5]), "train").start[0])
+    ] = torch.nan
     asked = []
     ask = MultiProcessExecutor.ask
-    monkeypatch.setattr(MultiProcessExecutor, "ask", lambda self, calls: asked.append(calls[0]["do"]) or ask(self, calls))
+    monkeypatch.setattr(
+        MultiProcessExecutor,
+        "ask",
+        lambda self, calls: asked.append(calls[0]["do"]) or ask(self, calls),
+    )
     state, records, _ = _simulate(Stacked, method, task, 1)
     others = _simulate(Stacked, method, task, 2)
     assert largest_difference(state["params"], others[0]["params"]) == 0.0
@@ -172,7 +211,11 @@ def test_sums_that_come_with_replies_are_taken_only_if_all_count(monkeypatch):
 
 
 def _leaves(tree):
-    return [leaf for value in tree.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
+    return [
+        leaf
+        for value in tree.values()
+        for leaf in (_leaves(value) if isinstance(value, dict) else [value])
+    ]
 
 
 def _one_by_one(method, task, numbers):
@@ -210,7 +253,9 @@ def test_an_error_in_another_process_is_shown_where_it_matters(monkeypatch, tmp_
 
     monkeypatch.setattr(find_method("fedavg"), "update", update)
     with pytest.raises(RuntimeError, match=r"(?s)process 2 of 2 failed.*out of luck"):
-        run(RunSettings.from_options(SMALL), tmp_path / "run", resources=ResourceConfig(processes=2))
+        run(
+            RunSettings.from_options(SMALL), tmp_path / "run", resources=ResourceConfig(processes=2)
+        )
 
 
 def test_a_process_for_each_of_two_devices():
@@ -232,7 +277,11 @@ def test_long_messages_of_devices_travel_between_devices(monkeypatch):
     monkeypatch.setattr(dist, "recv", lambda into, sender: into.copy_(wire.pop(0)))
     long = {"rows": torch.randn(FIRST)}
     with Pretended():
-        for message, crossing, there in ((long, False, [False, True]), (long, True, [False] * 2), ({}, False, [False])):
+        for message, crossing, there in (
+            (long, False, [False, True]),
+            (long, True, [False] * 2),
+            ({}, False, [False]),
+        ):
             group.send(1, message, crossing)
             assert [isinstance(part, FarTensor) for part in wire] == there
             assert largest_difference(group.receive(1, crossing), message) == 0.0
@@ -251,7 +300,10 @@ def _models(folder):
 
 
 def _log(folder):
-    return [{**json.loads(line), "seconds": 0} for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [
+        {**json.loads(line), "seconds": 0}
+        for line in (folder / "rounds.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +325,12 @@ def test_a_run_cut_and_resumed_with_other_numbers_of_processes(alone, tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        run(SCAFFOLD, tmp_path / "run", on_round_end=partial(cut, 3), resources=ResourceConfig(processes=3))
+        run(
+            SCAFFOLD,
+            tmp_path / "run",
+            on_round_end=partial(cut, 3),
+            resources=ResourceConfig(processes=3),
+        )
     with pytest.raises(Interrupted):
         resume_run(tmp_path / "run", on_round_end=partial(cut, 3))
     resume_run(tmp_path / "run", resources=ResourceConfig(processes=2))
@@ -281,7 +338,9 @@ def test_a_run_cut_and_resumed_with_other_numbers_of_processes(alone, tmp_path):
 
 
 def _children():
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
+    )
     return {int(pid) for pid in found.stdout.split() if Path(f"/proc/{pid}/cmdline").exists()}
 
 
@@ -295,19 +354,37 @@ def test_a_process_that_is_killed_ends_the_round_and_the_run_goes_on(at, alone, 
 
     with pytest.raises(WorkerLost, match=r"process . of 3 has ended"):
         run(SCAFFOLD, tmp_path / "run", on_round_end=kill, resources=ResourceConfig(processes=3))
-    assert not {pid for pid in _children() - before if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"}
+    assert not {
+        pid
+        for pid in _children() - before
+        if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    }
     assert (tmp_path / "run" / "checkpoint" / "last.safetensors").exists() == (at > 1)
     assert main(["resume", str(tmp_path / "run"), "--processes", "2", "--quiet"]) == 0
     _same(alone, tmp_path / "run")
 
 
 def test_processes_end_with_a_leader_that_is_killed(tmp_path):
-    command = [sys.executable, "-m", "equipoise", "run", "--task", "synthetic", "--clients", "230", "--rounds"]
-    leader = subprocess.Popen([*command, "100000", "--processes", "3", "--quiet", "--out", str(tmp_path / "run")])
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise",
+        "run",
+        "--task",
+        "synthetic",
+        "--clients",
+        "230",
+        "--rounds",
+    ]
+    leader = subprocess.Popen(
+        [*command, "100000", "--processes", "3", "--quiet", "--out", str(tmp_path / "run")]
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (tmp_path / "run" / "rounds.jsonl").exists():
         time.sleep(0.05)
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(leader.pid)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(leader.pid)], capture_output=True, text=True, check=True
+    )
     others = [int(pid) for pid in found.stdout.split()]
     leader.kill()
     leader.wait()
@@ -326,7 +403,11 @@ def test_processes_end_with_a_leader_that_is_killed(tmp_path):
 )
 def test_what_one_process_must_do_alone_is_refused(options, words, tmp_path):
     with pytest.raises(UsageError, match=words):
-        run(RunSettings.from_options({**options, "rounds": 1}), tmp_path / "run", resources=ResourceConfig(processes=2))
+        run(
+            RunSettings.from_options({**options, "rounds": 1}),
+            tmp_path / "run",
+            resources=ResourceConfig(processes=2),
+        )
 
 
 @pytest.mark.parametrize("more", [{"attack": "labels:0.2"}, {"executor": "loop", "clients": 12}])
@@ -343,18 +424,20 @@ def test_fewer_than_no_processes_are_refused(tmp_path):
 
 
 def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(choosing, "available_cores", lambda: 2)
+    monkeypatch.setattr(multiprocess, "available_cores", lambda: 2)
     told = []
     run(SCAFFOLD, tmp_path / "short", on_message=told.append)
     assert told == []  # too short to look at
-    monkeypatch.setattr(choosing, "FASTEST", 1.0)
-    monkeypatch.setattr(choosing, "seconds_of_a_step", lambda *_: 0.0)
+    monkeypatch.setattr(multiprocess, "FASTEST", 1.0)
+    monkeypatch.setattr(multiprocess, "seconds_of_a_step", lambda *_: 0.0)
     run(SCAFFOLD, tmp_path / "looked", on_message=told.append)
     assert told.pop().startswith("one process: local training takes one about 0 ms")
-    monkeypatch.setattr(choosing, "seconds_of_a_step", lambda *_: 1.0)
+    monkeypatch.setattr(multiprocess, "seconds_of_a_step", lambda *_: 1.0)
     run(SCAFFOLD, tmp_path / "long", on_message=told.append)
     assert told.pop().startswith("2 processes share the clients: local training takes one about")
-    assert json.loads((tmp_path / "long" / "summary.json").read_text())["executor"].endswith("2 processes")
+    assert json.loads((tmp_path / "long" / "summary.json").read_text())["executor"].endswith(
+        "2 processes"
+    )
     _same(alone, tmp_path / "short")
     _same(alone, tmp_path / "long")
 
@@ -363,14 +446,34 @@ def test_processes_and_memory_in_python(alone, tmp_path):
     given = {**SMALL, "method": "scaffold"}
     with pytest.raises(eq.UsageError, match="state_memory is -1"):
         eq.run(tmp_path / "other", **given, state_memory=-1)
-    both = eq.compare(["scaffold"], seeds=1, out=tmp_path / "both", processes=2, state_memory=0, **SMALL)
+    both = eq.compare(
+        ["scaffold"], seeds=1, out=tmp_path / "both", processes=2, state_memory=0, **SMALL
+    )
     _same(alone, both.runs["scaffold"][0].folder)
 
 
 def test_processes_of_compare_and_tune_as_typed(tmp_path):
-    small = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    small = [
+        part
+        for name, value in SMALL.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     how = ["--processes", "2", "--state-memory", "0.5", "--quiet", *small, "--rounds", "1"]
-    assert main(["compare", "--methods", "fedavg", "--seeds", "1", *how, "--out", str(tmp_path / "compare")]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                "--methods",
+                "fedavg",
+                "--seeds",
+                "1",
+                *how,
+                "--out",
+                str(tmp_path / "compare"),
+            ]
+        )
+        == 0
+    )
     summary = json.loads((tmp_path / "compare" / "fedavg" / "seed-0" / "summary.json").read_text())
     assert summary["executor"].endswith("2 processes")
     assert main(["resume", str(tmp_path / "compare"), "--processes", "1", "--quiet"]) == 0
@@ -397,7 +500,7 @@ def test_processes_of_torchrun_take_one_device_each(monkeypatch):
 FRAIL = """
 import os, signal, sys
 from pathlib import Path
-from equipoise.runtime.share import Share
+from equipoise.simulation.multiprocess import Share
 run, mark = Share.run, Path(sys.argv.pop(1))
 def frail(self, call):
     if call["round"] == 3 and self.group.rank == 1 and not mark.exists():
@@ -414,11 +517,41 @@ sys.exit(main(sys.argv[1:]))
 def test_torchrun_restarts_and_the_run_goes_on_to_the_same_bits(alone, tmp_path):
     script = tmp_path / "frail.py"
     script.write_text(FRAIL)
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script), str(tmp_path / "died")]
-    options = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    command = ["run", "--method", "scaffold", *options, "--quiet", "--resume", "--out", str(tmp_path / "run")]
-    ended = subprocess.run([*start, *meet, *command], timeout=300, check=False, capture_output=True, text=True)
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    meet = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        str(script),
+        str(tmp_path / "died"),
+    ]
+    options = [
+        part
+        for name, value in SMALL.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    command = [
+        "run",
+        "--method",
+        "scaffold",
+        *options,
+        "--quiet",
+        "--resume",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    ended = subprocess.run(
+        [*start, *meet, *command], timeout=300, check=False, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "died").exists()
     _same(alone, tmp_path / "run")

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Server, ClientUpdate
-from equipoise.core.errors import UsageError
+from equipoise.core import ClientUpdate, Server
 from equipoise.methods.fedavg import FedAvg
-from equipoise.privacy.options import BIT_SHARE, Privacy
-from equipoise.records.rounds import PrivacySpent
-from equipoise.records.scores import Evaluations, Scores
+from equipoise.privacy.config import BIT_SHARE, Privacy
+from equipoise.records.rounds import Evaluations, PrivacySpent, Scores
 from equipoise.records.summary import validation_score
-from equipoise.settings.config import RunSettings
-from equipoise.wrappers.private import CLIP, FAR, RATE, UNCLIPPED, private
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.differential_privacy import CLIP, FAR, RATE, UNCLIPPED, private
 from helpers import largest_difference, simulate, small_task
 
 
@@ -54,7 +53,9 @@ def test_without_noise_the_bound_finds_the_quantile() -> None:
     for start in (0.01, 100.0):
         run = simulate(private(FedAvg(), Privacy(start, 0.0, dp_quantile=0.5)), task, 120)
         shares = [log.notes[UNCLIPPED] for log in run.logs[-20:]]  # type: ignore[attr-defined]
-        assert sum(shares) / len(shares) == pytest.approx(0.5, abs=0.17)  # 6 clients: a third or two thirds
+        assert sum(shares) / len(shares) == pytest.approx(
+            0.5, abs=0.17
+        )  # 6 clients: a third or two thirds
         ends.append(float(run.server_state[CLIP]))
     assert ends[0] == pytest.approx(ends[1], rel=0.3)
 
@@ -74,7 +75,9 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="dp_quantile adapts a bound: set dp_clip"):
         Privacy(0.0, 0.0, dp_quantile=0.5)
     with pytest.raises(UsageError, match="secure is not offered with dp_quantile"):
-        RunSettings.from_options({"secure": True, "dp_clip": 1.0, "dp_noise": 1.0, "dp_quantile": 0.5})
+        RunSettings.from_options(
+            {"secure": True, "dp_clip": 1.0, "dp_noise": 1.0, "dp_quantile": 0.5}
+        )
 
 
 def test_under_noise_the_best_round_is_chosen_by_public_rows_alone() -> None:
@@ -85,7 +88,11 @@ def test_under_noise_the_best_round_is_chosen_by_public_rows_alone() -> None:
         replace(record, val=val, privacy=spent)
         for spent in (None, PrivacySpent(None, None, 1e-5, 1), PrivacySpent(3.0, 40.0, 1e-5, 1))
     )
-    assert validation_score(plain, "acc", True) == validation_score(clipped, "acc", True) == pytest.approx(0.7)
+    assert (
+        validation_score(plain, "acc", True)
+        == validation_score(clipped, "acc", True)
+        == pytest.approx(0.7)
+    )
     assert validation_score(noised, "acc", True) == 0.5
 
 
@@ -93,10 +100,18 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     given = "--clients 6 --rounds 3 --samples 60 --dp-clip 1 --dp-noise 1".split()
     for out, more in (("fixed", []), ("adaptive", ["--dp-quantile", "0.5"])):
         assert main(["run", *given, *more, "--out", str(tmp_path / out)]) == 0
-    assert "client-level: all the data of one client, not one row" in " ".join(capsys.readouterr().out.split())
-    spent = [json.loads((tmp_path / out / "summary.json").read_text())["privacy"] for out in ("fixed", "adaptive")]
+    assert "client-level: all the data of one client, not one row" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    spent = [
+        json.loads((tmp_path / out / "summary.json").read_text())["privacy"]
+        for out in ("fixed", "adaptive")
+    ]
     assert spent[0] == spent[1]
-    logs = [json.loads(line) for line in (tmp_path / "adaptive" / "rounds.jsonl").read_text().splitlines()]
+    logs = [
+        json.loads(line)
+        for line in (tmp_path / "adaptive" / "rounds.jsonl").read_text().splitlines()
+    ]
     clips = [log["dp_clip"] if "dp_clip" in log else log["notes"]["dp_clip"] for log in logs]
     assert clips[0] == 1.0
     assert clips[1] != 1.0

@@ -14,11 +14,11 @@ from dp_accounting.rdp import RdpAccountant
 
 from equipoise.cli import main
 from equipoise.methods.fedavg import FedAvg
+from equipoise.privacy.accountant import Ledger, gaussian_epsilon
 from equipoise.privacy.budget import Budget
-from equipoise.privacy.ledger import Ledger, gaussian_epsilon
-from equipoise.privacy.options import Privacy
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.wrappers.private import private
+from equipoise.privacy.config import Privacy
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.wrappers.differential_privacy import private
 from helpers import small_task
 
 
@@ -34,8 +34,12 @@ def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> N
     ledger = Ledger(Privacy(1.0, noise), 10, 10, True, amplified=True)
     for _ in range(rounds):
         told = ledger.after(np.arange(10), 10)
-    assert delta_of(told.epsilon_server, 2 * math.sqrt(rounds) / noise) == pytest.approx(1e-5, rel=1e-4)
-    assert delta_of(told.epsilon, 2 * math.sqrt(rounds / 9) / noise) == pytest.approx(1e-5, rel=1e-4)
+    assert delta_of(told.epsilon_server, 2 * math.sqrt(rounds) / noise) == pytest.approx(
+        1e-5, rel=1e-4
+    )
+    assert delta_of(told.epsilon, 2 * math.sqrt(rounds / 9) / noise) == pytest.approx(
+        1e-5, rel=1e-4
+    )
     assert told.uploads == rounds
 
 
@@ -45,7 +49,9 @@ def test_cohorts_are_amplified_as_the_library_does_it() -> None:
     for t in range(100):
         told = ledger.after(np.arange(100) + 100 * (t % 10), 100)
     library = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(2.0))
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        1000, 100, dp_accounting.GaussianDpEvent(2.0)
+    )
     library.compose(event, 100)
     assert told.epsilon == pytest.approx(library.get_epsilon(1e-5), rel=1e-9)
     assert told.epsilon == pytest.approx(5.379, abs=1e-3)
@@ -61,7 +67,9 @@ def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() 
     assert other.uploads == 2
 
 
-def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_but_the_uploads() -> None:
+def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_but_the_uploads() -> (
+    None
+):
     few, many = (Ledger(Privacy(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2))
     assert few.after(np.arange(10), 3).epsilon > many.after(np.arange(10), 10).epsilon
     before = many.spent()
@@ -76,7 +84,9 @@ def test_one_reply_is_no_better_hidden_than_the_upload() -> None:
 
 
 def test_nothing_sent_costs_nothing_and_no_noise_promises_nothing() -> None:
-    assert Ledger(Privacy(1.0, 1.0), 3, 3, False, amplified=True).after(np.arange(3), 3).epsilon == 0
+    assert (
+        Ledger(Privacy(1.0, 1.0), 3, 3, False, amplified=True).after(np.arange(3), 3).epsilon == 0
+    )
     assert Ledger(Privacy(1.0), 3, 3, True, amplified=True).after(np.arange(3), 3).epsilon is None
 
 
@@ -86,7 +96,11 @@ def test_a_resumed_run_goes_on_counting() -> None:
     def start() -> FederatedSimulation:
         ledger = Ledger(privacy, 6, 3, True, amplified=True)
         return FederatedSimulation(
-            private(FedAvg(), privacy), task, task.training, RoundLoopConfig(4, 0, 0.5, "stacked", 1, True), ledger=ledger
+            private(FedAvg(), privacy),
+            task,
+            task.training,
+            RoundLoopConfig(4, 0, 0.5, "stacked", 1, True),
+            ledger=ledger,
         )
 
     whole, first, second = start(), start(), start()
@@ -134,7 +148,9 @@ def test_epsilon_is_in_every_round_and_in_the_summary(tmp_path: Path) -> None:
         (["--dp-clip", "1", "--dp-noise", "1", "--dp-delta", "0.5"], "one over the clients"),
     ],
 )
-def test_refusals_are_one_line(arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_refusals_are_one_line(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert main(["run", "--task", "synthetic", "--out", str(tmp_path / "run"), *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error

@@ -9,17 +9,28 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.contract import ServerMessage, equal_weights, weighted_mean
-from equipoise.core.errors import UsageError
+from equipoise.core import ServerMessage, equal_weights, weighted_mean
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.local import Local
-from equipoise.privacy.options import Privacy
-from equipoise.wrappers.private import private, secret
+from equipoise.privacy.config import Privacy
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers.differential_privacy import private, secret
 from helpers import largest_difference, simulate, small_task
 
-SOUND = ("dapfl", "ditto", "fedala", "fedavg", "fedavgm", "fedbabu", "fedper", "fedprox", "fedrecon", "fedrep")
+SOUND = (
+    "dapfl",
+    "ditto",
+    "fedala",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedper",
+    "fedprox",
+    "fedrecon",
+    "fedrep",
+)
 SOUND += ("fedrod", "finetune", "lgfedavg", "local", "pfedme")
 
 
@@ -30,7 +41,11 @@ def protected(privacy: Privacy, sent: dict, trained: dict, draw: Any = None) -> 
 
 def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:
     """Change (3, 0; 4) has norm 5: clipped to 1 it is (0.6, 0; 0.8), and what was not sent is not touched."""
-    sent = {"w": torch.tensor([0.0, 2.0]), "b": torch.tensor([1.0]), "own": torch.tensor([torch.nan])}
+    sent = {
+        "w": torch.tensor([0.0, 2.0]),
+        "b": torch.tensor([1.0]),
+        "own": torch.tensor([torch.nan]),
+    }
     out = protected(Privacy(1.0), sent, {"w": torch.tensor([3.0, 2.0]), "b": torch.tensor([5.0])})
     assert out["w"].tolist() == pytest.approx([0.6, 2.0])
     assert out["b"].tolist() == pytest.approx([1.8])
@@ -40,12 +55,17 @@ def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:
 def test_a_change_within_the_bound_stays_to_the_bit() -> None:
     """0.1 - 0.3 + 0.3 is not 0.1 in float32: nothing may be taken apart and put together again."""
     trained = {"w": torch.tensor([0.1, 1e-8])}
-    assert torch.equal(protected(Privacy(5.0), {"w": torch.tensor([0.3, 7.0e-1])}, trained)["w"], trained["w"])
+    assert torch.equal(
+        protected(Privacy(5.0), {"w": torch.tensor([0.3, 7.0e-1])}, trained)["w"], trained["w"]
+    )
 
 
 def test_noise_is_added_after_clipping_with_standard_deviation_sigma_c() -> None:
     ones = protected(
-        Privacy(2.0, 0.25), {"w": torch.zeros(1)}, {"w": torch.tensor([8.0])}, lambda c, s, n: torch.ones(s)
+        Privacy(2.0, 0.25),
+        {"w": torch.zeros(1)},
+        {"w": torch.tensor([8.0])},
+        lambda c, s, n: torch.ones(s),
     )
     assert ones["w"].tolist() == [2.0 + 0.25 * 2.0]
 
@@ -75,7 +95,9 @@ def test_under_noise_every_client_counts_alike_whatever_the_method_weighs_by() -
     task = small_task("mlp")
     method = private(FedAvg(), Privacy(100.0, 1e-14))
     assert (
-        largest_difference(simulate(method, task, 1).params, _equal_mean(private(FedAvg(), Privacy(100.0)), task))
+        largest_difference(
+            simulate(method, task, 1).params, _equal_mean(private(FedAvg(), Privacy(100.0)), task)
+        )
         < 1e-10
     )
     by_size = simulate(FedAvg(), task, 1).params
@@ -109,16 +131,24 @@ def test_without_noise_and_bound_a_private_method_is_the_method_to_the_bit(name:
 @pytest.mark.parametrize("name", SOUND)
 def test_loop_equals_stacked_under_privacy(name: str, participation: float) -> None:
     method, task = private(all_methods()[name](), Privacy(0.5, 0.3)), small_task("mlp")
-    loop, stacked = (simulate(method, task, 2, executor, participation) for executor in ("loop", "stacked"))
+    loop, stacked = (
+        simulate(method, task, 2, executor, participation) for executor in ("loop", "stacked")
+    )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-9
 
 
 def test_bytes_and_blocks_are_those_of_the_method() -> None:
     task = small_task("mlp")
-    one, other = simulate(FedPer(), task, 1), simulate(private(FedPer(), Privacy(0.5, 0.3)), task, 1)
+    one, other = (
+        simulate(FedPer(), task, 1),
+        simulate(private(FedPer(), Privacy(0.5, 0.3)), task, 1),
+    )
     assert one.logs[0].bytes == other.logs[0].bytes
     head = task.blocks["head"]
-    assert largest_difference({n: one.params[n] for n in head}, {n: other.params[n] for n in head}) == 0
+    assert (
+        largest_difference({n: one.params[n] for n in head}, {n: other.params[n] for n in head})
+        == 0
+    )
     assert simulate(private(Local(), Privacy(0.5, 0.3)), task, 1).logs[0].bytes.up == 0
 
 
@@ -131,7 +161,11 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         ("autopilot", {}, "'loss', which would leave it unprotected"),
         ("fedex", {}, "which would leave it unprotected"),
         ("fedpolicy", {}, "which would leave it unprotected"),
-        ("fedpolicy", {"policy": "backbone", "sync": "off"}, "knows nothing to clip its change of it against"),
+        (
+            "fedpolicy",
+            {"policy": "backbone", "sync": "off"},
+            "knows nothing to clip its change of it against",
+        ),
     ],
 )
 def test_an_unsound_method_is_refused_with_the_reason(name: str, options: dict, why: str) -> None:

@@ -9,29 +9,39 @@ import pytest
 
 pytest.importorskip("dp_accounting", reason="extra 'privacy'")
 
-from equipoise.core.errors import UsageError
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 
 
 def sites(folder: Path, *names: str) -> Path:
     for shift, name in enumerate(names):
-        rows = [f"{20 + 7 * row % 40 + 5 * shift},{'yes' if row % 3 else 'no'}" for row in range(40)]
+        rows = [
+            f"{20 + 7 * row % 40 + 5 * shift},{'yes' if row % 3 else 'no'}" for row in range(40)
+        ]
         (folder / f"{name}.csv").write_text("\n".join(["age,ill", *rows]))
     return folder
 
 
 def task_of(folder: Path, **given: Any) -> Any:
-    return build_task(RunSettings.from_options({"task": "own", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}))
+    return build_task(
+        RunSettings.from_options(
+            {"task": "own", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}
+        )
+    )
 
 
 def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:
     folder = sites(tmp_path, "a", "b", "server")
-    with pytest.raises(UsageError, match="before them clients would tell sums and counts of their columns"):
+    with pytest.raises(
+        UsageError, match="before them clients would tell sums and counts of their columns"
+    ):
         task_of(folder, dp_noise=1.0, prepare_by="clients")
     private = task_of(folder, dp_noise=1.0)
     assert private.bytes_before[0] == 0
-    assert private.preparation.columns[0].mean == pytest.approx(49.5)  # the server's 30 to 69, and nobody else's
+    assert private.preparation.columns[0].mean == pytest.approx(
+        49.5
+    )  # the server's 30 to 69, and nobody else's
     assert task_of(folder).bytes_before[0] > 0  # clipping alone promises nothing
 
 

@@ -11,15 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.core.errors import UsageError
+from equipoise.experiment.runner import run
 from equipoise.records import codec
-from equipoise.records.folder import Folder
-from equipoise.records.results import Certificate, ClientGains, Finetuned, Newcomers, ServerGains
-from equipoise.records.rounds import Bytes, RoundRecord, PrivacySpent, MeanMinMax
-from equipoise.records.scores import Evaluations, Scores
-from equipoise.records.summary import About, Converged, Summary
-from equipoise.runs.running import run
-from equipoise.settings.config import RunSettings
+from equipoise.records.rounds import (
+    Bytes,
+    Evaluations,
+    MeanMinMax,
+    PrivacySpent,
+    RoundRecord,
+    Scores,
+)
+from equipoise.records.run_dir import Folder
+from equipoise.records.summary import (
+    About,
+    Certificate,
+    ClientGains,
+    Converged,
+    Finetuned,
+    Newcomers,
+    ServerGains,
+    Summary,
+)
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 from helpers_records import NO_SUMMARY, record, scores
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -53,7 +67,9 @@ rounds = st.builds(
 gains = st.builds(ServerGains, finite, finite)
 summaries = st.builds(
     Summary,
-    about=st.builds(About, method=words, task=words, model=words, seed=counts, executor=st.none() | words),
+    about=st.builds(
+        About, method=words, task=words, model=words, seed=counts, executor=st.none() | words
+    ),
     rounds=counts,
     stopped=st.none() | words,
     test=evaluated,
@@ -128,7 +144,10 @@ def test_scores_read_as_they_are_spoken(finished: Folder) -> None:
     assert summary.newcomers is not None
     assert summary.newcomers.after[5].acc == tree["newcomers"]["5"]["acc"]
     assert summary.finetuned is not None
-    assert (summary.finetuned.scores.headline, summary.finetuned.epochs) == ("acc", tree["finetuned"]["epochs"])
+    assert (summary.finetuned.scores.headline, summary.finetuned.epochs) == (
+        "acc",
+        tree["finetuned"]["epochs"],
+    )
 
 
 @pytest.mark.parametrize("finished", ["deep"], indirect=True)
@@ -155,8 +174,13 @@ def test_where_nothing_was_evaluated_scores_are_empty() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    bad = record(notes={"p": [math.nan, 1.0], "x": math.inf}, train={"lr": MeanMinMax(math.nan, 0.0, math.inf)})
-    tree = json.loads(codec.dumps(bad), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    bad = record(
+        notes={"p": [math.nan, 1.0], "x": math.inf},
+        train={"lr": MeanMinMax(math.nan, 0.0, math.inf)},
+    )
+    tree = json.loads(
+        codec.dumps(bad), parse_constant=lambda text: pytest.fail(f"{text} is no JSON")
+    )
     assert tree["notes"] == {"p": [None, 1.0], "x": None}
     assert math.isnan(codec.decode(RoundRecord, tree).train["lr"].max)
     assert Scores({"acc": math.nan, "loss": math.inf}) == {"acc": None, "loss": None}

@@ -5,17 +5,24 @@ import json
 import pytest
 import torch
 
-from equipoise.core.files import read_tensors, write_tensors
-from equipoise.core.stacks import write_stack
-from equipoise.core.trees import index
-from equipoise.runs import personal
-from equipoise.runs.running import run
-from equipoise.runtime.rows import ClientTable
-from equipoise.runtime.spread import MultiProcessExecutor
-from equipoise.settings.config import RunSettings
-from equipoise.settings.means import ResourceConfig
+from equipoise.experiment import evaluation
+from equipoise.experiment.runner import run
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.client_store import ClientTable
+from equipoise.simulation.multiprocess import MultiProcessExecutor
+from equipoise.utils.io import read_tensors, write_tensors
+from equipoise.utils.pytree import index
+from equipoise.utils.serialization import write_stack
 
-SMALL = {"task": "synthetic", "clients": 8, "samples": 60, "rounds": 3, "participation": 0.7, "alpha": 0.5}
+SMALL = {
+    "task": "synthetic",
+    "clients": 8,
+    "samples": 60,
+    "rounds": 3,
+    "participation": 0.7,
+    "alpha": 0.5,
+}
 LARGER = {**SMALL, "clients": 110, "samples": 20, "method": "scaffold"}  # two chunks
 
 
@@ -72,13 +79,17 @@ def _finished(folder, given, processes=1):
     run(RunSettings.from_options(given), folder, resources=ResourceConfig(processes=processes))
     files = [*sorted((folder / "models").iterdir()), folder / "clients.csv"]
     summary = json.loads((folder / "summary.json").read_text())
-    return {file.name: file.read_bytes() for file in files}, {**summary, "seconds": 0, "executor": ""}
+    return {file.name: file.read_bytes() for file in files}, {
+        **summary,
+        "seconds": 0,
+        "executor": "",
+    }
 
 
 @pytest.mark.parametrize("name", ["scaffold", "ditto", "page"])
 def test_parts_give_the_scores_and_files_of_one_piece(name, tmp_path, monkeypatch):
     whole = _finished(tmp_path / "whole", {**SMALL, "method": name})
-    monkeypatch.setattr(personal, "AT_ONCE", 3)
+    monkeypatch.setattr(evaluation, "AT_ONCE", 3)
     assert _finished(tmp_path / "parts", {**SMALL, "method": name}) == whole
 
 
@@ -91,7 +102,9 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
         ask = getattr(owner, name)
 
         def count(self, which, *others):
-            if owner is MultiProcessExecutor or "weight" in self._like:  # models, not the few numbers of scores
+            if (
+                owner is MultiProcessExecutor or "weight" in self._like
+            ):  # models, not the few numbers of scores
                 taken.append(rows_of(which))
             return ask(self, which, *others)
 
@@ -103,8 +116,15 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
                 counted(ClientTable, name, rows_of)
             counted(MultiProcessExecutor, "collect", len)
 
-    monkeypatch.setattr(personal, "AT_ONCE", 20)
-    run(RunSettings.from_options(LARGER), tmp_path / "run", on_round_end=last_round, resources=ResourceConfig(processes=processes))
+    monkeypatch.setattr(evaluation, "AT_ONCE", 20)
+    run(
+        RunSettings.from_options(LARGER),
+        tmp_path / "run",
+        on_round_end=last_round,
+        resources=ResourceConfig(processes=processes),
+    )
     assert max(taken) == 20
     assert (tmp_path / "run" / "clients.csv").read_bytes() == whole[0]["clients.csv"]
-    assert (tmp_path / "run" / "models" / "personal.safetensors").read_bytes() == whole[0]["personal.safetensors"]
+    assert (tmp_path / "run" / "models" / "personal.safetensors").read_bytes() == whole[0][
+        "personal.safetensors"
+    ]

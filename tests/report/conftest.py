@@ -39,7 +39,19 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tabular_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("numba", reason="the extra rl is not installed")
     out = tmp_path_factory.mktemp("tabular") / "run"
-    options = ["--agents", "4", "--tau", "5", "--steps", "40", "--sims", "2", "--out", str(out), "--quiet"]
+    options = [
+        "--agents",
+        "4",
+        "--tau",
+        "5",
+        "--steps",
+        "40",
+        "--sims",
+        "2",
+        "--out",
+        str(out),
+        "--quiet",
+    ]
     command("run", "--task", "two-state", "--method", "fedasynq-im", *options)
     return out
 
@@ -48,6 +60,16 @@ def tabular_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parts chosen at random for each client."""
     out = tmp_path_factory.mktemp("policy") / "run"
-    options = ["--policy", "random", "--model", "mlp", "--rounds", "6", "--out", str(out), "--quiet"]
+    options = [
+        "--policy",
+        "random",
+        "--model",
+        "mlp",
+        "--rounds",
+        "6",
+        "--out",
+        str(out),
+        "--quiet",
+    ]
     command("run", "--method", "fedpolicy", *SMALL, *options)
     return out

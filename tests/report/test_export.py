@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 import equipoise
 from equipoise.cli import main
-from equipoise.runs import export as exporting
-from equipoise.runs.running import Folder, build_task
-from equipoise.settings.given import settings_in
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.experiment import export as exporting
+from equipoise.experiment.runner import Folder, build_task
+from equipoise.settings.loading import settings_in
+from equipoise.tasks.supervised import ExamplesTask
 
 
 def test_a_personal_model_is_its_row(page_run: Path, tmp_path: Path) -> None:
@@ -52,12 +52,16 @@ def task_of(model: str) -> equipoise.Task:
     return equipoise.Task.from_datasets([rows(), rows()], model=model, server=rows(12))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")  # the format's readers still use it
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.load:DeprecationWarning"
+)  # the format's readers still use it
 @pytest.mark.parametrize("model", ["mlp", "cnn", "resnet18", "lstm"])
 def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     out, task = tmp_path / "run", task_of(model)
-    run = equipoise.run(out, task=task, method="fedavg", rounds=1, epochs=1, batch_size=10, lr=0.01, executor="loop")
+    run = equipoise.run(
+        out, task=task, method="fedavg", rounds=1, epochs=1, batch_size=10, lr=0.01, executor="loop"
+    )
     for name, client in (("global.safetensors", None), ("global.onnx", None), ("personal.pt", 1)):
         assert run.export(tmp_path / name, client=client).is_file()
     built = build_task(settings_in(out / "config.json", task=task.spec))
@@ -69,14 +73,23 @@ def test_every_model_in_every_format_predicts_as_its_run(model: str, tmp_path: P
     with torch.no_grad():
         for count in (1, len(x)):  # any number of rows
             [logits] = session.run(None, {"x": x[:count].numpy()})
-            np.testing.assert_allclose(logits, built.forward(whole, x[:count]), rtol=1e-3, atol=1e-5)
-            np.testing.assert_allclose(script(x[:count]), built.forward(personal, x[:count]), rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(
+                logits, built.forward(whole, x[:count]), rtol=1e-3, atol=1e-5
+            )
+            np.testing.assert_allclose(
+                script(x[:count]), built.forward(personal, x[:count]), rtol=1e-3, atol=1e-5
+            )
 
 
 def test_a_model_that_predicts_otherwise_is_not_written(
-    page_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def wrong(module: torch.nn.Module, params: object, x: torch.Tensor, out: Path, facts: object) -> torch.Tensor:
+    def wrong(
+        module: torch.nn.Module, params: object, x: torch.Tensor, out: Path, facts: object
+    ) -> torch.Tensor:
         out.write_text("wrong")
         return -module(x)
 
@@ -94,19 +107,25 @@ def test_a_model_that_predicts_otherwise_is_not_written(
         (["--format", "pickle"], "unknown format 'pickle'"),
     ],
 )
-def test_refusals(page_run: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    page_run: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(page_run), *options]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_damaged_model_is_named(page_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_model_is_named(
+    page_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(page_run, tmp_path / "run")
     (tmp_path / "run" / "models" / "global.safetensors").write_text("garbage")
     assert main(["export", str(tmp_path / "run")]) == 2
     assert "global.safetensors' is damaged" in capsys.readouterr().err
 
 
-def test_no_run_no_model(tmp_path: Path, tabular_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_no_model(
+    tmp_path: Path, tabular_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err
     assert main(["export", str(tabular_run)]) == 2

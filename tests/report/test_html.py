@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.core.config_file import read_config, write_config
-from equipoise.core.errors import UsageError
-from equipoise.records.folder import Folder
+from equipoise.experiment.runner import build_task
 from equipoise.records.rounds import MeanMinMax
+from equipoise.records.run_dir import Folder
 from equipoise.report import folders
 from equipoise.report.page import drawing, frame, heat, html, pareto, plane, shares, spending
 from equipoise.report.page.repeat import command
 from equipoise.report.page.sections import draw
 from equipoise.report.page.table import table
 from equipoise.report.reading import Group, Run, read
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.settings.run_settings import RunSettings
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.config_file import read_config, write_config
+from equipoise.utils.errors import UsageError
 from helpers_records import NO_SUMMARY, line, record, scores
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
@@ -42,14 +42,28 @@ def titles(page: str) -> list[str]:
 def test_run_writes_a_page_with_everything_it_knows(page_run: Path) -> None:
     page, plots = drawn(page_run)
     expected = {
-        *("Scores over rounds", "Way of the run", "Before and after", "Partition", "Newcomers", "Epochs over rounds"),
-        *("Epochs that each client chose", "Learning rate that each client chose", "Score against bytes", "Time"),
+        *(
+            "Scores over rounds",
+            "Way of the run",
+            "Before and after",
+            "Partition",
+            "Newcomers",
+            "Epochs over rounds",
+        ),
+        *(
+            "Epochs that each client chose",
+            "Learning rate that each client chose",
+            "Score against bytes",
+            "Time",
+        ),
         "Weight of each client&#x27;s update in the aggregate",
     }
     assert expected <= set(titles(page))
     assert "Equilibrium certificate" in page
     assert "--holdout-clients 0.2" in page  # the command repeats the run
-    assert "--participation" not in page.split("<details><summary>Configuration")[0]  # defaults are left out
+    assert (
+        "--participation" not in page.split("<details><summary>Configuration")[0]
+    )  # defaults are left out
     assert len(plots) == len(titles(page))
 
 
@@ -65,7 +79,21 @@ def test_partition_and_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     shown = by_title["Partition"]["data"][0]["z"]
     assert sorted(shown) == [pytest.approx(row, abs=1e-3) for row in sorted(share)]
     assert by_title["Sizes"]["data"][0]["y"] == sorted(counts.sum(1).tolist(), reverse=True)
-    assert main(["run", *options[:-1], "0", "--rounds", "1", "--out", str(tmp_path / "alike"), "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                *options[:-1],
+                "0",
+                "--rounds",
+                "1",
+                "--out",
+                str(tmp_path / "alike"),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     assert "Sizes" not in titles(drawn(tmp_path / "alike")[0])
 
 
@@ -95,7 +123,11 @@ def test_tabular_run_shows_error_against_theory(tabular_run: Path) -> None:
     page, plots = drawn(tabular_run)
     assert "Error against theory" in titles(page)
     assert "Coverage of the agents" in page
-    [theory] = [plot for plot in plots.values() if plot["layout"]["xaxis"]["title"]["text"] == "steps of an agent"]
+    [theory] = [
+        plot
+        for plot in plots.values()
+        if plot["layout"]["xaxis"]["title"]["text"] == "steps of an agent"
+    ]
     assert theory["data"][0]["x"] == [5.0 * t for t in range(1, 9)]
     slope = theory["data"][1]
     assert slope["y"][0] / slope["y"][-1] == pytest.approx(np.sqrt(8), rel=1e-3)
@@ -128,14 +160,24 @@ def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
     Folder(tmp_path).write_rounds(logs)
     run = Run(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
     found = heat.grids(run)
-    expected = [[0.25, np.nan], [np.nan] * 2, [np.nan] * 2, [0.75, 1.0]]  # the dropped client has no weight
+    expected = [
+        [0.25, np.nan],
+        [np.nan] * 2,
+        [np.nan] * 2,
+        [0.75, 1.0],
+    ]  # the dropped client has no weight
     np.testing.assert_array_equal(found["p"].mean(), expected)
-    assert found[heat.GIVEN.format("backbone")].mean()[[0, 3], 0].tolist() == [1.0, 0.0]  # full, none
+    assert found[heat.GIVEN.format("backbone")].mean()[[0, 3], 0].tolist() == [
+        1.0,
+        0.0,
+    ]  # full, none
 
 
 def test_partial_participation_logs_who_replied(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = "--clients 6 --epochs 1 --rounds 2 --participation 0.5 --executor stacked --quiet".split()
+    options = (
+        "--clients 6 --epochs 1 --rounds 2 --participation 0.5 --executor stacked --quiet".split()
+    )
     assert main(["run", *options, "--out", str(out)]) == 0
     assert all(len(log.ids or []) == 3 == log.clients for log in Folder(out).stream())
 
@@ -150,16 +192,23 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
             decisions = {"epochs": rng.integers(1, 20, clients).tolist()}
             notes = {"part": rng.integers(0, 4, clients).tolist()}
             train = {"epochs": MeanMinMax(10, 1, 20)}
-            file.write(line(t, clients=clients, test=test, train=train, decisions=decisions, notes=notes))
+            file.write(
+                line(t, clients=clients, test=test, train=train, decisions=decisions, notes=notes)
+            )
     write_config(tmp_path / "config.json", {"method": "page", "task": "synthetic", "seed": 0})
     table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]
     (tmp_path / "clients.csv").write_text("\n".join(table))
-    held = [f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rng.integers(0, 50, (clients, 10)).tolist())]
+    held = [
+        f"{i}," + ",".join(map(str, row))
+        for i, row in enumerate(rng.integers(0, 50, (clients, 10)).tolist())
+    ]
     (tmp_path / "labels.csv").write_text("\n".join(["client,0,1,2,3,4,5,6,7,8,9", *held]))
     page = draw(folders.gather([tmp_path]), "")
     assert len(page) - len(frame.plotly()) < 3_000_000
     assert "not finished" in page
-    assert {"Parts given, over rounds", "Parts given, by evenness of labels", "Partition"} <= set(titles(page))
+    assert {"Parts given, over rounds", "Parts given, by evenness of labels", "Partition"} <= set(
+        titles(page)
+    )
 
 
 def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
@@ -194,12 +243,19 @@ def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
 def test_fedpolicy_shows_who_got_what(policy_run: Path) -> None:
     page, plots = drawn(policy_run)
     expected = {
-        *("Who was given the backbone (share of rounds)", "Who was given the head (share of rounds)"),
+        *(
+            "Who was given the backbone (share of rounds)",
+            "Who was given the head (share of rounds)",
+        ),
         *("Parts given, over rounds", "Parts given, by evenness of labels", "Score against bytes"),
     }
     assert expected <= set(titles(page))
-    stacked = next(plot for plot in plots.values() if any(trace.get("stackgroup") for trace in plot["data"]))
-    np.testing.assert_allclose(np.sum([trace["y"] for trace in stacked["data"]], axis=0), 100, atol=0.1)
+    stacked = next(
+        plot for plot in plots.values() if any(trace.get("stackgroup") for trace in plot["data"])
+    )
+    np.testing.assert_allclose(
+        np.sum([trace["y"] for trace in stacked["data"]], axis=0), 100, atol=0.1
+    )
 
 
 def test_an_energy_budget_shows_what_was_spent(tmp_path: Path) -> None:
@@ -231,7 +287,9 @@ def test_three_seeds_have_a_band_of_the_95_percent_interval() -> None:
 
 def test_lower_errors_are_the_front() -> None:
     def group(label: str, ours: float, theirs: float) -> Group:
-        test = scores(global_={"error": ours}, personal={"error": theirs}, trained={"error": theirs})
+        test = scores(
+            global_={"error": ours}, personal={"error": theirs}, trained={"error": theirs}
+        )
         return Group(label, [Run(Folder(Path()), {}, [record(test=test)], None, {}, {})])
 
     found = plane.both_sides([group("a", 0.1, 0.2), group("b", 0.3, 0.4)], drawing.Score("error"))
@@ -245,10 +303,14 @@ def test_the_front_of_errors_is_below() -> None:
     assert pareto.front(points, higher=False) == ["a", "b"]
 
 
-def test_a_comparison_of_errors_draws_the_front_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_of_errors_draws_the_front_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("numba", reason="the extra rl is not installed")
     seen = []
-    monkeypatch.setattr(pareto, "draw", lambda points, title, path, unit, higher: seen.append((unit, higher)))
+    monkeypatch.setattr(
+        pareto, "draw", lambda points, title, path, unit, higher: seen.append((unit, higher))
+    )
     options = "--agents 2 --tau 5 --steps 10 --sims 2 --seeds 1 --quiet".split()
     methods = ["--task", "two-state", "--methods", "fedasynq-eq,fedasynq-im"]
     assert main(["compare", *methods, *options, "--out", str(tmp_path / "x")]) == 0
@@ -259,16 +321,29 @@ def test_labels_tell_equal_methods_apart(tmp_path: Path) -> None:
     for lr in (0.1, 0.2):
         folder = tmp_path / str(lr)
         folder.mkdir()
-        write_config(folder / "config.json", {"method": "fedavg", "task": "synthetic", "seed": 0, "lr": lr})
-        (folder / "rounds.jsonl").write_text(line(test=scores(trained={"acc": 1.0})) + '{"round": 2, "tra')
+        write_config(
+            folder / "config.json", {"method": "fedavg", "task": "synthetic", "seed": 0, "lr": lr}
+        )
+        (folder / "rounds.jsonl").write_text(
+            line(test=scores(trained={"acc": 1.0})) + '{"round": 2, "tra'
+        )
     groups = folders.gather([tmp_path])
     assert [group.label for group in groups] == ["fedavg lr=0.1", "fedavg lr=0.2"]
     assert len(groups[0].first.records) == 1  # the line that was cut short does not count
 
 
 def test_command_says_what_is_not_default() -> None:
-    config = {"method": "fedprox", "task": "synthetic", "rounds": 100, "mu": 0.5, "save_personal": False}
-    assert command(config) == "equipoise run --method fedprox --task synthetic --mu 0.5 --no-save-personal"
+    config = {
+        "method": "fedprox",
+        "task": "synthetic",
+        "rounds": 100,
+        "mu": 0.5,
+        "save_personal": False,
+    }
+    assert (
+        command(config)
+        == "equipoise run --method fedprox --task synthetic --mu 0.5 --no-save-personal"
+    )
 
 
 def test_script_in_a_name_stays_text() -> None:
@@ -295,7 +370,10 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("summary.json", b'{"method": "fedavg"}'),
         ("summary.json", json.dumps({**NO_SUMMARY, "rounds": "1"}).encode()),
         ("summary.json", json.dumps({**NO_SUMMARY, "personal": {"acc": True}}).encode()),
-        ("summary.json", json.dumps({**NO_SUMMARY, "bytes": {"up": 1, "down": 2, "sideways": 3}}).encode()),
+        (
+            "summary.json",
+            json.dumps({**NO_SUMMARY, "bytes": {"up": 1, "down": 2, "sideways": 3}}).encode(),
+        ),
         ("clients.csv", b"client,samples\n1\n"),
         ("labels.csv", b""),
     ],
@@ -307,7 +385,8 @@ def test_damaged_files_are_one_line(
     (tmp_path / "run" / name).write_bytes(content)
     assert main(["report", str(tmp_path / "run")]) == 2
     assert re.fullmatch(
-        r"equipoise: .*(is damaged|another version|was changed after|has fewer rounds).*\n", capsys.readouterr().err
+        r"equipoise: .*(is damaged|another version|was changed after|has fewer rounds).*\n",
+        capsys.readouterr().err,
     )
     if name in ("config.json", "rounds.jsonl"):
         assert main(["watch", str(tmp_path / "run")]) == 2
@@ -354,7 +433,9 @@ def test_without_plotly_a_run_goes_on(
     assert not (tmp_path / "a" / "report.html").exists()
 
 
-def test_a_failing_picture_does_not_fail_the_run(page_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_picture_does_not_fail_the_run(
+    page_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spending, "seconds", lambda groups, score: 1 / 0)
     assert html.offer(page_run).startswith("report: ")  # drawn already
     (page_run / "summary.json").touch()

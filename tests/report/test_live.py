@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from equipoise.cli import main
-from equipoise.core.config_file import write_config
 from equipoise.records.rounds import Bytes, MeanMinMax
 from equipoise.report.terminal import live
 from equipoise.report.terminal.tail import Tail
 from equipoise.report.terminal.words import BLOCKS, duration, sparkline
+from equipoise.utils.config_file import write_config
 from helpers_records import line, scores
 
 

@@ -3,9 +3,8 @@
 import json
 
 from equipoise.cli import main
-from equipoise.records.rounds import Bytes, RoundRecord
-from equipoise.records.scores import Evaluations, Scores
-from equipoise.records.targets import Spending, best, reached, spendings, target_of
+from equipoise.records.cost_to_target import Spending, best, reached, spendings, target_of
+from equipoise.records.rounds import Bytes, Evaluations, RoundRecord, Scores
 from equipoise.report.targets import to_markdown
 
 
@@ -16,7 +15,9 @@ def rounds(*scores, pace=10.0, clock=True, energy=True):
             round=t,
             clients=2,
             seen=2,
-            test=None if acc is None else Evaluations(global_=Scores({"acc": acc}), trained=Scores({"acc": acc})),
+            test=None
+            if acc is None
+            else Evaluations(global_=Scores({"acc": acc}), trained=Scores({"acc": acc})),
             train={},
             bytes=Bytes(400_000, 600_000),
             clock=pace * t if clock else None,
@@ -57,7 +58,10 @@ def test_the_table_is_against_fedavg_seed_by_seed():
 
 def test_nothing_without_a_clock_or_a_second_method():
     assert to_markdown({"fedavg": [rounds(0.3)]}) == ""
-    assert to_markdown({"fedavg": [rounds(0.3, clock=False)], "ditto": [rounds(0.3, clock=False)]}) == ""
+    assert (
+        to_markdown({"fedavg": [rounds(0.3, clock=False)], "ditto": [rounds(0.3, clock=False)]})
+        == ""
+    )
 
 
 def test_clients_that_are_elsewhere_tell_no_energy():
@@ -67,8 +71,34 @@ def test_clients_that_are_elsewhere_tell_no_energy():
 
 def test_a_comparison_as_a_user_types_it(tmp_path):
     out = tmp_path / "c"
-    typed = ["--methods", "fedavg,fedper", "--model", "mlp", "--seeds", "1", "--rounds", "3", "--clients", "4"]
-    assert main(["compare", *typed, "--samples", "40", "--devices", "phones", "--out", str(out), "--quiet"]) == 0
+    typed = [
+        "--methods",
+        "fedavg,fedper",
+        "--model",
+        "mlp",
+        "--seeds",
+        "1",
+        "--rounds",
+        "3",
+        "--clients",
+        "4",
+    ]
+    assert (
+        main(
+            [
+                "compare",
+                *typed,
+                "--samples",
+                "40",
+                "--devices",
+                "phones",
+                "--out",
+                str(out),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     table = (out / "table.md").read_text()
     assert "clock s" in table
     assert "seconds to 95 %" in table

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from equipoise.report import tables
 from equipoise.report.terminal import live
 from equipoise.report.terminal.progress import Display
@@ -35,7 +35,9 @@ def test_the_result_shows_every_figure(comparison: Path, width: int) -> None:
     to_screen("title", table, shown, console)
     printed = text.getvalue()
     assert max(map(cell_len, printed.splitlines())) <= width
-    assert {text.rstrip()[-1] for text in printed.splitlines()[1:]} <= set("┓┃┩│┘")  # no edge is cut off
+    assert {text.rstrip()[-1] for text in printed.splitlines()[1:]} <= set(
+        "┓┃┩│┘"
+    )  # no edge is cut off
     for cells in table.values():
         for cell in cells:
             assert not cell.column.on_screen or str(cell) in printed

@@ -9,11 +9,11 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
-from equipoise.core.config_file import read_config
-from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder
 from equipoise.report.trackers import tracking as trackers
 from equipoise.report.trackers.tracker import Figures, of_round
+from equipoise.utils.config_file import read_config
 from helpers_records import record as a_round
 from helpers_records import scores
 
@@ -32,11 +32,14 @@ def logged(out: Path) -> Series:
 
 def tensorboard(out: Path) -> Series:
     events = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the extra tensorboard is not installed"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra tensorboard is not installed",
     )
     store = events.EventAccumulator(str(out / "tensorboard"))
     store.Reload()
-    return {name: {e.step: e.value for e in store.Scalars(name)} for name in store.Tags()["scalars"]}
+    return {
+        name: {e.step: e.value for e in store.Scalars(name)} for name in store.Tags()["scalars"]
+    }
 
 
 def mlflow_runs(store: str) -> list[tuple[str, dict[str, str], str, Series]]:
@@ -56,7 +59,9 @@ def mlflow_runs(store: str) -> list[tuple[str, dict[str, str], str, Series]]:
 
 def wandb_records(file: Path) -> Iterator[object]:
     """W&B's file is LevelDB's log: blocks of 32 KiB with pieces of records, each with checksum, length and kind."""
-    wire = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="the extra wandb is not installed")
+    wire = pytest.importorskip(
+        "wandb.proto.wandb_internal_pb2", reason="the extra wandb is not installed"
+    )
     data, at, record = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
         room = 32768 - at % 32768
@@ -141,11 +146,21 @@ def test_mlflow_has_params_and_metrics_of_a_comparison(tmp_path: Path) -> None:
         assert_same(found, logged(Path(folder)))
 
 
-def test_mlflow_goes_where_its_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_goes_where_its_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     store = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    equipoise.run(tmp_path / "run", log="mlflow", clients=4, samples=40, epochs=1, rounds=2, executor="stacked")
+    equipoise.run(
+        tmp_path / "run",
+        log="mlflow",
+        clients=4,
+        samples=40,
+        epochs=1,
+        rounds=2,
+        executor="stacked",
+    )
     [(_, _, _, found)] = mlflow_runs(store)
     assert_same(found, logged(tmp_path / "run"))
     assert not (tmp_path / "mlflow.db").exists()
@@ -158,7 +173,9 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     config, found = wandb(out)
     assert config["rounds"] == 4
     assert_same(found, logged(out))
-    assert found["summary/bytes/up"] == {4: json.loads((out / "summary.json").read_text())["bytes"]["up"]}
+    assert found["summary/bytes/up"] == {
+        4: json.loads((out / "summary.json").read_text())["bytes"]["up"]
+    }
 
 
 def stopped_run(out: Path, log: str) -> None:
@@ -173,9 +190,16 @@ def stopped_run(out: Path, log: str) -> None:
             if entry.round == 5:
                 raise Stop
 
-    options = {"clients": 4, "samples": 40, "epochs": 1, "rounds": 6, "checkpoint_every": 2, "executor": "stacked"}
-    from equipoise.runs.running import run
-    from equipoise.settings.config import RunSettings
+    options = {
+        "clients": 4,
+        "samples": 40,
+        "epochs": 1,
+        "rounds": 6,
+        "checkpoint_every": 2,
+        "executor": "stacked",
+    }
+    from equipoise.experiment.runner import run
+    from equipoise.settings.run_settings import RunSettings
 
     with pytest.raises(Stop), Stopping(log, out) as tracking:
         run(RunSettings.from_options(options), out, on_round_end=tracking)
@@ -263,7 +287,21 @@ def test_overwrite_begins_anew(tmp_path: Path, command: str) -> None:
     out = tmp_path / "x"
     methods = ["--methods", "fedavg", "--seeds", "1"] if command == "compare" else []
     for _ in range(2):
-        assert main([command, *methods, *SMALL, "--log", "tensorboard", "--out", str(out), "--overwrite"]) == 0
+        assert (
+            main(
+                [
+                    command,
+                    *methods,
+                    *SMALL,
+                    "--log",
+                    "tensorboard",
+                    "--out",
+                    str(out),
+                    "--overwrite",
+                ]
+            )
+            == 0
+        )
     [events] = out.rglob("events.out.*")
     assert_same(tensorboard(events.parents[1]), logged(events.parents[1]))
 
@@ -271,10 +309,14 @@ def test_overwrite_begins_anew(tmp_path: Path, command: str) -> None:
 def test_unknown_or_missing_trackers_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "mlflow", ("a_module_that_is_not_there", trackers.MLflow))
+    monkeypatch.setitem(
+        trackers.TRACKERS, "mlflow", ("a_module_that_is_not_there", trackers.MLflow)
+    )
     for command in (["run"], ["compare", "--methods", "fedavg"]):
         assert main([*command, "--log", "tensorbord", "--out", str(tmp_path / "a")]) == 2
-        assert "unknown tracker 'tensorbord' (did you mean 'tensorboard'?)" in capsys.readouterr().err
+        assert (
+            "unknown tracker 'tensorbord' (did you mean 'tensorboard'?)" in capsys.readouterr().err
+        )
         assert main([*command, "--log", "mlflow", "--out", str(tmp_path / "a")]) == 2
         assert "pip install 'equipoise[mlflow]'" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()

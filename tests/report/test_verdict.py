@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from equipoise.report.page import verdict
 from equipoise.report.page.drawing import Score
 from equipoise.report.page.sections import _data
@@ -13,9 +13,23 @@ from equipoise.report.reading import Group, Run
 NAMES = {0: "north", 1: "south", 2: "west"}
 
 
-def run(method: str, personal: list[float], received: list[float], head: str = "acc", **config: Any) -> Run:
-    clients = {"client": [0.0, 1.0, 2.0], f"received_{head}": received, f"personal_{head}": personal}
-    found = Run(Folder(Path("x")), {"method": method, "task": "own", "seed": 0, **config}, [], None, clients, {}, NAMES)
+def run(
+    method: str, personal: list[float], received: list[float], head: str = "acc", **config: Any
+) -> Run:
+    clients = {
+        "client": [0.0, 1.0, 2.0],
+        f"received_{head}": received,
+        f"personal_{head}": personal,
+    }
+    found = Run(
+        Folder(Path("x")),
+        {"method": method, "task": "own", "seed": 0, **config},
+        [],
+        None,
+        clients,
+        {},
+        NAMES,
+    )
     vars(found)["headline"] = head
     return found
 
@@ -23,7 +37,11 @@ def run(method: str, personal: list[float], received: list[float], head: str = "
 def test_who_gains_and_who_loses_against_what() -> None:
     """Over two seeds; ditto: 0.9, 0.5, 0.6 in the mean, against local 0.7, 0.6, 0.6 and received 0.6, 0.4, 0.7."""
     ditto = Group(
-        "ditto", [run("ditto", [0.8, 0.5, 0.6], [0.6, 0.4, 0.7]), run("ditto", [1.0, 0.5, 0.6], [0.6, 0.4, 0.7])]
+        "ditto",
+        [
+            run("ditto", [0.8, 0.5, 0.6], [0.6, 0.4, 0.7]),
+            run("ditto", [1.0, 0.5, 0.6], [0.6, 0.4, 0.7]),
+        ],
     )
     local = Group("local", [run("local", [0.7, 0.6, 0.6], [0.1, 0.1, 0.1])])
     assert verdict.sentence([local, ditto], Score("acc")) == (
@@ -43,8 +61,9 @@ def test_who_gains_and_who_loses_against_what() -> None:
 def test_local_models_that_were_trained_beside_count_as_well() -> None:
     alone = run("ditto", [0.8, 0.5, 0.6], [0.8, 0.5, 0.6])
     alone.clients["local_acc"] = [0.7, 0.6, 0.6]
-    assert "against local training alone 1 of 3 clients gain (north, +10.0 points), 1 loses (south" in verdict.sentence(
-        [Group("ditto", [alone])], Score("acc")
+    assert (
+        "against local training alone 1 of 3 clients gain (north, +10.0 points), 1 loses (south"
+        in verdict.sentence([Group("ditto", [alone])], Score("acc"))
     )
 
 
@@ -63,7 +82,10 @@ def test_where_nothing_is_known_nothing_is_said() -> None:
     assert verdict.sentence([nothing], Score("acc")) == ""
     assert verdict.by_name([nothing], Score("acc")) == ""
     unknown = Group("a", [run("a", [math.nan, 0.5, 0.5], [])])
-    assert verdict.sentence([unknown], Score("acc")) == "Personal models of a reach a mean accuracy of 50.0 %."
+    assert (
+        verdict.sentence([unknown], Score("acc"))
+        == "Personal models of a reach a mean accuracy of 50.0 %."
+    )
 
 
 def test_the_title_names_the_users_file() -> None:

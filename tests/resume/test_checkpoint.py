@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.core import files as checkpoint
-from equipoise.core.config_file import write_config
-from equipoise.core.errors import UsageError
+from equipoise.utils import io as checkpoint
+from equipoise.utils.config_file import write_config
+from equipoise.utils.errors import UsageError
 from helpers_disk import Faulty, on
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import main
-from equipoise.contract import Method
-from equipoise.core import files as checkpoint
+from equipoise.core import Method
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.dapfl import DapFL
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.joint import Joint
+from equipoise.methods.joint import Joint
 from equipoise.methods.page.page import Page
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils import io as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
 
 METHODS: dict[str, Method] = {

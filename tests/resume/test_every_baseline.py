@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.core import files as checkpoint
 from equipoise.methods import all_methods
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils import io as checkpoint
 from helpers import largest_difference, simulate, small_task, timeless
 
 OTHERS = ("dapfl", "autopilot")  # see tests/resume/test_control.py
-BASELINES = {name: m for name, m in all_methods().items() if m.__module__.count(".") == 2 and name not in OTHERS}
+BASELINES = {
+    name: m
+    for name, m in all_methods().items()
+    if m.__module__.count(".") == 2 and name not in OTHERS
+}
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -30,6 +34,8 @@ def test_saved_loaded_and_continued_is_the_same_run(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_the_seed_decides_everything(name: str) -> None:
-    once, again, other = (simulate(BASELINES[name](), small_task(), 2, seed=seed) for seed in (5, 5, 6))
+    once, again, other = (
+        simulate(BASELINES[name](), small_task(), 2, seed=seed) for seed in (5, 5, 6)
+    )
     assert largest_difference(once.state_dict(), again.state_dict()) == 0
     assert largest_difference(once.store.local, other.store.local) > 0

@@ -81,7 +81,9 @@ def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
     command = ["run", "--method", method, "--out", str(out), "--checkpoint-every", "4", *RUN]
-    killed = subprocess.run([sys.executable, "-c", KILLER, where, *command], timeout=120, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLER, where, *command], timeout=120, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert not (out / "summary.json").exists()
     assert main(["resume", str(out), "--quiet"]) == 0
@@ -91,7 +93,17 @@ def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):
 def test_killed_from_outside_at_random_moments_then_resumed(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise", "run", "--method", method, "--out", str(out), *RUN]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise",
+        "run",
+        "--method",
+        method,
+        "--out",
+        str(out),
+        *RUN,
+    ]
     process = subprocess.Popen([*command, "--checkpoint-every", "1"])
     deadline = time.monotonic() + 60
     for wanted in (2, 6):
@@ -99,7 +111,9 @@ def test_killed_from_outside_at_random_moments_then_resumed(undisturbed, tmp_pat
             time.sleep(0.002)
         process.kill()
         process.wait()
-        process = subprocess.Popen([sys.executable, "-m", "equipoise", "resume", str(out), "--quiet"])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "equipoise", "resume", str(out), "--quiet"]
+        )
     assert process.wait(timeout=120) == 0
     _same(whole, out)
 
@@ -113,7 +127,9 @@ def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
     command = ["run", "--method", method, "--out", str(out), "--checkpoint-every", "4", *RUN]
-    subprocess.run([sys.executable, "-c", KILLER, "simulation:round:7", *command], timeout=120, check=False)
+    subprocess.run(
+        [sys.executable, "-c", KILLER, "simulation:round:7", *command], timeout=120, check=False
+    )
     with open(out / "rounds.jsonl", "a") as file:
         file.write('{"round": 7, "clie')
     assert main(["resume", str(out), "--quiet"]) == 0
@@ -123,8 +139,20 @@ def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
 def test_ctrl_c_saves_says_how_to_resume_and_resumes(undisturbed, tmp_path):
     method, whole = undisturbed
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise", "run", "--method", method, "--out", str(out), *RUN]
-    process = subprocess.Popen([*command, "--checkpoint-every", "1000"], stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise",
+        "run",
+        "--method",
+        method,
+        "--out",
+        str(out),
+        *RUN,
+    ]
+    process = subprocess.Popen(
+        [*command, "--checkpoint-every", "1000"], stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _rounds(out) < 1:
         time.sleep(0.001)

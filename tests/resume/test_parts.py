@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.core import parts as parts_of
-from equipoise.core.errors import UsageError
-from equipoise.core.parts import ShardedRows
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
+from equipoise.experiment import checkpoint
+from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
-from equipoise.runs import saving
-from equipoise.runs.running import Interrupted, resume_run, run
-from equipoise.runtime import rows as rows_of
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.runtime.rows import MemoryBudget, ClientTable
-from equipoise.settings.config import RunSettings
-from equipoise.settings.means import ResourceConfig
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation import client_store as rows_of
+from equipoise.simulation.client_store import ClientTable, MemoryBudget
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils import serialization as parts_of
+from equipoise.utils.errors import UsageError
+from equipoise.utils.serialization import ShardedRows
 from helpers import largest_difference, small_task, timeless
 from helpers_disk import Died, Faulty, Forgetful, Quick, on
 from trust.test_faults import result, same
@@ -54,12 +54,16 @@ def test_rows_are_what_was_written_wherever_they_lie(memory, promised, tmp_path,
     assert found["w"][:, 0, 0].tolist() == [102, 0, 8, 101, 100, 102]
     assert found["deep"]["n"].tolist() == [102, 0, 8, 101, 100, 102]
     assert found["deep"]["yes"].tolist() == [True, False, True, True, True, True]
-    assert torch.equal(found["deep"]["d"][:, 0], torch.tensor([102, 0, 8, 101, 100, 102]).double() / 3)
+    assert torch.equal(
+        found["deep"]["d"][:, 0], torch.tensor([102, 0, 8, 101, 100, 102]).double() / 3
+    )
     assert found["deep"]["none"].shape == (6, 0)
     rows.fill_missing(0, 2)
     assert rows.first(9)["w"].isnan().flatten(1).all(1).tolist() == [True] * 2 + [False] * 7
     rows.prefetch(torch.tensor([0, 8]))
-    assert not list(tmp_path.iterdir())  # files without names: nothing is left, however the process ends
+    assert not list(
+        tmp_path.iterdir()
+    )  # files without names: nothing is left, however the process ends
 
 
 def test_rows_that_were_lent_do_not_change():
@@ -73,8 +77,12 @@ def test_rows_that_were_lent_do_not_change():
 
 
 def test_a_disk_without_room_is_said_in_one_sentence(tmp_path):
-    with pytest.raises(UsageError, match=r"no room on disk for what clients hold .* --state-memory"):
-        ClientTable(_stack(1), 9, MemoryBudget(0, tmp_path / "absent")).put(torch.arange(1), _stack(1))
+    with pytest.raises(
+        UsageError, match=r"no room on disk for what clients hold .* --state-memory"
+    ):
+        ClientTable(_stack(1), 9, MemoryBudget(0, tmp_path / "absent")).put(
+            torch.arange(1), _stack(1)
+        )
 
 
 @pytest.mark.parametrize("name", ["scaffold", "page", "ditto"])
@@ -83,7 +91,9 @@ def test_where_rows_lie_changes_no_number(name, memory):
     def finished(room):
         task = small_task(clients=10)
         schedule = RoundLoopConfig(5, 0, 0.4, "stacked", 2, True)
-        simulation = FederatedSimulation(find_method(name)(), task, task.training, schedule, room=room)
+        simulation = FederatedSimulation(
+            find_method(name)(), task, task.training, schedule, room=room
+        )
         records = [timeless(simulation.run_round()) for _ in range(5)]
         return simulation.state_dict(), records, simulation.personal_models()
 
@@ -96,7 +106,9 @@ def test_where_rows_lie_changes_no_number(name, memory):
 
 
 def _written(folder):
-    return {file.name: len(parts_of.files.load(file)[0]["ids"]) for file in folder.glob("clients-*")}
+    return {
+        file.name: len(parts_of.files.load(file)[0]["ids"]) for file in folder.glob("clients-*")
+    }
 
 
 def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
@@ -116,8 +128,14 @@ def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
 
     assert save(0, 1, 2, 3, 4, 5) == {"clients-1.safetensors": 6}
     assert save(6) == {"clients-1.safetensors": 6, "clients-2.safetensors": 1}
-    assert save(6) == {"clients-1.safetensors": 6, "clients-3.safetensors": 1}  # nothing of the second counts
-    assert save(7) == {"clients-1.safetensors": 6, "clients-4.safetensors": 2}  # as small as what is new: joined
+    assert save(6) == {
+        "clients-1.safetensors": 6,
+        "clients-3.safetensors": 1,
+    }  # nothing of the second counts
+    assert save(7) == {
+        "clients-1.safetensors": 6,
+        "clients-4.safetensors": 2,
+    }  # as small as what is new: joined
     assert save(0, 1, 2, 3)["clients-5.safetensors"] == 8  # most of the first was out of date
     assert save() == {"clients-5.safetensors": 8}
 
@@ -136,17 +154,26 @@ def test_files_are_few_and_bounded(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    monkeypatch.setattr(saving, "WHOLE", 0)
+    monkeypatch.setattr(checkpoint, "WHOLE", 0)
     monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(processes, in_parts, tmp_path, monkeypatch):
+def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(
+    processes, in_parts, tmp_path, monkeypatch
+):
     settings = RunSettings.from_options(
-        {"method": "scaffold", "clients": 300, "samples": 20, "participation": 0.5, "rounds": 5, "checkpoint_every": 1}
+        {
+            "method": "scaffold",
+            "clients": 300,
+            "samples": 20,
+            "participation": 0.5,
+            "rounds": 5,
+            "checkpoint_every": 1,
+        }
     )
     with monkeypatch.context() as plain:
-        plain.setattr(saving, "WHOLE", 2**30)
+        plain.setattr(checkpoint, "WHOLE", 2**30)
         run(settings, tmp_path / "whole")
 
     def cut(at, record):
@@ -167,7 +194,10 @@ def test_a_part_that_is_missing_or_damaged_is_named(in_parts, tmp_path, capsys):
     assert main([*RUN, "--out", str(out)]) == 0
     (out / "summary.json").unlink()
     part = next((out / "checkpoint").glob("clients-*"))
-    for damage, words in ((lambda: part.write_bytes(part.read_bytes()[:-9]), "damaged"), (part.unlink, "is missing")):
+    for damage, words in (
+        (lambda: part.write_bytes(part.read_bytes()[:-9]), "damaged"),
+        (part.unlink, "is missing"),
+    ):
         damage()
         assert main(["resume", str(out)]) == 2
         error = capsys.readouterr().err
@@ -184,7 +214,9 @@ def _attempt(arguments, disk):
         return None
 
 
-WAYS = [pytest.param(how, marks=pytest.mark.slow) for how in ("full", "torn", "after", "dies at any")] + ["dies"]
+WAYS = [
+    pytest.param(how, marks=pytest.mark.slow) for how in ("full", "torn", "after", "dies at any")
+] + ["dies"]
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Subset
+from equipoise.data.federated_dataset import Subset
 from equipoise.data.tables import TableChoices, Tables, federate, tables_of
 from equipoise.data.tables.reading import in_memory
+from equipoise.utils.errors import UsageError
 
 SIZES = {"north": 60, "south": 90, "tiny": 8, "wee": 7}
 
@@ -21,12 +21,20 @@ def clinics(**more: list[object]) -> Tables:
     tables = {}
     for k, (name, n) in enumerate(SIZES.items()):
         age = rng.normal(50 + 10 * k, 10, n)
-        tables[name] = {"age": age, "weight": rng.normal(70, 9, n), "ill": np.where(age > 55, "yes", "no")}
+        tables[name] = {
+            "age": age,
+            "weight": rng.normal(70, 9, n),
+            "ill": np.where(age > 55, "yes", "no"),
+        }
     return tables_of(tables)
 
 
 def made(tables: Tables, **choices: object):
-    return federate(tables, TableChoices(**{"target": "ill", "small": "drop", **choices}), np.random.default_rng(1))
+    return federate(
+        tables,
+        TableChoices(**{"target": "ill", "small": "drop", **choices}),
+        np.random.default_rng(1),
+    )
 
 
 def everybody(data, name: str = "train"):
@@ -37,7 +45,11 @@ def told(splits: dict[str, list[str]]) -> Tables:
     """Rows that say themselves what they are for; age is the number of the row."""
     return tables_of(
         {
-            name: {"age": list(range(len(parts))), "ill": ["yes", "no"] * (len(parts) // 2), "part": parts}
+            name: {
+                "age": list(range(len(parts))),
+                "ill": ["yes", "no"] * (len(parts) // 2),
+                "part": parts,
+            }
             for name, parts in splits.items()
         }
     )
@@ -45,7 +57,13 @@ def told(splits: dict[str, list[str]]) -> Tables:
 
 def shared(tables: Tables, **choices: object):
     chosen = TableChoices(
-        **{"target": "ill", "split_column": "part", "standardise": "none", "numbers": "age", **choices}
+        **{
+            "target": "ill",
+            "split_column": "part",
+            "standardise": "none",
+            "numbers": "age",
+            **choices,
+        }
     )
     return federate(in_memory(tables, chosen), chosen, np.random.default_rng(1))
 
@@ -62,7 +80,9 @@ def test_rows_may_say_themselves_what_they_are_for() -> None:
     assert ages(data, "test", 0) == [10, 11, 12, 13, 14, 15]
     assert ages(data, "val", 0) == [16, 17]
     assert ages(data, "test", 1) == [4, 5, 6, 7, 8, 9]
-    assert sorted([*ages(data, "train", 0), *ages(data, "train", 1), *lent]) == sorted([*range(10), *range(10, 20)])
+    assert sorted([*ages(data, "train", 0), *ages(data, "train", 1), *lent]) == sorted(
+        [*range(10), *range(10, 20)]
+    )
     assert len(ages(data, "train", 0)) == 8  # a fifth of its training rows is the server's
 
 
@@ -77,9 +97,15 @@ def test_all_that_is_wrong_with_a_column_of_splits_is_told_at_once() -> None:
     tables = told({"a": ["train"] * 12, "b": ["train"] * 8 + ["learn", "test", "val", "val"]})
     with pytest.raises(UsageError) as told_so:
         shared(tables)
-    for words in ("holds 'learn'", "client 'a': no row is test", "client 'a': no row is val, but client 'b' has such"):
+    for words in (
+        "holds 'learn'",
+        "client 'a': no row is test",
+        "client 'a': no row is val, but client 'b' has such",
+    ):
         assert words in str(told_so.value)
-    with pytest.raises(UsageError, match=r"no column 'parts' \(did you mean 'part'\?\): see --split-column"):
+    with pytest.raises(
+        UsageError, match=r"no column 'parts' \(did you mean 'part'\?\): see --split-column"
+    ):
         shared(tables, split_column="parts")
 
 
@@ -100,7 +126,9 @@ def test_each_client_may_be_standardised_by_itself() -> None:
     rows = {"age": [50.0], "weight": [70.0]}
     north, south = (found.preparation.prepare(rows, name) for name in ("north", "south"))
     assert abs(float(north[0, 0] - south[0, 0])) > 0.3
-    np.testing.assert_array_equal(found.preparation.prepare(rows), found.preparation.prepare(rows, "nobody"))
+    np.testing.assert_array_equal(
+        found.preparation.prepare(rows), found.preparation.prepare(rows, "nobody")
+    )
     raw = made(clinics(), standardise="none").data
     assert everybody(raw).x[:, 0].mean() > 40
 
@@ -157,7 +185,11 @@ def test_targets_of_every_kind_are_carried_by_a_federation() -> None:
     assert y.shape == (2, int(everybody(survival).size[0]), 2)
     assert set(y[..., 1].unique().tolist()) == {0.0, 1.0}
     assert weight is None
-    ragged = made(tables_of({"k": columns, "l": {n: v[:30] for n, v in columns.items()}}), target="t", event="e").data
+    ragged = made(
+        tables_of({"k": columns, "l": {n: v[:30] for n, v in columns.items()}}),
+        target="t",
+        event="e",
+    ).data
     assert everybody(ragged).padded[1].shape[2:] == (2,)
 
 
@@ -175,7 +207,9 @@ def test_a_fingerprint_is_that_of_the_content() -> None:
     tables = clinics()
     north = tables.clients["north"]
     age = north.columns["age"]
-    moved = replace(north, columns={**north.columns, "age": replace(age, number=age.number + np.eye(60)[5])})
+    moved = replace(
+        north, columns={**north.columns, "age": replace(age, number=age.number + np.eye(60)[5])}
+    )
     assert made(Tables({**tables.clients, "north": moved})).data.fingerprint() != one
 
 
@@ -188,5 +222,7 @@ def test_the_server_may_bring_rows_of_its_own() -> None:
     assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 40
     assert sum(int(everybody(data, name).size.sum()) for name in ("train", "val", "test")) == 150
     odd = tables_of(clinics().clients, {**server, "ill": ["maybe", *server["ill"][1:]]})
-    with pytest.raises(UsageError, match="row 1 of the server's rows has a class that no client had"):
+    with pytest.raises(
+        UsageError, match="row 1 of the server's rows has a class that no client had"
+    ):
         made(odd)

@@ -13,19 +13,22 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
-from equipoise.core.errors import UsageError
 from equipoise.data.tables import Preparation
-from equipoise.records.folder import Folder
-from equipoise.runs.card import read_card
-from equipoise.runs.running import Interrupted, build_task, resume_run, run
-from equipoise.settings.config import RunSettings
+from equipoise.experiment.model_card import read_card
+from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
+from equipoise.records.run_dir import Folder
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 
 HEADER = ["age", "colour", "flag", "label"]
 
 
 def clinic(rng: np.random.Generator, n: int = 30) -> list[list[object]]:
     ages = rng.normal(50, 10, n).round(2)
-    return [[age, rng.choice(["red", "blue"]), int(rng.integers(0, 2)), "old" if age > 50 else "young"] for age in ages]
+    return [
+        [age, rng.choice(["red", "blue"]), int(rng.integers(0, 2)), "old" if age > 50 else "young"]
+        for age in ages
+    ]
 
 
 def write(path: Path, header: list[str], rows: list[list[object]], separator: str = ",") -> None:
@@ -68,17 +71,32 @@ def test_one_file_with_a_client_column(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="the extra data is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     rng = np.random.default_rng(0)
-    columns = {"who": ["x"] * 20 + ["NA"] * 25, "f": rng.normal(size=45), "label": rng.integers(3, 6, 45)}
+    columns = {
+        "who": ["x"] * 20 + ["NA"] * 25,
+        "f": rng.normal(size=45),
+        "label": rng.integers(3, 6, 45),
+    }
     parquet.write_table(pyarrow.table(columns), tmp_path / "ALL.PARQUET")
     task = build_task(settings(tmp_path / "ALL.PARQUET", client_column="who"))
     assert task.client_names == ("NA", "x")
     assert task.class_names == ("3", "4", "5")
-    write(tmp_path / "all.csv", ["who", "f", "label"], [[10 - i % 9, i * i % 7 / 3, i % 2] for i in range(180)])
-    assert build_task(settings(tmp_path / "all.csv", client_column="who")).client_names[-2:] == ("9", "10")
+    write(
+        tmp_path / "all.csv",
+        ["who", "f", "label"],
+        [[10 - i % 9, i * i % 7 / 3, i % 2] for i in range(180)],
+    )
+    assert build_task(settings(tmp_path / "all.csv", client_column="who")).client_names[-2:] == (
+        "9",
+        "10",
+    )
 
 
 def test_ignored_columns_are_gone_before_anything_else(clinics: Path) -> None:
-    write(clinics / "c.csv", [*HEADER[:3], "remark, long", "label"], [[1.5, "red", 0, "x", "old"]] * 30)
+    write(
+        clinics / "c.csv",
+        [*HEADER[:3], "remark, long", "label"],
+        [[1.5, "red", 0, "x", "old"]] * 30,
+    )
     with pytest.raises(UsageError, match="client 'c': alone has 'remark, long'"):
         build_task(settings(clinics))
     task = build_task(settings(clinics, ignore_columns='"remark, long",colour'))
@@ -87,7 +105,9 @@ def test_ignored_columns_are_gone_before_anything_else(clinics: Path) -> None:
         build_task(settings(clinics, ignore_columns="remak"))
 
 
-def test_all_problems_of_all_clients_at_once(clinics: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_of_all_clients_at_once(
+    clinics: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(1)
     (clinics / "a.csv").write_bytes(b"age,colour\n1,caf\xe9\n")
     write(clinics / "b.csv", [*HEADER[:-1], "result"], clinic(rng))
@@ -117,7 +137,12 @@ def test_all_problems_of_all_clients_at_once(clinics: Path, capsys: pytest.Captu
         (["age", "label"], [1.0, 0.25], {}, "different numbers: say --kind regression"),
         (["label"], [1], {}, "no column is left to predict from"),
         (["age", "label"], ["", 1], {"missing": "refuse"}, "'age': has missing values"),
-        (["age", "label"], [1, ""], {"missing": "refuse"}, "no target in rows 2, 3, 4, 5, 6 and 15 more"),
+        (
+            ["age", "label"],
+            [1, ""],
+            {"missing": "refuse"},
+            "no target in rows 2, 3, 4, 5, 6 and 15 more",
+        ),
         (["age", "label"], [1, 1], {"ignore_columns": "agee"}, "did you mean 'age'"),
         (["age", "label"], [1, 1], {"small": "drp"}, "small is 'drp': must be one of refuse, drop"),
     ],
@@ -126,16 +151,28 @@ def test_bad_tables_are_one_sentence(
     header: list[str], row: list[object], options: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     other = [2.5 if value == "" else value for value in row]
-    write(tmp_path / "a.csv", header, [row] * 20 + [[*(v + i for v in other[:-1]), 7] for i in range(20)])
+    write(
+        tmp_path / "a.csv",
+        header,
+        [row] * 20 + [[*(v + i for v in other[:-1]), 7] for i in range(20)],
+    )
     with pytest.raises(UsageError, match=words):
         build_task(settings(tmp_path, **options))
 
 
 def test_bad_places_are_one_sentence(tmp_path: Path) -> None:
-    for data, words in (("", "needs --data"), (tmp_path / "no", "no file or folder"), (tmp_path, "holds no CSV")):
+    for data, words in (
+        ("", "needs --data"),
+        (tmp_path / "no", "no file or folder"),
+        (tmp_path, "holds no CSV"),
+    ):
         with pytest.raises(UsageError, match=words):
             build_task(RunSettings.from_options({"task": "own", "data": str(data)}))
-    write(tmp_path / "all.csv", ["who", "f", "label"], [["", 1, 1], *[["x", i % 7, i % 2] for i in range(30)]])
+    write(
+        tmp_path / "all.csv",
+        ["who", "f", "label"],
+        [["", 1, 1], *[["x", i % 7, i % 2] for i in range(30)]],
+    )
     with pytest.raises(UsageError, match=r"no client column 'client'.*it has 'who', 'f', 'label'"):
         build_task(settings(tmp_path / "all.csv"))
     with pytest.raises(UsageError, match="column 'who': has no client in row 2"):

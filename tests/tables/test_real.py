@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.core.errors import UsageError
 from equipoise.data.tables import TableChoices, federate, read_tables
 from equipoise.data.tables.preparation import Category, Date
+from equipoise.utils.errors import UsageError
 
 TABLES = Path(__file__).parents[3] / "shared" / "data" / "tables"
-pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason="the tables are not in ../shared/data/tables")
+pytestmark = pytest.mark.skipif(
+    not TABLES.is_dir(), reason="the tables are not in ../shared/data/tables"
+)
 
 
 def made(path: Path, client: str, **choices: str):
@@ -44,7 +46,10 @@ def test_heart_disease_where_one_hospital_writes_commas_and_question_marks(tmp_p
         cells = [[cell.replace(".", ",") or "?" for cell in row] for row in mine] if comma else mine
         text = "\n".join((";" if comma else ",").join(row) for row in [header[1:], *cells])
         (tmp_path / f"{name}.csv").write_text(text)
-    apart, one = made(tmp_path, "client", **HEART), made(TABLES / "heart_disease.csv", "hospital", **HEART)
+    apart, one = (
+        made(tmp_path, "client", **HEART),
+        made(TABLES / "heart_disease.csv", "hospital", **HEART),
+    )
     assert apart.data.fingerprint() == one.data.fingerprint()
     assert apart.preparation == one.preparation
 
@@ -74,5 +79,12 @@ def test_nycflights() -> None:
     assert isinstance(columns["time_hour"], Date)
     assert isinstance(columns["dest"], Category)
     assert columns["dest"].other
-    minutes = made(path, "carrier", ignore_columns=known_later, target="arr_delay", kind="regression", small="pool")
+    minutes = made(
+        path,
+        "carrier",
+        ignore_columns=known_later,
+        target="arr_delay",
+        kind="regression",
+        small="pool",
+    )
     assert minutes.preparation.target.mean == pytest.approx(7, abs=2)

@@ -9,12 +9,12 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
-from equipoise.core.errors import UsageError
-from equipoise.data.recordings import Recordings, federate_recordings, read_recordings
 from equipoise.data.tables import TableChoices
-from equipoise.records.folder import Folder
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
+from equipoise.data.time_series import Recordings, federate_recordings, read_recordings
+from equipoise.experiment.runner import build_task
+from equipoise.records.run_dir import Folder
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 
 WATCH = Path(__file__).parents[3] / "shared" / "data" / "tables" / "watch.npz"
 LENGTHS = np.array([25, 30, 21] * 8)
@@ -66,7 +66,9 @@ def test_a_recording_is_in_one_split(tmp_path: Path) -> None:
         ({"who": np.arange(len(LENGTHS)) // 3}, "who", 10, "client '0' has 3 recordings"),
     ],
 )
-def test_archives_that_cannot_be(changes: dict, client: str, window: int, says: str, tmp_path: Path) -> None:
+def test_archives_that_cannot_be(
+    changes: dict, client: str, window: int, says: str, tmp_path: Path
+) -> None:
     archive(tmp_path / "a.npz", **changes)
     with pytest.raises(UsageError, match=says):
         made(read_recordings(tmp_path / "a.npz", client, "move"), window)
@@ -76,7 +78,18 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, run, new = archive(tmp_path / "a.npz"), tmp_path / "run", tmp_path / "new.npz"
-    given = ["--data", str(data), "--client-column", "who", "--target", "move", "--window", "20", "--model", "cnn1d"]
+    given = [
+        "--data",
+        str(data),
+        "--client-column",
+        "who",
+        "--target",
+        "move",
+        "--window",
+        "20",
+        "--model",
+        "cnn1d",
+    ]
     assert main(["run", "--task", "own", *given, "--rounds", "1", "--out", str(run)]) == 0
     assert Folder(run).read_summary().bytes_before.up > 0
     archive(new, x=np.ones((40 + 34, 2)), length=np.array([40, 34]))
@@ -85,7 +98,13 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
     assert main(["predict", str(run), str(new), "--client", "1", "--out", str(out)]) == 0
     lines = [line.split(",") for line in out.read_text().splitlines()]
     assert lines[0] == ["recording", "start", "predicted", "p(up)", "p(down)"]
-    assert [line[:2] for line in lines[1:]] == [["0", "0"], ["0", "10"], ["0", "20"], ["1", "0"], ["1", "10"]]
+    assert [line[:2] for line in lines[1:]] == [
+        ["0", "0"],
+        ["0", "10"],
+        ["0", "20"],
+        ["1", "0"],
+        ["1", "10"],
+    ]
     opened = equipoise.open(run)
     steps = {"x": np.ones((74, 2)), "length": np.array([40, 34])}
     whole = opened.predict(steps, client="1", probabilities=True)
@@ -97,11 +116,19 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
     assert "recording 0 has 9 steps: a window of 20 is longer" in capsys.readouterr().err
     archive(new, x=np.ones((20, 3)), length=np.array([20]))
     assert main(["predict", str(run), str(new), "--out", str(tmp_path / "b.csv")]) == 2
-    assert "the windows have shape (3, 20), the model takes 2 channels of 20 steps" in capsys.readouterr().err
+    assert (
+        "the windows have shape (3, 20), the model takes 2 channels of 20 steps"
+        in capsys.readouterr().err
+    )
 
 
 def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path) -> None:
-    given = {"task": "own", "data": str(archive(tmp_path / "a.npz")), "client_column": "who", "target": "move"}
+    given = {
+        "task": "own",
+        "data": str(archive(tmp_path / "a.npz")),
+        "client_column": "who",
+        "target": "move",
+    }
     task = build_task(RunSettings.from_options({**given, "window": 10, "standardise": "none"}))
     assert task.bytes_before[0] == 0
     assert task.data.server("public")[0].max() > 2  # as they were recorded

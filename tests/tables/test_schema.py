@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.core.errors import UsageError
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.exchange import merge, rule_of, statistics_of
-from equipoise.data.tables.preparation import Category, Date, LeftOut, Number, Preparation, PreparedColumn
+from equipoise.data.tables.preparation import (
+    Category,
+    Date,
+    LeftOut,
+    Number,
+    Preparation,
+    PreparedColumn,
+)
 from equipoise.data.tables.table import table_of
+from equipoise.utils.errors import UsageError
 
 N = 120
 
@@ -57,11 +64,15 @@ def test_numbers_that_a_site_wrote_as_text() -> None:
     assert column(gaps) == column([*NUMBERS[: N - 5], *[None] * 5])
 
 
-def test_words_among_numbers_are_missing_where_they_are_few_and_refused_where_a_site_has_nothing_else() -> None:
+def test_words_among_numbers_are_missing_where_they_are_few_and_refused_where_a_site_has_nothing_else() -> (
+    None
+):
     few = column([*NUMBERS[: N - 3], "high", "<5", "high"])
     assert isinstance(few, Number)
     assert few.missing
-    with pytest.raises(UsageError, match=r"column 'c' of client 'y': 10 cells are no numbers \('high'\): it holds"):
+    with pytest.raises(
+        UsageError, match=r"column 'c' of client 'y': 10 cells are no numbers \('high'\): it holds"
+    ):
         column([*NUMBERS[: N // 2], *[None] * (N // 2 - 10), *["high"] * 10], numbers="c")
 
 
@@ -118,7 +129,9 @@ def test_names_of_columns_help_to_know_identifiers() -> None:
     for name in ("patient_id", "PatientID", "id", "mrn"):
         assert [left.name for left in prepared({name: numbers}).left_out] == [name]
     ages = [20 + i * 7 % 50 for i in range(N)]
-    assert "age_at_index" in prepared({"age_at_index": ages}).features  # has the word, but not a number for each row
+    assert (
+        "age_at_index" in prepared({"age_at_index": ages}).features
+    )  # has the word, but not a number for each row
     assert "patient_id" in prepared({"patient_id": numbers}, numbers="patient_id").features
 
 
@@ -163,7 +176,9 @@ def test_missing_values_have_a_mark_and_the_median() -> None:
     assert x[:, 2].tolist() == [1, 0]
     assert x[0, 0] == pytest.approx((number.median - number.mean) / number.scale, rel=1e-5)
     assert x[1, 0] == pytest.approx(0, abs=1e-6)
-    with pytest.raises(UsageError, match="column 'c': has missing values, which --missing refuse forbids"):
+    with pytest.raises(
+        UsageError, match="column 'c': has missing values, which --missing refuse forbids"
+    ):
         prepared({"c": [*NUMBERS[: N - 10], *[None] * 10]}, missing="refuse")
 
 
@@ -215,7 +230,8 @@ def test_a_threshold_may_compare_texts_for_equality_only() -> None:
 
 def test_many_numbers_are_a_question() -> None:
     with pytest.raises(
-        UsageError, match=r'has \d+ or more different numbers: say --kind regression, or --target "t > '
+        UsageError,
+        match=r'has \d+ or more different numbers: say --kind regression, or --target "t > ',
     ):
         target(list(NUMBERS))
     found, y = target(list(NUMBERS), kind="regression")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
-from equipoise.core.errors import UsageError
 from equipoise.data.tables import Preparation, TableChoices, table_of
 from equipoise.data.tables.exchange import merge, statistics_of
 from equipoise.data.tables.rule import Rule
-from equipoise.runs.running import build_task
-from equipoise.settings.config import RunSettings
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils.errors import UsageError
 
 SITES = ("north", "south")
 
@@ -32,7 +32,9 @@ def columns(seed: int, n: int) -> dict[str, list[str]]:
 
 def write(path: Path, table: dict[str, list[str]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([",".join(table), *(",".join(row) for row in zip(*table.values(), strict=True))]))
+    path.write_text(
+        "\n".join([",".join(table), *(",".join(row) for row in zip(*table.values(), strict=True))])
+    )
 
 
 @pytest.fixture
@@ -47,20 +49,37 @@ def sites(tmp_path: Path) -> Path:
 
 def told(sites: Path) -> list[str]:
     for name in SITES:
-        given = ["--data", str(sites / name), "--client", name, "--target", "ill", "--out", str(sites / f"{name}.json")]
+        given = [
+            "--data",
+            str(sites / name),
+            "--client",
+            name,
+            "--target",
+            "ill",
+            "--out",
+            str(sites / f"{name}.json"),
+        ]
         assert main(["data", "summarise", *given]) == 0
     return [str(sites / f"{name}.json") for name in SITES]
 
 
 def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     files = told(sites)
-    assert main(["data", "merge", *files, "--target", "ill", "--out", str(sites / "preparation.json")]) == 0
+    assert (
+        main(["data", "merge", *files, "--target", "ill", "--out", str(sites / "preparation.json")])
+        == 0
+    )
     made = Preparation.read(sites / "preparation.json")
     assert made.clients == SITES
     raw = [columns(seed, 80) for seed in range(2)]
-    tables = [table_of({**table, "age": [float(a) if a else None for a in table["age"]]}) for table in raw]
+    tables = [
+        table_of({**table, "age": [float(a) if a else None for a in table["age"]]}) for table in raw
+    ]
     pooled, _ = merge(
-        [statistics_of(name, table, Rule("ill")) for name, table in zip(SITES, tables, strict=True)],
+        [
+            statistics_of(name, table, Rule("ill"))
+            for name, table in zip(SITES, tables, strict=True)
+        ],
         Rule("ill"),
         TableChoices(target="ill"),
     )
@@ -68,39 +87,80 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     for name in (*SITES, "server"):
         shutil.copy(sites / "preparation.json", sites / name)
     given = {"task": "apart", "clients": 2}
-    node, server = (build_task(RunSettings.from_options({**given, "data": str(sites / name)})) for name in ("south", "server"))
+    node, server = (
+        build_task(RunSettings.from_options({**given, "data": str(sites / name)}))
+        for name in ("south", "server")
+    )
     assert node.data.shape == server.data.shape == (len(made.features),)
     assert node.client_names == SITES
     assert node.class_names == ("no", "yes")
     assert node.preprocessing_json() == server.preprocessing_json() == made.write()
     with pytest.raises(UsageError, match="is of 2 sites, but clients is 3"):
         build_task(RunSettings.from_options({**given, "clients": 3, "data": str(sites / "south")}))
-    write(sites / "south" / "test.csv", {**columns(1, 5), "ill": ["yes", "no", "perhaps", "no", "no"]})
-    with pytest.raises(UsageError, match=r"row 4 of the test rows in .* has a class that no client had"):
+    write(
+        sites / "south" / "test.csv", {**columns(1, 5), "ill": ["yes", "no", "perhaps", "no", "no"]}
+    )
+    with pytest.raises(
+        UsageError, match=r"row 4 of the test rows in .* has a class that no client had"
+    ):
         build_task(RunSettings.from_options({**given, "data": str(sites / "south")}))
 
 
 def test_classes_of_test_rows_are_told_too(sites: Path) -> None:
     write(sites / "north" / "test.csv", {**columns(3, 4), "ill": ["yes", "no", "perhaps", "no"]})
-    assert main(["data", "merge", *told(sites), "--target", "ill", "--out", str(sites / "p.json")]) == 0
+    assert (
+        main(["data", "merge", *told(sites), "--target", "ill", "--out", str(sites / "p.json")])
+        == 0
+    )
     assert Preparation.read(sites / "p.json").target.classes == ("no", "perhaps", "yes")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["data", "summarise", "--data", "SITES", "--client", "x", "--out", "SITES/x.json"], "has no train.csv"),
-        (["data", "summarise", "--data", "SITES/north", "--client", "x", "--out", "SITES/x.json"], "no column 'label'"),
+        (
+            ["data", "summarise", "--data", "SITES", "--client", "x", "--out", "SITES/x.json"],
+            "has no train.csv",
+        ),
+        (
+            [
+                "data",
+                "summarise",
+                "--data",
+                "SITES/north",
+                "--client",
+                "x",
+                "--out",
+                "SITES/x.json",
+            ],
+            "no column 'label'",
+        ),
         (["data", "merge", "SITES/none.json"], "cannot be read"),
-        (["data", "merge", "SITES/north/train.csv", "--target", "ill"], "damaged or of another version"),
-        (["data", "merge", "SITES/north.json", "SITES/north.json", "--target", "ill"], "a file is given twice"),
-        (["data", "merge", "SITES/north.json", "--target", "sex"], "summarised for another target than 'sex'"),
-        (["data", "merge", "SITES/north.json", "--target", "ill", "--standardise", "client"], "that are apart"),
+        (
+            ["data", "merge", "SITES/north/train.csv", "--target", "ill"],
+            "damaged or of another version",
+        ),
+        (
+            ["data", "merge", "SITES/north.json", "SITES/north.json", "--target", "ill"],
+            "a file is given twice",
+        ),
+        (
+            ["data", "merge", "SITES/north.json", "--target", "sex"],
+            "summarised for another target than 'sex'",
+        ),
+        (
+            ["data", "merge", "SITES/north.json", "--target", "ill", "--standardise", "client"],
+            "that are apart",
+        ),
         (["data", "mrge"], "did you mean 'merge'"),
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], says: str, sites: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    says: str,
+    sites: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(sites)
     told(sites)

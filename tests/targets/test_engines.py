@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.contract import Method, TrainingConfig
-from equipoise.data.federation import Federation
-from equipoise.data.target import Target
+from equipoise.core import Method, TrainingConfig
+from equipoise.data.federated_dataset import Federation, Target
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.scaffold import Scaffold
 from equipoise.models import MODELS
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.tasks.supervised import ExamplesTask
 from helpers import largest_difference, simulate
 
 SIZES = np.array([13, 7, 22])
@@ -39,12 +38,16 @@ def task(kind: str, model: str = "mlp", training: TrainingConfig = TRAINING) -> 
         return x, torch.stack([time, torch.from_numpy(rng.integers(0, 2, count)).double()], 1)
 
     splits = {name: (*rows(int(SIZES.sum())), SIZES) for name in ("train", "val", "test")}
-    data = Federation(splits, {name: rows(20) for name in ("public", "test")}, 1, target=KINDS[kind])
+    data = Federation(
+        splits, {name: rows(20) for name in ("public", "test")}, 1, target=KINDS[kind]
+    )
     return ExamplesTask(kind, MODELS[model]((4,), 1), data, training, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(), Scaffold(), Ditto(), Autopilot()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedProx(), Scaffold(), Ditto(), Autopilot()], ids=lambda m: m.name
+)
 def test_loop_is_stacked(kind: str, method: Method) -> None:
     loop, stacked = (simulate(method, task(kind), executor=name) for name in ("loop", "stacked"))
     assert largest_difference(loop.params, stacked.params) < 1e-12
@@ -71,14 +74,18 @@ def test_a_short_batch_is_the_likelihood_of_its_own_rows() -> None:
 
 
 def test_a_linear_regression_finds_its_coefficients() -> None:
-    found = simulate(FedAvg(), task("regression", "linear", replace(TRAINING, lr=0.1, epochs=5)), rounds=40)
+    found = simulate(
+        FedAvg(), task("regression", "linear", replace(TRAINING, lr=0.1, epochs=5)), rounds=40
+    )
     assert found.logs[-1].global_.rmse < 1e-6
     assert found.logs[-1].personal.rmse < 1e-6
     weight = next(value for value in found.params.values() if value.dim() == 2)
     assert (weight[0] * 2).tolist() == pytest.approx([1.0, -2.0, 0.5, 0.0], abs=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("survival", "loss"), ("regression", "r2"), ("regression", "mae")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("survival", "loss"), ("regression", "r2"), ("regression", "mae")]
+)
 def test_a_headline_stands_first_and_is_read(kind: str, name: str) -> None:
     headed = task(kind).with_primary_metric(name)
     found = simulate(FedAvg(), headed, rounds=1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.func import vmap
 
-from equipoise.core.errors import UsageError
-from equipoise.data.target import Target, numbered
-from equipoise.learners.targets import balanced, objective_of
+from equipoise.data.federated_dataset import Target, numbered
+from equipoise.training.objectives import balanced, objective_of
+from equipoise.utils.errors import UsageError
 
 COX = objective_of(Target("survival", "T", event="E"))
 H = torch.tensor([0.3, -1.2, 0.8, 0.1, -0.4], dtype=torch.float64)
@@ -34,7 +34,11 @@ def test_cox_of_a_stack_and_mapped_is_that_of_each() -> None:
     generator = torch.Generator().manual_seed(0)
     h = torch.randn(4, 6, 1, generator=generator, dtype=torch.float64)
     y = torch.stack(
-        [torch.randint(1, 4, (4, 6), generator=generator), torch.randint(0, 2, (4, 6), generator=generator)], -1
+        [
+            torch.randint(1, 4, (4, 6), generator=generator),
+            torch.randint(0, 2, (4, 6), generator=generator),
+        ],
+        -1,
     )
     y = y.double()
     each = torch.stack([COX.losses(h[k], y[k]) for k in range(4)])
@@ -48,7 +52,9 @@ def test_cox_has_the_gradient_of_its_values() -> None:
 
 
 def test_rows_that_fill_a_batch_change_neither_losses_nor_gradients() -> None:
-    filled_h = torch.cat([H, torch.tensor([50.0, 3.0], dtype=torch.float64)])[:, None].requires_grad_()
+    filled_h = torch.cat([H, torch.tensor([50.0, 3.0], dtype=torch.float64)])[
+        :, None
+    ].requires_grad_()
     y = torch.cat([Y, Y[:2]])
     marked = COX.marked(y, torch.arange(7) < 5)
     losses = COX.losses(filled_h, marked)
@@ -76,7 +82,8 @@ def test_balanced_weights_make_classes_count_alike() -> None:
     y, logits = torch.tensor([0, 1]), torch.tensor([[0.2, -0.1, 0.0], [0.3, 0.4, -1.0]])
     plain = objective_of(numbered(3)).losses(logits, y)
     assert torch.allclose(
-        objective_of(numbered(3), class_weights=weights).losses(logits, y), plain * weights.float()[y]
+        objective_of(numbered(3), class_weights=weights).losses(logits, y),
+        plain * weights.float()[y],
     )
 
 
@@ -86,13 +93,22 @@ def test_who_knows_the_training_targets_alone() -> None:
     assert shares.argmax() == 0
     assert shares[1] > 0
     target = Target("regression", "delay", mean=10.0, scale=4.0)
-    assert objective_of(target).predicted(objective_of(target).constant(torch.tensor([1.0, 5.0]))[None]).item() == 3.0
+    assert (
+        objective_of(target)
+        .predicted(objective_of(target).constant(torch.tensor([1.0, 5.0]))[None])
+        .item()
+        == 3.0
+    )
     assert COX.constant(Y).tolist() == [0.0]
 
 
 def test_merits_are_in_the_unit_interval_and_finite() -> None:
     strange = torch.tensor([math.nan, 0.0, 1.0])
-    for objective in (objective_of(numbered(2)), COX, objective_of(Target("regression", scale=2.0))):
+    for objective in (
+        objective_of(numbered(2)),
+        COX,
+        objective_of(Target("regression", scale=2.0)),
+    ):
         for name in objective.scores:
             value = strange[1:] if name in ("rmse", "mae", "loss") else strange
             merit = objective.merit(name, value)
@@ -100,7 +116,9 @@ def test_merits_are_in_the_unit_interval_and_finite() -> None:
 
 
 def test_a_headline_that_the_kind_does_not_have() -> None:
-    with pytest.raises(UsageError, match=r"headline is 'aux' .*'auc'.*classification has acc, loss, auc"):
+    with pytest.raises(
+        UsageError, match=r"headline is 'aux' .*'auc'.*classification has acc, loss, auc"
+    ):
         objective_of(numbered(2)).headed("aux")
     with pytest.raises(UsageError, match="survival has concordance, loss"):
         COX.headed("auc")

@@ -29,7 +29,9 @@ def write_tables(folder: Path, kind: str) -> None:
             risk = (age - 50) / 10 + (2 if group == "b" else 0)
             sick = "yes" if site != "south" and risk + rng.normal() > 1 else "no"
             time = math.exp(-risk / 3 + rng.normal() / 2)
-            lines.append(f"{age:.1f},{group},{site}-{row},{sick},{time:.3f},{int(rng.uniform() < 0.7)}")
+            lines.append(
+                f"{age:.1f},{group},{site}-{row},{sick},{time:.3f},{int(rng.uniform() < 0.7)}"
+            )
         (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
     (folder.parent / "new.csv").write_text("age,group\n25,a\n79,b\n,b\n")
 
@@ -63,7 +65,9 @@ def test_predictions_without_the_training_data(finished: tuple[str, Path], tmp_p
     assert main(["predict", str(run), str(new), "--client", "va", "--out", str(out)]) == 0
     found = rows_of(out)
     assert [row["row"] for row in found] == ["1", "2", "3"]
-    again = equipoise.open(run).predict({"age": [25, 79, None], "group": ["a", "b", "b"]}, client="va")
+    again = equipoise.open(run).predict(
+        {"age": [25, 79, None], "group": ["a", "b", "b"]}, client="va"
+    )
     if kind == "classification":
         assert [row["predicted"] for row in found] == again.tolist() == ["no", "yes", again[2]]
         for row in found:
@@ -101,14 +105,30 @@ def test_scores_have_names_and_clients_have_intervals(finished: tuple[str, Path]
         assert float(south["constant_acc"]) == 1.0
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")  # the format's readers still use it
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.load:DeprecationWarning"
+)  # the format's readers still use it
 def test_exports_say_what_they_are(
     finished: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     kind, run = finished
     for form in ("onnx", "torchscript"):
-        assert main(["export", str(run), "--client", "va", "--format", form, "--out", str(tmp_path / form)]) == 0
+        assert (
+            main(
+                [
+                    "export",
+                    str(run),
+                    "--client",
+                    "va",
+                    "--format",
+                    form,
+                    "--out",
+                    str(tmp_path / form),
+                ]
+            )
+            == 0
+        )
         assert "the personal model of va by fedavg on own" in capsys.readouterr().out
     told = onnxruntime.InferenceSession(tmp_path / "onnx").get_modelmeta().custom_metadata_map
     extra = dict.fromkeys(("is", "kind", "outputs", "preparation", "equipoise"), "")

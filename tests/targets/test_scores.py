@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.learners.scores import classes, numbers, survival
+from equipoise.training import metrics as classes
+from equipoise.training import metrics as numbers
+from equipoise.training import metrics as survival
 
 metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 
-def rows(classes: int, n: int = 60, models: int = 3, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def rows(
+    classes: int, n: int = 60, models: int = 3, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of few values, so that there are ties; labels; and which rows count."""
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.integers(-2, 3, (models, n, classes)) / 2.0)
@@ -41,15 +45,22 @@ def test_scores_of_classes_are_those_of_scikit_learn(count: int) -> None:
     for k, share, y in each(*data):
         chosen = share.argmax(1)
         if count == 2:
-            area, precision = metrics.roc_auc_score(y, share[:, 1]), metrics.average_precision_score(y, share[:, 1])
+            area, precision = (
+                metrics.roc_auc_score(y, share[:, 1]),
+                metrics.average_precision_score(y, share[:, 1]),
+            )
         else:
             area = metrics.roc_auc_score(y, share, multi_class="ovr", average="macro")
             hot = np.eye(count)[y]
             precision = metrics.average_precision_score(hot, share, average="macro")
         assert found["auc"][k].item() == pytest.approx(area, abs=1e-12)
         assert found["ap"][k].item() == pytest.approx(precision, abs=1e-12)
-        assert found["balanced"][k].item() == pytest.approx(metrics.balanced_accuracy_score(y, chosen), abs=1e-12)
-        assert found["f1"][k].item() == pytest.approx(metrics.f1_score(y, chosen, average="macro"), abs=1e-12)
+        assert found["balanced"][k].item() == pytest.approx(
+            metrics.balanced_accuracy_score(y, chosen), abs=1e-12
+        )
+        assert found["f1"][k].item() == pytest.approx(
+            metrics.f1_score(y, chosen, average="macro"), abs=1e-12
+        )
 
 
 def test_scores_of_numbers_are_those_of_scikit_learn() -> None:
@@ -58,13 +69,20 @@ def test_scores_of_numbers_are_those_of_scikit_learn() -> None:
     real = torch.arange(40) < torch.tensor([[40], [27], [5]])
     for k in range(3):
         mine = (y[k][real[k]].numpy(), predicted[k][real[k]].numpy())
-        assert numbers.rmse(predicted, y, real)[k].item() == pytest.approx(metrics.root_mean_squared_error(*mine))
-        assert numbers.mae(predicted, y, real)[k].item() == pytest.approx(metrics.mean_absolute_error(*mine))
+        assert numbers.rmse(predicted, y, real)[k].item() == pytest.approx(
+            metrics.root_mean_squared_error(*mine)
+        )
+        assert numbers.mae(predicted, y, real)[k].item() == pytest.approx(
+            metrics.mean_absolute_error(*mine)
+        )
         assert numbers.r2(predicted, y, real)[k].item() == pytest.approx(metrics.r2_score(*mine))
 
 
 def test_one_class_alone_has_no_auc_but_an_accuracy() -> None:
-    logits, real = torch.randn(1, 5, 2, generator=torch.Generator().manual_seed(1)), torch.ones(1, 5, dtype=torch.bool)
+    logits, real = (
+        torch.randn(1, 5, 2, generator=torch.Generator().manual_seed(1)),
+        torch.ones(1, 5, dtype=torch.bool),
+    )
     ones = torch.ones(1, 5, dtype=torch.int64)
     assert math.isnan(classes.auc(logits, ones, real).item())
     assert math.isnan(classes.average_precision(logits, ones - 1, real).item())
@@ -101,9 +119,14 @@ def test_concordance_by_hand() -> None:
 
 def test_concordance_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(2)
-    y = torch.stack([torch.rand(2, 30, generator=generator), torch.randint(0, 2, (2, 30), generator=generator)], -1)
+    y = torch.stack(
+        [torch.rand(2, 30, generator=generator), torch.randint(0, 2, (2, 30), generator=generator)],
+        -1,
+    )
     risk, real = torch.randn(2, 30, generator=generator), torch.ones(2, 30, dtype=torch.bool)
     whole = survival.concordance(risk, y, real)
     monkeypatch.setattr(survival, "PAIRS_AT_ONCE", 100)
     assert torch.equal(survival.concordance(risk, y, real), whole)
-    assert torch.allclose(survival.concordance(-y[..., 0], y, real), torch.ones(2, dtype=torch.float64))
+    assert torch.allclose(
+        survival.concordance(-y[..., 0], y, real), torch.ones(2, dtype=torch.float64)
+    )

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equipoise.contract import Method
+from equipoise.core import Method
+from equipoise.experiment.compare import steps_of_a_round, with_equal_steps
 from equipoise.methods.ditto import Ditto
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.pfedme import PFedMe
-from equipoise.runs.equal import steps_of_a_round, with_equal_steps
-from equipoise.settings.given import settings_of
+from equipoise.settings.loading import settings_of
 from helpers import TRAINING, simulate, small_task
 
 
@@ -26,11 +26,18 @@ def per_epoch() -> int:
 
 @pytest.mark.parametrize(
     ("method", "epochs"),
-    [(FedAvg(), 2), (Ditto(), 2 + 2), (FedRep(head_epochs=5), 5 + 2), (PFedMe(inner_steps=3), 2 * 3)],
+    [
+        (FedAvg(), 2),
+        (Ditto(), 2 + 2),
+        (FedRep(head_epochs=5), 5 + 2),
+        (PFedMe(inner_steps=3), 2 * 3),
+    ],
 )
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
 def test_all_training_of_a_round_counts(method: Method, epochs: int, executor: str) -> None:
-    found = simulate(method, small_task(training=replace(TRAINING, epochs=2)), rounds=2, executor=executor)
+    found = simulate(
+        method, small_task(training=replace(TRAINING, epochs=2)), rounds=2, executor=executor
+    )
     assert [record.steps for record in found.logs] == [epochs * per_epoch()] * 2
 
 

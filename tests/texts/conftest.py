@@ -19,7 +19,9 @@ SMALL = {"vocab_size": len(VOCABULARY), "bos_token_id": 2, "eos_token_id": 2}
 def _models() -> dict[str, torch.nn.Module]:
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    bert = transformers.BertConfig(vocab_size=len(VOCABULARY), hidden_size=8, max_position_embeddings=32, **sizes)
+    bert = transformers.BertConfig(
+        vocab_size=len(VOCABULARY), hidden_size=8, max_position_embeddings=32, **sizes
+    )
     gpt2 = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=32, **SMALL)
     return {"bert": transformers.BertModel(bert), "gpt2": transformers.GPT2LMHeadModel(gpt2)}
 
@@ -33,7 +35,9 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     marks = {"unk_token": "[UNK]", "pad_token": "[PAD]", "eos_token": "[EOS]"}
     for name, model in _models().items():
         model.save_pretrained(folder / name)
-        transformers.PreTrainedTokenizerFast(tokenizer_object=words, **marks).save_pretrained(folder / name)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, **marks).save_pretrained(
+            folder / name
+        )
     return folder
 
 
@@ -43,7 +47,10 @@ def rows() -> list[dict[str, str]]:
     made = []
     for k in range(64):
         mood = draw.choice(("up", "down"))
-        said = [*draw.choices(WORDS[4:], k=draw.randint(1, 5)), draw.choice(WORDS[:2] if mood == "up" else WORDS[2:4])]
+        said = [
+            *draw.choices(WORDS[4:], k=draw.randint(1, 5)),
+            draw.choice(WORDS[:2] if mood == "up" else WORDS[2:4]),
+        ]
         made.append({"who": f"user{k % 4}", "review": " ".join(said), "mood": mood})
     return made
 

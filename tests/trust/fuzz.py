@@ -20,19 +20,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.contract import Server
-from equipoise.contract.ranges import validate_reports
-from equipoise.core.trees import map_leaves, to_dict
+from equipoise.core import Server
+from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec, node
 from equipoise.flower.codec import Refused
-from equipoise.flower.remote import Remote
+from equipoise.flower.remote_executor import Remote
 from equipoise.methods.autopilot import Autopilot
+from equipoise.utils.pytree import map_leaves, to_dict
 from helpers import simulate, small_task
 from trust.sittings import Found, sit
 
 CLIENT, ROUND, RUN = 1, 1, "abc"
-NUMBERS = (0, -1, 1, 2**31, 2**53, 2**63, 2**64, 1e308, -1e308, "", "x", None, True, [], {}, [[]], "\x1b[2J", "9" * 400)
-BITS = (0x7FC00000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00000001, 0xFFFFFFFF)  # NaN, infinities, the largest, ...
+NUMBERS = (
+    0,
+    -1,
+    1,
+    2**31,
+    2**53,
+    2**63,
+    2**64,
+    1e308,
+    -1e308,
+    "",
+    "x",
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    "\x1b[2J",
+    "9" * 400,
+)
+BITS = (
+    0x7FC00000,
+    0x7F800000,
+    0xFF800000,
+    0x7F7FFFFF,
+    0x00000001,
+    0xFFFFFFFF,
+)  # NaN, infinities, the largest, ...
 
 
 @dataclass
@@ -57,7 +83,15 @@ class Fuzz:
         self.draw = random.Random(seed)
         self.method, self.task = Autopilot(), small_task("linear")
         self.remote = Remote(
-            self.method, self.task, self.task.training, 0, 1, wire=None, run=RUN, time_limit=1.0, fewest=1
+            self.method,
+            self.task,
+            self.task.training,
+            0,
+            1,
+            wire=None,
+            run=RUN,
+            time_limit=1.0,
+            fewest=1,
         )
         simulation = simulate(self.method, self.task, 1, "loop")
         self.model = self.task.init_params(0)
@@ -65,11 +99,24 @@ class Fuzz:
         server = Server(self.task, self.task.training, params, state, 0, ROUND, 1, 1.0)
         with torch.no_grad():
             down = self.method.distribute(server, torch.arange(self.task.num_clients))[0]
-            expected = self.remote._expect(ROUND, (), torch.tensor([CLIENT]), down.for_clients(CLIENT))
+            expected = self.remote._expect(
+                ROUND, (), torch.tensor([CLIENT]), down.for_clients(CLIENT)
+            )
         self.expected = expected
-        about = {"client": CLIENT, "round": ROUND, "run": RUN, "samples": 3, "version": "0", "lost": False}
+        about = {
+            "client": CLIENT,
+            "round": ROUND,
+            "run": RUN,
+            "samples": 3,
+            "version": "0",
+            "lost": False,
+        }
         self.up = codec.encode(expected, about)
-        self.down = node.pack(down.for_clients(CLIENT), self.task.blocks, {**about, "kind": "round", "splits": [], "taken": 0})
+        self.down = node.pack(
+            down.for_clients(CLIENT),
+            self.task.blocks,
+            {**about, "kind": "round", "splits": [], "taken": 0},
+        )
 
     def one(self) -> bool:
         """Spoil one message and have it read; whether it was refused. Whatever else is wrong is raised."""
@@ -87,7 +134,9 @@ class Fuzz:
         codec.check(to_dict(reply.update), self.expected["up"])
         codec.check_finite(to_dict(reply.update), "up")
         assert about["client"] == CLIENT
-        for reason in validate_reports(self.method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), reply.update)).values():
+        for reason in validate_reports(
+            self.method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), reply.update)
+        ).values():
             raise Refused(reason)
 
     def _read_down(self, data: bytes) -> None:
@@ -120,7 +169,10 @@ class Fuzz:
         )
 
     def _length(self, data: bytes) -> bytes:
-        return struct.pack("<Q", self.draw.choice((0, 1, 7, 2**31, 2**63, 2**64 - 1, len(data)))) + data[8:]
+        return (
+            struct.pack("<Q", self.draw.choice((0, 1, 7, 2**31, 2**63, 2**64 - 1, len(data))))
+            + data[8:]
+        )
 
     def _header(self, data: bytes) -> bytes:
         """One entry of the header becomes another: types, shapes, places, names."""
@@ -133,7 +185,9 @@ class Fuzz:
         elif field == "name":
             header[str(value)] = header.pop(name)
         elif field == "dtype":
-            header[name]["dtype"] = self.draw.choice(("F64", "I64", "BOOL", "U8", "F16", "X9", value))
+            header[name]["dtype"] = self.draw.choice(
+                ("F64", "I64", "BOOL", "U8", "F16", "X9", value)
+            )
         else:
             header[name][field] = self.draw.choice((value, [value], [2**40, 2**40], [0], [-1, 5]))
         return self._joined(header, body)
@@ -163,7 +217,9 @@ class Fuzz:
         end = 8 + struct.unpack("<Q", data[:8])[0]
         words = np.frombuffer(data[end : end + (len(data) - end) // 4 * 4], np.uint32).copy()
         for _ in range(self.draw.randint(1, 4)):
-            words[self.draw.randrange(len(words))] = self.draw.choice((*BITS, self.draw.getrandbits(32)))
+            words[self.draw.randrange(len(words))] = self.draw.choice(
+                (*BITS, self.draw.getrandbits(32))
+            )
         return data[:end] + words.tobytes() + data[end + 4 * len(words) :]
 
     @staticmethod
@@ -186,7 +242,10 @@ def fuzz(messages: int, minutes: float, seed: int) -> Spoiled:
             found.refused += here.one()
         except Exception as error:
             found.wrong += 1
-            print(f"message {found.messages} of seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(
+                f"message {found.messages} of seed {seed}: {type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
     return found
 
 

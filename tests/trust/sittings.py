@@ -27,13 +27,21 @@ class Found:
 F = TypeVar("F", bound=Found)
 
 
-def sit(kind: type[F], check: Callable[[int, float, int], F], wanted: int, minutes: float, about: str | None) -> None:
+def sit(
+    kind: type[F],
+    check: Callable[[int, float, int], F],
+    wanted: int,
+    minutes: float,
+    about: str | None,
+) -> None:
     """The command line of a check, which is given how many are left, minutes, and a seed that no sitting had before."""
     amount = fields(kind)[0].name
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(f"--{amount}", type=int, default=wanted)
     parser.add_argument("--minutes", type=float, default=minutes)
-    parser.add_argument("--add", type=Path, metavar="FILE", help="add to what this file says of earlier sittings")
+    parser.add_argument(
+        "--add", type=Path, metavar="FILE", help="add to what this file says of earlier sittings"
+    )
     chosen = parser.parse_args()
     told = json.loads(chosen.add.read_text()) if chosen.add and chosen.add.exists() else {}
     before = {name: told.get(name, 0) for name in asdict(kind())}

@@ -18,7 +18,9 @@ class Failing(Here):
     def exchange(self, messages, limit):
         if len(self.sent) != 1:
             return super().exchange(messages, limit)
-        others = super().exchange({client: data for client, data in messages.items() if client != 1}, limit)
+        others = super().exchange(
+            {client: data for client, data in messages.items() if client != 1}, limit
+        )
         try:
             with on(self.disk):
                 return {**others, 1: self.nodes[1].answer(messages[1])}

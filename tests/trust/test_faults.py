@@ -24,7 +24,9 @@ WAYS = [pytest.param(how, marks=pytest.mark.slow) for how in ("full", "dies", "a
 def undrawn(monkeypatch):
     """Pictures take longer than the runs that they show: a run has none here, and that of a comparison is empty."""
     monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write_text(""))
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write_text("")
+    )
 
 
 def attempt(arguments, disk, capsys):
@@ -44,7 +46,9 @@ def result(folder):
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "rounds.jsonl":
-            found[name] = [{**json.loads(line), "seconds": 0} for line in path.read_text().splitlines()]
+            found[name] = [
+                {**json.loads(line), "seconds": 0} for line in path.read_text().splitlines()
+            ]
         elif path.name in ("summary.json", "best.json", "clients.csv", "labels.csv", "config.json"):
             text = path.read_text()
             found[name] = {**json.loads(text), "seconds": 0} if path.suffix == ".json" else text
@@ -114,10 +118,14 @@ def test_a_resume_that_fails_at_any_operation_goes_on_to_the_same_result(how, tm
         shutil.rmtree(out)
 
 
-@pytest.mark.parametrize(("command", "again"), [(COMPARE, ["--resume"]), (TUNE, [])], ids=["compare", "tune"])
+@pytest.mark.parametrize(
+    ("command", "again"), [(COMPARE, ["--resume"]), (TUNE, [])], ids=["compare", "tune"]
+)
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.slow
-def test_a_comparison_or_search_that_fails_at_any_operation_goes_on(command, again, how, tmp_path, capsys):
+def test_a_comparison_or_search_that_fails_at_any_operation_goes_on(
+    command, again, how, tmp_path, capsys
+):
     whole = tmp_path / "whole"
     count = operations([*command, "--out", str(whole)], capsys)
     expected = result(whole)

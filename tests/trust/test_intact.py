@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 import equipoise
 from equipoise.cli import main
-from equipoise.core import files
-from equipoise.core.config_file import FORMAT
-from equipoise.core.errors import UsageError
+from equipoise.utils import io
+from equipoise.utils.config_file import FORMAT
+from equipoise.utils.errors import UsageError
 from helpers_disk import contents
 from trust.test_faults import SMALL
 
@@ -50,7 +50,9 @@ def header_changed(path, old, new):
 
 
 def test_a_changed_round_number_in_a_checkpoint_is_refused(unfinished, capsys):
-    header_changed(unfinished / "checkpoint" / "last.safetensors", rb"\"round\": 3", rb"\"round\": 2")
+    header_changed(
+        unfinished / "checkpoint" / "last.safetensors", rb"\"round\": 3", rb"\"round\": 2"
+    )
     before = contents(unfinished)
     assert "checksum" in refused(["resume", str(unfinished)], capsys)
     assert contents(unfinished) == before
@@ -59,7 +61,7 @@ def test_a_changed_round_number_in_a_checkpoint_is_refused(unfinished, capsys):
 @pytest.mark.parametrize("part", ["metadata", "content", "names"])
 def test_every_part_of_a_tensor_file_is_covered(part, tmp_path):
     path = tmp_path / "x.safetensors"
-    files.write_tensors(path, {"aa": torch.ones(4), "bb": torch.zeros(4)}, {"about": "this"})
+    io.write_tensors(path, {"aa": torch.ones(4), "bb": torch.zeros(4)}, {"about": "this"})
     if part == "metadata":
         header_changed(path, b'"this"', b'"that"')
     elif part == "names":
@@ -70,7 +72,7 @@ def test_every_part_of_a_tensor_file_is_covered(part, tmp_path):
         data[-3] ^= 4
         path.write_bytes(bytes(data))
     with pytest.raises(UsageError, match="checksum"):
-        files.read_tensors(path)
+        io.read_tensors(path)
 
 
 def test_flipped_bytes_of_a_model_are_not_exported(tmp_path, capsys):
@@ -130,8 +132,14 @@ def test_a_folder_of_another_version_is_refused_in_one_line(recorded, unfinished
     out = ["--out", str(unfinished)]
     commands = {name: [name, str(unfinished)] for name in OPENERS}
     commands["predict"] += ["rows.csv", "--out", "predicted.csv"]
-    for command in (*commands.values(), [*RUN, "--resume", *out], ["run", "--config", str(unfinished / "config.json")]):
-        assert "config.json' was written by another version of Equipoise" in refused(command, capsys)
+    for command in (
+        *commands.values(),
+        [*RUN, "--resume", *out],
+        ["run", "--config", str(unfinished / "config.json")],
+    ):
+        assert "config.json' was written by another version of Equipoise" in refused(
+            command, capsys
+        )
     with pytest.raises(UsageError, match="another version of Equipoise"):
         equipoise.open(unfinished)
     assert contents(unfinished) == before
@@ -141,34 +149,39 @@ def test_a_folder_of_another_version_is_refused_in_one_line(recorded, unfinished
 def test_a_tensor_file_without_a_checksum_is_refused(tmp_path):
     save_file({"a": torch.ones(4)}, tmp_path / "x.safetensors")
     with pytest.raises(UsageError, match="checksum"):
-        files.read_tensors(tmp_path / "x.safetensors")
+        io.read_tensors(tmp_path / "x.safetensors")
 
 
 def test_two_runs_never_share_a_folder(tmp_path, capsys):
     out = tmp_path / "run"
     out.mkdir()
-    with files.locked(out):
+    with io.locked(out):
         for arguments in ([*RUN, "--out", str(out)], [*RUN, "--out", str(out), "--overwrite"]):
             assert f"process {os.getpid()}" in refused(arguments, capsys)
     assert main([*RUN, "--out", str(out)]) == 0
-    with files.locked(out):
-        for command in (["certify", "--quiet", "--samples", "1"], ["run", *RUN[1:], "--overwrite", "--out"]):
+    with io.locked(out):
+        for command in (
+            ["certify", "--quiet", "--samples", "1"],
+            ["run", *RUN[1:], "--overwrite", "--out"],
+        ):
             assert "in use" in refused([*command, str(out)], capsys)
     (out / "summary.json").unlink()
-    with files.locked(out):
+    with io.locked(out):
         assert "in use" in refused(["resume", str(out)], capsys)
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert not (out / files.LOCK).exists()
+    assert not (out / io.LOCK).exists()
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
-    (out / files.LOCK).write_text("999999")
+    (out / io.LOCK).write_text("999999")
     assert main([*RUN, "--out", str(out)]) == 0
 
 
-@pytest.mark.parametrize("left", [[], ["checkpoint"], [files.LOCK], [".tmp-config.json", "checkpoint", files.LOCK]])
+@pytest.mark.parametrize(
+    "left", [[], ["checkpoint"], [io.LOCK], [".tmp-config.json", "checkpoint", io.LOCK]]
+)
 def test_a_kill_before_the_config_does_not_block_the_folder(left, tmp_path):
     out = tmp_path / "run"
     out.mkdir()
@@ -188,23 +201,34 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path, capsys):
 
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "equipoise", *RUN, "--rounds", "2000", "--checkpoint-every", "1000"]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise",
+        *RUN,
+        "--rounds",
+        "2000",
+        "--checkpoint-every",
+        "1000",
+    ]
     process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not ((out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_text()):
+    while time.monotonic() < deadline and not (
+        (out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_text()
+    ):
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"equipoise resume {out}" in errors
-    saved = files.read_meta(out / "checkpoint" / "last.safetensors")["round"]
+    saved = io.read_meta(out / "checkpoint" / "last.safetensors")["round"]
     assert saved == len((out / "rounds.jsonl").read_text().splitlines())
 
 
 def test_a_folder_deleted_under_a_run_ends_it_in_one_line(tmp_path, capsys, monkeypatch):
     import shutil
 
-    from equipoise.runtime.round import FederatedSimulation
+    from equipoise.simulation.server_loop import FederatedSimulation
 
     out, rounds = tmp_path / "run", FederatedSimulation.run_round
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.methods import find_method
-from equipoise.runtime.adopt import _state_is_finite
+from equipoise.simulation.aggregation_guard import _state_is_finite
 from helpers import simulate, small_task
 
 INF, ONE = torch.tensor([math.inf, 1.0]), torch.tensor([1.0, 1.0])

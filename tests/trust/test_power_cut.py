@@ -5,7 +5,7 @@ import json
 import pytest
 
 from equipoise.cli import main
-from equipoise.core import files
+from equipoise.utils import io
 from helpers_disk import Died, Forgetful, on
 from trust.test_faults import RUN, result, same
 
@@ -45,7 +45,7 @@ def test_the_disk_of_these_tests_forgets_what_a_file_system_may(tmp_path):
         assert (new.read_bytes() if new.exists() else None) == expected
         new.unlink(missing_ok=True)
     with on(Forgetful(tmp_path)) as disk:
-        files.write_text(new, "content")
+        io.write_text(new, "content")
     disk.cut()
     assert new.read_text() == "content"
 
@@ -76,5 +76,5 @@ def test_a_saved_round_is_never_lost(tmp_path):
         assert main([*RUN, "--out", str(out)]) == 0
     disk.cut()
     assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
-    assert files.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
+    assert io.read_meta(out / "checkpoint" / "last.safetensors")["round"] == 3
     assert json.loads((out / "summary.json").read_text())["rounds"] == 3

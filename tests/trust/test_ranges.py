@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from equipoise.contract import Method, ValueRange, Server, ClientUpdate
-from equipoise.contract.ranges import DEFAULT_RANGE, FRACTION, validate_reports, winsorize
-from equipoise.core.errors import UsageError
+from equipoise.core import ClientUpdate, Method, Server, ValueRange
+from equipoise.core.report_validation import DEFAULT_RANGE, FRACTION, validate_reports, winsorize
 from equipoise.methods import all_methods
-from equipoise.methods.page import shared
+from equipoise.methods.page import agents
 from equipoise.records import codec as codec_of_records
-from equipoise.runtime.executors import Stacked
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
+from equipoise.simulation.executors import Stacked
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
 from flower.test_remote import SUPERVISED, Here, federate, spoiled
 from helpers import small_task
 
@@ -22,22 +22,34 @@ ROUNDS = 3
 
 
 def test_a_range_names_the_first_number_outside_it():
-    values = torch.tensor([[0.0, 1.0], [0.5, -5.0], [2.0, 3.0], [torch.nan, 0.0], [1 + 1e-9, 0.0]], dtype=torch.float64)
+    values = torch.tensor(
+        [[0.0, 1.0], [0.5, -5.0], [2.0, 3.0], [torch.nan, 0.0], [1 + 1e-9, 0.0]],
+        dtype=torch.float64,
+    )
     assert torch.equal(
         FRACTION.first_violation(values).nan_to_num(nan=99.0, posinf=1e9),
         torch.tensor([99.0, -5.0, 2.0, 1e9, 99.0], dtype=torch.float64),
     )
     each = ValueRange(0.0, (1.0, 10.0))
-    assert each.first_violation(torch.tensor([[1.0, 9.0], [2.0, 9.0], [1.0, 11.0]])).isnan().tolist() == [True, False, False]
+    assert each.first_violation(
+        torch.tensor([[1.0, 9.0], [2.0, 9.0], [1.0, 11.0]])
+    ).isnan().tolist() == [True, False, False]
     assert FRACTION.first_violation(torch.tensor([True, False])).isnan().all()
-    assert ValueRange(0.0, 3.0).first_violation(torch.tensor([2, 255], dtype=torch.uint8)).isnan().tolist() == [True, False]
+    assert ValueRange(0.0, 3.0).first_violation(
+        torch.tensor([2, 255], dtype=torch.uint8)
+    ).isnan().tolist() == [True, False]
     assert FRACTION.first_violation(torch.empty(2, 0)).isnan().all()
 
 
 def test_what_is_not_declared_has_a_wide_range():
-    up = ClientUpdate({}, {"c": {"w": torch.tensor([[0.0], [1e7]])}}, {"x": torch.tensor([-1e30, 0.0])})
+    up = ClientUpdate(
+        {}, {"c": {"w": torch.tensor([[0.0], [1e7]])}}, {"x": torch.tensor([-1e30, 0.0])}
+    )
     found = validate_reports({}, up)
-    assert found == {0: f"its x is -1e+30: must lie in {DEFAULT_RANGE}", 1: f"its c/w is 1e+07: must lie in {DEFAULT_RANGE}"}
+    assert found == {
+        0: f"its x is -1e+30: must lie in {DEFAULT_RANGE}",
+        1: f"its c/w is 1e+07: must lie in {DEFAULT_RANGE}",
+    }
     assert validate_reports({"c": ValueRange(0, 1e8), "x": ValueRange(-1e38, 0)}, up) == {}
 
 
@@ -61,7 +73,9 @@ def simulation(method, lie, **options):
         executor.lie = lie
         return executor
 
-    return FederatedSimulation(method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True), make)
+    return FederatedSimulation(
+        method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "stacked", 1, True), make
+    )
 
 
 LIES = {
@@ -89,7 +103,9 @@ def test_a_lie_costs_the_liar_its_place_and_nobody_else(name):
         assert log.test.global_
         json.loads(codec_of_records.dumps(log), parse_constant=pytest.fail)
     # As if it had sent nothing that could be used.
-    absent = simulation(method, lambda up, round: [v.__setitem__(2, torch.nan) for v in up.params.values()])
+    absent = simulation(
+        method, lambda up, round: [v.__setitem__(2, torch.nan) for v in up.params.values()]
+    )
     for log in logs:
         other = absent.run_round()
         assert other.dropped == [2]
@@ -106,7 +122,9 @@ def test_the_same_on_flower(name, tmp_path):
     assert log.rejected.keys() == {2}
 
 
-@pytest.mark.parametrize("name", sorted(SUPERVISED.keys() - {"fedbn"}))  # which needs batch normalisation
+@pytest.mark.parametrize(
+    "name", sorted(SUPERVISED.keys() - {"fedbn"})
+)  # which needs batch normalisation
 def test_every_report_is_declared(name):
     """A method whose clients upload more than models says which numbers are sound."""
     kinds = {"fedpolicy": [{}, {"policy": "dqn"}, {"policy": "probe"}]}
@@ -175,7 +193,10 @@ def test_a_round_that_nobody_can_be_blamed_for_is_skipped_and_the_last_good_stat
     class Doomed(Fragile):
         def aggregate(self, server, ids, up, weights):
             params, state = super().aggregate(server, ids, up, weights)
-            return params, {**state, "rounds": state["rounds"] + (torch.nan if server.round == 2 else 0)}
+            return params, {
+                **state,
+                "rounds": state["rounds"] + (torch.nan if server.round == 2 else 0),
+            }
 
     run = simulation(Doomed(), lambda up, round: None)
     first = run.run_round()
@@ -247,11 +268,13 @@ def test_a_shared_agent_never_meets_a_lie_that_is_far_from_all_others():
         "reward": rewards,
         "next": rewards[:, None],
     }
-    told = {f"agent_{name}": value for name, value in each.items()} | {"agent_closed": torch.ones(8, dtype=torch.bool)}
+    told = {f"agent_{name}": value for name, value in each.items()} | {
+        "agent_closed": torch.ones(8, dtype=torch.bool)
+    }
     task = small_task("linear")
     first, later = (Server(task, task.training, {}, {}, 0, round, 5) for round in (1, 2))
-    assert not len(shared.closed(first, told)["reward"])
-    rows = shared.closed(later, told)
+    assert not len(agents.closed(first, told)["reward"])
+    rows = agents.closed(later, told)
     assert float(rows["reward"].max()) == pytest.approx(5 * 0.2)
     assert torch.equal(rows["reward"][:7], rewards[:7])
-    assert float(shared.closed(later, told, logarithms=False)["reward"].max()) == 200
+    assert float(agents.closed(later, told, logarithms=False)["reward"].max()) == 200

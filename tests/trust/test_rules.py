@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from equipoise.cli import main
-from equipoise.contract import Server, ClientUpdate
-from equipoise.core.errors import UsageError
+from equipoise.core import ClientUpdate, Server
+from equipoise.experiment.runner import build_task
 from equipoise.methods import all_methods
-from equipoise.runs.running import build_task
-from equipoise.runtime.adopt import update_norms, norm_outliers
-from equipoise.runtime.attacks import ATTACKS, attacked, hostile_clients, parse
-from equipoise.runtime.executors import Loop, Stacked
-from equipoise.runtime.round import RoundLoopConfig, FederatedSimulation
-from equipoise.settings.config import RunSettings
-from equipoise.wrappers.robust import rules
-from equipoise.wrappers.robust.wrapper import BELIEVED, RULES, Robust, robust
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.aggregation_guard import norm_outliers, update_norms
+from equipoise.simulation.attacks import ATTACKS, attacked, hostile_clients, parse
+from equipoise.simulation.executors import Loop, Stacked
+from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
+from equipoise.utils.errors import UsageError
+from equipoise.wrappers import robust_aggregation
+from equipoise.wrappers.robust_aggregation import BELIEVED, RULES, Robust, robust
 from helpers import largest_difference, simulate, small_task
 
 f64 = torch.float64
@@ -36,63 +36,73 @@ def joined(tree):
 
 def test_lengths_and_distances():
     points = stack([3.0, 4.0], [0.0, 0.0], [3.0, 0.0])
-    assert rules.lengths(points).tolist() == [5, 0, 3]
-    assert rules.distances(rules.products(points)).tolist() == [[0, 25, 16], [25, 0, 9], [16, 9, 0]]
+    assert robust_aggregation.lengths(points).tolist() == [5, 0, 3]
+    assert robust_aggregation.distances(robust_aggregation.products(points)).tolist() == [
+        [0, 25, 16],
+        [25, 0, 9],
+        [16, 9, 0],
+    ]
 
 
 def test_median_and_trimmed_mean_by_hand():
     points = stack([1.0, 10.0], [2.0, -5.0], [3.0, 0.0], [1000.0, 1.0])
-    assert joined(rules.median(points)) == [2.5, 0.5]
-    assert joined(rules.median(stack([1.0, 1.0], [2.0, 9.0], [7.0, 2.0]))) == [2, 2]
-    assert joined(rules.trimmed(points, 0.25)) == [2.5, 0.5]
-    assert joined(rules.trimmed(points, 0.0)) == [1006 / 4, 6 / 4]
+    assert joined(robust_aggregation.median(points)) == [2.5, 0.5]
+    assert joined(robust_aggregation.median(stack([1.0, 1.0], [2.0, 9.0], [7.0, 2.0]))) == [2, 2]
+    assert joined(robust_aggregation.trimmed(points, 0.25)) == [2.5, 0.5]
+    assert joined(robust_aggregation.trimmed(points, 0.0)) == [1006 / 4, 6 / 4]
     five = stack(*([float(k), 0.0] for k in (0, 1, 2, 3, 100)))
-    assert joined(rules.trimmed(five, 0.2)) == [2, 0]
-    assert joined(rules.trimmed(stack([4.0, 2.0]), 0.4)) == [4, 2]
+    assert joined(robust_aggregation.trimmed(five, 0.2)) == [2, 0]
+    assert joined(robust_aggregation.trimmed(stack([4.0, 2.0]), 0.4)) == [4, 2]
 
 
 def test_the_geometric_median_of_a_triangle_is_fermats_point():
     """Of an equilateral triangle the centre; with an angle of 120 degrees or more, that corner."""
     height = math.sqrt(3) / 2
-    weights = rules.geometric(rules.products(stack([0.0, 0.0], [1.0, 0.0], [0.5, height])))
+    weights = robust_aggregation.geometric(
+        robust_aggregation.products(stack([0.0, 0.0], [1.0, 0.0], [0.5, height]))
+    )
     assert torch.allclose(weights, torch.full((3,), 1 / 3, dtype=f64))
     flat = stack([-1.0, 0.0], [1.0, 0.0], [0.0, 0.1])
-    assert rules.geometric(rules.products(flat))[2] > 0.999
+    assert robust_aggregation.geometric(robust_aggregation.products(flat))[2] > 0.999
     # On a line it is the median: one far point does not move it.
     line = stack([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [1e6, 0.0])
-    weights = rules.geometric(rules.products(line))
+    weights = robust_aggregation.geometric(robust_aggregation.products(line))
     assert abs(float(weights @ line["a"].flatten()) - 2) < 0.3
     # Who does not count is as if it were not there.
-    counted = rules.geometric(rules.products(line), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=f64))
+    counted = robust_aggregation.geometric(
+        robust_aggregation.products(line), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=f64)
+    )
     assert abs(float(counted @ line["a"].flatten()) - 1) < 0.01
 
 
 def test_krum_by_hand():
     """Scores are sums over the K - f - 2 nearest: with five clients and one liar, the two nearest."""
     points = stack([0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [50.0, 50.0])
-    assert rules.krum_scores(points, 1)[:4].tolist() == [1 + 4, 1 + 4, 4 + 5, 4 + 9]
-    assert rules.krum(points, 1).tolist() == [True, False, False, False, False]
-    assert rules.multi_krum(points, 1).tolist() == [True, True, True, True, False]
+    assert robust_aggregation.krum_scores(points, 1)[:4].tolist() == [1 + 4, 1 + 4, 4 + 5, 4 + 9]
+    assert robust_aggregation.krum(points, 1).tolist() == [True, False, False, False, False]
+    assert robust_aggregation.multi_krum(points, 1).tolist() == [True, True, True, True, False]
 
 
 def test_clipping_shortens_what_is_too_long_and_leaves_the_rest_to_the_bit():
     points = stack([3.0, 4.0], [0.3, 0.4])
-    short = rules.clipped(points, 1.0)
+    short = robust_aggregation.clipped(points, 1.0)
     assert joined({name: value[:1] for name, value in short.items()}) == pytest.approx([0.6, 0.8])
     assert all(torch.equal(short[name][1], points[name][1]) for name in points)
-    assert rules.clipped(points, 5.0) is points
-    around = rules.clipped(stack([3.0, 0.0]), 1.0, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
+    assert robust_aggregation.clipped(points, 5.0) is points
+    around = robust_aggregation.clipped(
+        stack([3.0, 0.0]), 1.0, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])}
+    )
     assert joined(around) == [2, 0]
 
 
 def test_centred_clipping_by_hand():
     """One step from 0 with tau = 1: the mean of clipped points; the next step starts there."""
     points = stack([2.0, 0.0], [0.0, 0.0], [-1000.0, 0.0])
-    assert joined(rules.centred(points, 1.0, steps=1)) == pytest.approx([0.0, 0.0])
+    assert joined(robust_aggregation.centred(points, 1.0, steps=1)) == pytest.approx([0.0, 0.0])
     three = stack([2.0, 0.0], [2.0, 0.0], [-1000.0, 0.0])
-    assert joined(rules.centred(three, 1.0, steps=1)) == pytest.approx([1 / 3, 0.0])
-    assert joined(rules.centred(three, 1.0, steps=2)) == pytest.approx([2 / 3, 0.0])
-    alone = rules.centred(stack([0.3, 0.0]), 1.0, steps=3)
+    assert joined(robust_aggregation.centred(three, 1.0, steps=1)) == pytest.approx([1 / 3, 0.0])
+    assert joined(robust_aggregation.centred(three, 1.0, steps=2)) == pytest.approx([2 / 3, 0.0])
+    alone = robust_aggregation.centred(stack([0.3, 0.0]), 1.0, steps=3)
     assert joined(alone) == pytest.approx([0.3, 0.0])
 
 
@@ -102,13 +112,17 @@ def test_trust_falls_for_who_points_against_the_others_and_recovers():
     points = torch.cat([honest, -10 * honest[:1]])
     belief = torch.full((10,), 0.7, dtype=f64)
     for _ in range(4):
-        belief = rules.trust({"w": points}, None, belief)
+        belief = robust_aggregation.rules_trust({"w": points}, None, belief)
     assert float(belief[9]) == pytest.approx(0.7**5)
     assert float(belief[:9].min()) > 0.5
     for _ in range(6):
-        belief = rules.trust({"w": torch.cat([honest, honest[:1] + 0.1])}, None, belief)
+        belief = robust_aggregation.rules_trust(
+            {"w": torch.cat([honest, honest[:1] + 0.1])}, None, belief
+        )
     assert float(belief[9]) > 0.5
-    belief = rules.trust({"w": torch.cat([honest, honest[:1]])}, None, torch.ones(10, dtype=f64))  # twins
+    belief = robust_aggregation.rules_trust(
+        {"w": torch.cat([honest, honest[:1]])}, None, torch.ones(10, dtype=f64)
+    )  # twins
     assert belief[[0, 9]].tolist() == [0.7, 0.7]
     assert float(belief[1:9].min()) > 0.8
 
@@ -117,9 +131,11 @@ def test_trust_by_hand_of_what_the_servers_data_say():
     """Alike in all else, belief is 1; it falls from no gain on, to none at a loss of three times the usual size."""
     points = torch.tensor([[1.0, 0.2], [1.0, -0.2], [1.0, 0.1], [1.0, -0.1]], dtype=f64)
     gain = torch.tensor([1.0, 1.0, -1.5, -9.0], dtype=f64)  # the median size is 1
-    belief = rules.trust({"w": points}, gain, torch.ones(4, dtype=f64), kept=0.0)
+    belief = robust_aggregation.rules_trust({"w": points}, gain, torch.ones(4, dtype=f64), kept=0.0)
     assert belief.tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0])
-    assert rules.trust({"w": points}, None, torch.ones(4, dtype=f64), kept=0.5).tolist() == pytest.approx([1.0] * 4)
+    assert robust_aggregation.rules_trust(
+        {"w": points}, None, torch.ones(4, dtype=f64), kept=0.5
+    ).tolist() == pytest.approx([1.0] * 4)
 
 
 def test_whom_nobody_believed_does_not_move_the_centre():
@@ -127,7 +143,7 @@ def test_whom_nobody_believed_does_not_move_the_centre():
     torch.manual_seed(0)
     honest, lie = 1 + 0.1 * torch.randn(4, 3, dtype=f64), -1 + 0.1 * torch.randn(6, 3, dtype=f64)
     before = torch.tensor([1.0] * 4 + [0.01] * 6, dtype=f64)
-    belief = rules.trust({"w": torch.cat([honest, lie])}, None, before)
+    belief = robust_aggregation.rules_trust({"w": torch.cat([honest, lie])}, None, before)
     assert belief[:4].tolist() == pytest.approx([1.0] * 4)
     assert float(belief[4:].max()) < 0.01
 
@@ -149,23 +165,44 @@ def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
 
 
 def test_a_client_weighs_at_most_twice_the_median_times_its_belief():
-    weights, belief = torch.tensor([0.1, 0.1, 0.1, 0.7], dtype=f64), torch.tensor([1.0, 1.0, 0.25, 1.0], dtype=f64)
-    assert rules.believed(weights, belief).tolist() == pytest.approx([0.1 / 0.45, 0.1 / 0.45, 0.05 / 0.45, 0.2 / 0.45])
-    assert torch.equal(rules.believed(weights, torch.zeros(4, dtype=f64)), weights)  # nobody is believed
+    weights, belief = (
+        torch.tensor([0.1, 0.1, 0.1, 0.7], dtype=f64),
+        torch.tensor([1.0, 1.0, 0.25, 1.0], dtype=f64),
+    )
+    assert robust_aggregation.believed(weights, belief).tolist() == pytest.approx(
+        [0.1 / 0.45, 0.1 / 0.45, 0.05 / 0.45, 0.2 / 0.45]
+    )
+    assert torch.equal(
+        robust_aggregation.believed(weights, torch.zeros(4, dtype=f64)), weights
+    )  # nobody is believed
     equal = torch.full((4,), 0.25, dtype=f64)
-    assert torch.equal(rules.believed(equal, torch.ones(4, dtype=f64)), equal)
-    parts = torch.tensor([[0.0, 0.5], [0.0, 0.5], [0.4, 0.0], [0.6, 0.0]], dtype=f64)  # of each client, two numbers
-    halves = rules.believed(parts, torch.tensor([1.0, 0.25, -0.1, 0.0], dtype=f64))
-    assert halves[:, 0].tolist() == [0.0, 0.0, 0.4, 0.6]  # none of the two who weigh here is believed
+    assert torch.equal(robust_aggregation.believed(equal, torch.ones(4, dtype=f64)), equal)
+    parts = torch.tensor(
+        [[0.0, 0.5], [0.0, 0.5], [0.4, 0.0], [0.6, 0.0]], dtype=f64
+    )  # of each client, two numbers
+    halves = robust_aggregation.believed(parts, torch.tensor([1.0, 0.25, -0.1, 0.0], dtype=f64))
+    assert halves[:, 0].tolist() == [
+        0.0,
+        0.0,
+        0.4,
+        0.6,
+    ]  # none of the two who weigh here is believed
     assert halves[:, 1].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
 
 
 @pytest.mark.parametrize("attack", ["labels:0.3", "flip:0.3"])
 def test_trust_finds_liars_among_clients_that_differ(attack):
     """After some rounds most of the honest are believed and hardly a liar is."""
-    settings = RunSettings.from_options({"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack})
-    method, schedule = robust(all_methods()["fedavg"](), "trust"), RoundLoopConfig(12, 2, 1.0, "stacked", 12, False)
-    simulation = FederatedSimulation(method, build_task(settings), settings.training, schedule, attacked(Stacked, attack))
+    settings = RunSettings.from_options(
+        {"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack}
+    )
+    method, schedule = (
+        robust(all_methods()["fedavg"](), "trust"),
+        RoundLoopConfig(12, 2, 1.0, "stacked", 12, False),
+    )
+    simulation = FederatedSimulation(
+        method, build_task(settings), settings.training, schedule, attacked(Stacked, attack)
+    )
     for _ in range(12):
         simulation.run_round()
     trust = simulation.server_state["trust"]
@@ -174,18 +211,26 @@ def test_trust_finds_liars_among_clients_that_differ(attack):
     assert float((trust[~lying] >= BELIEVED).double().mean()) > 0.6
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed", "geometric", "centred", "multikrum", "trust", "adaptive"])
+@pytest.mark.parametrize(
+    "name", ["median", "trimmed", "geometric", "centred", "multikrum", "trust", "adaptive"]
+)
 def test_a_rule_withstands_a_far_point(name):
     """Nine points near (1, 1) and one at a million: what is left is near (1, 1)."""
     torch.manual_seed(1)
     method = robust(all_methods()["fedavg"](), name)
     task = small_task("linear", clients=10)
-    simulation = FederatedSimulation(method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True))
+    simulation = FederatedSimulation(
+        method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True)
+    )
     server_params = simulation.params
-    near = {n: torch.randn(10, *v.shape, dtype=v.dtype) * 0.01 + v + 1 for n, v in server_params.items()}
+    near = {
+        n: torch.randn(10, *v.shape, dtype=v.dtype) * 0.01 + v + 1 for n, v in server_params.items()
+    }
     for value in near.values():
         value[3] = 1e6
-    server = Server(task, task.training, server_params, method.init_server(task, server_params), 0, 1, 1)
+    server = Server(
+        task, task.training, server_params, method.init_server(task, server_params), 0, 1, 1
+    )
     ids = torch.arange(10)
     for _ in range(3):  # trust takes rounds
         weights, server.state = method.aggregation_weights(server, ids, ClientUpdate(near))
@@ -198,7 +243,15 @@ def test_each_rule_is_named_with_its_number():
     fedavg = all_methods()["fedavg"]()
     assert robust(fedavg, "") is fedavg
     assert robust(fedavg, "trimmed:0.1") == Robust(fedavg, "trimmed", 0.1)
-    for text in ("trimed", "trimmed:0.5", "trimmed:x", "median:0.2", "bound:0", "krum:-1", "trust:1"):
+    for text in (
+        "trimed",
+        "trimmed:0.5",
+        "trimmed:x",
+        "median:0.2",
+        "bound:0",
+        "krum:-1",
+        "trust:1",
+    ):
         with pytest.raises(UsageError, match="robust"):
             robust(fedavg, text)
 
@@ -221,7 +274,12 @@ def test_unsound_combinations_are_refused_with_the_reason():
     for name, rule, why in refused:
         with pytest.raises(UsageError, match=why):
             robust(methods[name](), rule).check(task, task.training)
-    for name, rule in (("scaffold", "trimmed"), ("page", "multikrum"), ("fedpolicy", "trust"), ("fedper", "median")):
+    for name, rule in (
+        ("scaffold", "trimmed"),
+        ("page", "multikrum"),
+        ("fedpolicy", "trust"),
+        ("fedper", "median"),
+    ):
         robust(methods[name](), rule).check(task, task.training)
         simulate(robust(methods[name](), rule), task, 2)
 
@@ -231,7 +289,9 @@ def test_one_that_flips_its_change_tenfold_is_left_out_by_default(name):
     """Also where clients start from models of their own, as soon as its own change is as long as others'."""
     task = small_task("mlp", clients=12, size_sigma=0.0)
     schedule = RoundLoopConfig(3, 0, 1.0, "stacked", 1, True)
-    simulation = FederatedSimulation(all_methods()[name](), task, task.training, schedule, attacked(Stacked, "flip:0.05"))
+    simulation = FederatedSimulation(
+        all_methods()[name](), task, task.training, schedule, attacked(Stacked, "flip:0.05")
+    )
     liar = int(hostile_clients(0, 12, 0.05)[0])
     assert [simulation.run_round().dropped for _ in range(3)][1:] == [[liar]] * 2
 
@@ -256,8 +316,16 @@ def test_changes_that_are_much_too_long_are_named():
     assert norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody) == {}
     after["w"][4] = 3e38
     assert list(norm_outliers(update_norms(before, after, 10), torch.ones(10), everybody)) == [4]
-    assert norm_outliers(update_norms(before, {"w": after["w"][:4]}, 4), torch.ones(4), everybody[:4]) == {}  # too few to tell
-    assert norm_outliers(update_norms(before, {"w": torch.zeros(10, 3)}, 10), torch.ones(10), everybody) == {}
+    assert (
+        norm_outliers(update_norms(before, {"w": after["w"][:4]}, 4), torch.ones(4), everybody[:4])
+        == {}
+    )  # too few to tell
+    assert (
+        norm_outliers(
+            update_norms(before, {"w": torch.zeros(10, 3)}, 10), torch.ones(10), everybody
+        )
+        == {}
+    )
 
 
 # --- attacks --------------------------------------------------------------------------------------------------------
@@ -289,7 +357,9 @@ def uploads(executor, attack):
         inner.run_clients = lambda *args: seen.append(run(*args)) or seen[-1]
         return inner
 
-    simulation = FederatedSimulation(method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True), watched)
+    simulation = FederatedSimulation(
+        method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True), watched
+    )
     start = simulation.params
     simulation.run_round()
     return start, seen[0].stack.up
@@ -343,7 +413,9 @@ def test_liars_train_on_false_rows_and_everybody_is_tested_on_true_ones(how):
             elif how == "labels":
                 assert torch.equal(told.y[here], 3 - true.y[rows])
             else:
-                assert torch.equal(told.x[here][::2, -3:], torch.full_like(told.x[here][::2, -3:], 3.0))
+                assert torch.equal(
+                    told.x[here][::2, -3:], torch.full_like(told.x[here][::2, -3:], 3.0)
+                )
                 assert not told.y[here][::2].any()
                 assert torch.equal(told.y[here][1::2], true.y[rows][1::2])
 
@@ -386,7 +458,11 @@ def test_patience_does_not_go_with_noise():
 
 def test_a_client_that_trains_longer_or_more_gently_is_no_liar():
     """One hospital with a hundred times the rows moves much further; one with a hundredth of the rate moves less."""
-    long, paths, everybody = torch.ones(10).double(), torch.ones(10).double(), torch.ones(10, dtype=torch.bool)
+    long, paths, everybody = (
+        torch.ones(10).double(),
+        torch.ones(10).double(),
+        torch.ones(10, dtype=torch.bool),
+    )
     long[0], paths[0] = 20.0, 100.0
     long[1], paths[1] = 1.0, 0.01
     assert norm_outliers(long, paths, everybody) == {}

@@ -30,12 +30,17 @@ def test_what_sittings_find_is_added_up(tmp_path, monkeypatch, capsys):
         return Counted(things=min(left, 40), wrong=seed, sittings=1)
 
     monkeypatch.setattr(
-        "sys.argv", ["check", "--things", "100", "--minutes", "2", "--add", str(tmp_path / "found.json")]
+        "sys.argv",
+        ["check", "--things", "100", "--minutes", "2", "--add", str(tmp_path / "found.json")],
     )
     for code in (0, 1):
         with pytest.raises(SystemExit) as ended:
             sit(Counted, check, wanted=7, minutes=1.0, about="A check.")
         assert ended.value.code == code
     assert asked == [(100, 2.0, 0), (60, 2.0, 1)]
-    assert json.loads((tmp_path / "found.json").read_text()) == {"things": 80, "wrong": 1, "sittings": 2}
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        "things": 80,
+        "wrong": 1,
+        "sittings": 2,
+    }
     assert capsys.readouterr().out == "40 things, 0 wrong\n80 things, 1 wrong\n"

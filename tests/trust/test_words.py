@@ -5,18 +5,18 @@ import logging
 import pytest
 import torch
 
-from equipoise.core.errors import UsageError
-from equipoise.flower import certs, codec, proxy
+from equipoise.flower import certificates, codec, proxy
+from equipoise.flower.client_state import ClientDisk
+from equipoise.flower.config import NodeConfig
 from equipoise.flower.doctor import examine
-from equipoise.flower.logs import Printable
+from equipoise.flower.launch import Printable
 from equipoise.flower.node import failure
-from equipoise.flower.options import NodeConfig
-from equipoise.flower.remote import believed
-from equipoise.flower.state import ClientDisk
+from equipoise.flower.remote_executor import believed
+from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
 from equipoise.privacy.budget import Budget, OverBudget
-from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
-from equipoise.privacy.options import Privacy
-from equipoise.tasks.apart import ApartConfig, OwnFolder
+from equipoise.privacy.config import Privacy
+from equipoise.tasks.remote_tables import ApartConfig, OwnFolder
+from equipoise.utils.errors import UsageError
 from flower.test_remote import SUPERVISED, Here, federate
 from helpers import small_task
 
@@ -32,9 +32,13 @@ def test_an_error_that_quotes_a_row_stays_at_home(tmp_path):
 
 
 def test_what_a_client_refuses_is_told_in_words():
-    assert codec.decode(failure(OverBudget("its max-epsilon is 3")))[1]["error"] == "its max-epsilon is 3"
     assert (
-        codec.decode(failure(codec.Refused("it answers another message")))[1]["error"] == "it answers another message"
+        codec.decode(failure(OverBudget("its max-epsilon is 3")))[1]["error"]
+        == "its max-epsilon is 3"
+    )
+    assert (
+        codec.decode(failure(codec.Refused("it answers another message")))[1]["error"]
+        == "it answers another message"
     )
 
 
@@ -59,8 +63,13 @@ def test_nobody_can_claim_all_the_weight(caplog):
 
 
 def test_text_of_others_cannot_forge_a_line_of_the_log():
-    record = logging.LogRecord("x", logging.INFO, "", 0, "from %s", ("a\nequipoise: all is well\x1b[2J",), None)
-    assert Printable("equipoise: %(message)s").format(record) == r"equipoise: from a\nequipoise: all is well\x1b[2J"
+    record = logging.LogRecord(
+        "x", logging.INFO, "", 0, "from %s", ("a\nequipoise: all is well\x1b[2J",), None
+    )
+    assert (
+        Printable("equipoise: %(message)s").format(record)
+        == r"equipoise: from a\nequipoise: all is well\x1b[2J"
+    )
 
 
 def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
@@ -71,25 +80,36 @@ def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
     with pytest.raises(OverBudget, match="own delta of 1e-05"):
         Budget(tmp_path / "privacy.json", loose, own - 0.1).check()
     Budget(tmp_path / "privacy.json", loose, own + 0.1).check()
-    node = NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": 1.0, "max-delta": 1e-7})
+    node = NodeConfig.of(
+        {"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": 1.0, "max-delta": 1e-7}
+    )
     assert node.most_delta == 1e-7
     with pytest.raises(UsageError, match="max-delta"):
         NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-delta": 2.0})
 
 
 def test_the_proxy_limits_bodies_rates_and_paths():
-    for line in ("client_max_body_size {body}m", "limit_req_zone", "limit_req zone=nodes", "$request_uri !~"):
+    for line in (
+        "client_max_body_size {body}m",
+        "limit_req_zone",
+        "limit_req zone=nodes",
+        "$request_uri !~",
+    ):
         assert line in proxy.NGINX
 
 
 def test_what_a_client_keeps_is_its_own(tmp_path):
     ClientDisk(tmp_path / "state", "run1", 0).save(1, {"local": {"w": torch.ones(2)}}, 0)
-    for folder in (tmp_path / "state", tmp_path / "state" / "run1", tmp_path / "state" / "run1" / "client-0"):
+    for folder in (
+        tmp_path / "state",
+        tmp_path / "state" / "run1",
+        tmp_path / "state" / "run1" / "client-0",
+    ):
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_keys_are_written_whole_and_for_their_owner_alone(tmp_path):
-    certs.write(tmp_path / "certs", ["localhost"], 1, 10)
+    certificates.write(tmp_path / "certs", ["localhost"], 1, 10)
     assert (tmp_path / "certs").stat().st_mode & 0o777 == 0o700
     for name in ("ca.key", "server.key", "node-0"):
         assert (tmp_path / "certs" / name).stat().st_mode & 0o777 == 0o600

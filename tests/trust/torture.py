@@ -44,7 +44,17 @@ class Killed(Found):
 
 def command(method: str, out: Path) -> list[str]:
     """A short run that saves often; the same command begins and resumes it."""
-    options = ["--method", method, "--rounds", "6", "--checkpoint-every", "2", "--out", str(out), *SMALL]
+    options = [
+        "--method",
+        method,
+        "--rounds",
+        "6",
+        "--checkpoint-every",
+        "2",
+        "--out",
+        str(out),
+        *SMALL,
+    ]
     return ["run", *options, "--threads", "1", "--resume"]
 
 
@@ -63,7 +73,9 @@ def in_a_child(arguments: list[str], seconds: float | None) -> bool:
     if os.WIFSIGNALED(status):
         return False
     if os.WEXITSTATUS(status):
-        raise AssertionError(f"'equipoise {' '.join(arguments)}' ended with code {os.WEXITSTATUS(status)}")
+        raise AssertionError(
+            f"'equipoise {' '.join(arguments)}' ended with code {os.WEXITSTATUS(status)}"
+        )
     return True
 
 
@@ -71,7 +83,9 @@ def torture(kills: int, minutes: float, seed: int, folder: Path) -> Killed:
     """So many kills, or as many as there is time for."""
     draw, end = random.Random(seed), time.monotonic() + 60 * minutes
     torch.set_num_threads(1)  # a process with threads of its own cannot be forked
-    assert main(command(METHODS[0], folder / "warm")) == 0  # children start with all that this has loaded
+    assert (
+        main(command(METHODS[0], folder / "warm")) == 0
+    )  # children start with all that this has loaded
     expected, lasts = {}, {}
     for method in METHODS:
         began = time.monotonic()

@@ -20,7 +20,9 @@ def model(work: str) -> nn.Module:
         return linear
     first = (nn.Conv2d(1, 16, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
     second = (nn.Conv2d(16, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(
+        *first, *second, nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
 
 
 @cache

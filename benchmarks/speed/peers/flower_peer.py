@@ -27,7 +27,9 @@ def fit(message: Message, context: Context) -> Message:
     own.load_state_dict(message.content["arrays"].to_torch_state_dict())
     if WORK == "w1":
         metrics["received"] = accuracy(own, rows["test_x"][k], rows["test_y"][k])
-    train(own, WORK, rows["train_x"][k], rows["train_y"][k], int(message.content["config"]["epochs"]))
+    train(
+        own, WORK, rows["train_x"][k], rows["train_y"][k], int(message.content["config"]["epochs"])
+    )
     if WORK == "w1":
         metrics["trained"] = accuracy(own, rows["test_x"][k], rows["test_y"][k])
     content = {"arrays": ArrayRecord(own.state_dict()), "metrics": MetricRecord(metrics)}
@@ -41,12 +43,21 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.1)
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        content = {"arrays": ArrayRecord(whole.state_dict()), "config": ConfigRecord({"epochs": EPOCHS})}
+        content = {
+            "arrays": ArrayRecord(whole.state_dict()),
+            "config": ConfigRecord({"epochs": EPOCHS}),
+        }
         messages = [
-            Message(content=RecordDict(content), message_type="train", dst_node_id=node) for node in grid.get_node_ids()
+            Message(content=RecordDict(content), message_type="train", dst_node_id=node)
+            for node in grid.get_node_ids()
         ]
-        states = [reply.content["arrays"].to_torch_state_dict() for reply in grid.send_and_receive(messages)]
-        whole.load_state_dict({name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]})
+        states = [
+            reply.content["arrays"].to_torch_state_dict()
+            for reply in grid.send_and_receive(messages)
+        ]
+        whole.load_state_dict(
+            {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
+        )
         if WORK == "w1":
             accuracy(whole, rows["server_x"], rows["server_y"])
         times.append(1e3 * (time.perf_counter() - started))
@@ -54,5 +65,13 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "include_dashboard": False}}
-    run_simulation(server_app=server_app, client_app=client_app, num_supernodes=CLIENTS[WORK], backend_config=resources)
+    resources = {
+        "client_resources": {"num_cpus": 1},
+        "init_args": {"num_cpus": 2, "include_dashboard": False},
+    }
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=CLIENTS[WORK],
+        backend_config=resources,
+    )

@@ -69,11 +69,15 @@ def main() -> None:
     users = list(range(CLIENTS[WORK]))
 
     def federated(part: str) -> FederatedDataset:
-        shards = [Dataset((rows[f"{part}_x"][k], rows[f"{part}_y"][k]), user_id=str(k)) for k in users]
+        shards = [
+            Dataset((rows[f"{part}_x"][k], rows[f"{part}_y"][k]), user_id=str(k)) for k in users
+        ]
         return FederatedDataset(shards.__getitem__, get_user_sampler("minimize_reuse", users))
 
     module = Scored()
-    federated_model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    federated_model = PyTorchModel(
+        module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)
+    )
     clock = Clock(rows)
     FederatedAveraging().run(
         NNAlgorithmParams(
@@ -82,9 +86,14 @@ def main() -> None:
             train_cohort_size=len(users),
             val_cohort_size=len(users),
         ),
-        SimulatedBackend(training_data=federated("train"), val_data=federated("test" if WORK == "w1" else "train")),
+        SimulatedBackend(
+            training_data=federated("train"),
+            val_data=federated("test" if WORK == "w1" else "train"),
+        ),
         federated_model,
-        NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR[WORK], local_batch_size=BATCH[WORK]),
+        NNTrainHyperParams(
+            local_num_epochs=EPOCHS, local_learning_rate=LR[WORK], local_batch_size=BATCH[WORK]
+        ),
         NNEvalHyperParams(local_batch_size=None),
         callbacks=[clock],
     )

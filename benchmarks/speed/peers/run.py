@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.lab.provenance import ROOT, measured
 from benchmarks.speed import conv, engine
-from equipoise.runtime.device import available_cores
-from equipoise.runtime.executors import Loop
+from equipoise.simulation.executor_selection import available_cores
+from equipoise.simulation.executors import Loop
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
 
@@ -42,15 +42,29 @@ def export_w1(path: Path) -> None:
 def export_w2(path: Path) -> None:
     data = conv.federation()
     split = data.split(np.arange(conv.CLIENTS), "train")
-    x = data.form.prepare(split.x, torch.float32).numpy().reshape(conv.CLIENTS, conv.IMAGES, 1, 28, 28)
+    x = (
+        data.form.prepare(split.x, torch.float32)
+        .numpy()
+        .reshape(conv.CLIENTS, conv.IMAGES, 1, 28, 28)
+    )
     np.savez(path, train_x=x, train_y=split.y.numpy().reshape(conv.CLIENTS, conv.IMAGES))
 
 
 def peer(python: str, script: str, data: Path, epochs: int, rounds: int) -> float:
     """Median milliseconds a round, as the peer's script prints it on its last line."""
-    command = [python, "-m", f"benchmarks.speed.peers.{script}", str(data), data.stem, str(epochs), str(rounds)]
+    command = [
+        python,
+        "-m",
+        f"benchmarks.speed.peers.{script}",
+        str(data),
+        data.stem,
+        str(epochs),
+        str(rounds),
+    ]
     quiet = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet, timeout=600)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=quiet, timeout=600
+    )
     return float(json.loads(done.stdout.strip().splitlines()[-1])["ms"])
 
 
@@ -58,7 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flower", help="Python of an environment with requirements-flower.txt")
     parser.add_argument("--pfl", help="Python of an environment with requirements-pfl.txt")
-    parser.add_argument("--rounds", type=int, default=6, help="rounds of each peer; the first is not counted")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="rounds of each peer; the first is not counted"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     peers = {"Flower 1.41 simulation (Ray)": (chosen.flower, "flower_peer")}
@@ -75,7 +91,10 @@ def main() -> None:
                     if python:
                         ms[name] = peer(python, script, path, epochs, chosen.rounds)
                 result[f"{work.upper()}, {epochs} epoch(s)"] = {
-                    name: {"ms": round(value, 2), "times the plain loop": round(ms["plain loop"] / value, 2)}
+                    name: {
+                        "ms": round(value, 2),
+                        "times the plain loop": round(ms["plain loop"] / value, 2),
+                    }
                     for name, value in ms.items()
                 }
     measured("peers", result)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.contract import TrainingConfig
-from equipoise.core.errors import UsageError, nearest
-from equipoise.data.forms import Form
+from equipoise.core import TrainingConfig
 from equipoise.data.tables.choices import written
-from equipoise.tasks import TaskSpec, find_task, given
-from equipoise.tasks.given import Model
-from equipoise.tasks.own import TableLearning
+from equipoise.data.transforms import Form
+from equipoise.tasks import TaskSpec, find_task, in_memory
+from equipoise.tasks.in_memory import Model
+from equipoise.tasks.tables import TableLearning
+from equipoise.utils.errors import UsageError, nearest
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Task:
         known = [item.name for item in dataclasses.fields(self.spec.config)]
         for name in self.options:
             if name not in known:
-                raise UsageError(f"task '{self.spec.name}' has no option '{name}'{nearest(name, known)}")
+                raise UsageError(
+                    f"task '{self.spec.name}' has no option '{name}'{nearest(name, known)}"
+                )
 
     @property
     def name(self) -> str:
@@ -63,9 +65,15 @@ class Task:
             options: shares of the splits, ``event``, ``small`` and the like, as the task ``own`` has them.
         """
         told = {"target": target, "kind": kind, "ignore_columns": written(ignore), **options}
-        unknown = [option for option in told if option not in {item.name for item in dataclasses.fields(TableLearning)}]
-        choices = TableLearning(**{option: value for option, value in told.items() if option not in unknown})
-        return cls(given.from_tables(tables, name, choices), told)
+        unknown = [
+            option
+            for option in told
+            if option not in {item.name for item in dataclasses.fields(TableLearning)}
+        ]
+        choices = TableLearning(
+            **{option: value for option, value in told.items() if option not in unknown}
+        )
+        return cls(in_memory.from_tables(tables, name, choices), told)
 
     @classmethod
     def from_datasets(
@@ -92,19 +100,22 @@ class Task:
                 is called under the run's seed; or the name of a model that ships.
             fresh: whether the run's seed draws the module's layers anew.
             adapter: freeze the model and train low-rank adapters over it, ``"rank=8 targets=*.query,*.value"``; see
-                :class:`equipoise.models.adapters.Adapter` for what else may be said.
+                :class:`equipoise.models.lora.Adapter` for what else may be said.
             blocks: blocks of the model by patterns of its parameters' names, ``"base=features.* head=classifier.*"``;
                 without them, those that the module declares (``module.blocks``), or the last layer and the others.
             server: the server's samples, likewise; without them, a share of every client's is used.
             classes: the number of classes, if the labels do not show it.
-            form: how stored samples become the model's input, such as ``equipoise.data.forms.Pixels(mean, std)``.
+            form: how stored samples become the model's input, such as ``equipoise.data.transforms.Pixels(mean, std)``.
             training: defaults of local training.
             name: what the task is called in the results.
             options: shares of the splits and the like.
         """
         how = {"server": server, "classes": classes, "form": form, "training": training}
         return cls(
-            given.from_datasets(clients, model, name, fresh=fresh, adapter=adapter, blocks=blocks, **how), options
+            in_memory.from_datasets(
+                clients, model, name, fresh=fresh, adapter=adapter, blocks=blocks, **how
+            ),
+            options,
         )
 
     @classmethod
@@ -132,7 +143,7 @@ class Task:
             options: ``kind`` (``classification`` or ``next-token``), ``text``, ``target`` and ``client_column`` (names
                 of columns), ``length`` (tokens of a text that are read), shares of the splits.
         """
-        spec = given.from_texts(data, name, training, adapter=adapter, blocks=blocks)
+        spec = in_memory.from_texts(data, name, training, adapter=adapter, blocks=blocks)
         return cls(spec, {"pretrained": str(pretrained), **options})
 
     @classmethod

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from equipoise import __version__
-from equipoise.core.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError, nearest
 
 COMMANDS = {
     "run": "Train with one method; the result is a folder with scores, models and a report.",
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if first not in COMMANDS:
             what = "argument" if first.startswith("-") else "command"
-            raise UsageError(f"unknown {what} '{first}'{nearest(first, COMMANDS)}; see equipoise --help")
+            raise UsageError(
+                f"unknown {what} '{first}'{nearest(first, COMMANDS)}; see equipoise --help"
+            )
         return int(importlib.import_module(f"equipoise.cli.commands.{first}").main(arguments[1:]))
     except UsageError as error:
         return _told(str(error), 2)
@@ -46,8 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _told("interrupted", 1)
     except BrokenPipeError:  # whoever read our output has gone
         return 1
-    except (OSError, UnicodeError) as error:  # of the disk or its content: what was saved before is as it was
-        return _told(f"{' '.join(str(error).split())} ({type(error).__name__}); nothing that was saved is lost", 1)
+    except (
+        OSError,
+        UnicodeError,
+    ) as error:  # of the disk or its content: what was saved before is as it was
+        return _told(
+            f"{' '.join(str(error).split())} ({type(error).__name__}); nothing that was saved is lost",
+            1,
+        )
 
 
 def _told(line: str, code: int) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli.parser import Parser
-from equipoise.core.config_file import read_config
-from equipoise.core.errors import UsageError
-from equipoise.core.text import parse
-from equipoise.settings.names import OptionTable, Option, resolve_names, has_option
+from equipoise.config.parsing import parse
+from equipoise.settings.option_registry import Option, OptionTable, has_option, resolve_names
+from equipoise.utils.config_file import read_config
+from equipoise.utils.errors import UsageError
 
 OWNERS = {
     "run": "run",
@@ -40,18 +40,33 @@ def early_options(arguments: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def add_options(parser: Parser, known: OptionTable, early: dict[str, Any], arguments: Sequence[str]) -> None:
+def add_options(
+    parser: Parser, known: OptionTable, early: dict[str, Any], arguments: Sequence[str]
+) -> None:
     """Options of a run, in groups by owner.
 
     ``--help`` shows the usual ones, and those of a method or task that is named; ``--help-all`` shows all.
     """
-    parser.add_argument("--help-all", action="help", help="show every option of the run, the method and the task")
-    named = [owner for owner in ("method", "task") if any(text.startswith(f"--{owner}") for text in arguments)]
+    parser.add_argument(
+        "--help-all", action="help", help="show every option of the run, the method and the task"
+    )
+    named = [
+        owner
+        for owner in ("method", "task")
+        if any(text.startswith(f"--{owner}") for text in arguments)
+    ]
     everything = "--help-all" in arguments
-    groups = {owner: parser.add_argument_group(title.format_map(early)) for owner, title in OWNERS.items()}
+    groups = {
+        owner: parser.add_argument_group(title.format_map(early)) for owner, title in OWNERS.items()
+    }
     for key, item in known.items():
         shown = everything or item.owner in named or key in USUAL
-        _add(groups[item.owner], key, item, item.help.replace("%", "%%") if shown else argparse.SUPPRESS)
+        _add(
+            groups[item.owner],
+            key,
+            item,
+            item.help.replace("%", "%%") if shown else argparse.SUPPRESS,
+        )
     there = set(known)
     for item in known.values():  # names that are understood, but never shown
         for name in sorted({item.name, item.full} - there):
@@ -68,11 +83,19 @@ def _add(group: argparse._ArgumentGroup, name: str, item: Option, help: str) -> 
     group.add_argument(f"--{name.replace('_', '-')}", **how)
 
 
-def given_options(early: dict[str, Any], chosen: dict[str, Any], known: OptionTable) -> dict[str, Any]:
+def given_options(
+    early: dict[str, Any], chosen: dict[str, Any], known: OptionTable
+) -> dict[str, Any]:
     """Values of the config file and the command line, by the names of ``known``; the latter in their own types."""
-    typed = {name: value for name, value in chosen.items() if value is not None and has_option(known, name)}
+    typed = {
+        name: value
+        for name, value in chosen.items()
+        if value is not None and has_option(known, name)
+    }
     mine = {
-        key: parse(key, value, known[key].kind, known[key].rule) if isinstance(value, str) else value
+        key: parse(key, value, known[key].kind, known[key].rule)
+        if isinstance(value, str)
+        else value
         for key, value in resolve_names(known, typed).items()
     }
     return {**resolve_names(known, early), **mine}

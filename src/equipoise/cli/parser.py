@@ -8,16 +8,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from equipoise.core.errors import UsageError, nearest
-from equipoise.core.options import documented, option_types, constraint_of
-from equipoise.settings.means import ResourceConfig
+from equipoise.config.schema import constraint_of, documented, option_types
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.utils.errors import UsageError, nearest
 
 
 class Parser(argparse.ArgumentParser):
     """Options must be spelt out. Errors are one line, with the nearest options; ``equipoise.cli.main`` prints them."""
 
     def __init__(self, command: str = "", about: str = "", add_help: bool = True) -> None:
-        super().__init__(f"equipoise {command}", description=about, allow_abbrev=False, add_help=add_help)
+        super().__init__(
+            f"equipoise {command}", description=about, allow_abbrev=False, add_help=add_help
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -27,7 +29,9 @@ class Parser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(arguments)
         if rest:
             known = [text for action in self._actions for text in action.option_strings]
-            raise UsageError(f"unknown argument '{rest[0]}'{nearest(rest[0].partition('=')[0], known)}; see --help")
+            raise UsageError(
+                f"unknown argument '{rest[0]}'{nearest(rest[0].partition('=')[0], known)}; see --help"
+            )
         return result
 
 
@@ -46,7 +50,11 @@ def add_config(parser: Parser) -> None:
 
 
 def add_log(parser: Parser) -> None:
-    parser.add_argument("--log", default="", help="trackers that are told of every round: tensorboard, mlflow, wandb")
+    parser.add_argument(
+        "--log",
+        default="",
+        help="trackers that are told of every round: tensorboard, mlflow, wandb",
+    )
 
 
 def add_means(parser: Parser) -> None:

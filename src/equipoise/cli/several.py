@@ -7,17 +7,21 @@ from typing import Any
 
 from equipoise.cli.arguments import add_options, early_options, given_options, own_options
 from equipoise.cli.parser import Parser
-from equipoise.core.errors import UsageError
+from equipoise.experiment.compare import suitable
 from equipoise.methods import all_methods, find_method
-from equipoise.runs.compare import suitable
-from equipoise.settings.names import options
+from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
+from equipoise.utils.errors import UsageError
 
 
-def several(arguments: list[str], parser: Parser) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def several(
+    arguments: list[str], parser: Parser
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What stood on the command line of a command for several methods, and each method's own options of it."""
     parser.add_argument(
-        "--methods", default="fedavg,local,finetune", help="names with commas between, or 'all' that suit"
+        "--methods",
+        default="fedavg,local,finetune",
+        help="names with commas between, or 'all' that suit",
     )
     asking = ("-h", "--help", "--help-all")
     text = parser.parse_known_args([a for a in arguments if a not in asking])[0].methods
@@ -26,7 +30,12 @@ def several(arguments: list[str], parser: Parser) -> tuple[dict[str, Any], dict[
         raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
     early = early_options(arguments)
     each = {name: options(find_method(name), find_task(early["task"])) for name in names}
-    known = {option: item for items in each.values() for option, item in items.items() if option != "method"}
+    known = {
+        option: item
+        for items in each.values()
+        for option, item in items.items()
+        if option != "method"
+    }
     add_options(parser, known, {**early, "method": "' and '".join(names)}, arguments)
     chosen = vars(parser.parse(arguments))
     del early["method"]

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.privacy.ledger import in_words
+from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
+from equipoise.privacy.accountant import in_words
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
 from equipoise.report import tables
@@ -15,13 +16,17 @@ from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking
-from equipoise.runs.running import Interrupted, OnMessage, OnRoundEnd
-from equipoise.runtime.group import WorkerLost
-from equipoise.settings.config import RunSettings
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.ipc import WorkerLost
 
 
 def to_the_end(
-    out: Path, settings: RunSettings, quiet: bool, tracking: Tracking, done: int, go: Callable[[OnRoundEnd], Summary]
+    out: Path,
+    settings: RunSettings,
+    quiet: bool,
+    tracking: Tracking,
+    done: int,
+    go: Callable[[OnRoundEnd], Summary],
 ) -> int:
     """Run with progress, then show the result as a table of one row.
 
@@ -44,7 +49,10 @@ def to_the_end(
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
         return 1
     except WorkerLost as lost:
-        print(f"{lost}; the run goes on from its last checkpoint with: equipoise resume {out}", file=sys.stderr)
+        print(
+            f"{lost}; the run goes on from its last checkpoint with: equipoise resume {out}",
+            file=sys.stderr,
+        )
         return 1
     report = html.offer(out)
     if not quiet:

@@ -7,7 +7,13 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from equipoise.core.errors import UsageError, nearest
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.utils import rng
+from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.pytree import Ints
+from equipoise.utils.rng import DEVICES
 
 HOURS = 24
 
@@ -65,7 +71,9 @@ def read(where: str) -> DeviceClasses:
     if where in DEVICE_POPULATIONS:
         return DEVICE_POPULATIONS[where]
     if not where.endswith(".csv"):
-        raise UsageError(f"devices is '{where}': must be {', '.join(DEVICE_POPULATIONS)} or a .csv file{nearest(where, DEVICE_POPULATIONS)}")
+        raise UsageError(
+            f"devices is '{where}': must be {', '.join(DEVICE_POPULATIONS)} or a .csv file{nearest(where, DEVICE_POPULATIONS)}"
+        )
     try:
         text = Path(where).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
@@ -75,16 +83,29 @@ def read(where: str) -> DeviceClasses:
     separated = ";" if text and ";" in text[0] else ","
     lines = list(csv.reader(text, delimiter=separated))
     header = [name.strip() for name in lines[0]] if lines else []
-    wrong = [f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS]
+    wrong = [
+        f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS
+    ]
     wrong += [f"column '{name}' is missing" for name in NEEDED if name not in header]
-    wrong += [f"column '{name}' stands there twice" for name in sorted(set(header)) if header.count(name) > 1]
+    wrong += [
+        f"column '{name}' stands there twice"
+        for name in sorted(set(header))
+        if header.count(name) > 1
+    ]
     found: list[Device] = []
-    rows = [(row, line) for row, line in enumerate(lines[1:], start=2) if any(cell.strip() for cell in line)]
+    rows = [
+        (row, line)
+        for row, line in enumerate(lines[1:], start=2)
+        if any(cell.strip() for cell in line)
+    ]
     if not rows:
         wrong.append("it has no line of a device")
     for row, line in rows:
         found += _device(row, header, line, wrong)
-    wrong += [f"two classes are called '{n}'" for n in sorted({d.name for d in found if _twice(d.name, found)})]
+    wrong += [
+        f"two classes are called '{n}'"
+        for n in sorted({d.name for d in found if _twice(d.name, found)})
+    ]
     if wrong:
         raise UsageError(f"devices file '{where}': {'; '.join(wrong)}")
     return tuple(found)
@@ -96,8 +117,14 @@ def _device(row: int, header: list[str], line: list[str], wrong: list[str]) -> l
     if len(line) != len(header):
         wrong.append(f"row {row} has {len(line)} cells, the first row names {len(header)} columns")
         return []
-    cells = {name: cell.strip() for name, cell in zip(header, line, strict=True) if cell.strip() and name in COLUMNS}
-    wrong += [f"row {row}: {name} is empty" for name in NEEDED if name in header and name not in cells]
+    cells = {
+        name: cell.strip()
+        for name, cell in zip(header, line, strict=True)
+        if cell.strip() and name in COLUMNS
+    }
+    wrong += [
+        f"row {row}: {name} is empty" for name in NEEDED if name in header and name not in cells
+    ]
     numbers: dict[str, float] = {}
     for name, cell in cells.items():
         if name not in ("name", "present"):
@@ -137,3 +164,116 @@ def _words(name: str) -> str:
 
 def _twice(name: str, devices: list[Device]) -> bool:
     return sum(device.name == name for device in devices) > 1
+
+
+HOUR = 3600.0
+BITS = 8e-6  # megabits of a byte
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class DeviceProfiles:
+    """Devices of some clients on a usual day, one number each."""
+
+    ids: Ints
+    kinds: Ints
+    """Places of their classes in the table."""
+    speed: Floats
+    """Training samples per second."""
+    up: Floats
+    """Seconds per byte to the server."""
+    down: Floats
+    watts: Floats
+    """While it trains."""
+    radio: Floats
+    """Watts while it sends or receives."""
+
+    @classmethod
+    def nobody(cls) -> DeviceProfiles:
+        none = np.empty(0)
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none, none, none)
+
+
+@dataclass(frozen=True)
+class RoundDurations:
+    """What a round is to each of some clients: seconds and joules until it replies, or until it is ``lost``."""
+
+    seconds: Floats
+    joules: Floats
+    lost: Bools
+
+
+class DevicePopulation:
+    """The devices of a population: each is of a class of :mod:`equipoise.clock.devices`, with a speed of its own."""
+
+    def __init__(self, world: DeviceClasses, seed: int) -> None:
+        self.world, self.seed = world, seed
+        shares = np.cumsum([device.share for device in world])
+        self._ends: Floats = shares / shares[-1]
+        numbers = [item.name for item in fields(Device) if item.name not in ("name", "present")]
+        self._table = {
+            name: np.array([getattr(device, name) for device in world]) for name in numbers
+        }
+        self._present: Floats = np.array([device.present for device in world])
+        self.always_there = bool((self._present == 1.0).all())
+        self._chancy = bool(self._table["jitter"].any() or self._table["dropout"].any())
+        self._last = DeviceProfiles.nobody()
+
+    def kinds(self, ids: Ints) -> Ints:
+        """Places of the classes of these clients in the table."""
+        if len(self.world) == 1:
+            return np.zeros(len(ids), np.int64)
+        u = rng.uniform(rng.keys(self.seed, ids, 0, DEVICES[0]), 1)[:, 0]
+        return np.searchsorted(self._ends, u, side="right")
+
+    def usual(self, ids: Ints) -> DeviceProfiles:
+        """What these clients' devices do on a usual day; those of the last cohort are at hand."""
+        last = self._last
+        if np.array_equal(last.ids, ids):
+            return last
+        kinds = self.kinds(ids)
+        speed, spread, up, down = (
+            self._table[name][kinds] for name in ("speed", "spread", "up", "down")
+        )
+        if spread.any():
+            # The class has the first number of this stream; beside it stands an independent one.
+            key = rng.bits(rng.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
+            speed = speed * np.exp(spread * rng.normal_of(*rng.uniform(key, 2).T))
+        watts, radio = self._table["watts"][kinds], self._table["radio"][kinds]
+        self._last = found = DeviceProfiles(ids, kinds, speed, BITS / up, BITS / down, watts, radio)
+        return found
+
+    def waits_for_downloads(self, ids: Ints) -> Floats:
+        """How long a download takes each of these clients, in units of the mean over everybody."""
+        down = BITS / self._table["down"]
+        waits: Floats = down[self.kinds(ids)] / np.average(down, weights=self._table["share"])
+        return waits
+
+    def present(self, ids: Ints, clock: float) -> Bools:
+        """Who of these can be asked at this time: drawn anew each hour."""
+        if self.always_there:
+            return np.ones(len(ids), bool)
+        hour = int(clock // HOUR)
+        u = rng.uniform(rng.keys(self.seed, ids, hour, DEVICES[1]), 1)[:, 0]
+        return np.asarray(u < self._present[self.kinds(ids), hour % HOURS])
+
+    def trips(
+        self, ids: Ints, round: int, samples: Floats, up: Floats, down: Floats
+    ) -> RoundDurations:
+        """A round in which these clients train on so many samples and so many bytes go up and down."""
+        usual, table = self.usual(ids), self._table
+        kinds, training = usual.kinds, samples / usual.speed
+        luck = rng.uniform(rng.keys(self.seed, ids, round, DEVICES[2]), 4) if self._chancy else None
+        if luck is not None:
+            training = training * np.exp(
+                table["jitter"][kinds] * rng.normal_of(luck[:, 0], luck[:, 1])
+            )
+        radio = up * usual.up + down * usual.down
+        seconds = training + radio
+        joules = training * usual.watts + radio * usual.radio
+        if luck is None:
+            return RoundDurations(seconds, joules, np.zeros(len(ids), bool))
+        lost = luck[:, 2] < table["dropout"][kinds]
+        part = np.where(lost, luck[:, 3], 1.0)  # it is lost somewhere on its way
+        return RoundDurations(seconds * part, joules * part, lost)

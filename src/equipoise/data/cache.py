@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core import files
+from equipoise.utils import io
 
 Arrays = dict[str, NDArray[Any]]
 NAMES = "arrays.json"  # which arrays belong together
@@ -38,7 +38,10 @@ def cached(name: str, made_from: Sequence[Path], make: Callable[[], Arrays]) -> 
     try:
         _write(folder, arrays)
     except OSError as error:
-        print(f"equipoise: the decoded data cannot be kept in '{folder.parent}' ({error})", file=sys.stderr)
+        print(
+            f"equipoise: the decoded data cannot be kept in '{folder.parent}' ({error})",
+            file=sys.stderr,
+        )
         return arrays
     return _open(folder) or arrays
 
@@ -54,7 +57,10 @@ def _open(folder: Path) -> Arrays | None:
         return None
     try:
         names = json.loads((folder / NAMES).read_text())
-        return {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names}
+        return {
+            name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            for name in names
+        }
     except (OSError, ValueError):
         shutil.rmtree(folder, ignore_errors=True)
         return None
@@ -62,15 +68,17 @@ def _open(folder: Path) -> Arrays | None:
 
 def _write(folder: Path, arrays: Arrays) -> None:
     """The folder appears whole or not at all; if another process was faster, its copy stays."""
-    files.make_folder(folder.parent)
+    io.make_folder(folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():
-            files.write_with(temporary / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False))
-        files.write_text(temporary / NAMES, json.dumps(sorted(arrays)))
+            io.write_with(
+                temporary / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False)
+            )
+        io.write_text(temporary / NAMES, json.dumps(sorted(arrays)))
         try:
-            files.DISK.rename(temporary, folder)
-            files.sync(folder.parent)
+            io.DISK.rename(temporary, folder)
+            io.sync(folder.parent)
         except OSError:
             if not folder.is_dir():
                 raise

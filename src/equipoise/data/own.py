@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core.errors import UsageError
-from equipoise.core.options import option
-from equipoise.data.federation import SPLITS, Federation, Ints
-from equipoise.data.forms import Form, Pixels, Tokens
+from equipoise.config.schema import option
+from equipoise.data.federated_dataset import SPLITS, Federation, Ints, Target
 from equipoise.data.partition import Parts, natural
-from equipoise.data.split import Shares, cut_rows, federate, split_rows
-from equipoise.data.target import Target
+from equipoise.data.splits import Shares, cut_rows, federate, split_rows
+from equipoise.data.transforms import Form, Pixels, Tokens
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,10 @@ class OwnShares(Shares):
     """Shares of the splits where clients are given."""
 
     server_share: float = option(
-        0.1, "share of each client's rows for the server's sets, if the server has none", above=0, below=1
+        0.1,
+        "share of each client's rows for the server's sets, if the server has none",
+        above=0,
+        below=1,
     )
 
 
@@ -49,12 +51,18 @@ class OwnRows:
     target: Target | None = None
 
     def federate(self, config: OwnShares, form: Form, rng: np.random.Generator) -> Federation:
-        return self.share(deal(self.owner, config, rng, self.server is None, self.names), config, form, rng)
+        return self.share(
+            deal(self.owner, config, rng, self.server is None, self.names), config, form, rng
+        )
 
-    def share(self, dealt: Dealt, config: OwnShares, form: Form, rng: np.random.Generator) -> Federation:
+    def share(
+        self, dealt: Dealt, config: OwnShares, form: Form, rng: np.random.Generator
+    ) -> Federation:
         """The same once it is known who gets which rows."""
         served = self.server or (self.x[dealt.lent], self.y[dealt.lent])
-        data = federate((self.x, self.y), dealt.splits, served, config, self.classes, form, rng, self.target)
+        data = federate(
+            (self.x, self.y), dealt.splits, served, config, self.classes, form, rng, self.target
+        )
         data.names = tuple(self.names)
         return data
 
@@ -76,7 +84,9 @@ def deal(
     if (sizes < config.min_rows).any():
         client = int(np.argmin(sizes))
         called = f" ('{names[client]}')" if names else ""
-        raise UsageError(f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}")
+        raise UsageError(
+            f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}"
+        )
     mixed = rng.permutation(len(owner))
     parts = Parts(mixed[natural(owner[mixed]).rows], sizes)
     nobody = np.zeros(0, np.int64)
@@ -84,14 +94,20 @@ def deal(
         parts, lent = _lend(parts, config.server_share) if lends else (parts, nobody)
         return Dealt(split_rows(parts, config), lent)
     splits = {name: _only(parts, owner, chosen == place) for place, name in enumerate(SPLITS)}
-    train, lent = _lend(splits["train"], config.server_share) if lends else (splits["train"], nobody)
+    train, lent = (
+        _lend(splits["train"], config.server_share) if lends else (splits["train"], nobody)
+    )
     if not splits["val"].sizes.any():
         held_back = np.zeros_like(train.sizes)
         if config.val_share:
             held_back = np.maximum(1, np.rint(config.val_share * train.sizes).astype(np.int64))
-        train, splits["val"] = cut_rows(train, {"train": train.sizes - held_back, "val": held_back}).values()
+        train, splits["val"] = cut_rows(
+            train, {"train": train.sizes - held_back, "val": held_back}
+        ).values()
     splits["train"] = train
-    return Dealt({name: part for name, part in splits.items() if name != "val" or part.sizes.any()}, lent)
+    return Dealt(
+        {name: part for name, part in splits.items() if name != "val" or part.sizes.any()}, lent
+    )
 
 
 def _only(parts: Parts, owner: Ints, wanted: NDArray[np.bool_]) -> Parts:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Ints
+from equipoise.data.federated_dataset import Ints
+from equipoise.utils.errors import UsageError
 
 Floats = NDArray[np.float64]
 FITTING_STEPS = 200  # of iterative proportional fitting
@@ -29,10 +29,14 @@ class Parts:
         return self.rows[first : first + int(self.sizes[client])]
 
 
-def iid(labels: Ints, clients: int, rng: np.random.Generator, size_sigma: float = 0.0, min_rows: int = 1) -> Parts:
+def iid(
+    labels: Ints, clients: int, rng: np.random.Generator, size_sigma: float = 0.0, min_rows: int = 1
+) -> Parts:
     """Rows at random; sizes alike, or log-normal with ``size_sigma``."""
     _refuse_too_few(len(labels), clients, min_rows)
-    sizes = _whole(_sizes(len(labels), clients, size_sigma, rng)[:, None], np.array([len(labels)]))[:, 0]
+    sizes = _whole(_sizes(len(labels), clients, size_sigma, rng)[:, None], np.array([len(labels)]))[
+        :, 0
+    ]
     return Parts(rng.permutation(len(labels)), _lift(sizes[:, None], min_rows)[:, 0])
 
 
@@ -64,7 +68,9 @@ def few_classes(
     """Exactly so many classes per client, each class shared evenly by its holders (the "pathological" partition)."""
     classes, there = np.unique(labels, return_counts=True)
     if not 1 <= classes_per_client <= len(classes):
-        raise UsageError(f"classes_per_client is {classes_per_client}: must lie in 1..{len(classes)}")
+        raise UsageError(
+            f"classes_per_client is {classes_per_client}: must lie in 1..{len(classes)}"
+        )
     if clients * classes_per_client < len(classes):
         raise UsageError(
             f"{clients} clients with {classes_per_client} classes each cannot hold all {len(classes)} classes: "
@@ -86,7 +92,9 @@ def few_classes(
     held = held[rng.permutation(clients)]
     counts = _whole(held / held.sum(0) * there, there)
     if (counts.sum(1) < min_rows).any():
-        raise UsageError(f"with {classes_per_client} classes per client, a client has fewer than {min_rows} rows")
+        raise UsageError(
+            f"with {classes_per_client} classes per client, a client has fewer than {min_rows} rows"
+        )
     return _deal(labels, counts, classes, rng)
 
 
@@ -100,7 +108,11 @@ def natural(owners: Ints, min_rows: int = 1) -> Parts:
     return Parts(order[keep[index[order]]].astype(np.int64), sizes[keep].astype(np.int64))
 
 
-PARTITIONS: dict[str, Callable[..., Parts]] = {"dirichlet": dirichlet, "iid": iid, "classes": few_classes}
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "classes": few_classes,
+}
 
 
 def _sizes(rows: int, clients: int, sigma: float, rng: np.random.Generator) -> Floats:
@@ -149,7 +161,9 @@ def _deal(labels: Ints, counts: Ints, classes: Ints, rng: np.random.Generator) -
     """Rows of each class, shuffled, to the clients by their counts; and each client's rows in random order."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    owner = np.concatenate([np.repeat(np.arange(len(counts)), counts[:, c]) for c in range(len(classes))])
+    owner = np.concatenate(
+        [np.repeat(np.arange(len(counts)), counts[:, c]) for c in range(len(classes))]
+    )
     mixed = rng.permutation(len(owner))
     order = mixed[np.argsort(owner[mixed], kind="stable")]
     return Parts(by_class[order], counts.sum(1))

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise.data.federation import Federation, Ints
-from equipoise.data.forms import Form
+from equipoise.data.federated_dataset import Federation, Ints
 from equipoise.data.partition import Parts, dirichlet, iid
-from equipoise.data.split import Rows, SplitConfig, split_rows, split_server
+from equipoise.data.splits import Rows, SplitConfig, split_rows, split_server
+from equipoise.data.transforms import Form
 
 FEW = 0.2  # share of its training and validation rows that a client with few rows keeps
 Images = NDArray[Any]
@@ -24,18 +24,24 @@ View = Callable[[Images, Ints, int, int, np.random.Generator], tuple[Images, Int
 """Images ``[n, H, W, C]``, labels, the client's place in its group, classes, randomness: the client's own view."""
 
 
-def turned(x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator) -> tuple[Images, Ints]:
+def turned(
+    x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
+) -> tuple[Images, Ints]:
     """Rotated by quarter turns, and every other four clients see negatives."""
     x = np.rot90(x, place % 4, axes=(1, 2))
     return (255 - x if place // 4 % 2 else x), y
 
 
-def relabelled(x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator) -> tuple[Images, Ints]:
+def relabelled(
+    x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
+) -> tuple[Images, Ints]:
     """Labels permuted, by a permutation of the client's own."""
     return x, rng.permutation(classes)[y]
 
 
-def scrambled(x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator) -> tuple[Images, Ints]:
+def scrambled(
+    x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
+) -> tuple[Images, Ints]:
     """Pixels permuted, by a permutation of the client's own."""
     n, height, width, channels = x.shape
     mixed = x.reshape(n, height * width, channels)[:, rng.permutation(height * width)]
@@ -66,12 +72,20 @@ SCENARIOS: dict[str, tuple[Group, ...]] = {
 
 
 def populate(
-    name: str, data: Rows, server: Rows, config: SplitConfig, classes: int, form: Form, rng: np.random.Generator
+    name: str,
+    data: Rows,
+    server: Rows,
+    config: SplitConfig,
+    classes: int,
+    form: Form,
+    rng: np.random.Generator,
 ) -> Federation:
     """The population of a scenario: every row goes to one client, seen as that client sees it."""
     x, y = data
     clients, group_of = config.clients, _groups(name, config.clients)
-    shares = np.array_split(rng.permutation(len(y)), np.cumsum(np.bincount(group_of))[:-1] * len(y) // clients)
+    shares = np.array_split(
+        rng.permutation(len(y)), np.cumsum(np.bincount(group_of))[:-1] * len(y) // clients
+    )
     rows: list[Ints] = []
     kinds = SCENARIOS[name]
     for group, mine in zip(kinds, shares, strict=True):
@@ -94,7 +108,9 @@ def populate(
                 own = own[: max(1, round(FEW * len(own)))]
             seen = (x[own], y[own].astype(np.int64))
             if group.view:  # the same view in every split
-                seen = group.view(*seen, int(places[client]), classes, np.random.default_rng(seeds[client]))
+                seen = group.view(
+                    *seen, int(places[client]), classes, np.random.default_rng(seeds[client])
+                )
             views.append(seen)
         built[split] = (
             torch.from_numpy(np.concatenate([images for images, _ in views])),

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import files
+from equipoise.flower.launch import Link
+from equipoise.utils import io
+from equipoise.utils import io as checkpoint
+from equipoise.utils.errors import UsageError
 
 
 class Audit:
@@ -26,18 +30,59 @@ class Audit:
         if self.file is None:
             return
         if not self.file.exists():
-            files.make_folder(self.file.parent, private=True)
-            files.write_bytes(self.file, b"", private=True)
+            io.make_folder(self.file.parent, private=True)
+            io.write_bytes(self.file, b"", private=True)
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **about}
-        files.append(self.file, json.dumps(line) + "\n")
+        io.append(self.file, json.dumps(line) + "\n")
 
     def exchanged(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
         """What went to each client, and what came back: its digest, or why nothing did."""
         for client, data in sent.items():
             answer = came.get(client, "no reply in time")
-            told = {"came": answer} if isinstance(answer, str) else {"came": digest(answer), "bytes": len(answer)}
+            told = (
+                {"came": answer}
+                if isinstance(answer, str)
+                else {"came": digest(answer), "bytes": len(answer)}
+            )
             self.note("exchange", client=client, sent=digest(data), **told)
 
 
 def digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def read(file: Path) -> dict[int, int]:
+    """Node ids and their clients."""
+    try:
+        table = json.loads(file.read_text())
+        bound = {int(node): client for node, client in table.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"'{file}' is no file of 'equipoise flower register': {error}") from error
+    if any(type(client) is not int or client < 0 for client in bound.values()):
+        raise UsageError(f"'{file}' is damaged: clients must be whole numbers")
+    return bound
+
+
+def add(key: Path, client: int, file: Path, address: str, ca: Path | None) -> int:
+    """Register a public key at the SuperLink and note its client; gives the node's id."""
+    if client < 0:
+        raise UsageError(f"client is {client}: must be at least 0")
+    if not key.is_file():
+        raise UsageError(f"there is no public key '{key}'")
+    bound = read(file) if file.exists() else {}
+    if client in bound.values():
+        raise UsageError(
+            f"client {client} has a node in '{file}' already: take it out there to replace it"
+        )
+    with tempfile.TemporaryDirectory() as home:
+        done = Link(home, address, ca).ask(
+            "supernode", "register", str(key.resolve()), "link", "--format", "json"
+        )
+    if not done.get("success"):
+        reason = " ".join(str(done.get("error-message", done)).split())
+        raise UsageError(f"the SuperLink at {address} did not register the key: {reason}"[:400])
+    node = int(done["node-id"])
+    checkpoint.write_text(
+        file, json.dumps({str(n): c for n, c in {**bound, node: client}.items()}, indent=1) + "\n"
+    )
+    return node

@@ -9,9 +9,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from equipoise.flower import options
+from equipoise.flower import config
 from equipoise.flower.audit import Audit, digest
-from equipoise.flower.logs import log_to_screen
+from equipoise.flower.launch import log_to_screen
 from equipoise.flower.node import Node, failure
 from equipoise.flower.wire import disclose, enclose
 
@@ -27,11 +27,13 @@ def answer(message: Message, run: dict[str, Any], about: dict[str, Any]) -> Mess
     """``run``: the run's options; ``about``: what this node was told at its start."""
     log_to_screen()
     try:
-        settings, _ = options.read(run)
+        settings, _ = config.read(run)
         torch.set_num_threads(settings.run.threads)
-        node, asked = options.NodeConfig.of(about), disclose(message.content)
+        node, asked = config.NodeConfig.of(about), disclose(message.content)
         data = Node(settings.to_dict, node).answer(asked)
-        Audit(node.state / "audit.jsonl").note("answered", asked=digest(asked), sent=digest(data), bytes=len(data))
+        Audit(node.state / "audit.jsonl").note(
+            "answered", asked=digest(asked), sent=digest(data), bytes=len(data)
+        )
     except Exception as error:  # Flower would send its text, which may quote this client's rows
         LOG.exception("this node cannot answer")
         data = failure(error)

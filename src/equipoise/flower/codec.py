@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from equipoise.contract import State
-from equipoise.core.files import number_leaves, restore_leaves, unshared
+from equipoise.core import State
+from equipoise.utils.io import number_leaves, restore_leaves, unshared
 
 About = dict[str, Any]
 """Plain JSON values."""
@@ -27,7 +27,9 @@ class Refused(Exception):
 def encode(tree: State, about: About) -> bytes:
     tensors: dict[str, Tensor] = {}
     shape = number_leaves(tree, tensors)
-    data: bytes = safetensors.torch.save(unshared(tensors), {"shape": json.dumps(shape), "about": json.dumps(about)})
+    data: bytes = safetensors.torch.save(
+        unshared(tensors), {"shape": json.dumps(shape), "about": json.dumps(about)}
+    )
     return data
 
 
@@ -40,7 +42,14 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, About]:
         texts = json.loads(data[8:end])["__metadata__"]
         shape, about = json.loads(texts["shape"]), json.loads(texts["about"])
         tree = restore_leaves(shape, safetensors.torch.load(data))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        safetensors.SafetensorError,
+    ) as error:
         raise Refused(f"it cannot be read ({type(error).__name__})") from error
     if not isinstance(about, dict):
         raise Refused("it does not say what it is about")
@@ -61,7 +70,10 @@ def check(tree: Any, like: Any, where: str = "reply") -> None:
         return
     if not isinstance(tree, Tensor):
         raise Refused(f"{where} is a group, a tensor was expected")
-    for what, got, wanted in (("shape", tuple(tree.shape), tuple(like.shape)), ("type", tree.dtype, like.dtype)):
+    for what, got, wanted in (
+        ("shape", tuple(tree.shape), tuple(like.shape)),
+        ("type", tree.dtype, like.dtype),
+    ):
         if got != wanted:
             raise Refused(f"{where} has {what} {got}, expected {wanted}")
 
@@ -78,5 +90,7 @@ def whole(about: About, name: str, least: int) -> int:
     """A whole number out of ``about``, of at least so much."""
     value = about.get(name)
     if type(value) is not int or not least <= value < 2**53:
-        raise Refused(f"its {name} is {str(value)[:40]}: must be a whole number of at least {least}")
+        raise Refused(
+            f"its {name} is {str(value)[:40]}: must be a whole number of at least {least}"
+        )
     return value

@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.flower.address import host_port
+from equipoise.flower.project import host_port
 
 TESTED = "1.41."
 SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -26,7 +26,12 @@ class Finding:
 
 def examine(address: str, certs: Path | None) -> list[Finding]:
     host, port = host_port(address, "superlink")
-    findings = [_version(), *_environment(), *_network(host, port), *_open_to_others(sorted(Path().glob("*.db*")))]
+    findings = [
+        _version(),
+        *_environment(),
+        *_network(host, port),
+        *_open_to_others(sorted(Path().glob("*.db*"))),
+    ]
     return findings + (_certificates(certs, host) if certs else [])
 
 
@@ -34,9 +39,15 @@ def _version() -> Finding:
     try:
         version = importlib.metadata.version("flwr")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("wrong", "Flower is not installed: pip install 'equipoise[flower]' in an environment of its own")
+        return Finding(
+            "wrong",
+            "Flower is not installed: pip install 'equipoise[flower]' in an environment of its own",
+        )
     if not version.startswith(TESTED):
-        return Finding("wrong", f"Flower is {version}, tested is {TESTED}x: its flags change between minor versions")
+        return Finding(
+            "wrong",
+            f"Flower is {version}, tested is {TESTED}x: its flags change between minor versions",
+        )
     return Finding("ok", f"Flower {version}")
 
 
@@ -44,14 +55,21 @@ def _environment() -> list[Finding]:
     return [
         Finding("ok", f"{name}={value}")
         if os.environ.get(name) == value
-        else Finding("wrong", f"{name} is not {value}: set it, or Flower calls home from this machine")
+        else Finding(
+            "wrong", f"{name} is not {value}: set it, or Flower calls home from this machine"
+        )
         for name, value in SETTINGS.items()
     ]
 
 
 def _network(host: str, port: int) -> list[Finding]:
     if not _open(host, port):
-        return [Finding("note", f"nothing answers at {host}:{port}: start the SuperLink, or give --superlink")]
+        return [
+            Finding(
+                "note",
+                f"nothing answers at {host}:{port}: start the SuperLink, or give --superlink",
+            )
+        ]
     findings = [Finding("ok", f"a SuperLink answers at {host}:{port}")]
     exposed = [other for other in _own_addresses() if _open(other, port)]
     if not _loopback(host):
@@ -85,10 +103,15 @@ def _certificates(folder: Path, host: str) -> list[Finding]:
     ca, server = folder / "ca.pem", folder / "server.pem"
     missing = [str(path) for path in (ca, server) if not path.is_file()]
     if missing:
-        return [*findings, Finding("wrong", f"{missing[0]} is missing: make it with 'equipoise flower certs'")]
+        return [
+            *findings,
+            Finding("wrong", f"{missing[0]} is missing: make it with 'equipoise flower certs'"),
+        ]
     from cryptography import x509
 
-    authority, certificate = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (ca, server))
+    authority, certificate = (
+        x509.load_pem_x509_certificate(path.read_bytes()) for path in (ca, server)
+    )
     left = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
     verdict = "ok" if left > 14 else "wrong"
     findings.append(Finding(verdict, f"the server's certificate is valid for {left} more days"))
@@ -98,20 +121,33 @@ def _certificates(folder: Path, host: str) -> list[Finding]:
         findings.append(Finding("ok", "it is signed by the CA"))
     except Exception as error:  # whatever is wrong with a certificate
         findings.append(
-            Finding("wrong", f"server.pem is not signed by ca.pem ({type(error).__name__}): make both anew")
+            Finding(
+                "wrong",
+                f"server.pem is not signed by ca.pem ({type(error).__name__}): make both anew",
+            )
         )
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    known = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    known = [
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    ]
     if host in known:
         findings.append(Finding("ok", f"it is for {', '.join(known)}"))
     else:
-        findings.append(Finding("wrong", f"it is for {', '.join(known)}, not for {host}: make one with --host {host}"))
+        findings.append(
+            Finding(
+                "wrong",
+                f"it is for {', '.join(known)}, not for {host}: make one with --host {host}",
+            )
+        )
     return findings
 
 
 def _own_addresses() -> list[str]:
     """Addresses of this machine that others may reach."""
-    found = {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    found = {
+        str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+    }
     return sorted(address for address in found if not _loopback(address))
 
 

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 
 from equipoise import __version__
-from equipoise.contract import Blocks, ServerMessage, ClientState, State, Task, Params, ClientUpdate
-from equipoise.core.errors import UsageError
-from equipoise.core.trees import digest, to_dict, from_dict, index
+from equipoise.core import Blocks, ClientState, ClientUpdate, Params, ServerMessage, State, Task
 from equipoise.data.tables.preparation import Preparation
-from equipoise.flower import codec, secure
-from equipoise.flower.agreement import Agreement, raw_tables, tell
+from equipoise.experiment.evaluation import own_scores
+from equipoise.experiment.runner import build_task
+from equipoise.flower import codec, secagg
+from equipoise.flower.client_state import ClientDisk
 from equipoise.flower.codec import About, Refused
-from equipoise.flower.options import NodeConfig
-from equipoise.flower.state import ClientDisk
+from equipoise.flower.config import NodeConfig
+from equipoise.flower.table_agreement import Agreement, raw_tables, tell
 from equipoise.privacy.budget import Budget, OverBudget
-from equipoise.runs.running import build_task
-from equipoise.runs.scoring import own_scores
-from equipoise.runtime.executors import Loop, init_client_states
-from equipoise.settings.config import RunSettings
-from equipoise.wrappers.private import Draw, private, secret, strip_unprotected
-from equipoise.wrappers.secure import Secure, with_secure_sums
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.executors import Loop, init_client_states
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import digest, from_dict, index, to_dict
+from equipoise.wrappers.differential_privacy import Draw, private, secret, strip_unprotected
+from equipoise.wrappers.secure_aggregation import Secure, with_secure_sums
 
 LOG = logging.getLogger("equipoise")
 
@@ -36,7 +36,11 @@ class Node:
     """One client at work."""
 
     def __init__(
-        self, given: dict[str, Any], config: NodeConfig, task: Task | None = None, draw: Draw = secret
+        self,
+        given: dict[str, Any],
+        config: NodeConfig,
+        task: Task | None = None,
+        draw: Draw = secret,
     ) -> None:
         """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
         if config.data and "data" in RunSettings.from_options(given).to_dict:
@@ -47,12 +51,21 @@ class Node:
             self.task = task
         clients = self.raw.clients if self.raw else self.task.num_clients
         if config.client >= clients:
-            raise UsageError(f"client-id is {config.client}, but the task has clients 0 to {clients - 1}")
-        self._among = clients if self.settings.run.secure else 1  # uploads in the sum that hides this client's, at most
+            raise UsageError(
+                f"client-id is {config.client}, but the task has clients 0 to {clients - 1}"
+            )
+        self._among = (
+            clients if self.settings.run.secure else 1
+        )  # uploads in the sum that hides this client's, at most
         self.id = torch.tensor(config.client)
-        self.method = with_secure_sums(private(self.settings.method, self.settings.privacy, draw), self.settings.run.secure)
+        self.method = with_secure_sums(
+            private(self.settings.method, self.settings.privacy, draw), self.settings.run.secure
+        )
         self.budget = Budget(
-            config.state / "privacy.json", self.settings.privacy, config.most_epsilon, config.most_delta
+            config.state / "privacy.json",
+            self.settings.privacy,
+            config.most_epsilon,
+            config.most_delta,
         )
 
     @cached_property
@@ -74,10 +87,12 @@ class Node:
                 self.budget.check(self._among)
                 return codec.encode({}, tell(self.settings, self.config.client, self.config.name))
             if about.get("client") != self.config.client:
-                raise Refused(f"the message is for client {about.get('client')}, this is client {self.config.client}")
+                raise Refused(
+                    f"the message is for client {about.get('client')}, this is client {self.config.client}"
+                )
             if about.get("kind") == "score":
                 return codec.encode({}, self._score(about))
-            answer = self._sum if about.get("kind") in secure.PHASES else self._round
+            answer = self._sum if about.get("kind") in secagg.PHASES else self._round
             return codec.encode(*answer(tree, about))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
@@ -88,7 +103,9 @@ class Node:
         if self.settings.privacy.noisy:
             samples = 1
         else:
-            samples = self.raw.samples if self.raw else int(self.task.num_examples(self.id.reshape(1))[0])
+            samples = (
+                self.raw.samples if self.raw else int(self.task.num_examples(self.id.reshape(1))[0])
+            )
         return {"client": self.config.client, "samples": samples, "version": __version__}
 
     def _prepare(self, about: About, disk: ClientDisk) -> None:
@@ -96,7 +113,9 @@ class Node:
         if isinstance(text := about.get("preparation"), str):
             disk.save_preparation(Preparation.of_text(text, "the server's preparation").write())
         if not disk.preparation.is_file():
-            raise Unprepared("it does not know how raw tables are prepared: it is told with the next round")
+            raise Unprepared(
+                "it does not know how raw tables are prepared: it is told with the next round"
+            )
         self.settings = Agreement(Preparation.read(disk.preparation), 0).settings(self.settings)
 
     def _score(self, about: About) -> About:
@@ -122,24 +141,43 @@ class Node:
             )
         s = self.settings
         initial = self.task.init_params(s.run.seed)
-        held = from_dict(ClientState, kept) if taken and (kept := disk.load(taken)) is not None else None
+        held = (
+            from_dict(ClientState, kept)
+            if taken and (kept := disk.load(taken)) is not None
+            else None
+        )
         lost = bool(taken) and held is None
         if lost:
-            LOG.warning("client %d has lost its state of round %d and starts afresh", self.config.client, taken)
+            LOG.warning(
+                "client %d has lost its state of round %d and starts afresh",
+                self.config.client,
+                taken,
+            )
         client = Loop(self.method, self.task, s.training, s.run.seed, s.run.rounds)
         with torch.no_grad():
             if held is None:
-                held = index(init_client_states(self.method, self.task, self.id.reshape(1), initial, keeps_local=True), 0)
+                held = index(
+                    init_client_states(
+                        self.method, self.task, self.id.reshape(1), initial, keeps_local=True
+                    ),
+                    0,
+                )
             down = unpack(tree, about, initial, self.task.blocks)
             splits = () if s.privacy.noisy else _splits(about)
-            reply = strip_unprotected(self.method, client.run_client(round, splits, self.id, down, held))
+            reply = strip_unprotected(
+                self.method, client.run_client(round, splits, self.id, down, held)
+            )
         after = reply.client_state
         codec.check_finite(to_dict(after), "after training, client")
         disk.save(round, to_dict(replace(after, personal=None)), taken)
         disk.save_model(after.local_params if after.personal is None else after.personal)
         told = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
-        if isinstance(self.method, Secure):  # what is uploaded stays here until its masks are agreed on
-            keys = secure.begin(disk, self.method, self.config.client, str(about["run"]), round, reply.update)
+        if isinstance(
+            self.method, Secure
+        ):  # what is uploaded stays here until its masks are agreed on
+            keys = secagg.begin(
+                disk, self.method, self.config.client, str(about["run"]), round, reply.update
+            )
             return replace(reply, update=ClientUpdate({})).to_message(), {**told, **keys}
         self.budget.spend()
         return reply.to_message(), told
@@ -148,7 +186,7 @@ class Node:
         """A later phase of a secure sum."""
         run, round = str(about.get("run")), codec.whole(about, "round", 1)
         disk = ClientDisk(self.config.state, run, self.config.client)
-        tree, more = secure.answer(disk, self.budget, round, about)
+        tree, more = secagg.answer(disk, self.budget, round, about)
         return tree, {"client": self.config.client, "run": run, "round": round, **more}
 
 
@@ -164,15 +202,24 @@ class Unprepared(Refused):
 def failure(error: Exception) -> bytes:
     """What the server is told of a failure. An error may quote a client's rows: only our own words leave here."""
     ours = isinstance(error, Refused | OverBudget)
-    words = str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
+    words = (
+        str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
+    )
     return codec.encode({}, {"error": words[:500], "unprepared": isinstance(error, Unprepared)})
 
 
 def pack(message: ServerMessage, blocks: Blocks, about: About) -> bytes:
     """One client's message: only blocks that are sent to this client are in it."""
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
-    params = {name: message.params[name] for block, names in blocks.items() if sent[block] for name in names}
-    return codec.encode(to_dict(replace(message, params=params, sent_blocks={})), {**about, "sent": sent})
+    params = {
+        name: message.params[name]
+        for block, names in blocks.items()
+        if sent[block]
+        for name in names
+    }
+    return codec.encode(
+        to_dict(replace(message, params=params, sent_blocks={})), {**about, "sent": sent}
+    )
 
 
 def _splits(about: About) -> tuple[str, ...]:
@@ -193,7 +240,11 @@ def unpack(tree: State, about: About, model: Params, blocks: Blocks) -> ServerMe
     if unknown:
         raise Refused(f"the message has an unknown parameter '{unknown[0]}'")
     codec.check(down.params, {name: model[name] for name in down.params}, "message")
-    nothing = {name: torch.full_like(value, torch.nan) for name, value in model.items() if value.is_floating_point()}
+    nothing = {
+        name: torch.full_like(value, torch.nan)
+        for name, value in model.items()
+        if value.is_floating_point()
+    }
     sent = about.get("sent")
     if (
         not isinstance(sent, dict)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import files
-from equipoise.core.errors import UsageError
-from equipoise.core.text import to_file
-from equipoise.flower import options
+from equipoise.config.parsing import to_file
+from equipoise.flower import config
+from equipoise.utils import io
+from equipoise.utils.errors import UsageError
 
 PYPROJECT = """\
 [build-system]
@@ -45,19 +47,49 @@ def write(folder: Path, given: dict[str, Any]) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"'{folder}' exists already: choose another folder")
     given = {"out": str((folder / "run").resolve()), **given}
-    options.read(given)
-    files.make_folder(folder / "app")
-    table = "\n".join(f"{_key(name)} = {json.dumps(to_file(value))}" for name, value in given.items())
-    name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
-    files.write_text(folder / ".gitignore", "/run/\n")  # Flower leaves out of the app what is ignored
-    files.write_text(folder / "app" / "__init__.py", "")
+    config.read(given)
+    io.make_folder(folder / "app")
+    table = "\n".join(
+        f"{_key(name)} = {json.dumps(to_file(value))}" for name, value in given.items()
+    )
+    name = (
+        "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-")
+        or "federation"
+    )
+    io.write_text(folder / ".gitignore", "/run/\n")  # Flower leaves out of the app what is ignored
+    io.write_text(folder / "app" / "__init__.py", "")
     for side in ("server", "client"):
         text = f"from equipoise.flower import {side}_app\n\napp = {side}_app.app\n"
-        files.write_text(folder / "app" / f"{side}.py", text)
-    files.write_text(folder / "pyproject.toml", PYPROJECT.format(name=name, table=table))
+        io.write_text(folder / "app" / f"{side}.py", text)
+    io.write_text(folder / "pyproject.toml", PYPROJECT.format(name=name, table=table))
 
 
 def _key(name: str) -> str:
     """A name in TOML: quoted where it has a dot, which would open a table."""
     plain = name.replace("_", "-")
     return f'"{plain}"' if "." in plain else plain
+
+
+NAME = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?"
+)
+
+
+def host_port(text: str, what: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not is_host(host) or not is_port(port):
+        raise UsageError(f"{what} is '{text}': must be host:port, as 127.0.0.1:8000")
+    return host, int(port)
+
+
+def is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+
+
+def is_host(text: str) -> bool:
+    """A name, or an address (of version 6 in brackets)."""
+    try:
+        ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return NAME.fullmatch(text) is not None
+    return True

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.core import files
-from equipoise.core.errors import UsageError
-from equipoise.flower.address import host_port, is_port
+from equipoise.flower.project import host_port, is_port
+from equipoise.utils import io
+from equipoise.utils.errors import UsageError
 
 BODY = 32  # megabytes: Flower sends arrays in pieces of 5
 NGINX = """\
@@ -62,12 +62,17 @@ def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
         raise UsageError(f"'{folder}' is a file: choose another folder")
     if not (certs / "server.pem").is_file():
         raise UsageError(f"'{certs}' has no server.pem: make it with 'equipoise flower certs'")
-    files.make_folder(folder)
+    io.make_folder(folder)
     file = folder / "nginx.conf"
     text = NGINX.format(
-        here=folder.resolve(), listen=listen, superlink=superlink, certs=certs.resolve(), name=_name(certs), body=BODY
+        here=folder.resolve(),
+        listen=listen,
+        superlink=superlink,
+        certs=certs.resolve(),
+        name=_name(certs),
+        body=BODY,
     )
-    files.write_text(file, text)
+    io.write_text(file, text)
     return file
 
 
@@ -79,4 +84,6 @@ def _name(certs: Path) -> str:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     known = names.get_values_for_type(x509.DNSName)
     subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return known[0] if known else str(subject[0].value)  # without any name, nginx reads the subject's
+    return (
+        known[0] if known else str(subject[0].value)
+    )  # without any name, nginx reads the subject's

@@ -12,18 +12,19 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise.core import files as checkpoint
-from equipoise.flower import options, register
-from equipoise.flower.agreement import agree, kept, raw_tables
+from equipoise.experiment import runner as runs
+from equipoise.flower import audit as register
+from equipoise.flower import config
+from equipoise.flower.async_executor import Buffered
 from equipoise.flower.audit import Audit
-from equipoise.flower.buffered import Buffered
-from equipoise.flower.logs import log_to_screen
-from equipoise.flower.remote import Remote
+from equipoise.flower.launch import log_to_screen
+from equipoise.flower.remote_executor import Remote
+from equipoise.flower.table_agreement import agree, kept, raw_tables
 from equipoise.flower.wire import GridWire
-from equipoise.privacy.ledger import in_words
-from equipoise.records.folder import Folder
+from equipoise.privacy.accountant import in_words
 from equipoise.records.rounds import RoundRecord
-from equipoise.runs import running as runs
+from equipoise.records.run_dir import Folder
+from equipoise.utils import io as checkpoint
 
 LOG = logging.getLogger("equipoise")
 app = ServerApp()
@@ -40,10 +41,15 @@ def main(grid: Grid, context: Context) -> None:
 def serve(grid: Grid, table: dict[str, Any]) -> None:
     """A new run, or the next round of one that stopped."""
     log_to_screen()
-    settings, deployment = options.read(table)
-    out, bound = Path(deployment.out), register.read(Path(deployment.nodes)) if deployment.nodes else None
+    settings, deployment = config.read(table)
+    out, bound = (
+        Path(deployment.out),
+        register.read(Path(deployment.nodes)) if deployment.nodes else None,
+    )
 
-    audit = Audit(out.with_name(f"{out.name}-audit.jsonl"))  # beside the folder, with which it is never overwritten
+    audit = Audit(
+        out.with_name(f"{out.name}-audit.jsonl")
+    )  # beside the folder, with which it is never overwritten
 
     @cache
     def wire(clients: int) -> GridWire:
@@ -52,20 +58,41 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
     agreed = None
     if raw := raw_tables(settings):
         known = (out / "config.json").is_file()
-        agreed = kept(Folder(out)) if known else agree(raw, settings.privacy, wire(raw.clients), deployment.time_limit)
+        agreed = (
+            kept(Folder(out))
+            if known
+            else agree(raw, settings.privacy, wire(raw.clients), deployment.time_limit)
+        )
         settings = agreed.settings(settings)
 
     def remote(*about: Any) -> Remote:
         limit, fewest, task = deployment.time_limit, deployment.min_replies, about[1]
         told = task.prepared() if agreed else ""
         run = _run_id(out, agreed.up if agreed else 0)
-        make = partial(Buffered, timing=settings.timing) if settings.timing.carries_stale_updates else Remote
-        return make(*about, wire=wire(task.clients), run=run, time_limit=limit, fewest=fewest, preparation=told)
+        make = (
+            partial(Buffered, timing=settings.timing)
+            if settings.timing.carries_stale_updates
+            else Remote
+        )
+        return make(
+            *about,
+            wire=wire(task.clients),
+            run=run,
+            time_limit=limit,
+            fewest=fewest,
+            preparation=told,
+        )
 
     def watch(record: RoundRecord) -> None:
         headline = record.trained.headline or ""
-        scores = {name: record.named(name).get(headline) for name in ("global", "personal")} if record.test else {}
-        LOG.info("round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds)
+        scores = (
+            {name: record.named(name).get(headline) for name in ("global", "personal")}
+            if record.test
+            else {}
+        )
+        LOG.info(
+            "round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds
+        )
         if record.privacy:
             LOG.info("round %d: %s", record.round, in_words(record.privacy))
         audit.note("round", round=record.round, **outcome(record))
@@ -88,8 +115,16 @@ def outcome(record: RoundRecord) -> dict[str, Any]:
         contributed = "all others"
     else:
         contributed = [client for client in record.ids if client not in record.dropped]
-    why = {client: record.rejected.get(client, "its numbers are not finite") for client in record.dropped}
-    return {"contributed": contributed, "left_out": why, "absent": record.absent, "skipped": record.skipped}
+    why = {
+        client: record.rejected.get(client, "its numbers are not finite")
+        for client in record.dropped
+    }
+    return {
+        "contributed": contributed,
+        "left_out": why,
+        "absent": record.absent,
+        "skipped": record.skipped,
+    }
 
 
 def _run_id(out: Path, told: int) -> str:

@@ -18,7 +18,10 @@ from equipoise.flower.audit import Audit
 from equipoise.flower.codec import Refused
 
 LOG = logging.getLogger("equipoise")
-PAUSES = (0.02, 0.5)  # seconds between looks for replies: the first, then twice as long each time up to the last
+PAUSES = (
+    0.02,
+    0.5,
+)  # seconds between looks for replies: the first, then twice as long each time up to the last
 HELLO = 4096  # bytes of an introduction, at most
 NO_AUDIT = Audit(None)
 AGAIN = 120.0  # seconds until a node that did not introduce itself is asked again
@@ -26,7 +29,9 @@ AGAIN = 120.0  # seconds until a node that did not introduce itself is asked aga
 
 def enclose(data: bytes) -> RecordDict:
     """Bytes as Flower carries them (in chunks, when they are many)."""
-    return RecordDict({"parcel": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})})
+    return RecordDict(
+        {"parcel": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})}
+    )
 
 
 def disclose(content: RecordDict) -> bytes:
@@ -38,7 +43,7 @@ def disclose(content: RecordDict) -> bytes:
 
 
 class GridWire:
-    """A :class:`~equipoise.flower.remote.Wire` over a grid."""
+    """A :class:`~equipoise.flower.remote_executor.Wire` over a grid."""
 
     def __init__(
         self,
@@ -51,7 +56,13 @@ class GridWire:
     ) -> None:
         """``bound``: which client each registered node may be; without it nodes are believed what they say."""
         self.audit = audit
-        self.grid, self.clients, self.fewest, self.wait, self.bound = grid, clients, fewest, wait, bound
+        self.grid, self.clients, self.fewest, self.wait, self.bound = (
+            grid,
+            clients,
+            fewest,
+            wait,
+            bound,
+        )
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
@@ -88,10 +99,17 @@ class GridWire:
 
     def _ask(self, messages: dict[int, bytes], limit: float) -> dict[str, int]:
         clients = list(messages)
-        sent = self._push([Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit) for c in clients])
+        sent = self._push(
+            [
+                Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit)
+                for c in clients
+            ]
+        )
         return {id: client for id, client in zip(sent, clients, strict=True) if id}
 
-    def _hear_from(self, waiting: dict[str, int], wanted: int, limit: float) -> dict[int, bytes | str]:
+    def _hear_from(
+        self, waiting: dict[str, int], wanted: int, limit: float
+    ) -> dict[int, bytes | str]:
         """What comes of those that are waited for; whoever has answered is waited for no more."""
         answers: dict[int, bytes | str] = {}
         for _ in _looks(limit):
@@ -109,10 +127,16 @@ class GridWire:
     def _greet(self, nodes: set[int]) -> None:
         """Ask nodes that are new; hear those that answered. Nobody waits here."""
         now = time.monotonic()
-        new = [n for n in sorted(nodes - self._known.keys()) if n not in self._asked or now - self._asked[n][1] > AGAIN]
+        new = [
+            n
+            for n in sorted(nodes - self._known.keys())
+            if n not in self._asked or now - self._asked[n][1] > AGAIN
+        ]
         question = codec.encode({}, {"kind": "hello"})
         if new:
-            ids = self._push([Message(enclose(question), n, MessageType.QUERY, ttl=AGAIN) for n in new])
+            ids = self._push(
+                [Message(enclose(question), n, MessageType.QUERY, ttl=AGAIN) for n in new]
+            )
             self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
         open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
         if open_questions:
@@ -131,10 +155,14 @@ class GridWire:
                 raise Refused(f"it reports {str(about['error'])[:500]!r}")
             client, samples = codec.whole(about, "client", 0), codec.whole(about, "samples", 1)
             if client >= self.clients:
-                raise Refused(f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}")
+                raise Refused(
+                    f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}"
+                )
             if self.bound is not None and self.bound.get(node) != client:
                 registered = f"client {self.bound[node]}" if node in self.bound else "no client"
-                raise Refused(f"it says that it is client {client}, its key is registered for {registered}")
+                raise Refused(
+                    f"it says that it is client {client}, its key is registered for {registered}"
+                )
         except Refused as error:
             LOG.warning("node %d is left out: %s", node, error)
             self.audit.note("refused", node=node, reason=str(error))
@@ -149,8 +177,16 @@ class GridWire:
         for node in sorted(nodes):
             if node in self._known:
                 client = self._known[node][0]
-                if seats.setdefault(client, node) != node and self._node.get(client) == seats[client]:
-                    LOG.warning("node %d says it is client %d too, which node %d is", node, client, seats[client])
+                if (
+                    seats.setdefault(client, node) != node
+                    and self._node.get(client) == seats[client]
+                ):
+                    LOG.warning(
+                        "node %d says it is client %d too, which node %d is",
+                        node,
+                        client,
+                        seats[client],
+                    )
         return seats
 
     @staticmethod

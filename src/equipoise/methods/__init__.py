@@ -13,10 +13,10 @@ import pkgutil
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from equipoise.contract import Method
-from equipoise.core.elsewhere import recorded
-from equipoise.core.errors import UsageError, nearest
-from equipoise.methods.own import validate_user_method, load_user_method
+from equipoise.core import Method
+from equipoise.methods.user_methods import load_user_method, validate_user_method
+from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.plugins import recorded
 
 if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
     from equipoise.methods.autopilot import Autopilot as Autopilot
@@ -24,70 +24,82 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
     from equipoise.methods.ditto import Ditto as Ditto
     from equipoise.methods.fedala import FedAla as FedAla
     from equipoise.methods.fedavg import FedAvg as FedAvg
-    from equipoise.methods.fedavgm import FedAvgM as FedAvgM
     from equipoise.methods.fedbabu import FedBabu as FedBabu
     from equipoise.methods.fedbn import FedBN as FedBN
     from equipoise.methods.feddyn import FedDyn as FedDyn
+    from equipoise.methods.fedopt import FedAvgM as FedAvgM
     from equipoise.methods.fedper import FedPer as FedPer
     from equipoise.methods.fedpolicy.fedpolicy import FedPolicy as FedPolicy
-    from equipoise.methods.fedpolicy.joint import Joint as Joint
     from equipoise.methods.fedprox import FedProx as FedProx
     from equipoise.methods.fedrecon import FedRecon as FedRecon
     from equipoise.methods.fedrep import FedRep as FedRep
     from equipoise.methods.fedrod import FedRod as FedRod
     from equipoise.methods.finetune import Finetune as Finetune
+    from equipoise.methods.joint import Joint as Joint
     from equipoise.methods.lgfedavg import LgFedAvg as LgFedAvg
     from equipoise.methods.local import Local as Local
     from equipoise.methods.page.page import Page as Page
     from equipoise.methods.pfedme import PFedMe as PFedMe
-    from equipoise.methods.rl.dqn import Dqn as Dqn
-    from equipoise.methods.rl.dqnavg import DqnAvg as DqnAvg
-    from equipoise.methods.rl.dqnavg_im import DqnAvgIm as DqnAvgIm
-    from equipoise.methods.rl.fedasynq_eq import FedAsynQEq as FedAsynQEq
-    from equipoise.methods.rl.fedasynq_im import FedAsynQIm as FedAsynQIm
-    from equipoise.methods.rl.fedasynq_ta import FedAsynQTa as FedAsynQTa
-    from equipoise.methods.rl.feddvrq import FedDVRQ as FedDVRQ
-    from equipoise.methods.rl.fedq import FedQ as FedQ
-    from equipoise.methods.rl.fedsynq import FedSynQ as FedSynQ
-    from equipoise.methods.rl.fedtd import FedTD as FedTD
-    from equipoise.methods.rl.perdqnavg import PerDqnAvg as PerDqnAvg
-    from equipoise.methods.rl.pfeddqn_rep import PFedDqnRep as PFedDqnRep
-    from equipoise.methods.rl.pfedq_rep import PFedQRep as PFedQRep
-    from equipoise.methods.rl.pfedtd_rep import PFedTDRep as PFedTDRep
-    from equipoise.methods.rl.q import IndependentQ as IndependentQ
-    from equipoise.methods.rl.td import TD as TD
+    from equipoise.methods.rl_deep import Dqn as Dqn
+    from equipoise.methods.rl_deep import DqnAvg as DqnAvg
+    from equipoise.methods.rl_deep import DqnAvgIm as DqnAvgIm
+    from equipoise.methods.rl_deep import PerDqnAvg as PerDqnAvg
+    from equipoise.methods.rl_deep import PFedDqnRep as PFedDqnRep
+    from equipoise.methods.rl_linear import TD as TD
+    from equipoise.methods.rl_linear import FedQ as FedQ
+    from equipoise.methods.rl_linear import FedTD as FedTD
+    from equipoise.methods.rl_linear import IndependentQ as IndependentQ
+    from equipoise.methods.rl_linear import PFedQRep as PFedQRep
+    from equipoise.methods.rl_linear import PFedTDRep as PFedTDRep
+    from equipoise.methods.rl_tabular import FedAsynQEq as FedAsynQEq
+    from equipoise.methods.rl_tabular import FedAsynQIm as FedAsynQIm
+    from equipoise.methods.rl_tabular import FedAsynQTa as FedAsynQTa
+    from equipoise.methods.rl_tabular import FedDVRQ as FedDVRQ
+    from equipoise.methods.rl_tabular import FedSynQ as FedSynQ
     from equipoise.methods.scaffold import Scaffold as Scaffold
 
 __all__ = ["all_methods", "find_method"]
-PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy", "equipoise.methods.rl")
+PACKAGES = ("equipoise.methods", "equipoise.methods.page", "equipoise.methods.fedpolicy")
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Every method that ships, by name."""
+    """Return every method of this package by name."""
     found: dict[str, type[Method]] = {}
     for package in PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            continue
         for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            method = _method_in(importlib.import_module(f"{package}.{info.name}"))
-            if method is not None:
-                found[method.name] = method
+            found |= _methods_in(importlib.import_module(f"{package}.{info.name}"))
     return dict(sorted(found.items()))
 
 
-def find_method(wanted: str | type[Method]) -> type[Method]:
-    """A method by name, a class, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
-    if not isinstance(wanted, str):
-        return wanted if ships(wanted) else validate_user_method(wanted)
-    if ":" in wanted:
-        return load_user_method(wanted)
-    file = wanted.replace("-", "_")
+def find_method(name: str | type[Method]) -> type[Method]:
+    """Find a method.
+
+    Args:
+        name: A method's name, a class, or the user's own as `module:Class` or `path/file.py:Class`.
+
+    Returns:
+        The method's class.
+
+    Raises:
+        UsageError: If there is no such method; the message names the nearest one.
+    """
+    if not isinstance(name, str):
+        return name if ships(name) else validate_user_method(name)
+    if ":" in name:
+        return load_user_method(name)
+    # Most methods have a file of their own name: importing it alone saves time at the start.
+    file = name.replace("-", "_")
     for package in PACKAGES:
         if file.isidentifier() and importlib.util.find_spec(f"{package}.{file}") is not None:
-            method = _method_in(importlib.import_module(f"{package}.{file}"))
-            if method is not None and method.name == wanted:
+            method = _methods_in(importlib.import_module(f"{package}.{file}")).get(name)
+            if method is not None:
                 return method
-    raise UsageError(f"unknown method '{wanted}'{nearest(wanted, all_methods())}; see 'equipoise list methods'")
+    known = all_methods()
+    if name not in known:
+        raise UsageError(
+            f"unknown method '{name}'{nearest(name, known)}; see 'equipoise list methods'"
+        )
+    return known[name]
 
 
 def recorded_name(method: type[Method]) -> str:
@@ -102,18 +114,22 @@ def ships(method: type[Method]) -> bool:
     return any(method.__module__.rpartition(".")[0] == package for package in PACKAGES)
 
 
-def _method_in(module: ModuleType) -> type[Method] | None:
-    for _, item in inspect.getmembers(module, inspect.isclass):
-        if issubclass(item, Method) and "name" in vars(item) and item.__module__ == module.__name__:
-            return item
-    return None
+def _methods_in(module: ModuleType) -> dict[str, type[Method]]:
+    """Return the methods that a module defines, by name."""
+    return {
+        item.name: item
+        for _, item in inspect.getmembers(module, inspect.isclass)
+        if issubclass(item, Method) and "name" in vars(item) and item.__module__ == module.__name__
+    }
 
 
 def _classes() -> dict[str, type[Method]]:
     return {method.__name__: method for method in all_methods().values()}
 
 
-if not TYPE_CHECKING:  # a type checker shall see the imports above, not a function that gives anything
+if (
+    not TYPE_CHECKING
+):  # a type checker shall see the imports above, not a function that gives anything
 
     def __dir__() -> list[str]:
         return [*__all__, *_classes()]
@@ -124,5 +140,7 @@ if not TYPE_CHECKING:  # a type checker shall see the imports above, not a funct
             raise AttributeError(f"module 'equipoise.methods' has no attribute '{name}'")
         known = _classes()
         if name not in known:
-            raise AttributeError(f"there is no method class '{name}' in equipoise.methods{nearest(name, known)}")
+            raise AttributeError(
+                f"there is no method class '{name}' in equipoise.methods{nearest(name, known)}"
+            )
         return known[name]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Method, TrainingConfig
-from equipoise.core.errors import UsageError
+from equipoise.core import Method, TrainingConfig
+from equipoise.utils.errors import UsageError
 
 
 def refuse_unstable_pull(method: Method, name: str, training: TrainingConfig) -> None:

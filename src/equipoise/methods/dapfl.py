@@ -8,11 +8,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Method, State, Task, LocalHParams, TrainingConfig, Params, ClientUpdate, option
-from equipoise.core.errors import UsageError
-from equipoise.learners.ddpg import Config
-from equipoise.methods.page import player
-from equipoise.methods.page.actions import epochs_of, rate_of
+from equipoise.core import (
+    Client,
+    ClientUpdate,
+    LocalHParams,
+    Method,
+    Params,
+    State,
+    Task,
+    TrainingConfig,
+    option,
+)
+from equipoise.methods.page import agents
+from equipoise.methods.page.config import epochs_of, rate_of
+from equipoise.rl.ddpg import Config
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -50,15 +60,17 @@ class DapFL(Method):
         )
 
     def init_client(self, task: Task, params: Params) -> State:
-        return {"player": player.empty(self.agent, 2, 2)}
+        return {"player": agents.empty(self.agent, 2, 2)}
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         learning = client.round > self.warmup
-        action, playing = player.client_turn(client, self.agent, client.state["player"], _seen(client, client.start), learning)
+        action, playing = agents.client_turn(
+            client, self.agent, client.state["player"], _seen(client, client.start), learning
+        )
         # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
-        return LocalHParams(epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)), {
-            "player": playing
-        }
+        return LocalHParams(
+            epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)
+        ), {"player": playing}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         up, state = super().upload(client)

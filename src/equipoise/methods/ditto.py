@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, Scheduled, ProximalTerm, State, Task, TrainingConfig, Params, option
+from equipoise.core import (
+    Client,
+    Method,
+    Params,
+    ProximalTerm,
+    Scheduled,
+    State,
+    Task,
+    TrainingConfig,
+    option,
+)
 from equipoise.methods.checks import refuse_unstable_pull
 
 
@@ -18,7 +28,9 @@ class Ditto(Method):
     family: ClassVar[str] = "second-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
     lam: Scheduled[float] = option(
-        1.0, "strength lambda of the personal model's pull to the global one (0 is local training)", low=0
+        1.0,
+        "strength lambda of the personal model's pull to the global one (0 is local training)",
+        low=0,
     )
 
     def check(self, task: Task, training: TrainingConfig) -> None:

@@ -9,11 +9,31 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, Loss, Method, Scheduled, State, Task, LocalHParams, TrainingConfig, Params, option, merge_sent_blocks
-from equipoise.contract.supervised import SupervisedTask, require_supervised
+from equipoise.core import (
+    Client,
+    LocalHParams,
+    Loss,
+    Method,
+    Params,
+    Scheduled,
+    State,
+    Task,
+    TrainingConfig,
+    merge_sent_blocks,
+    option,
+)
+from equipoise.core.task import SupervisedTask, require_supervised
 
-WINDOW, SETTLED, MOST_PASSES = 10, 0.1, 50  # of the first learning of A: until std(last 10 losses) < 0.1, capped
-NEW, TRAINED, LEARNED = 0, 1, 2  # a client's phase: never took part; has a model of its own; has learned A once
+WINDOW, SETTLED, MOST_PASSES = (
+    10,
+    0.1,
+    50,
+)  # of the first learning of A: until std(last 10 losses) < 0.1, capped
+NEW, TRAINED, LEARNED = (
+    0,
+    1,
+    2,
+)  # a client's phase: never took part; has a model of its own; has learned A once
 
 
 @dataclass(frozen=True)
@@ -25,7 +45,9 @@ class FedAla(Method):
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"ala_lr": (0.05, 2.0)}
     needs_previous_model: ClassVar[bool] = True
     ala_lr: Scheduled[float] = option(1.0, "rate of the weights A (the paper's eta)", above=0)
-    ala_part: float = option(0.8, "share of the training rows that A is learned on (the paper's s)", above=0, high=1)
+    ala_part: float = option(
+        0.8, "share of the training rows that A is learned on (the paper's s)", above=0, high=1
+    )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         require_supervised(self, task)
@@ -36,7 +58,11 @@ class FedAla(Method):
 
     def receive(self, client: Client) -> tuple[Params, State]:
         """A <- clip(A - eta grad (received - own), 0, 1): at first until the losses settle, later one pass."""
-        received, top, phase = merge_sent_blocks(client), client.task.param_names("head"), client.state["phase"]
+        received, top, phase = (
+            merge_sent_blocks(client),
+            client.task.param_names("head"),
+            client.state["phase"],
+        )
         own = {name: client.local_params[name] for name in top}
         new = {name: received[name] for name in top}
         lower = {name: value for name, value in received.items() if name not in top}
@@ -46,7 +72,10 @@ class FedAla(Method):
         for k in range(MOST_PASSES):
             if not client.any_client(active):
                 break
-            once, passes = LocalHParams(active.long(), torch.full_like(client.hparams.lr, self.ala_lr)), passes + active
+            once, passes = (
+                LocalHParams(active.long(), torch.full_like(client.hparams.lr, self.ala_lr)),
+                passes + active,
+            )
             A = client.fit(
                 A,
                 hparams=once,
@@ -63,7 +92,9 @@ class FedAla(Method):
                 recent = [*recent, loss][-WINDOW:]
                 if k >= WINDOW:
                     active = active & (torch.stack(recent).std(correction=0) >= SETTLED)
-        client.logged["gradients"] = client.num_steps(replace(client.hparams, epochs=passes), (0.0, self.ala_part))
+        client.logged["gradients"] = client.num_steps(
+            replace(client.hparams, epochs=passes), (0.0, self.ala_part)
+        )
         after = torch.where(phase == NEW, TRAINED, LEARNED)
         return {**lower, **_merge(own, new, A)}, {"A": A, "phase": after}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Method
+from equipoise.core import Method
 
 
 @dataclass(frozen=True)

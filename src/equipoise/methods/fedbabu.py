@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, State, Task, TrainingConfig, Params, option
-from equipoise.core.errors import UsageError
-from equipoise.methods.split import PartialSharing
+from equipoise.core import Client, Params, State, Task, TrainingConfig, option
+from equipoise.methods._partial_sharing import PartialSharing
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class FedBabu(PartialSharing):
     def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
         start = task.init_params(0)
-        if not any(bool(start[name].any()) for block in self.kept(task) for name in task.blocks[block]):
+        if not any(
+            bool(start[name].any()) for block in self.kept(task) for name in task.blocks[block]
+        ):
             raise UsageError(
                 "fedbabu keeps the head at its start, and one that starts at zero gives the backbone no gradient: "
                 "start it at random"
@@ -37,7 +39,9 @@ class FedBabu(PartialSharing):
         return client.fit(client.start, blocks=self.shared_blocks(client.task)), client.state
 
     def personal_model(self, client: Client) -> Params:
-        tune = replace(client.hparams, epochs=torch.full_like(client.hparams.epochs, self.tune_epochs))
+        tune = replace(
+            client.hparams, epochs=torch.full_like(client.hparams.epochs, self.tune_epochs)
+        )
         return client.fit(client.start, hparams=tune, stream=1)
 
     def has_global(self, task: Task) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Task
-from equipoise.methods.split import PartialSharing
+from equipoise.core import Task
+from equipoise.methods._partial_sharing import PartialSharing
 
 NORM = "norm"
 
@@ -23,4 +23,8 @@ class FedBN(PartialSharing):
     needs_previous_model: ClassVar[bool] = True
 
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
-        return super().shared_blocks(task) if self.keep else tuple(block for block in task.blocks if block != NORM)
+        return (
+            super().shared_blocks(task)
+            if self.keep
+            else tuple(block for block in task.blocks if block != NORM)
+        )

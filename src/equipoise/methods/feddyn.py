@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import (
+from equipoise.core import (
     Client,
+    ClientUpdate,
     Method,
+    Params,
     ProximalTerm,
     Server,
     State,
     Task,
     TrainingConfig,
-    Params,
-    ClientUpdate,
     equal_weights,
     option,
 )
@@ -48,14 +48,26 @@ class FedDyn(Method):
     def train(self, client: Client) -> tuple[Params, State]:
         """min F_i(theta) - <G_i, theta> + alpha/2 |theta - theta_prev|^2; G_i <- G_i - alpha (theta_i - theta_prev)."""
         G, before = client.state["G"], client.start
-        theta = client.fit(before, grad_correction={name: -G[name] for name in G}, proximal=ProximalTerm(before, self.alpha))
-        return theta, {"G": {name: G[name] - self.alpha * (theta[name] - before[name]) for name in G}}
+        theta = client.fit(
+            before,
+            grad_correction={name: -G[name] for name in G},
+            proximal=ProximalTerm(before, self.alpha),
+        )
+        return theta, {
+            "G": {name: G[name] - self.alpha * (theta[name] - before[name]) for name in G}
+        }
 
-    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
         return equal_weights(ids), server.state
 
-    def partial_sums(self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params) -> State:
-        moved = {name: (theta - global_params[name]).sum(0) for name, theta in updates.params.items()}
+    def partial_sums(
+        self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
+    ) -> State:
+        moved = {
+            name: (theta - global_params[name]).sum(0) for name, theta in updates.params.items()
+        }
         return super().partial_sums(global_params, updates, weights) | {"moved": moved}
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
@@ -63,4 +75,6 @@ class FedDyn(Method):
         share = self.alpha / server.task.num_clients
         h = {name: old - share * sums["moved"][name] for name, old in server.state["h"].items()}
         mean = sums["mean"]
-        return server.with_client_batch_stats({name: mean[name] - h[name] / self.alpha for name in mean}, mean), {"h": h}
+        return server.with_client_batch_stats(
+            {name: mean[name] - h[name] / self.alpha for name in mean}, mean
+        ), {"h": h}

@@ -10,11 +10,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, ServerMessage, Method, ValueRange, Server, State, Task, LocalHParams, TrainingConfig, Params, ClientUpdate
-from equipoise.contract.ranges import LOSS
-from equipoise.core.errors import UsageError
+from equipoise.core import (
+    Client,
+    ClientUpdate,
+    LocalHParams,
+    Method,
+    Params,
+    Server,
+    ServerMessage,
+    State,
+    Task,
+    TrainingConfig,
+    ValueRange,
+)
+from equipoise.core.report_validation import LOSS
+from equipoise.utils.errors import UsageError
 
-ARMS = torch.tensor([1 / 9, 1 / 3, 1.0, 3.0, 9.0], dtype=torch.float64)  # factors of the configured rate
+ARMS = torch.tensor(
+    [1 / 9, 1 / 3, 1.0, 3.0, 9.0], dtype=torch.float64
+)  # factors of the configured rate
 FORGET = 0.9  # weight of the past in the mean loss that arms are held against
 
 
@@ -27,12 +41,17 @@ class FedEx(Method):
 
     name: ClassVar[str] = "fedex"
     family: ClassVar[str] = "controller"
-    report_ranges: ClassVar[Mapping[str, ValueRange]] = {"arm": ValueRange(0.0, len(ARMS) - 1.0), "loss": LOSS}
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = {
+        "arm": ValueRange(0.0, len(ARMS) - 1.0),
+        "loss": LOSS,
+    }
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
         if not task.has_split("val"):
-            raise UsageError(f"fedex compares rates on validation data, and task '{task.name}' has none: set val_share")
+            raise UsageError(
+                f"fedex compares rates on validation data, and task '{task.name}' has none: set val_share"
+            )
 
     def init_client(self, task: Task, params: Params) -> State:
         return {"arm": torch.zeros((), dtype=torch.int64)}
@@ -44,18 +63,28 @@ class FedEx(Method):
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         up, state = super().upload(client)
-        up.metrics |= {"arm": state["arm"], "loss": client.evaluate(client.trained)["loss"].double()}
+        up.metrics |= {
+            "arm": state["arm"],
+            "loss": client.evaluate(client.trained)["loss"].double(),
+        }
         return up, state
 
     def init_server(self, task: Task, params: Params) -> State:
         zero = torch.zeros((), dtype=torch.float64)
-        return {"theta": torch.full_like(ARMS, 1 / len(ARMS)), "squares": zero, "losses": zero, "rounds": zero}
+        return {
+            "theta": torch.full_like(ARMS, 1 / len(ARMS)),
+            "squares": zero,
+            "losses": zero,
+            "rounds": zero,
+        }
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         down, state = super().distribute(server, ids)
         return replace(down, broadcast={"theta": state["theta"]}), state
 
-    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+    def aggregate(
+        self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
+    ) -> tuple[Params, State]:
         assert isinstance(weights, Tensor)
         params, state = super().aggregate(server, ids, updates, weights)
         loss, theta = updates.metrics["loss"], state["theta"]

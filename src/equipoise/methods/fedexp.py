@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Method, Server, State, Params, ClientUpdate, option, weighted_mean
+from equipoise.core import ClientUpdate, Method, Params, Server, State, option, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,24 @@ class FedExP(Method):
 
     name: ClassVar[str] = "fedexp"
     family: ClassVar[str] = "one-model"
-    epsilon: float = option(0.001, "what is added to |D|^2; larger values keep the step nearer to FedAvg's", low=0)
+    epsilon: float = option(
+        0.001, "what is added to |D|^2; larger values keep the step nearer to FedAvg's", low=0
+    )
 
-    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+    def aggregate(
+        self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
+    ) -> tuple[Params, State]:
         assert isinstance(weights, Tensor)
         mean, w = weighted_mean(updates.params, weights), server.params
-        each = torch.stack([(value - w[name]).double().flatten(1).square().sum(1) for name, value in updates.params.items()])
+        each = torch.stack(
+            [
+                (value - w[name]).double().flatten(1).square().sum(1)
+                for name, value in updates.params.items()
+            ]
+        )
         whole = sum(float((mean[name] - w[name]).double().square().sum()) for name in mean)
         rate = max(1.0, float(weights @ each.sum(0)) / (2 * (whole + self.epsilon)))
         server.logged["server_rate"] = rate
-        return server.with_client_batch_stats({name: w[name] + rate * (mean[name] - w[name]) for name in w}, mean), server.state
+        return server.with_client_batch_stats(
+            {name: w[name] + rate * (mean[name] - w[name]) for name in w}, mean
+        ), server.state

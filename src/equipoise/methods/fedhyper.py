@@ -8,7 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import ServerMessage, Method, Server, State, Task, LocalHParams, Params, ClientUpdate, option, weighted_mean
+from equipoise.core import (
+    ClientUpdate,
+    LocalHParams,
+    Method,
+    Params,
+    Server,
+    ServerMessage,
+    State,
+    Task,
+    option,
+    weighted_mean,
+)
 
 BOUND = {"global": 3.0, "local": 10.0}  # gamma: a rate stays within this factor of where it began
 
@@ -24,7 +35,9 @@ class FedHyper(Method):
     name: ClassVar[str] = "fedhyper"
     family: ClassVar[str] = "one-model"
     side: str = option(
-        "global", "the rate that is adapted: global (the server's) or local (the clients')", choices=BOUND
+        "global",
+        "the rate that is adapted: global (the server's) or local (the clients')",
+        choices=BOUND,
     )
 
     def init_server(self, task: Task, params: Params) -> State:
@@ -39,9 +52,13 @@ class FedHyper(Method):
         if self.side == "global":
             return down, state
         rate = self.rate(state["shift"], server.training.lr).expand(len(ids))
-        return replace(down, hparams=LocalHParams(torch.full_like(ids, server.training.epochs), rate)), state
+        return replace(
+            down, hparams=LocalHParams(torch.full_like(ids, server.training.epochs), rate)
+        ), state
 
-    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+    def aggregate(
+        self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
+    ) -> tuple[Params, State]:
         mean, w, last = weighted_mean(updates.params, weights), server.params, server.state["last"]
         change = {name: mean[name] - w[name] for name in w}
         agreement = torch.stack([(change[name] * last[name]).double().sum() for name in w]).sum()

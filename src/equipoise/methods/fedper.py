@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.methods.split import PartialSharing
+from equipoise.methods._partial_sharing import PartialSharing
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.contract import Client, Method, Scheduled, ProximalTerm, State, Task, TrainingConfig, Params, option
+from equipoise.core import (
+    Client,
+    Method,
+    Params,
+    ProximalTerm,
+    Scheduled,
+    State,
+    Task,
+    TrainingConfig,
+    option,
+)
 from equipoise.methods.checks import refuse_unstable_pull
 
 
@@ -17,7 +27,9 @@ class FedProx(Method):
     name: ClassVar[str] = "fedprox"
     family: ClassVar[str] = "one-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
-    mu: Scheduled[float] = option(0.01, "strength of the pull to the received model (0 is FedAvg)", low=0)
+    mu: Scheduled[float] = option(
+        0.01, "strength of the pull to the received model (0 is FedAvg)", low=0
+    )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         refuse_unstable_pull(self, "mu", training)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Scheduled, State, Params, option
-from equipoise.methods.split import PartialSharing
+from equipoise.core import Client, Params, Scheduled, State, option
+from equipoise.methods._partial_sharing import PartialSharing
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class FedRep(PartialSharing):
     )
 
     def train(self, client: Client) -> tuple[Params, State]:
-        head = replace(client.hparams, epochs=torch.full_like(client.hparams.epochs, self.head_epochs))
+        head = replace(
+            client.hparams, epochs=torch.full_like(client.hparams.epochs, self.head_epochs)
+        )
         client.logged["gradients"] = client.num_steps(head) + client.num_steps(client.hparams)
         with_head = client.fit(client.start, hparams=head, blocks=self.kept(client.task))
         return client.fit(with_head, blocks=self.shared_blocks(client.task), stream=1), client.state

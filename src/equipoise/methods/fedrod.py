@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.contract import Client, Loss, Method, State, Task, TrainingConfig, Params
-from equipoise.contract.supervised import SupervisedTask, require_supervised
-from equipoise.core.errors import UsageError
+from equipoise.core import Client, Loss, Method, Params, State, Task, TrainingConfig
+from equipoise.core.task import SupervisedTask, require_supervised
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class FedRod(Method):
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         if require_supervised(self, task).target_kind != "classification":
-            raise UsageError(f"fedrod balances classes, and task '{task.name}' has none: choose another method")
+            raise UsageError(
+                f"fedrod balances classes, and task '{task.name}' has none: choose another method"
+            )
         self.require_two_blocks(task)
         if task.has_train_mode:
             raise UsageError(
@@ -31,7 +33,10 @@ class FedRod(Method):
                 "twice: choose a model without batch normalisation and dropout"
             )
         layers = {name.rpartition(".")[0] for name in task.param_names("head")}
-        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.param_names("head")} - {"weight", "bias"}:
+        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.param_names("head")} - {
+            "weight",
+            "bias",
+        }:
             raise UsageError(
                 f"fedrod adds two heads, which needs a head that is one linear layer, but that of task '{task.name}' "
                 f"is {', '.join(task.param_names('head'))}"
@@ -45,12 +50,19 @@ class FedRod(Method):
         own = {f"P.{name}": value for name, value in client.state["P"].items()}
         task = require_supervised(self, client.task)
         log_counts = client.label_counts().to(next(iter(own.values())).dtype).log()
-        out = client.fit({**client.start, **own}, loss=_losses(task), aux={"log_counts": log_counts})
-        return {name: out[name] for name in client.start}, {"P": {name: out[f"P.{name}"] for name in client.state["P"]}}
+        out = client.fit(
+            {**client.start, **own}, loss=_losses(task), aux={"log_counts": log_counts}
+        )
+        return {name: out[name] for name in client.start}, {
+            "P": {name: out[f"P.{name}"] for name in client.state["P"]}
+        }
 
     def personal_model(self, client: Client) -> Params:
         """A linear head's outputs add as its parameters do."""
-        return {**client.trained, **{name: client.trained[name] + own for name, own in client.state["P"].items()}}
+        return {
+            **client.trained,
+            **{name: client.trained[name] + own for name, own in client.state["P"].items()},
+        }
 
 
 def _losses(task: SupervisedTask) -> Loss:

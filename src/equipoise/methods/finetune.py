@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.contract import Client, Method, LocalHParams, Params, option
+from equipoise.core import Client, LocalHParams, Method, Params, option
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,16 @@ class Finetune(Method):
 
     name: ClassVar[str] = "finetune"
     family: ClassVar[str] = "second-model"
-    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_lr": (1e-3, 0.1), "tune_epochs": (1, 20)}
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "tune_lr": (1e-3, 0.1),
+        "tune_epochs": (1, 20),
+    }
     tune_epochs: int = option(5, "epochs of fine-tuning", low=1)
     tune_lr: float = option(0.01, "learning rate of fine-tuning", above=0)
 
     def personal_model(self, client: Client) -> Params:
-        gently = LocalHParams(torch.full_like(client.hparams.epochs, self.tune_epochs), torch.full_like(client.hparams.lr, self.tune_lr))
+        gently = LocalHParams(
+            torch.full_like(client.hparams.epochs, self.tune_epochs),
+            torch.full_like(client.hparams.lr, self.tune_lr),
+        )
         return client.fit(client.start, hparams=gently, stream=1)

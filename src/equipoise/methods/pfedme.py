@@ -8,22 +8,22 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.contract import (
+from equipoise.core import (
     Client,
+    ClientUpdate,
     Method,
-    Scheduled,
+    Params,
     ProximalTerm,
+    Scheduled,
     Server,
     State,
     Task,
     TrainingConfig,
-    Params,
-    ClientUpdate,
     equal_weights,
     option,
 )
-from equipoise.core.errors import UsageError
 from equipoise.methods.checks import refuse_unstable_pull
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,15 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "second-model"
     aggregates_by_sum: ClassVar[bool] = True
-    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (1.0, 30.0), "outer_lr": (1e-3, 0.03)}
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "lam": (1.0, 30.0),
+        "outer_lr": (1e-3, 0.03),
+    }
     lam: Scheduled[float] = option(15.0, "strength lambda of the envelope", above=0)
     inner_steps: int = option(5, "SGD steps K on each batch, for theta", low=1)
-    outer_lr: Scheduled[float] = option(0.005, "rate eta at which the local copy w_i follows theta", above=0)
+    outer_lr: Scheduled[float] = option(
+        0.005, "rate eta at which the local copy w_i follows theta", above=0
+    )
     beta: Scheduled[float] = option(1.0, "the server's step towards the clients' mean", above=0)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
@@ -61,10 +66,14 @@ class PFedMe(Method):
         theta: Params = client.state["theta"]
         return theta
 
-    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
         return equal_weights(ids), server.state
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """w <- (1 - beta) w + beta mean_S w_i."""
         mean, w = sums["mean"], server.params
-        return server.with_client_batch_stats({name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, mean), server.state
+        return server.with_client_batch_stats(
+            {name: (1 - self.beta) * w[name] + self.beta * mean[name] for name in w}, mean
+        ), server.state

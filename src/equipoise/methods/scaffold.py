@@ -9,23 +9,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import (
+from equipoise.core import (
     Client,
-    ServerMessage,
+    ClientUpdate,
     Method,
+    Params,
     Scheduled,
-    ValueRange,
     Server,
+    ServerMessage,
     State,
     Task,
     TrainingConfig,
-    Params,
-    ClientUpdate,
+    ValueRange,
     equal_weights,
     option,
 )
-from equipoise.contract.ranges import DEFAULT_RANGE
-from equipoise.core.errors import UsageError
+from equipoise.core.report_validation import DEFAULT_RANGE
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,42 @@ class Scaffold(Method):
     def train(self, client: Client) -> tuple[Params, State]:
         """R times: y <- y - eta (g_i(y) - c_i + c)."""
         all_c, own_c = client.message.broadcast["c"], client.state["c"]
-        return client.fit(client.start, grad_correction={name: all_c[name] - own_c[name] for name in own_c}), client.state
+        return client.fit(
+            client.start, grad_correction={name: all_c[name] - own_c[name] for name in own_c}
+        ), client.state
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
         """c_i+ = c_i - c + (x - y) / (R eta), with the R and eta of this very client."""
-        x, y, all_c, own_c = client.start, client.trained, client.message.broadcast["c"], client.state["c"]
+        x, y, all_c, own_c = (
+            client.start,
+            client.trained,
+            client.message.broadcast["c"],
+            client.state["c"],
+        )
         path = client.num_steps(client.hparams) * client.hparams.lr
         change = {name: (x[name] - y[name]) / path.to(y[name].dtype) - all_c[name] for name in y}
-        return ClientUpdate(y, {"c": change}), {"c": {name: own_c[name] + change[name] for name in y}}
+        return ClientUpdate(y, {"c": change}), {
+            "c": {name: own_c[name] + change[name] for name in y}
+        }
 
-    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
         return equal_weights(ids), server.state
 
-    def partial_sums(self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params) -> State:
-        return super().partial_sums(global_params, updates, weights) | {"c": {name: change.sum(0) for name, change in updates.extra["c"].items()}}
+    def partial_sums(
+        self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
+    ) -> State:
+        return super().partial_sums(global_params, updates, weights) | {
+            "c": {name: change.sum(0) for name, change in updates.extra["c"].items()}
+        }
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """x <- x + eta_g mean_S(y - x); c <- c + 1/N sum_S(c_i+ - c_i)."""
         y, x = sums["mean"], server.params
         moved = {name: x[name] + self.server_lr * (y[name] - x[name]) for name in x}
-        c = {name: old + sums["c"][name] / server.task.num_clients for name, old in server.state["c"].items()}
+        c = {
+            name: old + sums["c"][name] / server.task.num_clients
+            for name, old in server.state["c"].items()
+        }
         return server.with_client_batch_stats(moved, y), {"c": c}

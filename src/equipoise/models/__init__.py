@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import nn
 
 from equipoise.models.blocks import blocks_of, with_head
-from equipoise.models.convolutional import cnn, cnn1d, resnet18
+from equipoise.models.cnn import cnn, cnn1d, resnet18
 from equipoise.models.linear import linear, mlp
-from equipoise.models.recurrent import lstm
+from equipoise.models.lstm import lstm
 from equipoise.models.transformer import transformer
 
 __all__ = ["MODELS", "Build", "blocks_of", "with_head"]

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from equipoise.contract import Blocks
-from equipoise.core.errors import UsageError
-from equipoise.models.layers import norms, statistics
+from equipoise.core import Blocks
+from equipoise.models.norm_dropout import norms, statistics
+from equipoise.utils.errors import UsageError
 
 NORM = "norm"
 """The block of batch normalisation, where the model or the user names no other."""
@@ -32,14 +32,18 @@ def with_head(module: nn.Module, head: str) -> nn.Module:
     names = [name for name, _ in module.named_parameters()]
     kept = tuple(name for name in names if name.startswith(f"{head}."))
     if not kept:
-        raise UsageError(f"{type(module).__name__} has no layer '{head}' with parameters to be its head")
+        raise UsageError(
+            f"{type(module).__name__} has no layer '{head}' with parameters to be its head"
+        )
     declare(module, {"backbone": tuple(name for name in names if name not in kept), "head": kept})
     return module
 
 
 def moving(module: nn.Module) -> tuple[str, ...]:
     """What a model consists of: all parameters but the frozen ones, then running statistics."""
-    learned = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    learned = tuple(
+        name for name, parameter in module.named_parameters() if parameter.requires_grad
+    )
     return learned + statistics(module)
 
 
@@ -48,7 +52,11 @@ def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
     names = moving(module)
     if not names:
         frozen = next(module.named_parameters(), None)
-        what = "has no parameters" if frozen is None else "has frozen parameters only (requires_grad=False)"
+        what = (
+            "has no parameters"
+            if frozen is None
+            else "has frozen parameters only (requires_grad=False)"
+        )
         raise UsageError(f"{type(module).__name__} {what}: there is nothing to learn")
     if patterns:
         return _matched(module, patterns)
@@ -62,7 +70,9 @@ def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
         body = tuple(name for name in others if name not in head)
         return {"backbone": body, **({NORM: norm} if norm else {}), "head": head}
     if not isinstance(declared, dict):
-        raise UsageError(f"{type(module).__name__}.blocks must map names of blocks to names of parameters")
+        raise UsageError(
+            f"{type(module).__name__}.blocks must map names of blocks to names of parameters"
+        )
     declared = _with_statistics(module, declared)
     _demand_each_once(module, declared)
     return {block: tuple(name for name in own if name in names) for block, own in declared.items()}
@@ -77,13 +87,17 @@ def _matched(module: nn.Module, patterns: str) -> Blocks:
         if not (block and equals and wanted):
             raise UsageError(f"blocks has '{text}': write name=pattern, such as head=classifier.*")
         if block in blocks:
-            raise UsageError(f"block '{block}' is given twice: write its patterns with commas between")
+            raise UsageError(
+                f"block '{block}' is given twice: write its patterns with commas between"
+            )
         for pattern in wanted.split(","):
             if not any(fnmatchcase(name, pattern) for name in every):
                 raise UsageError(
                     f"pattern '{pattern}' of block '{block}' matches no parameter; the model has {_some(every)}"
                 )
-        blocks[block] = tuple(name for name in every if any(fnmatchcase(name, p) for p in wanted.split(",")))
+        blocks[block] = tuple(
+            name for name in every if any(fnmatchcase(name, p) for p in wanted.split(","))
+        )
     blocks = _with_statistics(module, blocks)
     _demand_each_once(module, blocks)
     learned = moving(module)

@@ -20,4 +20,6 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Two layers: 64 hidden units (backbone) and the classifier (head)."""
     flatten: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
-    return nn.Sequential(*flatten, nn.Linear(math.prod(shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
+    return nn.Sequential(
+        *flatten, nn.Linear(math.prod(shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
+    )

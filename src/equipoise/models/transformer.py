@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.errors import UsageError
 from equipoise.models.blocks import with_head
+from equipoise.utils.errors import UsageError
 
 WIDTH, HEADS, LAYERS, WIDER = 64, 4, 3, 4
 
@@ -17,7 +17,9 @@ WIDTH, HEADS, LAYERS, WIDER = 64, 4, 3, 4
 def transformer(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Characters and their places in 64 dimensions, three causal layers of four heads (backbone), classifier (head)."""
     if len(shape) != 1:
-        raise UsageError(f"model 'transformer' takes sequences of characters, and samples have shape {list(shape)}")
+        raise UsageError(
+            f"model 'transformer' takes sequences of characters, and samples have shape {list(shape)}"
+        )
     return with_head(CharacterTransformer(shape[0], classes), "head")
 
 
@@ -58,7 +60,9 @@ class _Layer(nn.Module):
         seen, last = self.before(h), h[..., -wanted:, :]
         query = _by_head(self.query(seen[..., -wanted:, :]))
         scores = query @ _by_head(self.key(seen)).transpose(-1, -2) * query.shape[-1] ** -0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(h.shape[-2] - wanted + 1)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(
+            h.shape[-2] - wanted + 1
+        )
         mixed = scores.masked_fill(later, -torch.inf).softmax(-1) @ _by_head(self.value(seen))
         last = last + self.out(mixed.transpose(-2, -3).flatten(-2))
         out: Tensor = last + self.narrow(nn.functional.gelu(self.wide(self.between(last))))

@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from equipoise.contract import Params
-from equipoise.core.errors import UsageError
+from equipoise.core import Params
 from equipoise.models.blocks import moving
+from equipoise.utils.errors import UsageError
 
 
 def values(module: nn.Module) -> Params:
@@ -31,7 +31,9 @@ def drawn(module: nn.Module, seed: int) -> Params:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in module.modules():
-            learned = any(p.requires_grad and bool(p.any()) for p in layer.parameters(recurse=False))
+            learned = any(
+                p.requires_grad and bool(p.any()) for p in layer.parameters(recurse=False)
+            )
             reset = getattr(layer, "reset_parameters", None)
             if callable(reset) and learned:
                 reset()
@@ -41,7 +43,11 @@ def drawn(module: nn.Module, seed: int) -> Params:
 def demand_drawable(module: nn.Module) -> None:
     """Refuse a module with parameters that no layer knows how to draw anew."""
     for name, layer in module.named_modules():
-        bare = [own for own, p in layer.named_parameters(recurse=False) if p.requires_grad and bool(p.any())]
+        bare = [
+            own
+            for own, p in layer.named_parameters(recurse=False)
+            if p.requires_grad and bool(p.any())
+        ]
         if bare and not callable(getattr(layer, "reset_parameters", None)):
             where = f"{name}.{bare[0]}" if name else bare[0]
             raise UsageError(
@@ -55,10 +61,16 @@ def load(module: nn.Module, file: str) -> None:
     try:
         found = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"start is '{file}': must be a safetensors file of a model ({error})") from error
+        raise UsageError(
+            f"start is '{file}': must be a safetensors file of a model ({error})"
+        ) from error
     own = module.state_dict()
-    if odd := [name for name, value in found.items() if name not in own or own[name].shape != value.shape]:
-        raise UsageError(f"start is '{file}': its '{odd[0]}' is not in the model, or of another shape")
+    if odd := [
+        name for name, value in found.items() if name not in own or own[name].shape != value.shape
+    ]:
+        raise UsageError(
+            f"start is '{file}': its '{odd[0]}' is not in the model, or of another shape"
+        )
     if missing := [name for name in own if name not in found]:
         raise UsageError(f"start is '{file}': it lacks '{missing[0]}' of the model")
     module.load_state_dict(found)

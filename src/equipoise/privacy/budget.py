@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from equipoise.core import files as checkpoint
-from equipoise.core.errors import UsageError
-from equipoise.privacy.ledger import gaussian_epsilon, upload_cost
-from equipoise.privacy.options import Privacy
+from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
+from equipoise.privacy.config import Privacy
+from equipoise.utils import io as checkpoint
+from equipoise.utils.errors import UsageError
 
 DELTA = 1e-5  # at which a client judges its epsilon, unless it says otherwise
 
@@ -20,7 +20,9 @@ class OverBudget(UsageError):
 class Budget:
     """One file; 1 / multiplier^2 of each upload adds up in it. Epsilon is judged at the client's own delta."""
 
-    def __init__(self, file: Path, privacy: Privacy, most_epsilon: float | None, most_delta: float = DELTA) -> None:
+    def __init__(
+        self, file: Path, privacy: Privacy, most_epsilon: float | None, most_delta: float = DELTA
+    ) -> None:
         self.file, self.privacy, self.most, self.delta = file, privacy, most_epsilon, most_delta
 
     def check(self, among: int = 1) -> None:
@@ -31,8 +33,12 @@ class Budget:
         if self.most is None:
             return
         if not self.privacy.noisy:
-            raise OverBudget(f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise")
-        epsilon = gaussian_epsilon(self._spent() + upload_cost(self.privacy.dp_noise, among), self.delta)
+            raise OverBudget(
+                f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise"
+            )
+        epsilon = gaussian_epsilon(
+            self._spent() + upload_cost(self.privacy.dp_noise, among), self.delta
+        )
         if epsilon > self.most:
             raise OverBudget(
                 f"this upload would take the client's epsilon to {epsilon:.3g} at its own delta of {self.delta:g}, its "
@@ -52,4 +58,6 @@ class Budget:
         try:
             return float(json.loads(self.file.read_text())["mu_squared"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"'{self.file}' is damaged: this client's account of its privacy is lost") from error
+            raise UsageError(
+                f"'{self.file}' is damaged: this client's account of its privacy is lost"
+            ) from error

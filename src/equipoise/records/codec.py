@@ -15,12 +15,19 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from equipoise.records.scores import Scores
+from equipoise.records.rounds import Scores
 
 T = TypeVar("T")
 Flat = Annotated[T, "flat"]
 """The type of a field whose parts stand in JSON beside those of its owner."""
-WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "a table"}
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 
 
 def dumps(record: Any, indent: int | None = None) -> str:
@@ -75,7 +82,9 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
     if origin is dict:
         to_key, to_value = inner
         parts = _checked(dict, value, name).items()
-        return {to_key(key): _decode(to_value, part, f"{name}.{key}".lstrip(".")) for key, part in parts}
+        return {
+            to_key(key): _decode(to_value, part, f"{name}.{key}".lstrip(".")) for key, part in parts
+        }
     if origin is list:
         return [_decode(inner[0], part, name) for part in _checked(list, value, name)]
     if kind is float and value is None:
@@ -123,7 +132,9 @@ def _names(kind: Any) -> Iterator[str]:
 
 
 def _checked(kind: Any, value: Any, name: str) -> Any:
-    fits = isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    fits = isinstance(value, int | float if kind is float else kind) and (
+        kind is bool or not isinstance(value, bool)
+    )
     if not fits:
         raise ValueError(f"{repr(name) if name else 'it'} must be {WORDS.get(kind, kind.__name__)}")
     return value

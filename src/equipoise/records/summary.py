@@ -1,4 +1,4 @@
-"""The summary of a run, ``summary.json``: last and best-by-validation scores, convergence, totals."""
+"""Results beyond the rounds: newcomers, fine-tuned models, the certificate of an equilibrium."""
 
 from __future__ import annotations
 
@@ -8,9 +8,66 @@ from statistics import fmean
 from typing import Any
 
 from equipoise.records.codec import Flat
-from equipoise.records.results import Certificate, Finetuned, Newcomers
-from equipoise.records.rounds import Bytes, RoundRecord, PrivacySpent
-from equipoise.records.scores import NOTHING, Evaluated, Evaluations
+from equipoise.records.rounds import (
+    NOTHING,
+    Bytes,
+    Evaluated,
+    Evaluations,
+    PrivacySpent,
+    RoundRecord,
+    Scores,
+)
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """Clients that training never saw, scored after some training of their own."""
+
+    clients: int
+    after: Flat[dict[int, Scores]]
+    """By their epochs (of agents: environment steps) so far."""
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """Personal models after local fine-tuning, and the rate and epochs that validation data chose for all clients."""
+
+    scores: Flat[Scores]
+    lr: float | None
+    """``None`` where no tuning at all was best."""
+    epochs: int
+
+
+@dataclass(frozen=True)
+class ClientGains:
+    """Relative gains of utility of clients that deviate alone."""
+
+    largest: float
+    mean: float
+    gaining: float
+    """The share of the clients that gain."""
+
+
+@dataclass(frozen=True)
+class ServerGains:
+    """Relative gains of the server from other weights: in its own utility, and in that of the aggregate."""
+
+    gain: float
+    gain_of_the_aggregate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """How far the last strategies are from an equilibrium, as far as ``samples`` deviations of each player tell."""
+
+    round: int
+    samples: int
+    clients: ClientGains
+    server: ServerGains | None = None
+    """``None`` where the server does not choose weights."""
+    largest_gain: float
+    """The largest relative gain of any player: 0.05 means that somebody could raise its utility by 5 %."""
+
 
 WINDOW = 5  # evaluations that are averaged to judge convergence
 TOLERANCE = 0.005  # half a point
@@ -87,7 +144,11 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
     """
     noised = record.privacy is not None and record.privacy.epsilon is not None
     scores = (
-        () if record.val is None else (record.val.global_,) if noised else (record.val.global_, record.val.personal)
+        ()
+        if record.val is None
+        else (record.val.global_,)
+        if noised
+        else (record.val.global_, record.val.personal)
     )
     values = [value for score in scores if (value := score.get(headline)) is not None]
     if not values:
@@ -95,28 +156,44 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
     return fmean(values) if higher_is_better else -fmean(values)
 
 
-def convergence_round(records: Sequence[RoundRecord], name: str, headline: str, higher_is_better: bool) -> int | None:
+def convergence_round(
+    records: Sequence[RoundRecord], name: str, headline: str, higher_is_better: bool
+) -> int | None:
     """The first round from which a named score has stopped improving.
 
     That is: the first evaluation whose mean over the last five is within half a point of the best such mean.
     """
-    points = [(record.round, value) for record in records if (value := record.named(name).get(headline)) is not None]
+    points = [
+        (record.round, value)
+        for record in records
+        if (value := record.named(name).get(headline)) is not None
+    ]
     if len(points) < WINDOW:
         return None
     sign = 1.0 if higher_is_better else -1.0
-    means = [sign * fmean(value for _, value in points[i - WINDOW + 1 : i + 1]) for i in range(WINDOW - 1, len(points))]
+    means = [
+        sign * fmean(value for _, value in points[i - WINDOW + 1 : i + 1])
+        for i in range(WINDOW - 1, len(points))
+    ]
     first = next(i for i, mean in enumerate(means) if mean >= max(means) - TOLERANCE)
     return points[first + WINDOW - 1][0]
 
 
-def summarise(about: About, records: Sequence[RoundRecord], headline: str, higher_is_better: bool) -> Summary:
+def summarise(
+    about: About, records: Sequence[RoundRecord], headline: str, higher_is_better: bool
+) -> Summary:
     """From all rounds of a run to its summary."""
     last, nothing = records[-1], Evaluations(global_=NOTHING)
     evaluated = [record for record in records if record.evaluated]
-    scored = [(validation_score(record, headline, higher_is_better), record) for record in evaluated]
+    scored = [
+        (validation_score(record, headline, higher_is_better), record) for record in evaluated
+    ]
     known = [(score, record) for score, record in scored if score is not None]
     best = max(known, key=lambda pair: pair[0])[1] if known else last
-    converged = [convergence_round(evaluated, name, headline, higher_is_better) for name in ("global", "personal")]
+    converged = [
+        convergence_round(evaluated, name, headline, higher_is_better)
+        for name in ("global", "personal")
+    ]
     return Summary(
         about=about,
         rounds=last.round,

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.core.errors import UsageError
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from equipoise.report.reading import Group, Run, read
+from equipoise.utils.errors import UsageError
 
 MOST_RUNS = 300  # of one page
 
@@ -19,7 +19,9 @@ def gather(paths: Sequence[Path]) -> list[Group]:
     for path in paths:
         found += [folder for folder in run_folders(path) if folder not in found]
     if len(found) > MOST_RUNS:
-        raise UsageError(f"{len(found)} runs are too many for one page (at most {MOST_RUNS}): name fewer folders")
+        raise UsageError(
+            f"{len(found)} runs are too many for one page (at most {MOST_RUNS}): name fewer folders"
+        )
     runs = [run for run in map(read, found) if run.records]
     if not runs:
         raise UsageError(f"no round has ended yet in '{paths[0]}': try again later")
@@ -30,7 +32,10 @@ def gather(paths: Sequence[Path]) -> list[Group]:
         key = json.dumps({k: v for k, v in run.config.items() if k != "seed"}, sort_keys=True)
         by_config.setdefault(key, []).append(run)
     groups = list(by_config.values())
-    return [Group(_label(runs, groups), sorted(runs, key=lambda run: run.config["seed"])) for runs in groups]
+    return [
+        Group(_label(runs, groups), sorted(runs, key=lambda run: run.config["seed"]))
+        for runs in groups
+    ]
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -45,7 +50,9 @@ def run_folders(path: Path) -> list[Path]:
     except (OSError, ValueError, KeyError):
         return found
     places = {cell_name(method): place for place, method in enumerate(named)}
-    return sorted(found, key=lambda folder: places.get(folder.relative_to(path).parts[0], len(places)))
+    return sorted(
+        found, key=lambda folder: places.get(folder.relative_to(path).parts[0], len(places))
+    )
 
 
 def cell_name(method: str) -> str:
@@ -57,5 +64,7 @@ def _label(runs: list[Run], groups: list[list[Run]]) -> str:
     """The method, with those options that tell it from other groups of the same method."""
     own = runs[0].config
     same = [group[0].config for group in groups if group[0].config["method"] == own["method"]]
-    keys = [key for key in own if key != "seed" and any(other.get(key) != own[key] for other in same)]
+    keys = [
+        key for key in own if key != "seed" and any(other.get(key) != own[key] for other in same)
+    ]
     return " ".join([str(own["method"]), *(f"{key}={own[key]}" for key in keys)])

@@ -35,7 +35,9 @@ class Difference:
         return "ahead" if (self.mean > 0) == self.higher else "behind"
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float], higher: bool = True) -> Difference | None:
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], higher: bool = True
+) -> Difference | None:
     """Mean of the paired differences with Student's interval; ``None`` for fewer than two pairs."""
     pairs = [a - b for a, b in zip(ours, theirs, strict=True)]
     if len(pairs) < 2:
@@ -60,7 +62,9 @@ def against_best(
         if all(value is not None for value in found):
             values[method] = [column.scale * value for value in found if value is not None]
     best = (max if column.higher else min)(values, key=lambda method: fmean(values[method]))
-    return best, {m: difference(v, values[best], column.higher) for m, v in values.items() if m != best}
+    return best, {
+        m: difference(v, values[best], column.higher) for m, v in values.items() if m != best
+    }
 
 
 def to_markdown(by_method: Mapping[str, Sequence[Summary]], columns: Sequence[Column]) -> str:
@@ -77,7 +81,8 @@ def to_markdown(by_method: Mapping[str, Sequence[Summary]], columns: Sequence[Co
             "|---|---:|---:|---|",
         ]
         for method, d in sorted(
-            others.items(), key=lambda item: (-1 if column.higher else 1) * (item[1].mean if item[1] else 0)
+            others.items(),
+            key=lambda item: (-1 if column.higher else 1) * (item[1].mean if item[1] else 0),
         ):
             if d is not None:
                 digits = column.digits

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from equipoise.core.config_file import read_config
-from equipoise.core.errors import UsageError
-from equipoise.records.folder import Folder
+from equipoise.records.client_table import read_names, read_table
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Summary
-from equipoise.records.tables import read_names, read_table
+from equipoise.utils.config_file import read_config
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,16 @@ class Run:
     @property
     def personal(self) -> list[float]:
         """Each client's score with its personal model, which is the trained one where the method makes no other."""
-        return self.clients.get(f"personal_{self.headline}") or self.clients.get(f"trained_{self.headline}", [])
+        return self.clients.get(f"personal_{self.headline}") or self.clients.get(
+            f"trained_{self.headline}", []
+        )
 
     def series(self, name: str, metric: str | None = None) -> dict[int, float]:
         """A named test score by round, where it was evaluated and exists."""
-        found = ((record.round, record.named(name).get(metric or self.headline)) for record in self.records)
+        found = (
+            (record.round, record.named(name).get(metric or self.headline))
+            for record in self.records
+        )
         return {t: value for t, value in found if value is not None}
 
     def note(self, name: str) -> dict[int, float]:
@@ -90,7 +95,9 @@ def read(path: Path) -> Run:
     summary = folder.read_summary() if folder.summary.is_file() else None
     records = [_slim(record) for record in folder.stream()]
     tables = read_table(folder.clients), read_table(folder.labels)
-    return Run(folder, read_config(folder.config), records, summary, *tables, read_names(folder.clients))
+    return Run(
+        folder, read_config(folder.config), records, summary, *tables, read_names(folder.clients)
+    )
 
 
 @contextlib.contextmanager

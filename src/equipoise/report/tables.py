@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from equipoise.core.metrics import higher_is_better
-from equipoise.records.scores import NOTHING, Scores
+from equipoise.records.rounds import NOTHING, Scores
 from equipoise.records.summary import Summary
+from equipoise.utils.metrics import higher_is_better
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,15 @@ def columns(summary: Summary) -> list[Column]:
 
     def score(title: str, get: Callable[[Summary], Scores], metric: str = headline) -> Column:
         scale, digits = (100.0, 2) if headline == "acc" else (1.0, 4)
-        return Column(f"{title} {unit}", lambda summary: get(summary).get(metric), scale, digits, True, higher)
+        return Column(
+            f"{title} {unit}", lambda summary: get(summary).get(metric), scale, digits, True, higher
+        )
 
     def newcomers(after: int) -> Column:
-        return score(f"new, k={after}", lambda s: s.newcomers.after.get(after, NOTHING) if s.newcomers else NOTHING)
+        return score(
+            f"new, k={after}",
+            lambda s: s.newcomers.after.get(after, NOTHING) if s.newcomers else NOTHING,
+        )
 
     tuned = [score("fine-tuned", lambda s: s.finetuned.scores if s.finetuned else NOTHING)]
     return [
@@ -48,7 +53,14 @@ def columns(summary: Summary) -> list[Column]:
         score("trained", lambda s: s.trained),
         score("received", lambda s: s.received),
         *(newcomers(after) for after in (summary.newcomers.after if summary.newcomers else {})),
-        Column("rounds to converge: global", lambda s: s.converged_round.global_, 1, 0, on_screen=False, higher=False),
+        Column(
+            "rounds to converge: global",
+            lambda s: s.converged_round.global_,
+            1,
+            0,
+            on_screen=False,
+            higher=False,
+        ),
         Column("rounds to converge", lambda s: s.converged_round.personal, 1, 0, higher=False),
         Column("steps, thousands", lambda s: s.steps, 1e-3, 1, higher=False),
         Column("MB up", lambda s: s.bytes.up, 1e-6, higher=False),
@@ -82,31 +94,44 @@ class Cell:
         return f"{text} ± {self.spread:.{self.column.digits}f}" if self.spread else text
 
 
-def rows(by_method: Mapping[str, Sequence[Summary]], shown: Sequence[Column]) -> dict[str, list[Cell]]:
+def rows(
+    by_method: Mapping[str, Sequence[Summary]], shown: Sequence[Column]
+) -> dict[str, list[Cell]]:
     """One row per method, one cell per column; a seed without the figure does not count in it."""
     return {
         method: [
-            Cell(tuple(v * column.scale for s in summaries if (v := column.get(s)) is not None), column)
+            Cell(
+                tuple(v * column.scale for s in summaries if (v := column.get(s)) is not None),
+                column,
+            )
             for column in shown
         ]
         for method, summaries in by_method.items()
     }
 
 
-def to_markdown(title: str, table: dict[str, list[Cell]], shown: Sequence[Column], command: str) -> str:
+def to_markdown(
+    title: str, table: dict[str, list[Cell]], shown: Sequence[Column], command: str
+) -> str:
     lines = [f"# {title}", "", f"`{command}`", "", "Mean ± standard deviation over seeds.", ""]
     lines.append("| method | " + " | ".join(column.title for column in shown) + " |")
     lines.append("|---|" + "---:|" * len(shown))
-    lines += [f"| {method} | " + " | ".join(map(str, cells)) + " |" for method, cells in table.items()]
+    lines += [
+        f"| {method} | " + " | ".join(map(str, cells)) + " |" for method, cells in table.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
 def to_csv(table: dict[str, list[Cell]], shown: Sequence[Column]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "seeds", *(f"{c.title} {what}" for c in shown for what in ("mean", "std"))])
+    writer.writerow(
+        ["method", "seeds", *(f"{c.title} {what}" for c in shown for what in ("mean", "std"))]
+    )
     for method, cells in table.items():
         figures = [value for cell in cells for value in (cell.mean, cell.spread)]
         seeds = max(len(cell.values) for cell in cells)
-        writer.writerow([method, seeds, *("" if value is None else f"{value:.6g}" for value in figures)])
+        writer.writerow(
+            [method, seeds, *("" if value is None else f"{value:.6g}" for value in figures)]
+        )
     return file.getvalue()

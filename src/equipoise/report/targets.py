@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
-from equipoise.core.metrics import higher_is_better
+from equipoise.records.cost_to_target import Spending, best, reached, target_of
 from equipoise.records.rounds import RoundRecord
-from equipoise.records.targets import Spending, best, reached, target_of
+from equipoise.utils.metrics import higher_is_better
 
 SHARES = (0.9, 0.95)
 UNITS: dict[str, Callable[[Spending], float]] = {
@@ -26,7 +26,9 @@ def to_markdown(runs: Runs) -> str:
     reference = "fedavg" if "fedavg" in runs else first
     if len(runs) < 2 or any(record.clock is None for record in runs[reference][0]):
         return ""
-    headline = next((head for record in runs[reference][0] if (head := record.trained.headline)), "acc")
+    headline = next(
+        (head for record in runs[reference][0] if (head := record.trained.headline)), "acc"
+    )
     lines = ["", f"## Time, energy and bytes to {reference}'s scores", ""]
     lines += [
         "Until the first evaluation that is as good as the share of its best score, seed by seed; in brackets how"
@@ -44,7 +46,12 @@ def _table(runs: Runs, reference: str, name: str, headline: str) -> list[str]:
     if any(value is None for value in bests):
         return []
     titles = [f"{unit} to {100 * share:.0f} %" for share in SHARES for unit in UNITS]
-    lines = [f"**{name}**", "", "| method | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    lines = [
+        f"**{name}**",
+        "",
+        "| method | " + " | ".join(titles) + " |",
+        "|---|" + "---:|" * len(titles),
+    ]
     for method, seeds in runs.items():
         cells = []
         for share in SHARES:
@@ -63,4 +70,6 @@ def _cell(found: Sequence[Spending | None], unit: Callable[[Spending], float]) -
     if not values:
         return "-"
     spread = f" ± {stdev(values):.3g}" if len(values) > 1 else ""
-    return f"{fmean(values):.4g}{spread}" + (f" ({len(values)} of {len(found)})" if len(values) < len(found) else "")
+    return f"{fmean(values):.4g}{spread}" + (
+        f" ({len(values)} of {len(found)})" if len(values) < len(found) else ""
+    )

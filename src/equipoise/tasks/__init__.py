@@ -7,10 +7,11 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-from equipoise.contract import Options, Task, TrainingConfig
-from equipoise.core.errors import AGAIN, IN_PYTHON, UsageError, nearest
+from equipoise.core import Options, Task, TrainingConfig
+from equipoise.utils.errors import AGAIN, IN_PYTHON, UsageError, nearest
 
 
 @dataclass(frozen=True)
@@ -37,27 +38,44 @@ class TaskSpec:
 
 
 def all_tasks() -> dict[str, TaskSpec]:
-    """Every task that ships, by name."""
+    """Return every task of this package by name."""
     found: dict[str, TaskSpec] = {}
     for info in pkgutil.iter_modules(__path__):
-        spec = getattr(importlib.import_module(f"{__name__}.{info.name}"), "SPEC", None)
-        if spec is not None:
-            found[spec.name] = spec
+        found |= _tasks_in(importlib.import_module(f"{__name__}.{info.name}"))
     return dict(sorted(found.items()))
 
 
-def find_task(wanted: str | TaskSpec) -> TaskSpec:
-    """A task by name, or as it was made in Python."""
-    if isinstance(wanted, TaskSpec):
-        return wanted
-    if not isinstance(wanted, str):
-        raise UsageError(f"task is {wanted!r}: give a name, or an equipoise.Task")
-    if wanted.startswith(f"{IN_PYTHON}:"):
-        name = wanted.partition(":")[2]
-        raise UsageError(f"task '{name}' was made in Python: go on with {AGAIN.format('task')}")
-    file = wanted.replace("-", "_")
+def find_task(name: str | TaskSpec) -> TaskSpec:
+    """Find a task.
+
+    Args:
+        name: A task's name, or a task that was made in Python.
+
+    Returns:
+        How the task is configured and built.
+
+    Raises:
+        UsageError: If there is no such task; the message names the nearest one.
+    """
+    if isinstance(name, TaskSpec):
+        return name
+    if not isinstance(name, str):
+        raise UsageError(f"task is {name!r}: give a name, or an equipoise.Task")
+    if name.startswith(f"{IN_PYTHON}:"):
+        made = name.partition(":")[2]
+        raise UsageError(f"task '{made}' was made in Python: go on with {AGAIN.format('task')}")
+    # Many tasks have a file of their own name: importing it alone saves time at the start.
+    file = name.replace("-", "_")
     if file.isidentifier() and importlib.util.find_spec(f"{__name__}.{file}") is not None:
-        spec = getattr(importlib.import_module(f"{__name__}.{file}"), "SPEC", None)
-        if isinstance(spec, TaskSpec):
+        spec = _tasks_in(importlib.import_module(f"{__name__}.{file}")).get(name)
+        if spec is not None:
             return spec
-    raise UsageError(f"unknown task '{wanted}'{nearest(wanted, all_tasks())}; see 'equipoise list tasks'")
+    known = all_tasks()
+    if name not in known:
+        raise UsageError(f"unknown task '{name}'{nearest(name, known)}; see 'equipoise list tasks'")
+    return known[name]
+
+
+def _tasks_in(module: ModuleType) -> dict[str, TaskSpec]:
+    """Return the tasks that a module declares, by name."""
+    return {item.name: item for item in vars(module).values() if isinstance(item, TaskSpec)}

@@ -8,43 +8,74 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.contract import Task, TrainingConfig, option
-from equipoise.core import streams
-from equipoise.core.errors import UsageError
-from equipoise.core.options import with_default
+from equipoise.config.schema import with_default
+from equipoise.core import Task, TrainingConfig, option
 from equipoise.data import partition
 from equipoise.data.cache import Arrays
-from equipoise.data.forms import Pixels
+from equipoise.data.datasets.images import (
+    CIFAR10,
+    CIFAR100,
+    CLASSES,
+    CLASSES_TINYIMAGENET,
+    SOURCE,
+    SOURCE_10,
+    SOURCE_100,
+    SOURCE_TINYIMAGENET,
+)
 from equipoise.data.scenarios import SCENARIOS, populate
-from equipoise.data.source import Source, load
-from equipoise.data.split import SplitConfig, federate, split_rows
+from equipoise.data.sources import Source, load
+from equipoise.data.splits import SplitConfig, federate, split_rows
+from equipoise.data.transforms import Pixels
 from equipoise.models import MODELS
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.tasks import TaskSpec
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils import rng as streams
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
 class ImageConfig(SplitConfig):
     """Where the images are and how clients share them."""
 
-    data: str = option("", "folder with the data set; empty for $EQUIPOISE_DATA, else it is fetched from the hub")
-    partition: str = option(
-        "dirichlet", "who gets which rows; classes: a few classes per client", choices=partition.PARTITIONS
+    data: str = option(
+        "", "folder with the data set; empty for $EQUIPOISE_DATA, else it is fetched from the hub"
     )
-    delta: float = option(0.3, "label skew of the dirichlet partition; smaller is more skewed", above=0)
-    scenario: str = option("", "population in place of the partition; empty for none", choices=("", *SCENARIOS))
-    size_sigma: float = option(0.0, "spread of client sizes (standard deviation of their logarithm)", low=0)
+    partition: str = option(
+        "dirichlet",
+        "who gets which rows; classes: a few classes per client",
+        choices=partition.PARTITIONS,
+    )
+    delta: float = option(
+        0.3, "label skew of the dirichlet partition; smaller is more skewed", above=0
+    )
+    scenario: str = option(
+        "", "population in place of the partition; empty for none", choices=("", *SCENARIOS)
+    )
+    size_sigma: float = option(
+        0.0, "spread of client sizes (standard deviation of their logarithm)", low=0
+    )
     classes_per_client: int = option(2, "classes per client of the classes partition", low=1)
-    pool: int = option(1, "average squares of so many pixels a side into one: smaller images, faster rounds", low=1)
-    train_rows: int = option(0, "use only so many of the training images, drawn by the seed; 0 for all", low=0)
+    pool: int = option(
+        1, "average squares of so many pixels a side into one: smaller images, faster rounds", low=1
+    )
+    train_rows: int = option(
+        0, "use only so many of the training images, drawn by the seed; 0 for all", low=0
+    )
     server_rows: int = option(0, "use only so many of the original test images; 0 for all", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scenario and self.clients < len(SCENARIOS[self.scenario]):
-            raise UsageError(f"scenario {self.scenario} needs {len(SCENARIOS[self.scenario])} clients or more")
+            raise UsageError(
+                f"scenario {self.scenario} needs {len(SCENARIOS[self.scenario])} clients or more"
+            )
         if self.size_sigma and (self.scenario or self.partition == "classes"):
-            other = f"scenario {self.scenario}" if self.scenario else f"partition '{self.partition}'"
-            raise UsageError(f"size_sigma has no effect on {other}: leave it at 0, or use --partition dirichlet or iid")
+            other = (
+                f"scenario {self.scenario}" if self.scenario else f"partition '{self.partition}'"
+            )
+            raise UsageError(
+                f"size_sigma has no effect on {other}: leave it at 0, or use --partition dirichlet or iid"
+            )
 
 
 @dataclass(frozen=True)
@@ -69,7 +100,15 @@ def build_images(
         if config.scenario:
             data = populate(config.scenario, (x, y), server, config, known, form, rng)
         else:
-            data = federate((x, y), split_rows(share_out(y, config, rng), config), server, config, known, form, rng)
+            data = federate(
+                (x, y),
+                split_rows(share_out(y, config, rng), config),
+                server,
+                config,
+                known,
+                form,
+                rng,
+            )
         return ExamplesTask(name, MODELS[model](data.shape, known), data, training)
 
     return build
@@ -103,3 +142,58 @@ def _pooled(x: Any, side: int) -> Any:
         raise UsageError(f"pool is {side}: must divide the images' {height}x{width} pixels")
     squares = x.reshape(n, height // side, side, width // side, side, channels)
     return np.rint(squares.mean((2, 4))).astype(x.dtype)
+
+
+SPEC = TaskSpec(
+    name="fmnist",
+    help="Fashion-MNIST, 28x28 grey, 10 classes, label skew by Dirichlet",
+    config=TwentyClients,
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=1e-4),
+    models=("cnn", "mlp", "linear"),
+    build=build_images("fmnist", SOURCE, CLASSES, Pixels((0.2860,), (0.3530,))),
+)
+
+
+SPEC_CIFAR10 = TaskSpec(
+    name="cifar10",
+    help="CIFAR-10, 32x32 colour, 10 classes, label skew by Dirichlet",
+    config=TwentyClients,
+    training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=1e-4),
+    models=("cnn", "resnet18", "mlp", "linear"),
+    build=build_images(
+        "cifar10",
+        SOURCE_10,
+        CIFAR10.classes,
+        Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    ),
+)
+
+
+SPEC_CIFAR100 = TaskSpec(
+    name="cifar100",
+    help="CIFAR-100, 32x32 colour, 100 classes, 100 clients, Dirichlet 0.3: PAGE's ResNet-18 on Cifar-100",
+    config=ImageConfig,
+    training=TrainingConfig(epochs=5, lr=0.2, batch_size=32, weight_decay=1e-4),
+    models=("resnet18", "cnn", "mlp", "linear"),
+    build=build_images(
+        "cifar100",
+        SOURCE_100,
+        CIFAR100.classes,
+        Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    ),
+)
+
+
+SPEC_TINYIMAGENET = TaskSpec(
+    name="tinyimagenet",
+    help="Tiny-ImageNet, 64x64 colour, 200 classes, 100 clients, Dirichlet 0.3: PAGE's ResNet-18 on Tiny-ImageNet",
+    config=ImageConfig,
+    training=TrainingConfig(epochs=20, lr=0.1, batch_size=128, weight_decay=1e-4),
+    models=("resnet18", "cnn"),
+    build=build_images(
+        "tinyimagenet",
+        SOURCE_TINYIMAGENET,
+        CLASSES_TINYIMAGENET,
+        Pixels((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+    ),
+)

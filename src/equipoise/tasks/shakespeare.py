@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.contract import Task, TrainingConfig, option
-from equipoise.core import streams
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Ints
-from equipoise.data.forms import Tokens
+from equipoise.core import Task, TrainingConfig, option
+from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW, windows
+from equipoise.data.federated_dataset import Ints
 from equipoise.data.partition import natural
-from equipoise.data.shakespeare import ALPHABET, SOURCE, WINDOW, windows
-from equipoise.data.source import load
-from equipoise.data.split import SplitConfig, federate, split_rows
+from equipoise.data.sources import load
+from equipoise.data.splits import SplitConfig, federate, split_rows
+from equipoise.data.transforms import Tokens
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils import rng as streams
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,22 @@ class ShakespeareConfig(SplitConfig):
     """The paper takes 100 roles with more than 8,000 samples: 7,000 of each (4,900 : 2,100), the rest to the server."""
 
     data: str = option("", "folder with the text; empty for $EQUIPOISE_DATA")
-    role_samples: int = option(7000, "samples of each role for its client: 7,000 is the paper's", low=1)
-    spare_samples: int = option(1000, "samples that a role must have beyond these, for the server", low=1)
-    server_rows: int = option(10_000, "samples of the server's sets, drawn from what the roles leave", low=2)
+    role_samples: int = option(
+        7000, "samples of each role for its client: 7,000 is the paper's", low=1
+    )
+    spare_samples: int = option(
+        1000, "samples that a role must have beyond these, for the server", low=1
+    )
+    server_rows: int = option(
+        10_000, "samples of the server's sets, drawn from what the roles leave", low=2
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.role_samples < self.min_rows:
-            raise UsageError(f"role_samples is {self.role_samples}: must be at least min_rows ({self.min_rows})")
+            raise UsageError(
+                f"role_samples is {self.role_samples}: must be at least min_rows ({self.min_rows})"
+            )
 
 
 def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Generator) -> Ints:

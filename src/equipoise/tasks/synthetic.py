@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from equipoise.contract import Task, TrainingConfig
-from equipoise.data.synthetic import Synthetic, SyntheticConfig
+from equipoise.core import Task, TrainingConfig
+from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.tasks.supervised import ExamplesTask
 
 
 def build(config: SyntheticConfig, model: str, training: TrainingConfig, seed: int) -> Task:

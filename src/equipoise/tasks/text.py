@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.contract import Task, TrainingConfig, option
-from equipoise.core.errors import UsageError
-from equipoise.data.forms import Tokens
+from equipoise.core import Task, TrainingConfig, option
+from equipoise.data.federated_dataset import Target
 from equipoise.data.own import OwnRows
-from equipoise.data.target import Target
-from equipoise.data.texts import TextChoices, Texts, Tokenizer, read_texts
-from equipoise.models import pretrained
-from equipoise.tasks import TaskSpec, own
-from equipoise.tasks.from_examples import ExamplesTask
+from equipoise.data.text import TextChoices, Texts, Tokenizer, read_texts
+from equipoise.data.transforms import Tokens
+from equipoise.models import huggingface
+from equipoise.tasks import TaskSpec, tables
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -23,32 +23,46 @@ class TextConfig(TextChoices):
     """Texts, and the model that reads them."""
 
     pretrained: str = option(
-        "", "folder or name on the Hugging Face hub of a transformers model with its tokenizer: where training starts"
+        "",
+        "folder or name on the Hugging Face hub of a transformers model with its tokenizer: where training starts",
     )
 
 
 def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     if not config.pretrained:
-        raise UsageError("task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub")
+        raise UsageError(
+            "task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub"
+        )
     return of_texts("text", read_texts(config), config, training, seed)
 
 
-def of_texts(name: str, found: Texts, config: TextConfig, training: TrainingConfig, seed: int) -> ExamplesTask:
+def of_texts(
+    name: str, found: Texts, config: TextConfig, training: TrainingConfig, seed: int
+) -> ExamplesTask:
     """A task from everybody's texts, in files or given in Python."""
     if config.kind == "classification":
-        module = pretrained.classifier(config.pretrained, len(found.classes), seed)
+        module = huggingface.classifier(config.pretrained, len(found.classes), seed)
         target = Target("classification", config.target, found.classes)
     else:
-        module, target = pretrained.next_token(config.pretrained, seed), Target("next-token", config.text)
+        module, target = (
+            huggingface.next_token(config.pretrained, seed),
+            Target("next-token", config.text),
+        )
     served = found.server[0] if found.server else []
     tokens = Tokenizer(config.pretrained).rows([*found.texts, *served], config.length)
-    pretrained.demand_known(module, int(tokens.max()), tokens.shape[1], config.pretrained)
+    huggingface.demand_known(module, int(tokens.max()), tokens.shape[1], config.pretrained)
     labels = np.concatenate([found.labels, *([found.server[1]] if found.server else [])])
-    y = labels if found.classes else np.full(len(tokens), math.log(pretrained.vocabulary(module)), np.float32)
+    y = (
+        labels
+        if found.classes
+        else np.full(len(tokens), math.log(huggingface.vocabulary(module)), np.float32)
+    )
     rows = len(found.texts)
     server = (tokens[rows:], y[rows:]) if found.server else None
-    given = OwnRows(tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target)
-    data = given.federate(config, Tokens(), own.generator(seed))
+    given = OwnRows(
+        tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target
+    )
+    data = given.federate(config, Tokens(), tables.generator(seed))
     return ExamplesTask(name, module, data, training, fresh=False)
 
 

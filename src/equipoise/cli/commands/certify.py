@@ -16,11 +16,13 @@ ABOUT = (
 def main(arguments: list[str]) -> int:
     parser = Parser("certify", ABOUT)
     parser.add_argument("folder", help="folder of a finished run")
-    parser.add_argument("--samples", type=int, default=16, help="other choices that each player tries (default: 16)")
+    parser.add_argument(
+        "--samples", type=int, default=16, help="other choices that each player tries (default: 16)"
+    )
     add_quiet(parser)
     chosen = parser.parse(arguments)
+    from equipoise.experiment.certificate import certify_run, in_words
     from equipoise.report.terminal.progress import steps
-    from equipoise.runs.certify import certify_run, in_words
 
     with steps("other choices tried", chosen.quiet) as told:
         found = certify_run(Path(chosen.folder), chosen.samples, told=told)

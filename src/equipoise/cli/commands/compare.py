@@ -10,10 +10,12 @@ from pathlib import Path
 from equipoise.cli.parser import Parser, add_means, add_output, means_of
 from equipoise.cli.several import several
 from equipoise.cli.showing import both
-from equipoise.core.errors import UsageError
+from equipoise.experiment.compare import compare, with_equal_steps
+from equipoise.experiment.runner import Interrupted, OnRoundEnd
+from equipoise.experiment.tune import read_best
 from equipoise.methods import find_method
 from equipoise.records import codec
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Compared
 from equipoise.report import tables
 from equipoise.report.page import html
@@ -21,13 +23,10 @@ from equipoise.report.terminal.fit import output
 from equipoise.report.terminal.progress import Display
 from equipoise.report.terminal.results import to_screen
 from equipoise.report.trackers.tracking import Tracking, named
-from equipoise.runs.compare import compare
-from equipoise.runs.equal import with_equal_steps
-from equipoise.runs.running import Interrupted, OnRoundEnd
-from equipoise.runs.tune import read_best
-from equipoise.settings.config import RunSettings
-from equipoise.settings.names import options, resolve_names
+from equipoise.settings.option_registry import options, resolve_names
+from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
+from equipoise.utils.errors import UsageError
 
 DEFAULT = "runs/compare"
 """The folder of a comparison, where none is named."""
@@ -35,9 +34,15 @@ DEFAULT = "runs/compare"
 
 def main(arguments: list[str]) -> int:
     arguments = _continued(arguments)
-    parser = Parser("compare", "Train with several methods over several seeds; the result is one table.")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)")
-    parser.add_argument("--tuned", help="folder of 'equipoise tune': use the options that it found for each method")
+    parser = Parser(
+        "compare", "Train with several methods over several seeds; the result is one table."
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)"
+    )
+    parser.add_argument(
+        "--tuned", help="folder of 'equipoise tune': use the options that it found for each method"
+    )
     parser.add_argument(
         "--equal-steps",
         action="store_true",
@@ -63,12 +68,21 @@ def main(arguments: list[str]) -> int:
         display = cell.enter_context(Display(title, settings.run.rounds, quiet, done))
         return both(display, cell.enter_context(Tracking(chosen["log"], folder, done)))
 
-    again = {"resume": chosen["resume"], "overwrite": chosen["overwrite"], "means": means_of(chosen)}
+    again = {
+        "resume": chosen["resume"],
+        "overwrite": chosen["overwrite"],
+        "means": means_of(chosen),
+    }
     asked = [text for text in arguments if text not in ("--resume", "--overwrite")]
     try:
         with cell:
             by_method, shown = compare(
-                cells, chosen["seeds"], out, ["equipoise", "compare", *asked], announce=announce, **again
+                cells,
+                chosen["seeds"],
+                out,
+                ["equipoise", "compare", *asked],
+                announce=announce,
+                **again,
             )
     except (Interrupted, KeyboardInterrupt):
         print(
@@ -79,7 +93,9 @@ def main(arguments: list[str]) -> int:
     report = html.offer(out)
     if not quiet:
         console = output()
-        to_screen("mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console)
+        to_screen(
+            "mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console
+        )
         console.print(f"tables and runs are in {out}", highlight=False)
         console.print(report, highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -97,7 +113,11 @@ def _continued(arguments: list[str]) -> list[str]:
     try:
         command = codec.decode(Compared, json.loads(kept.read_text())).command
     except ValueError as error:
-        raise UsageError(f"'{kept}' is damaged ({error}): give all options of the comparison again") from error
+        raise UsageError(
+            f"'{kept}' is damaged ({error}): give all options of the comparison again"
+        ) from error
     if command[:2] != ["equipoise", "compare"]:
-        raise UsageError(f"'{chosen.out}' was made in Python: go on with equipoise.compare(..., resume=True)")
+        raise UsageError(
+            f"'{chosen.out}' was made in Python: go on with equipoise.compare(..., resume=True)"
+        )
     return [*command[2:], *arguments]

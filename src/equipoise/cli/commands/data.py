@@ -9,13 +9,13 @@ from typing import Any
 
 from equipoise.cli.arguments import add_options, early_options, given_options
 from equipoise.cli.parser import Parser, add_config, output_file
-from equipoise.core import files
-from equipoise.core.errors import UsageError, nearest
 from equipoise.methods import find_method
-from equipoise.settings.config import RunSettings
-from equipoise.settings.names import options
+from equipoise.settings.option_registry import options
+from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
-from equipoise.tasks.own import OwnConfig
+from equipoise.tasks.tables import OwnConfig
+from equipoise.utils import io
+from equipoise.utils.errors import UsageError, nearest
 
 
 def main(arguments: list[str]) -> int:
@@ -34,15 +34,16 @@ def main(arguments: list[str]) -> int:
 
 def _describe(arguments: list[str]) -> int:
     parser = Parser(
-        "data describe", "A task's data, as a run would share them out; of tables, every column and every problem."
+        "data describe",
+        "A task's data, as a run would share them out; of tables, every column and every problem.",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     chosen, given = _options(parser, arguments, early_options(arguments))
     settings = RunSettings.from_options(given)
     if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
         return _describe_tables(settings.task_config, given, chosen["json"])
+    from equipoise.experiment.runner import build_task
     from equipoise.report.terminal.describe import describe, in_words
-    from equipoise.runs.running import build_task
 
     found = describe(build_task(settings))
     print(json.dumps(found) if chosen["json"] else in_words(found))
@@ -64,30 +65,40 @@ def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) ->
 
 def _summarise(arguments: list[str]) -> int:
     parser = Parser(
-        "data summarise", "What one site tells of its columns: sums and counts, which its owner can read; no rows."
+        "data summarise",
+        "What one site tells of its columns: sums and counts, which its owner can read; no rows.",
     )
     parser.add_argument("--client", required=True, help="the name of this site")
     parser.add_argument("--out", required=True, help="the file to write and to send")
     chosen, config = _table_options(parser, arguments)
     from equipoise.data.tables.sites import summarise
 
-    files.write_text(output_file(chosen["out"]), summarise(config.path, chosen["client"], config))
+    io.write_text(output_file(chosen["out"]), summarise(config.path, chosen["client"], config))
     print(f"{chosen['out']}: sums and counts of {config.path}; send it to whoever merges them")
     return 0
 
 
 def _merge(arguments: list[str]) -> int:
     parser = Parser("data merge", "One preparation for all sites, from what each has told.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what the sites wrote by 'equipoise data summarise'")
-    parser.add_argument("--out", default="preparation.json", help="the preparation (default: preparation.json)")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="what the sites wrote by 'equipoise data summarise'",
+    )
+    parser.add_argument(
+        "--out", default="preparation.json", help="the preparation (default: preparation.json)"
+    )
     chosen, config = _table_options(parser, arguments)
     from equipoise.data.tables.sites import merge_files
 
     made, notes = merge_files([Path(file) for file in chosen["files"]], config)
-    files.write_text(output_file(chosen["out"]), made.write())
+    io.write_text(output_file(chosen["out"]), made.write())
     for note in notes:
         print(note)
-    print(f"{chosen['out']}: {len(made.features)} inputs of {len(made.clients)} sites; put it into every site's folder")
+    print(
+        f"{chosen['out']}: {len(made.features)} inputs of {len(made.clients)} sites; put it into every site's folder"
+    )
     return 0
 
 
@@ -98,7 +109,9 @@ def _table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any]
     return chosen, config
 
 
-def _options(parser: Parser, arguments: list[str], early: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _options(
+    parser: Parser, arguments: list[str], early: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stood on the command line, and the options of a run among it."""
     known = options(find_method(early["method"]), find_task(early["task"]))
     add_config(parser)

@@ -8,33 +8,48 @@ from pathlib import Path
 
 from equipoise.cli.arguments import add_options, early_options, given_options
 from equipoise.cli.parser import Parser, add_config
-from equipoise.core.errors import UsageError, nearest
-from equipoise.flower.options import Deployment
+from equipoise.flower.config import Deployment
 from equipoise.methods import find_method
-from equipoise.settings.names import of_config, options
+from equipoise.settings.option_registry import of_config, options
 from equipoise.tasks import find_task
+from equipoise.utils.errors import UsageError, nearest
 
 
 def main(arguments: list[str]) -> int:
-    commands = {"init": _init, "run": _run, "certs": _certs, "register": _register, "proxy": _proxy, "doctor": _doctor}
+    commands = {
+        "init": _init,
+        "run": _run,
+        "certs": _certs,
+        "register": _register,
+        "proxy": _proxy,
+        "doctor": _doctor,
+    }
     about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
     parser = Parser("flower", about)
-    parser.add_argument("command", choices=list(commands), help="what to do; each has its own --help")
+    parser.add_argument(
+        "command", choices=list(commands), help="what to do; each has its own --help"
+    )
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        raise UsageError(f"unknown command 'flower {arguments[0]}'{nearest(arguments[0], commands)}")
+        raise UsageError(
+            f"unknown command 'flower {arguments[0]}'{nearest(arguments[0], commands)}"
+        )
     return commands[parser.parse(arguments[:1]).command](arguments[1:])
 
 
 def needs_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
-        raise UsageError("this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)")
+        raise UsageError(
+            "this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)"
+        )
 
 
 def _init(arguments: list[str]) -> int:
     early = early_options(arguments)
     known = options(find_method(early["method"]), find_task(early["task"]))
     deployment = {item.name: item for item in of_config(Deployment, "run")}
-    known = deployment | {name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")}
+    known = deployment | {
+        name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")
+    }
     parser = Parser("flower init", "Write a ready Flower app.")
     parser.add_argument("folder", help="folder to be made")
     add_config(parser)
@@ -44,22 +59,33 @@ def _init(arguments: list[str]) -> int:
 
     folder = Path(chosen["folder"])
     project.write(folder, given_options(early, chosen, known))
-    print(f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}")
+    print(
+        f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}"
+    )
     return 0
 
 
 def _run(arguments: list[str]) -> int:
     parser = Parser("flower run", "Start an app on a SuperLink, or resume it.")
     parser.add_argument("folder", help="the app's folder")
-    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
-    parser.add_argument("--ca", help="the CA's certificate (ca.pem); without it the connection is not encrypted")
-    parser.add_argument("--simulation", action="store_true", help="on Flower's simulation runtime, without a SuperLink")
+    parser.add_argument(
+        "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
+    )
+    parser.add_argument(
+        "--ca", help="the CA's certificate (ca.pem); without it the connection is not encrypted"
+    )
+    parser.add_argument(
+        "--simulation",
+        action="store_true",
+        help="on Flower's simulation runtime, without a SuperLink",
+    )
     chosen = parser.parse(arguments)
     needs_flower()
-    from equipoise.flower import launch, simulate
+    from equipoise.flower import launch
+    from equipoise.flower import launch as simulate
 
     if chosen.simulation:
-        return simulate.run(Path(chosen.folder))
+        return simulate.run_simulate(Path(chosen.folder))
     return launch.run(Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None)
 
 
@@ -67,16 +93,26 @@ def _certs(arguments: list[str]) -> int:
     about = "Make a private CA, the server's certificate and node keys."
     parser = Parser("flower certs", about)
     parser.add_argument(
-        "folder", help="folder to be made; ca.key and the other private keys are for their owners alone"
+        "folder",
+        help="folder to be made; ca.key and the other private keys are for their owners alone",
     )
-    parser.add_argument("--host", action="append", required=True, help="name or address of the server; may be repeated")
-    parser.add_argument("--nodes", type=int, default=0, help="node keys to make, for clients 0, 1, ... (default: 0)")
-    parser.add_argument("--days", type=int, default=365, help="days that certificates are valid (default: 365)")
+    parser.add_argument(
+        "--host",
+        action="append",
+        required=True,
+        help="name or address of the server; may be repeated",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=0, help="node keys to make, for clients 0, 1, ... (default: 0)"
+    )
+    parser.add_argument(
+        "--days", type=int, default=365, help="days that certificates are valid (default: 365)"
+    )
     chosen = parser.parse(arguments)
     needs_flower()
-    from equipoise.flower import certs
+    from equipoise.flower import certificates
 
-    for line in certs.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
+    for line in certificates.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
         print(line)
     return 0
 
@@ -86,15 +122,19 @@ def _register(arguments: list[str]) -> int:
     parser = Parser("flower register", about)
     parser.add_argument("key", help="the public key, such as certs/node-0.pub")
     parser.add_argument("--client", type=int, required=True, help="the client's number: 0, 1, ...")
-    parser.add_argument("--nodes", default="nodes.json", help="file that is added to (default: nodes.json)")
-    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument(
+        "--nodes", default="nodes.json", help="file that is added to (default: nodes.json)"
+    )
+    parser.add_argument(
+        "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
+    )
     parser.add_argument("--ca", help="the CA's certificate (ca.pem)")
     chosen = parser.parse(arguments)
     needs_flower()
-    from equipoise.flower import register
+    from equipoise.flower import audit
 
     file, ca = Path(chosen.nodes).resolve(), Path(chosen.ca) if chosen.ca else None
-    node = register.add(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
+    node = audit.add(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
     print(f"node {node} is client {chosen.client}; give the run --nodes {file}")
     return 0
 
@@ -104,8 +144,12 @@ def _proxy(arguments: list[str]) -> int:
     parser = Parser("flower proxy", about)
     parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
     parser.add_argument("--certs", required=True, help="folder made by 'equipoise flower certs'")
-    parser.add_argument("--listen", default="9443", help="port, or address:port, for nodes (default: 9443)")
-    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument(
+        "--listen", default="9443", help="port, or address:port, for nodes (default: 9443)"
+    )
+    parser.add_argument(
+        "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
+    )
     chosen = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import proxy
@@ -116,14 +160,21 @@ def _proxy(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    about = "Check this machine and a SuperLink; says what to do. Exit code 1 if something is wrong."
+    about = (
+        "Check this machine and a SuperLink; says what to do. Exit code 1 if something is wrong."
+    )
     parser = Parser("flower doctor", about)
-    parser.add_argument("--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)")
+    parser.add_argument(
+        "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
+    )
     parser.add_argument("--certs", help="folder with ca.pem, server.pem and keys")
     chosen = parser.parse(arguments)
     from equipoise.flower import doctor
 
     findings = doctor.examine(chosen.superlink, Path(chosen.certs) if chosen.certs else None)
     for finding in findings:
-        print(f"{finding.verdict:<5} {finding.text}", file=sys.stderr if finding.verdict == "wrong" else sys.stdout)
+        print(
+            f"{finding.verdict:<5} {finding.text}",
+            file=sys.stderr if finding.verdict == "wrong" else sys.stdout,
+        )
     return int(any(finding.verdict == "wrong" for finding in findings))

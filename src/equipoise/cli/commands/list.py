@@ -18,8 +18,12 @@ def main(arguments: list[str]) -> int:
     if what == "methods":
         for family, methods in by_family().items():
             print(f"\n{family.title}: {family.advice}")
-            _show({name: sys.modules[method.__module__].__doc__ for name, method in methods.items()})
-        print("\nWhich one to use: docs/which-method.md; options of one: equipoise run --method NAME --help")
+            _show(
+                {name: sys.modules[method.__module__].__doc__ for name, method in methods.items()}
+            )
+        print(
+            "\nWhich one to use: docs/which-method.md; options of one: equipoise run --method NAME --help"
+        )
     elif what == "tasks":
         _show({name: spec.help for name, spec in all_tasks().items()})
     else:

@@ -11,14 +11,19 @@ def main(arguments: list[str]) -> int:
     parser = Parser("predict", "Predict for new rows of a table, by a model of a run.")
     parser.add_argument("folder", help="the run's folder")
     parser.add_argument(
-        "rows", help="CSV or Parquet file with the columns of training, target aside; or recordings (.npz)"
+        "rows",
+        help="CSV or Parquet file with the columns of training, target aside; or recordings (.npz)",
     )
-    parser.add_argument("--client", help="whose personal model, by name or number (default: the global model)")
-    parser.add_argument("--out", default="predictions.csv", help="the file (default: predictions.csv)")
+    parser.add_argument(
+        "--client", help="whose personal model, by name or number (default: the global model)"
+    )
+    parser.add_argument(
+        "--out", default="predictions.csv", help="the file (default: predictions.csv)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
     chosen = parser.parse(arguments)
-    from equipoise.records.folder import Folder
-    from equipoise.runs.predict import predict_file
+    from equipoise.experiment.predict import predict_file
+    from equipoise.records.run_dir import Folder
 
     folder, out = Folder(Path(chosen.folder)), Path(chosen.out)
     folder.demand()

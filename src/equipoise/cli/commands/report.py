@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.cli.parser import Parser, output_file
-from equipoise.core.errors import UsageError
+from equipoise.utils.errors import UsageError
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("report", "One page of HTML for a run or for several; it opens without a network.")
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="folders of runs or comparisons, finished or not")
+    parser = Parser(
+        "report", "One page of HTML for a run or for several; it opens without a network."
+    )
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="folders of runs or comparisons, finished or not"
+    )
     parser.add_argument(
         "--out",
         help="the page (default: report.html in the folder; for several folders report-NAMES.html beside the first)",

@@ -7,20 +7,22 @@ from pathlib import Path
 from equipoise.cli.arguments import add_options, early_options, given_options
 from equipoise.cli.parser import Parser, add_means, add_output, means_of
 from equipoise.cli.showing import telling, to_the_end
+from equipoise.experiment.multiprocess import is_worker_rank, run_worker
+from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from equipoise.report.trackers.tracking import Tracking
-from equipoise.runs.running import build_task, run
-from equipoise.runs.spreading import run_worker, is_worker_rank
-from equipoise.settings.config import RunSettings
-from equipoise.settings.names import options
+from equipoise.settings.option_registry import options
+from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
 
 
 def main(arguments: list[str]) -> int:
     early = early_options(arguments)
     known = options(find_method(early["method"]), find_task(early["task"]))
-    parser = Parser("run", "Train with one method; the result is a folder with scores, models and a report.")
+    parser = Parser(
+        "run", "Train with one method; the result is a folder with scores, models and a report."
+    )
     add_output(parser, "runs/last")
     add_means(parser)
     add_options(parser, known, early, arguments)
@@ -39,5 +41,10 @@ def main(arguments: list[str]) -> int:
         "means": means,
     }
     return to_the_end(
-        out, settings, chosen["quiet"], tracking, done, lambda watch: run(settings, out, on_round_end=watch, **again)
+        out,
+        settings,
+        chosen["quiet"],
+        tracking,
+        done,
+        lambda watch: run(settings, out, on_round_end=watch, **again),
     )

@@ -11,7 +11,9 @@ from equipoise.cli.parser import Parser
 def main(arguments: list[str]) -> int:
     parser = Parser("watch", "Follow a run or a comparison; Ctrl-C ends the watching, not the run.")
     parser.add_argument("folder", help="folder of a run or comparison, under way or finished")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between looks (default: 1)")
+    parser.add_argument(
+        "--every", type=float, default=1.0, help="seconds between looks (default: 1)"
+    )
     chosen = parser.parse(arguments)
     from equipoise.report.terminal.fit import output
     from equipoise.report.terminal.live import watch

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.federation import Ints
+from equipoise.data.federated_dataset import Ints
 
 Floats = NDArray[np.float64]
-EMPTY = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?"})  # a missing value in any column, in small letters
+EMPTY = frozenset(
+    {"", "na", "n/a", "#n/a", "nan", "null", "?"}
+)  # a missing value in any column, in small letters
 NO_NUMBER = EMPTY | {"-", "--", ".", "none", "missing", "unknown"}  # a missing value among numbers
 PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
@@ -42,7 +44,9 @@ class Column:
 
     def without(self, texts: frozenset[str]) -> Column:
         """These texts (in small letters) as missing values."""
-        gone = np.array([*(text.lower() in texts for text in self.texts), True])  # the last is what -1 points to
+        gone = np.array(
+            [*(text.lower() in texts for text in self.texts), True]
+        )  # the last is what -1 points to
         return Column(self.number, np.where(gone[self.code], -1, self.code), self.texts)
 
     @cached_property
@@ -80,7 +84,9 @@ def of_names(cells: Sequence[str]) -> Column:
 def _coded(cells: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
     """The different texts without blanks around them, and the place of each cell's."""
     written: dict[str, int] = {}
-    code = np.fromiter((written.setdefault(cell, len(written)) for cell in cells), np.int64, len(cells))
+    code = np.fromiter(
+        (written.setdefault(cell, len(written)) for cell in cells), np.int64, len(cells)
+    )
     meant: dict[str, int] = {}
     place = [meant.setdefault(_bare(text), len(meant)) for text in written]
     return np.array(place, np.int64)[code], tuple(meant)
@@ -88,7 +94,9 @@ def _coded(cells: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
 
 def _bare(text: str) -> str:
     text = text.strip()
-    return text.lower() if text in ("True", "TRUE", "False", "FALSE") else text  # programs differ in this alone
+    return (
+        text.lower() if text in ("True", "TRUE", "False", "FALSE") else text
+    )  # programs differ in this alone
 
 
 def of_values(values: Any, where: str) -> Column:
@@ -127,7 +135,9 @@ def _of_objects(values: list[Any]) -> Column:
     for row, value in enumerate(values):
         if isinstance(value, str | bool | np.bool_):
             texts[row] = str(value)
-        elif value is not None and value == value:  # missing values of pandas do not equal themselves
+        elif (
+            value is not None and value == value
+        ):  # missing values of pandas do not equal themselves
             try:
                 number[row] = float(value)  # also decimal numbers
             except (TypeError, ValueError):
@@ -159,6 +169,10 @@ def joined(columns: Sequence[Column]) -> Column:
     places: dict[str, int] = {}
     codes = []
     for column in columns:
-        at = np.array([*(places.setdefault(text, len(places)) for text in column.texts), -1], np.int64)
+        at = np.array(
+            [*(places.setdefault(text, len(places)) for text in column.texts), -1], np.int64
+        )
         codes.append(at[column.code])
-    return Column(np.concatenate([column.number for column in columns]), np.concatenate(codes), tuple(places))
+    return Column(
+        np.concatenate([column.number for column in columns]), np.concatenate(codes), tuple(places)
+    )

@@ -6,23 +6,39 @@ import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equipoise.core.errors import UsageError
-from equipoise.core.options import Options, option
+from equipoise.config.schema import Options, option
+from equipoise.data.federated_dataset import KINDS
 from equipoise.data.own import OwnShares
-from equipoise.data.target import KINDS
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
 class ColumnChoices(Options):
     """What is predicted, and how columns are taken."""
 
-    target: str = option("label", "column to be predicted, or two classes of it by a threshold: 'num > 0'")
-    kind: str = option("", "what the target is; empty for survival with an event, else classes", choices=("", *KINDS))
-    event: str = option("", "for survival: column that is 1 where the event was seen at the target's time, else 0")
-    ignore_columns: str = option("", "columns to leave out before anything else, with commas between")
-    categories: str = option("", "columns whose numbers are names of categories, with commas between")
-    numbers: str = option("", "columns that are numbers, though they look like categories or row numbers")
-    missing: str = option("keep", "whether missing values are filled and marked as such", choices=("keep", "refuse"))
+    target: str = option(
+        "label", "column to be predicted, or two classes of it by a threshold: 'num > 0'"
+    )
+    kind: str = option(
+        "",
+        "what the target is; empty for survival with an event, else classes",
+        choices=("", *KINDS),
+    )
+    event: str = option(
+        "", "for survival: column that is 1 where the event was seen at the target's time, else 0"
+    )
+    ignore_columns: str = option(
+        "", "columns to leave out before anything else, with commas between"
+    )
+    categories: str = option(
+        "", "columns whose numbers are names of categories, with commas between"
+    )
+    numbers: str = option(
+        "", "columns that are numbers, though they look like categories or row numbers"
+    )
+    missing: str = option(
+        "keep", "whether missing values are filled and marked as such", choices=("keep", "refuse")
+    )
     standardise: str = option(
         "federation",
         "whose mean and deviation numbers are measured by",
@@ -38,7 +54,9 @@ class ColumnChoices(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.event and self.kind not in ("", "survival"):
-            raise UsageError(f"event is for survival, and kind is '{self.kind}': leave one of them out")
+            raise UsageError(
+                f"event is for survival, and kind is '{self.kind}': leave one of them out"
+            )
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,9 @@ class TableChoices(ColumnChoices, OwnShares):
         "what becomes of clients with fewer than min_rows rows; pool makes one client of them",
         choices=("refuse", "drop", "pool", "keep"),
     )
-    split_column: str = option("", "column that says which rows are train, test and perhaps val; others are left out")
+    split_column: str = option(
+        "", "column that says which rows are train, test and perhaps val; others are left out"
+    )
 
 
 def written(names: Iterable[str]) -> str:

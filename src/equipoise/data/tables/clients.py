@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.data.split import FEWEST
+from equipoise.data.splits import FEWEST
 from equipoise.data.tables.cells import joined
 from equipoise.data.tables.choices import ColumnChoices, TableChoices
 from equipoise.data.tables.exchange import kind_of
@@ -16,7 +16,9 @@ from equipoise.data.tables.table import Table, Tables
 NAMED = 3  # clients whose names a pool of them has
 
 
-def with_targets(tables: Tables, rule: Rule, choices: ColumnChoices) -> tuple[Tables, list[Finding]]:
+def with_targets(
+    tables: Tables, rule: Rule, choices: ColumnChoices
+) -> tuple[Tables, list[Finding]]:
     """Rows whose target is known; the others are left out, or refused if that is asked for."""
     kind = kind_of(choices)
     findings: list[Finding] = []
@@ -26,7 +28,11 @@ def with_targets(tables: Tables, rule: Rule, choices: ColumnChoices) -> tuple[Ta
         clients[name] = table if known.all() else table.take(np.flatnonzero(known))
         if choices.missing == "refuse" and not known.all():
             rows = rows_in_words(table.row[~known].tolist())
-            findings.append(Finding(f"no target in {rows}, which --missing refuse forbids", True, name, rule.column))
+            findings.append(
+                Finding(
+                    f"no target in {rows}, which --missing refuse forbids", True, name, rule.column
+                )
+            )
     server = tables.server
     if server is not None:
         server = server.take(np.flatnonzero(rule.known(server, kind)))
@@ -47,7 +53,9 @@ def with_small(tables: Tables, choices: TableChoices) -> tuple[Tables, list[Find
     if choices.small == "pool" and len(tables.clients) > 1:
         return _pooled(tables, floor)
     words = f"rows with a target: a client needs {floor}; --small drop leaves it out, pool puts small ones together"
-    return tables, [Finding(f"has {n} {words}", True, name, option="--small drop") for name, n in counted]
+    return tables, [
+        Finding(f"has {n} {words}", True, name, option="--small drop") for name, n in counted
+    ]
 
 
 def _pooled(tables: Tables, floor: int) -> tuple[Tables, list[Finding]]:
@@ -60,7 +68,10 @@ def _pooled(tables: Tables, floor: int) -> tuple[Tables, list[Finding]]:
         pool.append(name)
     members = [name for name in tables.clients if name in pool]
     called = " + ".join(members) if len(members) <= NAMED else f"{len(members)} small clients"
-    findings = [Finding(f"is pooled into '{called}': it has {sizes[name]} rows", client=name) for name in members]
+    findings = [
+        Finding(f"is pooled into '{called}': it has {sizes[name]} rows", client=name)
+        for name in members
+    ]
     kept = {name: table for name, table in tables.clients.items() if name not in pool}
     whole = together([tables.clients[name] for name in members])
     return Tables({**kept, called: whole}, tables.server, tables.source), findings
@@ -68,6 +79,12 @@ def _pooled(tables: Tables, floor: int) -> tuple[Tables, list[Finding]]:
 
 def together(tables: list[Table]) -> Table:
     """Rows of several tables, one after the other."""
-    columns = {name: joined([table.columns[name] for table in tables]) for name in tables[0].columns}
+    columns = {
+        name: joined([table.columns[name] for table in tables]) for name in tables[0].columns
+    }
     splits = [table.split for table in tables if table.split is not None]
-    return Table(columns, np.concatenate([table.row for table in tables]), np.concatenate(splits) if splits else None)
+    return Table(
+        columns,
+        np.concatenate([table.row for table in tables]),
+        np.concatenate(splits) if splits else None,
+    )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.core.errors import UsageError
 from equipoise.data.tables.cells import of_names, of_texts
 from equipoise.data.tables.table import Table
+from equipoise.utils.errors import UsageError
 
 SEPARATORS = (",", ";", "\t", "|")
 TRIED = 50  # rows that tell the separator
@@ -30,7 +30,9 @@ def read_csv(path: Path, client: str = "") -> Table:
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
     except csv.Error as error:
-        raise UsageError(f"'{path}' cannot be read: {error} (is a quotation mark left open?)") from error
+        raise UsageError(
+            f"'{path}' cannot be read: {error} (is a quotation mark left open?)"
+        ) from error
     if not lines or not any(lines[0]):
         raise UsageError(f"'{path}' cannot be read: it has no line of column names")
     names = _names(lines[0], path)
@@ -58,7 +60,11 @@ def _text(path: Path) -> str:
         text = data.decode("utf-16" if data.startswith(WIDE) else "utf-8-sig")
     except UnicodeDecodeError as error:
         row = data.count(b"\n", 0, error.start) + 1
-        guess = data[max(0, error.start - 8) : error.start + 8].decode("cp1252", "replace").split("\n")[0]
+        guess = (
+            data[max(0, error.start - 8) : error.start + 8]
+            .decode("cp1252", "replace")
+            .split("\n")[0]
+        )
         raise UsageError(
             f"'{path}' cannot be read: it is not UTF-8 in row {row} (near '{guess.strip()}' if it is of Windows): "
             "save it as CSV UTF-8"
@@ -73,7 +79,11 @@ def _separator(text: str) -> str:
     head = "".join(text.splitlines(keepends=True)[:TRIED])
     best, columns = ",", 1
     for separator in SEPARATORS:
-        widths = [len(line) for line in csv.reader(io.StringIO(head, newline=""), delimiter=separator) if line]
+        widths = [
+            len(line)
+            for line in csv.reader(io.StringIO(head, newline=""), delimiter=separator)
+            if line
+        ]
         if not widths or widths[0] <= columns:
             continue
         if sum(width == widths[0] for width in widths) >= 0.9 * len(widths):
@@ -85,5 +95,7 @@ def _names(header: list[str], path: Path) -> list[str]:
     names = [name.strip() or f"(column {place})" for place, name in enumerate(header, start=1)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"'{path}' cannot be read: it has several columns named {', '.join(map(repr, twice))}")
+        raise UsageError(
+            f"'{path}' cannot be read: it has several columns named {', '.join(map(repr, twice))}"
+        )
     return names

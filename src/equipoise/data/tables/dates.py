@@ -26,11 +26,18 @@ def _iso(text: str) -> float:
 
 def _written(text: str, month_first: bool) -> float:
     found = WRITTEN.fullmatch(text)
-    if found is None or (month_first and found[2] == "."):  # 3.4.2013 is the third of April everywhere
+    if found is None or (
+        month_first and found[2] == "."
+    ):  # 3.4.2013 is the third of April everywhere
         raise ValueError
     day, month = (found[3], found[1]) if month_first else (found[1], found[3])
     hours, minutes, seconds = (int(part or 0) for part in found.groups()[4:])
-    return datetime(int(found[4]), int(month), int(day), hours, minutes, seconds, tzinfo=UTC).timestamp() / SECONDS
+    return (
+        datetime(
+            int(found[4]), int(month), int(day), hours, minutes, seconds, tzinfo=UTC
+        ).timestamp()
+        / SECONDS
+    )
 
 
 def _clock(text: str) -> float:

@@ -8,18 +8,25 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from equipoise.core.errors import UsageError
+from equipoise.data.federated_dataset import Target
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.clients import together, with_small, with_targets
 from equipoise.data.tables.dates import SECONDS, read_days
 from equipoise.data.tables.exchange import decide_columns, kind_of, rule_of, statistics_of
 from equipoise.data.tables.findings import Finding
-from equipoise.data.tables.preparation import Category, Date, LeftOut, Number, PreparedColumn, unread
+from equipoise.data.tables.preparation import (
+    Category,
+    Date,
+    LeftOut,
+    Number,
+    PreparedColumn,
+    unread,
+)
 from equipoise.data.tables.rule import Rule
 from equipoise.data.tables.statistics import moments
 from equipoise.data.tables.table import Table, Tables
 from equipoise.data.tables.targets import decide_target
-from equipoise.data.target import Target
+from equipoise.utils.errors import UsageError
 
 NAMED = 6  # values of a category that are shown
 
@@ -65,7 +72,9 @@ class Description:
         return tuple(finding for finding in self.findings if finding.problem)
 
 
-def describe(tables: Tables, choices: TableChoices, findings: Sequence[Finding] = ()) -> Description:
+def describe(
+    tables: Tables, choices: TableChoices, findings: Sequence[Finding] = ()
+) -> Description:
     """``findings``: what is known already, from reading the files."""
     found = list(findings)
     names = tuple(next(iter(tables.clients.values())).columns)
@@ -85,7 +94,9 @@ def describe(tables: Tables, choices: TableChoices, findings: Sequence[Finding] 
     views = [_view(column, whole, tables) for column in [*columns, *left_out]]
     order = {name: place for place, name in enumerate(names)}
     views.sort(key=lambda view: order[view.name])
-    clients = [_client(name, table, rule, target, choices) for name, table in tables.clients.items()]
+    clients = [
+        _client(name, table, rule, target, choices) for name, table in tables.clients.items()
+    ]
     return Description(tables.source, target, tuple(clients), tuple(views), tuple(found))
 
 
@@ -126,10 +137,14 @@ def _day(day: float, column: Date) -> str:
     if column.form == "hour:minute":
         minutes = round(day * 24 * 60)
         return f"{minutes // 60}:{minutes % 60:02}"
-    return datetime.fromtimestamp(day * SECONDS, UTC).strftime("%Y-%m-%d %H:%M" if column.timed else "%Y-%m-%d")
+    return datetime.fromtimestamp(day * SECONDS, UTC).strftime(
+        "%Y-%m-%d %H:%M" if column.timed else "%Y-%m-%d"
+    )
 
 
-def _client(name: str, table: Table, rule: Rule | None, target: Target | None, choices: TableChoices) -> ClientView:
+def _client(
+    name: str, table: Table, rule: Rule | None, target: Target | None, choices: TableChoices
+) -> ClientView:
     if rule is None:
         return ClientView(name, len(table), 0, (), None)
     known = rule.known(table, kind_of(choices))
@@ -140,4 +155,6 @@ def _client(name: str, table: Table, rule: Rule | None, target: Target | None, c
     if target.kind == "classification":
         counts = np.bincount(y, minlength=len(target.classes))
         return ClientView(name, len(table), gone, tuple(counts.tolist()), None)
-    return ClientView(name, len(table), gone, (), moments(y.reshape(len(y), -1)[:, -1].astype(np.float64)).mean)
+    return ClientView(
+        name, len(table), gone, (), moments(y.reshape(len(y), -1)[:, -1].astype(np.float64)).mean
+    )

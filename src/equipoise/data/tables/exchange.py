@@ -7,17 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.core.errors import UsageError, nearest
-from equipoise.data.federation import Ints
+from equipoise.data.federated_dataset import Ints, Kind
 from equipoise.data.tables.choices import ColumnChoices, listed
 from equipoise.data.tables.findings import Finding
-from equipoise.data.tables.preparation import VERSION, LeftOut, OwnScale, Preparation, PreparedColumn
+from equipoise.data.tables.preparation import (
+    VERSION,
+    LeftOut,
+    OwnScale,
+    Preparation,
+    PreparedColumn,
+)
 from equipoise.data.tables.rule import Rule, find_rule
 from equipoise.data.tables.schema import decide_column
 from equipoise.data.tables.statistics import Moments, Statistics, column_statistics, moments
 from equipoise.data.tables.table import Table
 from equipoise.data.tables.targets import decide_target
-from equipoise.data.target import Kind
+from equipoise.utils.errors import UsageError, nearest
 
 
 def rule_of(choices: ColumnChoices, columns: Sequence[str], source: str) -> Rule:
@@ -26,7 +31,9 @@ def rule_of(choices: ColumnChoices, columns: Sequence[str], source: str) -> Rule
     for option in ("categories", "numbers"):
         for name in listed(getattr(choices, option)):
             if name not in columns:
-                raise UsageError(f"{source} has no column '{name}'{nearest(name, columns)}: see --{option}")
+                raise UsageError(
+                    f"{source} has no column '{name}'{nearest(name, columns)}: see --{option}"
+                )
     return rule
 
 
@@ -37,13 +44,19 @@ def kind_of(choices: ColumnChoices) -> Kind:
     return "survival" if choices.event else "classification"
 
 
-def statistics_of(client: str, table: Table, rule: Rule | None, train: Ints | None = None) -> Statistics:
+def statistics_of(
+    client: str, table: Table, rule: Rule | None, train: Ints | None = None
+) -> Statistics:
     """The message of one client; ``train``: its training rows, if not all. Without a rule all columns are inputs."""
     rows = table if train is None else table.take(np.sort(train))
     predicted = rule.columns if rule else ()
     return Statistics(
         client,
-        tuple(column_statistics(name, column) for name, column in rows.columns.items() if name not in predicted),
+        tuple(
+            column_statistics(name, column)
+            for name, column in rows.columns.items()
+            if name not in predicted
+        ),
         tuple(column_statistics(name, table.columns[name]) for name in predicted),
         moments(rows.columns[rule.column].number) if rule else Moments(),
     )

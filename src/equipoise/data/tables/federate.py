@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Federation, Ints
-from equipoise.data.forms import Form
+from equipoise.data.federated_dataset import Federation, Ints
 from equipoise.data.own import OwnRows, deal
-from equipoise.data.split import FEWEST
+from equipoise.data.splits import FEWEST
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.clients import together, with_small, with_targets
 from equipoise.data.tables.description import describe
@@ -22,6 +20,8 @@ from equipoise.data.tables.preparation import Preparation, own_scale
 from equipoise.data.tables.reading import SERVER
 from equipoise.data.tables.table import Table, Tables
 from equipoise.data.tables.typed import to_json
+from equipoise.data.transforms import Form
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,14 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) ->
     sizes = np.array([len(table) for table in tables.clients.values()])
     owner = np.repeat(np.arange(len(sizes)), sizes)
     floor = FEWEST if choices.small == "keep" else choices.min_rows
-    dealt = deal(owner, replace(choices, min_rows=floor), rng, tables.server is None, tables.names, _chosen(tables))
+    dealt = deal(
+        owner,
+        replace(choices, min_rows=floor),
+        rng,
+        tables.server is None,
+        tables.names,
+        _chosen(tables),
+    )
     train, first = dealt.splits["train"], np.cumsum(sizes) - sizes
     rows = [train.of(k) - first[k] for k in range(len(sizes))]
     each = list(zip(tables.clients.items(), rows, strict=True))
@@ -61,14 +68,22 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) ->
     assert preparation is not None
     preparation = replace(preparation, clients=tables.names)
     if choices.standardise == "client":
-        scales = [own_scale(name, preparation.columns, table.take(mine)) for (name, table), mine in each]
+        scales = [
+            own_scale(name, preparation.columns, table.take(mine)) for (name, table), mine in each
+        ]
         preparation = with_own_scales(preparation, scales)
     x = np.concatenate([preparation.prepare(table, name) for name, table in tables.clients.items()])
-    y = np.concatenate([_targets(preparation, name, table) for name, table in tables.clients.items()])
+    y = np.concatenate(
+        [_targets(preparation, name, table) for name, table in tables.clients.items()]
+    )
     target = preparation.target
     server = None if tables.server is None else preparation.rows(tables.server, "the server's rows")
     own = OwnRows(x, y, owner, server, target.outputs, tables.names, target)
-    up = 0 if choices.prepare_by == "server" else sum(len(to_json(message).encode()) for message in messages)
+    up = (
+        0
+        if choices.prepare_by == "server"
+        else sum(len(to_json(message).encode()) for message in messages)
+    )
     down = len(preparation.write().encode()) * len(sizes)
     return Federated(own.share(dealt, choices, Form(), rng), preparation, tables.names, up, down)
 
@@ -81,14 +96,20 @@ def _chosen(tables: Tables) -> Ints | None:
 
 def _of_server(tables: Tables, lent: Ints) -> Table:
     """The server's own rows; where it has none, those that clients lend it."""
-    return together(list(tables.clients.values())).take(np.sort(lent)) if tables.server is None else tables.server
+    return (
+        together(list(tables.clients.values())).take(np.sort(lent))
+        if tables.server is None
+        else tables.server
+    )
 
 
 def _targets(preparation: Preparation, name: str, table: Table) -> NDArray[Any]:
     y = preparation.targets(table)
     if preparation.target.kind == "classification" and (y < 0).any():
         row = int(table.row[np.argmax(y < 0)])
-        raise UsageError(f"row {row} of client '{name}' has a class that the server's rows lack: give it more rows")
+        raise UsageError(
+            f"row {row} of client '{name}' has a class that the server's rows lack: give it more rows"
+        )
     return y
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.core.errors import UsageError
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,7 @@ def refuse(findings: Sequence[Finding], source: str) -> None:
     if len(problems) == 1:
         raise UsageError(f"{source}: {problems[0]}")
     if problems:
-        listed = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, start=1))
+        listed = "".join(
+            f"\n  {number}. {problem}" for number, problem in enumerate(problems, start=1)
+        )
         raise UsageError(f"{source} has {len(problems)} problems:{listed}")

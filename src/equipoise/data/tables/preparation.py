@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core.errors import UsageError
+from equipoise.data.federated_dataset import Target
 from equipoise.data.tables.cells import Column, Floats
 from equipoise.data.tables.dates import parts, parts_of, read_days
 from equipoise.data.tables.rule import Rule
 from equipoise.data.tables.table import Table, table_of
 from equipoise.data.tables.typed import of_json, to_json
-from equipoise.data.target import Target
+from equipoise.utils.errors import UsageError
 
 VERSION = 1
 
@@ -59,7 +59,9 @@ class Category:
     @property
     def features(self) -> tuple[str, ...]:
         named = self.values if self.other or len(self.values) != 2 else self.values[1:]
-        return tuple(f"{self.name} = {value}" for value in (*named, *(["(other)"] if self.other else [])))
+        return tuple(
+            f"{self.name} = {value}" for value in (*named, *(["(other)"] if self.other else []))
+        )
 
     def encode(self, column: Column) -> Floats:
         codes, texts = column.labels
@@ -92,7 +94,9 @@ class Date:
 
     def encode(self, column: Column) -> Floats:
         days = self.values(column)
-        return np.concatenate([((days - self.mean) / self.scale)[:, None], parts(days, self.form, self.timed)], 1)
+        return np.concatenate(
+            [((days - self.mean) / self.scale)[:, None], parts(days, self.form, self.timed)], 1
+        )
 
 
 PreparedColumn = Number | Category | Date
@@ -139,7 +143,10 @@ class Preparation:
         if lacking := self.lacking(table):
             raise UsageError(f"the rows lack columns that the model needs: {quoted(lacking)}")
         given = [table.columns[column.name] for column in self.columns]
-        parts = [column.encode(cells) for column, cells in zip(self.of(client).columns, given, strict=True)]
+        parts = [
+            column.encode(cells)
+            for column, cells in zip(self.of(client).columns, given, strict=True)
+        ]
         for column, cells in zip(self.columns, given, strict=True):
             if column.missing:
                 parts.append(unread(column, cells)[:, None].astype(np.float64))
@@ -150,7 +157,7 @@ class Preparation:
         return [column.name for column in self.columns if column.name not in table.columns]
 
     def targets(self, table: Table) -> NDArray[Any]:
-        """The ``y`` of rows whose target is known; see :class:`~equipoise.data.target.Target`."""
+        """The ``y`` of rows whose target is known; see :class:`~equipoise.data.federated_dataset.Target`."""
         return self.rule.read(table, self.target)
 
     def rows(self, table: Table, where: str) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -162,7 +169,9 @@ class Preparation:
         y = self.targets(known)
         if self.target.kind == "classification" and (y < 0).any():
             row = int(known.row[np.argmax(y < 0)])
-            raise UsageError(f"row {row} of {where} has a class that no client had: correct or remove it")
+            raise UsageError(
+                f"row {row} of {where} has a class that no client had: correct or remove it"
+            )
         return self.prepare(known), y
 
     def of(self, client: str | None) -> Preparation:
@@ -195,7 +204,9 @@ class Preparation:
         """The inverse of :meth:`write`."""
         found = of_json(Preparation, text, where)
         if found.version != VERSION:
-            raise UsageError(f"{where} is of version {found.version}, this program reads version {VERSION}")
+            raise UsageError(
+                f"{where} is of version {found.version}, this program reads version {VERSION}"
+            )
         return found
 
 
@@ -216,4 +227,8 @@ def own_scale(client: str, columns: tuple[PreparedColumn, ...], table: Table) ->
     """One client's means and deviations, after missing values are filled."""
     values = [c.values(table.columns[c.name]) for c in columns if isinstance(c, Number | Date)]
     deviations = [float(value.std()) for value in values]
-    return OwnScale(client, tuple(float(v.mean()) for v in values), tuple(d if d > 0 else 1.0 for d in deviations))
+    return OwnScale(
+        client,
+        tuple(float(v.mean()) for v in values),
+        tuple(d if d > 0 else 1.0 for d in deviations),
+    )

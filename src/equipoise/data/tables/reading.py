@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.core.errors import UsageError, nearest
-from equipoise.data.source import needs
+from equipoise.data.sources import needs
 from equipoise.data.tables.cells import PLAIN
 from equipoise.data.tables.choices import TableChoices, listed
 from equipoise.data.tables.csv_file import read_csv
 from equipoise.data.tables.findings import Finding, refuse
 from equipoise.data.tables.splits import with_splits
 from equipoise.data.tables.table import Table, Tables, table_of
+from equipoise.utils.errors import UsageError, nearest
 
 SERVER = "server"  # the file in a folder that holds the server's own rows
 SHOWN = 5
@@ -56,26 +56,40 @@ def read_file(path: Path, client: str = "") -> Table:
     return READERS[kind](path, client)
 
 
-def _aligned(tables: Tables, findings: list[Finding], choices: TableChoices) -> tuple[Tables, list[Finding]]:
+def _aligned(
+    tables: Tables, findings: list[Finding], choices: TableChoices
+) -> tuple[Tables, list[Finding]]:
     """Without ignored columns, and with those that everybody has; others are problems, told for each client."""
-    ignore, predicted = frozenset(listed(choices.ignore_columns)), f"{choices.target} {choices.event}"
+    ignore, predicted = (
+        frozenset(listed(choices.ignore_columns)),
+        f"{choices.target} {choices.event}",
+    )
     known = {name for table in tables.clients.values() for name in table.columns}
     if unknown := sorted(ignore - known):
         near = nearest(unknown[0], known)
-        raise UsageError(f"{tables.source} has no column '{unknown[0]}'{near}: see --ignore-columns")
+        raise UsageError(
+            f"{tables.source} has no column '{unknown[0]}'{near}: see --ignore-columns"
+        )
     tables = _without(tables, ignore)
     if choices.split_column:
         tables, about = with_splits(tables, choices.split_column)
         findings = [*findings, *about]
-    everybody = [*tables.clients.items(), *([] if tables.server is None else [(SERVER, tables.server)])]
+    everybody = [
+        *tables.clients.items(),
+        *([] if tables.server is None else [(SERVER, tables.server)]),
+    ]
     held = Counter(name for _, table in everybody for name in table.columns)
     common = {name for name, count in held.items() if count == len(everybody)}
     usual = {name for name, count in held.items() if 2 * count > len(everybody)}
     for owner, table in everybody:
         lacks, more = sorted(usual - set(table.columns)), sorted(set(table.columns) - usual)
-        parts = [f"lacks {_quoted(lacks)}"] * bool(lacks) + [f"alone has {_quoted(more)}"] * bool(more)
+        parts = [f"lacks {_quoted(lacks)}"] * bool(lacks) + [f"alone has {_quoted(more)}"] * bool(
+            more
+        )
         if parts:
-            words = f"{' and '.join(parts)}: name columns alike, or leave them out (--ignore-columns)"
+            words = (
+                f"{' and '.join(parts)}: name columns alike, or leave them out (--ignore-columns)"
+            )
             ignored = ",".join(name for name in [*lacks, *more] if name not in predicted)
             option = f"--ignore-columns {ignored}" if ignored else ""
             findings.append(Finding(words, True, client=owner, option=option))
@@ -84,7 +98,9 @@ def _aligned(tables: Tables, findings: list[Finding], choices: TableChoices) -> 
 
 def _without(tables: Tables, gone: frozenset[str]) -> Tables:
     clients = {name: table.without(gone) for name, table in tables.clients.items()}
-    return Tables(clients, None if tables.server is None else tables.server.without(gone), tables.source)
+    return Tables(
+        clients, None if tables.server is None else tables.server.without(gone), tables.source
+    )
 
 
 def _folder(path: Path) -> tuple[Tables, list[Finding]]:
@@ -105,9 +121,13 @@ def _folder(path: Path) -> tuple[Tables, list[Finding]]:
         elif len(table):
             clients[file.stem] = table
         else:
-            findings.append(Finding(f"'{file}' has no rows: remove it or fill it", True, client=file.stem))
+            findings.append(
+                Finding(f"'{file}' has no rows: remove it or fill it", True, client=file.stem)
+            )
     if not clients:
-        raise UsageError(str(findings[0]) if findings else f"'{path}' holds no CSV or Parquet files")
+        raise UsageError(
+            str(findings[0]) if findings else f"'{path}' holds no CSV or Parquet files"
+        )
     return Tables(clients, server, f"'{path}'"), findings
 
 
@@ -147,13 +167,17 @@ def rows_in_words(rows: list[int]) -> str:
 def _parquet(path: Path, client: str) -> Table:
     pyarrow = needs("pyarrow", "reading Parquet")
     try:
-        return table_of(needs("pyarrow.parquet", "reading Parquet").read_table(path), f"'{path}'", client)
+        return table_of(
+            needs("pyarrow.parquet", "reading Parquet").read_table(path), f"'{path}'", client
+        )
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise UsageError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _quoted(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return ", ".join(map(repr, names[:SHOWN])) + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )
 
 
 READERS: dict[str, Callable[[Path, str], Table]] = {".csv": read_csv, ".parquet": _parquet}

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core.errors import UsageError, nearest
+from equipoise.data.federated_dataset import Kind, Target
 from equipoise.data.tables.cells import PLAIN, Column
 from equipoise.data.tables.table import Table
-from equipoise.data.target import Kind, Target
+from equipoise.utils.errors import UsageError, nearest
 
 SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     **{">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne},
@@ -69,7 +69,9 @@ class Rule:
         if target.kind == "regression":
             return column.number.astype(np.float32)
         if target.kind == "survival":
-            return np.stack([column.number, happened(table.columns[self.event])], axis=1).astype(np.float32)
+            return np.stack([column.number, happened(table.columns[self.event])], axis=1).astype(
+                np.float32
+            )
         codes, texts = column.labels
         place = {name: i for i, name in enumerate(target.classes)}
         return np.array([*(place.get(text, -1) for text in texts), -1], np.int64)[codes]
@@ -99,4 +101,6 @@ def find_rule(text: str, event: str, columns: Iterable[str], source: str) -> Rul
 
 
 def _same(text: str, value: str) -> bool:
-    return text == value or bool(PLAIN.fullmatch(text) and PLAIN.fullmatch(value) and float(text) == float(value))
+    return text == value or bool(
+        PLAIN.fullmatch(text) and PLAIN.fullmatch(value) and float(text) == float(value)
+    )

@@ -17,7 +17,9 @@ OFTEN = 10  # rows that each of them has on average at least
 RARE = 5  # rows below which a category is pooled with other rare ones
 MOST_CATEGORIES = 50
 COUNTED = 20  # rows at least of a column that is taken for row numbers
-IDENTIFIER = re.compile(r"(^|[_\s.-])(id|ids|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE)
+IDENTIFIER = re.compile(
+    r"(^|[_\s.-])(id|ids|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE
+)
 CAMEL = re.compile(r"[a-z](Id|ID|Nr|No)$")
 
 
@@ -32,7 +34,9 @@ def decide_column(
     if about.name in listed(choices.categories):
         return _category(about), []
     words = _unreadable(about)
-    if about.numbers.count >= MOSTLY * (about.numbers.count + words) or about.name in listed(choices.numbers):
+    if about.numbers.count >= MOSTLY * (about.numbers.count + words) or about.name in listed(
+        choices.numbers
+    ):
         return _number(about, words, choices), _words_among_numbers(messages, place)
     date, findings = _date(about)
     if date or findings:
@@ -40,7 +44,9 @@ def decide_column(
     return _text(about), []
 
 
-def _number(about: ColumnStatistics, words: int, choices: ColumnChoices) -> PreparedColumn | LeftOut:
+def _number(
+    about: ColumnStatistics, words: int, choices: ColumnChoices
+) -> PreparedColumn | LeftOut:
     different, gone = len(about.rounded), about.missing + about.worded > 0
     forced = about.name in listed(choices.numbers)
     if not about.numbers.squares > 0:
@@ -95,7 +101,9 @@ def _date(about: ColumnStatistics) -> tuple[Date | None, list[Finding]]:
     written = {date.form for date in found if date.days.count == best.days.count}
     if {"day/month/year", "month/day/year"} <= written:
         words = "no date tells whether the day or the month comes first: write 2013-12-31, or leave the column out"
-        return None, [Finding(words, True, column=about.name, option=f"--ignore-columns {about.name}")]
+        return None, [
+            Finding(words, True, column=about.name, option=f"--ignore-columns {about.name}")
+        ]
     return _of(about, best), []
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.core.errors import UsageError, nearest
-from equipoise.data.federation import SPLITS
+from equipoise.data.federated_dataset import SPLITS
 from equipoise.data.tables.findings import Finding
 from equipoise.data.tables.table import Table, Tables
+from equipoise.utils.errors import UsageError, nearest
 
 WRITTEN = {**{name: place for place, name in enumerate(SPLITS)}, "validation": SPLITS.index("val")}
 NEEDED = ("train", "test")
@@ -19,11 +19,15 @@ def with_splits(tables: Tables, column: str) -> tuple[Tables, list[Finding]]:
     """Rows that are in a split, each knowing its own; the column itself is no input any more."""
     known = {name for table in tables.clients.values() for name in table.columns}
     if column not in known:
-        raise UsageError(f"{tables.source} has no column '{column}'{nearest(column, known)}: see --split-column")
+        raise UsageError(
+            f"{tables.source} has no column '{column}'{nearest(column, known)}: see --split-column"
+        )
     clients, findings = {}, []
     for name, table in tables.clients.items():
         if column not in table.columns:
-            findings.append(Finding("is not there, and says which rows are train and test", True, name, column))
+            findings.append(
+                Finding("is not there, and says which rows are train and test", True, name, column)
+            )
             clients[name] = table
             continue
         clients[name], about = _split(table, name, column)
@@ -31,7 +35,9 @@ def with_splits(tables: Tables, column: str) -> tuple[Tables, list[Finding]]:
     validated = [name for name, table in clients.items() if _holds(table, "val")]
     if validated and len(validated) < len(clients):
         lacking = next(name for name in clients if name not in validated)
-        words = f"no row is val, but client '{validated[0]}' has such: give every client some, or none"
+        words = (
+            f"no row is val, but client '{validated[0]}' has such: give every client some, or none"
+        )
         findings.append(Finding(words, True, lacking, column))
     server = None if tables.server is None else tables.server.without(frozenset({column}))
     return Tables(clients, server, tables.source), findings
@@ -48,9 +54,19 @@ def _split(table: Table, name: str, column: str) -> tuple[Table, list[Finding]]:
         findings.append(Finding(words, True, name, column))
     empty = int((codes < 0).sum())
     if empty:
-        findings.append(Finding(f"is empty in {empty} of {len(table)} rows, which are left out", False, name, column))
-    here = replace(table.without(frozenset({column})), split=places).take(np.flatnonzero(places >= 0))
-    findings += [Finding(f"no row is {part}", True, name, column) for part in NEEDED if not _holds(here, part)]
+        findings.append(
+            Finding(
+                f"is empty in {empty} of {len(table)} rows, which are left out", False, name, column
+            )
+        )
+    here = replace(table.without(frozenset({column})), split=places).take(
+        np.flatnonzero(places >= 0)
+    )
+    findings += [
+        Finding(f"no row is {part}", True, name, column)
+        for part in NEEDED
+        if not _holds(here, part)
+    ]
     return here, findings
 
 

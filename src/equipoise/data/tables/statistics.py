@@ -38,7 +38,9 @@ class Moments:
             return self
         apart = other.mean - self.mean
         mean = self.mean + apart * other.count / count
-        return Moments(count, mean, self.squares + other.squares + apart**2 * self.count * other.count / count)
+        return Moments(
+            count, mean, self.squares + other.squares + apart**2 * self.count * other.count / count
+        )
 
 
 def moments(values: Floats) -> Moments:
@@ -112,9 +114,15 @@ class ColumnStatistics:
     @property
     def median(self) -> float:
         """From the counts of rounded numbers; a median is never further from the mean than the deviation."""
-        values, counts = np.array([v for v, _ in self.rounded]), np.array([n for _, n in self.rounded])
+        values, counts = (
+            np.array([v for v, _ in self.rounded]),
+            np.array([n for _, n in self.rounded]),
+        )
         upto, total = np.cumsum(counts), counts.sum()
-        low, high = (values[np.searchsorted(upto, place, "right")] for place in ((total - 1) // 2, total // 2))
+        low, high = (
+            values[np.searchsorted(upto, place, "right")]
+            for place in ((total - 1) // 2, total // 2)
+        )
         near = self.numbers.deviation
         return float(np.clip((low + high) / 2, self.numbers.mean - near, self.numbers.mean + near))
 
@@ -175,7 +183,9 @@ def _dates(column: Column) -> tuple[Dates, ...]:
 def _rounded(numbers: Floats) -> Floats:
     """To three significant digits; the bins are the same for everybody, whatever the numbers are."""
     values, place = np.unique(numbers, return_inverse=True)
-    return np.array([float(f"{value:.{DIGITS - 1}e}") for value in values.tolist()], np.float64)[place]
+    return np.array([float(f"{value:.{DIGITS - 1}e}") for value in values.tolist()], np.float64)[
+        place
+    ]
 
 
 def _added(a: tuple[tuple[T, int], ...], b: tuple[tuple[T, int], ...]) -> tuple[tuple[T, int], ...]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.core.errors import UsageError
-from equipoise.data.federation import Ints
+from equipoise.data.federated_dataset import Ints
 from equipoise.data.tables.cells import Column, of_names, of_values, spelled
+from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,18 @@ class Table:
 
     def take(self, rows: Any) -> Table:
         split = None if self.split is None else self.split[rows]
-        return Table({name: column.take(rows) for name, column in self.columns.items()}, self.row[rows], split)
+        return Table(
+            {name: column.take(rows) for name, column in self.columns.items()},
+            self.row[rows],
+            split,
+        )
 
     def without(self, names: frozenset[str]) -> Table:
-        return Table({name: column for name, column in self.columns.items() if name not in names}, self.row, self.split)
+        return Table(
+            {name: column for name, column in self.columns.items() if name not in names},
+            self.row,
+            self.split,
+        )
 
 
 def table_of(values: Any, where: str = "the table", client: str = "") -> Table:
@@ -38,9 +46,14 @@ def table_of(values: Any, where: str = "the table", client: str = "") -> Table:
     if isinstance(values, Table):
         return values
     if hasattr(values, "column_names"):  # Arrow
-        pairs = [(name, _arrow(values.column(place))) for place, name in enumerate(values.column_names)]
+        pairs = [
+            (name, _arrow(values.column(place))) for place, name in enumerate(values.column_names)
+        ]
     elif isinstance(values, Mapping) or hasattr(values, "columns"):  # pandas
-        pairs = [(name, values[name]) for name in (values if isinstance(values, Mapping) else values.columns)]
+        pairs = [
+            (name, values[name])
+            for name in (values if isinstance(values, Mapping) else values.columns)
+        ]
     else:
         raise UsageError(
             f"{where} is a {type(values).__name__}: must be a table of pandas or Arrow, or columns by name"
@@ -63,7 +76,13 @@ def _column(values: Any, name: str, client: str) -> Column:
 
 
 def _name(value: Any) -> str:
-    return value if isinstance(value, str) else spelled(value) if isinstance(value, float) else str(value)
+    return (
+        value
+        if isinstance(value, str)
+        else spelled(value)
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _arrow(column: Any) -> Any:
@@ -98,5 +117,8 @@ def tables_of(clients: Mapping[str, Any], server: Any = None) -> Tables:
     """Tables of clients in Python, by the clients' names."""
     if not clients:
         raise UsageError("there are no clients: give at least one table")
-    named = {str(name): table_of(values, f"the table of client '{name}'") for name, values in clients.items()}
+    named = {
+        str(name): table_of(values, f"the table of client '{name}'")
+        for name, values in clients.items()
+    }
     return Tables(named, None if server is None else table_of(server, "the server's table"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equipoise.data.federated_dataset import Kind, Target
 from equipoise.data.tables.cells import NO_NUMBER, spelled
 from equipoise.data.tables.choices import ColumnChoices
 from equipoise.data.tables.findings import Finding
 from equipoise.data.tables.rule import NO, YES, Rule
 from equipoise.data.tables.statistics import ColumnStatistics, Moments, Statistics, merged
-from equipoise.data.target import Kind, Target
 
 MANY_NUMBERS = 20  # different numbers, above which a target is hardly a class
 MANY_CLASSES = 1000
@@ -42,9 +42,13 @@ def decide_target(
     return _classes(about, rule, choices)
 
 
-def _classes(about: ColumnStatistics, rule: Rule, choices: ColumnChoices) -> tuple[Target | None, list[Finding]]:
+def _classes(
+    about: ColumnStatistics, rule: Rule, choices: ColumnChoices
+) -> tuple[Target | None, list[Finding]]:
     different = len(about.rounded) + len(about.texts)
-    measured = about.numbers.count and (not about.whole or not about.exact or len(about.rounded) > MANY_NUMBERS)
+    measured = about.numbers.count and (
+        not about.whole or not about.exact or len(about.rounded) > MANY_NUMBERS
+    )
     if measured and not choices.kind:
         return None, [
             _problem(
@@ -59,7 +63,9 @@ def _classes(about: ColumnStatistics, rule: Rule, choices: ColumnChoices) -> tup
     if different < 2:
         return None, [_problem(rule, "has one value only: there is nothing to tell apart")]
     texts = [text for text, _ in about.texts]
-    return Target("classification", rule.name, (*(spelled(v) for v, _ in about.rounded), *texts)), []
+    return Target(
+        "classification", rule.name, (*(spelled(v) for v, _ in about.rounded), *texts)
+    ), []
 
 
 def _unreadable(about: ColumnStatistics, rule: Rule, kind: Kind) -> list[Finding]:
@@ -69,19 +75,29 @@ def _unreadable(about: ColumnStatistics, rule: Rule, kind: Kind) -> list[Finding
     words = [text for text, _ in about.texts if text.lower() not in NO_NUMBER]
     if measured and (words or about.withheld):
         shown = ", ".join(map(repr, words[:3])) or "texts"
-        return [_problem(rule, f"holds {shown}, which are no numbers: clean it, or choose another target")]
+        return [
+            _problem(
+                rule, f"holds {shown}, which are no numbers: clean it, or choose another target"
+            )
+        ]
     return []
 
 
 def _events(messages: Sequence[Statistics], rule: Rule) -> list[Finding]:
     if not rule.event:
-        return [_problem(rule, "is a time of survival, and --event is not given: name the column of events")]
+        return [
+            _problem(
+                rule, "is a time of survival, and --event is not given: name the column of events"
+            )
+        ]
     about = merged([message.target[1] for message in messages])
     values = {spelled(v) for v, _ in about.rounded} | {text.lower() for text, _ in about.texts}
     odd = sorted(values - YES - NO)
     if odd or about.withheld or not values & YES:
         seen = ", ".join(map(repr, odd[:3])) or "no 1"
-        words = f"holds {seen}: an event is 1 where it was seen and 0 where not, and some must be seen"
+        words = (
+            f"holds {seen}: an event is 1 where it was seen and 0 where not, and some must be seen"
+        )
         return [Finding(words, True, column=rule.event)]
     return []
 

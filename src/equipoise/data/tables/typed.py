@@ -7,7 +7,7 @@ import json
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from equipoise.core.errors import UsageError
+from equipoise.utils.errors import UsageError
 
 T = TypeVar("T")
 
@@ -28,7 +28,9 @@ def of_json(kind: type[T], text: str, where: str) -> T:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        fields = {
+            item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)
+        }
         return {"type": type(value).__name__, **fields}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 

@@ -10,12 +10,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, ServerMessage, ValueRange, Server, State, Task, TrainingConfig, Params, ClientUpdate, option
-from equipoise.core.errors import UsageError
-from equipoise.methods.fedpolicy import policies, probes, record
-from equipoise.methods.fedpolicy.foresight import Learned
-from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts, choices_of, freshness
-from equipoise.methods.over import ComposedMethod
+from equipoise.core import (
+    Client,
+    ClientUpdate,
+    Params,
+    Server,
+    ServerMessage,
+    State,
+    Task,
+    TrainingConfig,
+    ValueRange,
+    option,
+)
+from equipoise.methods._composition import ComposedMethod
+from equipoise.methods.fedpolicy import policies
+from equipoise.methods.fedpolicy import policies as probes
+from equipoise.methods.fedpolicy import state as record
+from equipoise.methods.fedpolicy.policies import Learned
+from equipoise.methods.fedpolicy.state import PUBLISHED, Parts, choices_of, freshness
+from equipoise.utils.errors import UsageError
 
 POLICIES: dict[str, type[policies.Policy]] = {
     "random": policies.Random,
@@ -32,7 +45,9 @@ class FedPolicy(ComposedMethod):
 
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
-    policy: str = option("learned", "who chooses the part that a client gets back", choices=(*PUBLISHED, *POLICIES))
+    policy: str = option(
+        "learned", "who chooses the part that a client gets back", choices=(*PUBLISHED, *POLICIES)
+    )
     parts: str = option(
         "full,backbone,head",
         "what a policy may choose from, sets of the model's blocks such as shared+head; none may be added",
@@ -43,7 +58,10 @@ class FedPolicy(ComposedMethod):
         choices=("on", "off", "auto"),
     )
     rho: float = option(
-        0.5, "what an upload still counts for each round since its client installed the block", above=0, high=1
+        0.5,
+        "what an upload still counts for each round since its client installed the block",
+        above=0,
+        high=1,
     )
     price: float = option(
         0.01,
@@ -51,9 +69,13 @@ class FedPolicy(ComposedMethod):
         "with devices as much more or less as its time",
         low=0,
     )
-    probe_bonus: float = option(0.01, "accuracy that a choice is credited for each block it shares", low=0)
+    probe_bonus: float = option(
+        0.01, "accuracy that a choice is credited for each block it shares", low=0
+    )
     probe_every: int = option(16, "rounds between probes at most, for the policy learned", low=1)
-    policy_gamma: float = option(0.5, "discount of the next round in the policy dqn", low=0, below=1)
+    policy_gamma: float = option(
+        0.5, "discount of the next round in the policy dqn", low=0, below=1
+    )
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
@@ -71,9 +93,18 @@ class FedPolicy(ComposedMethod):
     @cached_property
     def agent(self) -> policies.Policy:
         rules = policies.Rules(
-            self.sets, self.choices, self.policy_gamma, self.probe_bonus, self.probe_every, self.price
+            self.sets,
+            self.choices,
+            self.policy_gamma,
+            self.probe_bonus,
+            self.probe_every,
+            self.price,
         )
-        return policies.Always(rules, self.policy) if self.policy in PUBLISHED else POLICIES[self.policy](rules)
+        return (
+            policies.Always(rules, self.policy)
+            if self.policy in PUBLISHED
+            else POLICIES[self.policy](rules)
+        )
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
@@ -89,7 +120,11 @@ class FedPolicy(ComposedMethod):
         return self.sync == "on" or (self.sync == "auto" and isinstance(self.agent, Learned))
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        if len(self.choices) < 2 or "full" not in self.choices or len(set(self.choices)) < len(self.choices):
+        if (
+            len(self.choices) < 2
+            or "full" not in self.choices
+            or len(set(self.choices)) < len(self.choices)
+        ):
             raise UsageError(
                 f"parts is '{self.parts}': must be full and one or more of {', '.join(PUBLISHED[1:])}, or of sets of "
                 f"the model's blocks ({', '.join(task.blocks)}) such as {'+'.join(task.blocks)}"
@@ -108,12 +143,18 @@ class FedPolicy(ComposedMethod):
         below, reason = self.inner, ""
         if "receive" in below.overridden_hooks:
             reason = "it decides itself how a client installs what it is sent"
-        elif set(below.shared_param_names(task)) != {name for names in task.blocks.values() for name in names}:
+        elif set(below.shared_param_names(task)) != {
+            name for names in task.blocks.values() for name in names
+        }:
             reason = "it keeps a part of the model at the clients, so that no choice is left"
         elif below.needs_common_start:
-            reason = "its memory of the clients' drift is sound only if all start from one whole model"
+            reason = (
+                "its memory of the clients' drift is sound only if all start from one whole model"
+            )
         if reason:
-            raise UsageError(f"{self.name} cannot sit on '{self.base}': {reason}; choose another --base")
+            raise UsageError(
+                f"{self.name} cannot sit on '{self.base}': {reason}; choose another --base"
+            )
         self.require_two_blocks(task)
         self.inner.check(task, training)
 
@@ -133,7 +174,9 @@ class FedPolicy(ComposedMethod):
             best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
             part = torch.where(words["choose"], best, words["part"].long())
             state["probe"] = probe | {"part": part}
-            inner.message = replace(client.message, sent_blocks=self.sets.sent(client.task, self.sets.taken(part)))
+            inner.message = replace(
+                client.message, sent_blocks=self.sets.sent(client.task, self.sets.taken(part))
+            )
         start, state["base"] = self.inner.receive(inner)
         return start, state
 
@@ -141,9 +184,14 @@ class FedPolicy(ComposedMethod):
         up, state = super().upload(client)
         metrics = dict(up.metrics)
         if self.agent.probes:
-            metrics |= {"part": state["probe"]["part"].to(torch.uint8), "scores": state["probe"]["scores"]}
+            metrics |= {
+                "part": state["probe"]["part"].to(torch.uint8),
+                "scores": state["probe"]["scores"],
+            }
         if self.agent.learns:
-            metrics["report"] = probes.report(state["probe"]) if self.agent.probes else record.report(client)
+            metrics["report"] = (
+                probes.report(state["probe"]) if self.agent.probes else record.report(client)
+            )
         return ClientUpdate(up.params, up.extra, metrics), state
 
     # --- server -----------------------------------------------------------------------------------------------------
@@ -152,7 +200,10 @@ class FedPolicy(ComposedMethod):
         known = record.init(task.num_clients, self.sets)
         if self.agent.learns:
             known |= record.init_reports(task.num_clients, self.sets)
-        return super().init_server(task, params) | {"known": known, "policy": self.agent.init(task.num_clients)}
+        return super().init_server(task, params) | {
+            "known": known,
+            "policy": self.agent.init(task.num_clients),
+        }
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         down, state = super().distribute(server, ids)
@@ -163,32 +214,58 @@ class FedPolicy(ComposedMethod):
             assert offer.lean is not None
             each |= {"part": offer.part.to(torch.uint8), "look": offer.look, "choose": offer.choose}
             each |= {"trust": offer.trust.float(), "lean": offer.lean.float()}
-        known = {**state["known"], "offered": state["known"]["offered"].index_copy(0, ids, offer.part)}
-        down = replace(down, sent_blocks=self.sets.sent(server.task, self.sets.takes[offer.part] | offer.look[:, None]), per_client=each)
+        known = {
+            **state["known"],
+            "offered": state["known"]["offered"].index_copy(0, ids, offer.part),
+        }
+        down = replace(
+            down,
+            sent_blocks=self.sets.sent(
+                server.task, self.sets.takes[offer.part] | offer.look[:, None]
+            ),
+            per_client=each,
+        )
         return down, {**state, "known": known, "policy": memory}
 
-    def aggregation_weights(self, server: Server, ids: Tensor, updates: ClientUpdate) -> tuple[Tensor | Params, State]:
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
         weights, state = super().aggregation_weights(server, ids, updates)
-        part = updates.metrics["part"].long() if self.agent.probes else state["known"]["offered"][ids]
+        part = (
+            updates.metrics["part"].long() if self.agent.probes else state["known"]["offered"][ids]
+        )
         server.logged["part"] = part
         state["known"] = record.note_parts(state["known"], ids, self.sets, part, server.round)
         if self.synced:
             if "aggregation_weights" not in self.inner.overridden_hooks:
                 assert isinstance(weights, Tensor)
                 weights = weights.sqrt()
-            weights = self.sets.block_weights(server.task, updates.params, weights, self._fresh(server, state, ids))
+            weights = self.sets.block_weights(
+                server.task, updates.params, weights, self._fresh(server, state, ids)
+            )
         return weights, state
 
-    def aggregate(self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params) -> tuple[Params, State]:
+    def aggregate(
+        self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
+    ) -> tuple[Params, State]:
         params, state = super().aggregate(server, ids, updates, weights)
         if self.synced:
-            params = self.sets.keep_stale(server.task, server.params, params, self._fresh(server, state, ids))
+            params = self.sets.keep_stale(
+                server.task, server.params, params, self._fresh(server, state, ids)
+            )
         known = state["known"]
         if self.agent.learns:
             told, part = self.agent.told(known, state["policy"], ids)
-            price = self.price * self.sets.costs(server.task, server.params, ids)[torch.arange(len(ids)), part]
-            known = record.note_reports(known, ids[told], updates.metrics["report"][told], price[told], server.round)
-            known = record.note_models(known, ids, self.sets, server.task, server.params, updates.params, params)
+            price = (
+                self.price
+                * self.sets.costs(server.task, server.params, ids)[torch.arange(len(ids)), part]
+            )
+            known = record.note_reports(
+                known, ids[told], updates.metrics["report"][told], price[told], server.round
+            )
+            known = record.note_models(
+                known, ids, self.sets, server.task, server.params, updates.params, params
+            )
         memory = self.agent.learn(server, known, state["policy"], ids, updates.metrics)
         return params, {**state, "known": known, "policy": memory}
 

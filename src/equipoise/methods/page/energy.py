@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equipoise.contract import Client, DeviceProfile, State, LocalHParams, Params
-from equipoise.core import streams
-from equipoise.core.errors import UsageError, nearest
-from equipoise.core.trees import tree_bytes
+from equipoise.core import Client, DeviceProfile, LocalHParams, Params, State
+from equipoise.utils import rng
+from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.pytree import tree_bytes
 
 DEVICES = "devices"
 NAMED = ("default", DEVICES)
@@ -60,15 +60,25 @@ def read(where: str) -> Resources:
     try:
         given = tomllib.loads(Path(where).read_text())
     except OSError as error:
-        raise UsageError(f"resources file '{where}' cannot be read: {error.strerror}{nearest(where, NAMED)}") from error
+        raise UsageError(
+            f"resources file '{where}' cannot be read: {error.strerror}{nearest(where, NAMED)}"
+        ) from error
     except ValueError as error:
         raise UsageError(f"resources file '{where}' is not valid TOML: {error}") from error
     for name, value in given.items():
         if name not in NAMES:
-            raise UsageError(f"resources file '{where}': unknown parameter '{name}'{nearest(name, NAMES)}")
-        numbers = isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value)
+            raise UsageError(
+                f"resources file '{where}': unknown parameter '{name}'{nearest(name, NAMES)}"
+            )
+        numbers = (
+            isinstance(value, list)
+            and len(value) == 2
+            and all(isinstance(v, int | float) for v in value)
+        )
         if not numbers or not 0 < value[0] <= value[1] < float("inf"):
-            raise UsageError(f"resources file '{where}': {name} must be [low, high] with 0 < low <= high")
+            raise UsageError(
+                f"resources file '{where}': {name} must be [low, high] with 0 < low <= high"
+            )
     return Resources(**{name: (float(low), float(high)) for name, (low, high) in given.items()})
 
 
@@ -77,14 +87,19 @@ def check(where: str, decided: tuple[str, ...]) -> None:
     if where:
         read(where)
         if "alpha" not in decided:
-            raise UsageError("an energy budget limits epochs: let the agents decide them (--adapt alpha,...)")
+            raise UsageError(
+                "an energy budget limits epochs: let the agents decide them (--adapt alpha,...)"
+            )
 
 
 def parameters(resources: Resources, usual: Tensor, today: Tensor) -> Params:
     """Each parameter from two uniform numbers: the client's own and the round's (0.5 is the usual day)."""
     place = (usual * (1 - SWING) + today * SWING).unbind(-1)
     ranges = (getattr(resources, name) for name in NAMES)
-    return {name: low + (high - low) * u for name, (low, high), u in zip(NAMES, ranges, place, strict=True)}
+    return {
+        name: low + (high - low) * u
+        for name, (low, high), u in zip(NAMES, ranges, place, strict=True)
+    }
 
 
 def computing(p: Params, samples: Tensor) -> Tensor:
@@ -98,19 +113,33 @@ def radio(p: Params, power: Tensor, bits: float) -> Tensor:
     return power * bits / rate
 
 
-def price(resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, bits: float) -> Params:
+def price(
+    resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, bits: float
+) -> Params:
     """This round's energy an ``epoch``, its ``fixed`` part (radio), and the ``budget``."""
-    now, normally = parameters(resources, usual, today), parameters(resources, usual, torch.full_like(today, 0.5))
+    now, normally = (
+        parameters(resources, usual, today),
+        parameters(resources, usual, torch.full_like(today, 0.5)),
+    )
     costs = [
         (computing(p, samples), radio(p, p["power_up"], bits) + radio(p, p["power_down"], bits))
         for p in (now, normally)
     ]
-    return {"epoch": costs[0][0], "fixed": costs[0][1], "budget": now["budget"] * costs[1][0] + costs[1][1]}
+    return {
+        "epoch": costs[0][0],
+        "fixed": costs[0][1],
+        "budget": now["budget"] * costs[1][0] + costs[1][1],
+    }
 
 
 def device_price(device: DeviceProfile, budget: Tensor, samples: Tensor, bytes: float) -> Params:
     """The same by the profile of a device, whose speed, links and power are what the simulated clock bills."""
-    epoch, fixed = samples / device.samples_per_second * device.compute_watts, bytes * (device.upload_seconds_per_byte + device.download_seconds_per_byte) * device.radio_watts
+    epoch, fixed = (
+        samples / device.samples_per_second * device.compute_watts,
+        bytes
+        * (device.upload_seconds_per_byte + device.download_seconds_per_byte)
+        * device.radio_watts,
+    )
     return {"epoch": epoch, "fixed": fixed, "budget": budget * epoch + fixed}
 
 
@@ -143,11 +172,16 @@ def forecast(client: Client, resources: Resources, held: State, by_device: bool 
     """
     count = len(NAMES)
     first = (held["usual"] == 0).all()
-    usual = torch.where(first, client.uniform(count, stream=streams.ENERGY[0]), held["usual"])
-    samples = client.num_steps(LocalHParams(torch.ones_like(client.hparams.epochs), client.hparams.lr)) * client.training.batch_size  # to whole batches
-    today, size = client.uniform(count, stream=streams.ENERGY[1]), float(tree_bytes(client.start))
+    usual = torch.where(first, client.uniform(count, stream=rng.ENERGY[0]), held["usual"])
+    samples = (
+        client.num_steps(LocalHParams(torch.ones_like(client.hparams.epochs), client.hparams.lr))
+        * client.training.batch_size
+    )  # to whole batches
+    today, size = client.uniform(count, stream=rng.ENERGY[1]), float(tree_bytes(client.start))
     if by_device:
-        cost = device_price(client.device(), parameters(resources, usual, today)["budget"], samples, size)
+        cost = device_price(
+            client.device(), parameters(resources, usual, today)["budget"], samples, size
+        )
     else:
         cost = price(resources, usual, today, samples, 8 * size)
     return {**held, "usual": usual, "cost": cost}
@@ -164,4 +198,7 @@ def bill(client: Client, held: State, rate: float) -> tuple[Tensor, State]:
     over = excess(held["cost"], client.hparams.epochs)
     spent = client.hparams.epochs * held["cost"]["epoch"] + held["cost"]["fixed"]
     client.logged |= {"joules": spent, "excess": over, "multiplier": held["multiplier"]}
-    return held["multiplier"] * over, {**held, "multiplier": multiplier(held["multiplier"], over, rate)}
+    return held["multiplier"] * over, {
+        **held,
+        "multiplier": multiplier(held["multiplier"], over, rate),
+    }

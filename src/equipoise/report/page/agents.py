@@ -17,7 +17,9 @@ def theory(groups: Sequence[Group], score: Score) -> Figure | None:
         return None
     traces: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
-        errors = {} if group.first.series("received", "subspace") else group.first.series("global")  # of tables alone
+        errors = (
+            {} if group.first.series("received", "subspace") else group.first.series("global")
+        )  # of tables alone
         steps = list(accumulate(record.train["epochs"].mean for record in group.first.records))
         at = {record.round: step for record, step in zip(group.first.records, steps, strict=True)}
         rounds = thin([t for t in sorted(errors) if errors[t] > 0])
@@ -25,11 +27,25 @@ def theory(groups: Sequence[Group], score: Score) -> Figure | None:
             continue
         x = [at[t] for t in rounds]
         style = {"color": colour(index), "dash": dash(index), "width": 2}
-        measured = {"type": "scatter", "mode": "lines", "name": group.label, "line": style, "legendgroup": group.label}
+        measured = {
+            "type": "scatter",
+            "mode": "lines",
+            "name": group.label,
+            "line": style,
+            "legendgroup": group.label,
+        }
         traces.append({**measured, "x": numbers(x), "y": numbers(errors[t] for t in rounds)})
         predicted = [errors[rounds[-1]] * math.sqrt(x[-1] / step) for step in x]
         fainter = {**style, "dash": "dot", "width": 1}
-        traces.append({**measured, "name": "∝ 1/√steps", "line": fainter, "x": numbers(x), "y": numbers(predicted)})
+        traces.append(
+            {
+                **measured,
+                "name": "∝ 1/√steps",
+                "line": fainter,
+                "x": numbers(x),
+                "y": numbers(predicted),
+            }
+        )
     axes: dict[str, Any] = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
     return figure(traces, "steps of an agent", "(1 − γ) max |Q − Q*|", **axes) if traces else None
 
@@ -39,6 +55,12 @@ def subspace(groups: Sequence[Group], score: Score) -> Figure | None:
     traces = [
         trace
         for index, group in enumerate(groups)
-        for trace in line([run.series("received", "subspace") for run in group.runs], group.label, index)
+        for trace in line(
+            [run.series("received", "subspace") for run in group.runs], group.label, index
+        )
     ]
-    return figure(traces, "round", "sine of the largest angle", yaxis={"type": "log"}) if traces else None
+    return (
+        figure(traces, "round", "sine of the largest angle", yaxis={"type": "log"})
+        if traces
+        else None
+    )

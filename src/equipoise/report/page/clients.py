@@ -6,7 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.report.page.drawing import GREY, Figure, Score, colour, figure, line, numbers, quantiles, symbol
+from equipoise.report.page.drawing import (
+    GREY,
+    Figure,
+    Score,
+    colour,
+    figure,
+    line,
+    numbers,
+    quantiles,
+    symbol,
+)
 from equipoise.report.reading import Group
 
 EACH = 200  # clients that are drawn as points of a box; more make the box alone
@@ -21,7 +31,12 @@ def spread(groups: Sequence[Group], score: Score) -> Figure | None:
         if values:
             traces.append(
                 {
-                    **{"type": "box", "name": group.label, "showlegend": False, "marker": {"color": colour(index)}},
+                    **{
+                        "type": "box",
+                        "name": group.label,
+                        "showlegend": False,
+                        "marker": {"color": colour(index)},
+                    },
                     "y": numbers(quantiles(values, 400)),
                     "boxpoints": "all" if len(values) <= EACH else False,
                     **{"jitter": 0.5, "pointpos": 0, "boxmean": True},
@@ -45,20 +60,40 @@ def before_after(groups: Sequence[Group], score: Score) -> Figure | None:
         seen += [v for v in (*xs, *ys) if math.isfinite(v)]
         traces.append(
             {
-                **{"type": "scatter", "mode": "markers", "name": group.label, "x": numbers(xs), "y": numbers(ys)},
+                **{
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": group.label,
+                    "x": numbers(xs),
+                    "y": numbers(ys),
+                },
                 "text": [run.called(client) for client, _, _ in pairs],
                 "hovertemplate": "%{text}: %{x:.4g} → %{y:.4g}",
-                "marker": {"color": colour(index), "symbol": symbol(index), "size": 7, "opacity": 0.75},
+                "marker": {
+                    "color": colour(index),
+                    "symbol": symbol(index),
+                    "size": 7,
+                    "opacity": 0.75,
+                },
             }
         )
     if not seen:
         return None
     ends = numbers([min(seen), max(seen)])
     same = {
-        **{"type": "scatter", "mode": "lines", "name": "no change", "x": ends, "y": ends, "hoverinfo": "skip"},
+        **{
+            "type": "scatter",
+            "mode": "lines",
+            "name": "no change",
+            "x": ends,
+            "y": ends,
+            "hoverinfo": "skip",
+        },
         "line": {"color": GREY, "dash": "dash", "width": 1},
     }
-    return figure([same, *traces], f"received model: {score.words}", f"personal model: {score.words}")
+    return figure(
+        [same, *traces], f"received model: {score.words}", f"personal model: {score.words}"
+    )
 
 
 def newcomers(groups: Sequence[Group], score: Score) -> Figure | None:
@@ -74,5 +109,11 @@ def newcomers(groups: Sequence[Group], score: Score) -> Figure | None:
             for summary in group.summaries
             if summary.newcomers
         ]
-        traces += line(runs, group.label, index, scale=score.scale, mode="lines+markers") if runs else []
-    return figure(traces, "epochs (of agents: steps) of a newcomer's own training", score.words) if traces else None
+        traces += (
+            line(runs, group.label, index, scale=score.scale, mode="lines+markers") if runs else []
+        )
+    return (
+        figure(traces, "epochs (of agents: steps) of a newcomer's own training", score.words)
+        if traces
+        else None
+    )

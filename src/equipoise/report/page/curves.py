@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from equipoise.records.scores import NAMED
+from equipoise.records.rounds import NAMED
 from equipoise.report.page.drawing import GREY, Figure, Score, figure, line, numbers, thin
 from equipoise.report.reading import Group
 
@@ -27,10 +27,15 @@ def curves(groups: Sequence[Group], score: Score) -> Figure | None:
             continue
         traces += line(runs, NAMES[name], index, scale=score.scale)
     layout: dict[str, Any] = {"yaxis": score.axis}
-    utilities = {side: [_exp(run.note(f"log_utility_{side}")) for run in group.runs] for side in ("global", "local")}
+    utilities = {
+        side: [_exp(run.note(f"log_utility_{side}")) for run in group.runs]
+        for side in ("global", "local")
+    }
     for index, (side, runs) in enumerate(utilities.items()):
         for trace in line(runs, f"utility, {side}", 4 + index, yaxis="y2", opacity=0.65):
-            trace["line"] |= {"dash": "dot"} if trace["mode"] == "lines" and "fill" not in trace else {}
+            trace["line"] |= (
+                {"dash": "dot"} if trace["mode"] == "lines" and "fill" not in trace else {}
+            )
             traces.append(trace)
             layout["yaxis2"] = {
                 "title": {"text": "utility, 1/loss"},
@@ -48,7 +53,9 @@ def curves_of(name: str) -> Callable[[Sequence[Group], Score], Figure | None]:
         traces = [
             trace
             for index, group in enumerate(groups)
-            for trace in line([run.series(name) for run in group.runs], group.label, index, scale=score.scale)
+            for trace in line(
+                [run.series(name) for run in group.runs], group.label, index, scale=score.scale
+            )
         ]
         return figure(traces, "round", score.words, yaxis=score.axis) if traces else None
 
@@ -63,7 +70,12 @@ def path_of_one(groups: Sequence[Group], score: Score) -> Figure | None:
     if len(rounds) < 2:
         return None
     trace = {
-        **{"type": "scatter", "mode": "lines+markers", "line": {"color": GREY, "width": 1}, "showlegend": False},
+        **{
+            "type": "scatter",
+            "mode": "lines+markers",
+            "line": {"color": GREY, "width": 1},
+            "showlegend": False,
+        },
         "x": numbers(score.scale * ours[t] for t in rounds),
         "y": numbers(score.scale * theirs[t] for t in rounds),
         "text": [f"round {t}" for t in rounds],

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.core.metrics import higher_is_better
 from equipoise.report.paired import half_width
+from equipoise.utils.metrics import higher_is_better
 
 Figure = dict[str, Any]
 
@@ -94,10 +94,21 @@ def line(
     if len(runs) < 2 or len(rounds) < 2:
         return [main]
     shade = {
-        **{"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False},
+        **{
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        },
         "x": [*rounds, *reversed(rounds)],
         "y": numbers([*(band(v)[0] for v in values), *(band(v)[1] for v in reversed(values))]),
-        **{"fill": "toself", "fillcolor": transparent(colour(index), 0.18), "legendgroup": name, **more},
+        **{
+            "fill": "toself",
+            "fillcolor": transparent(colour(index), 0.18),
+            "legendgroup": name,
+            **more,
+        },
     }
     return [shade, main]
 
@@ -120,5 +131,9 @@ def figure(traces: Sequence[dict[str, Any]], x: str, y: str, **layout: Any) -> F
     extra_x, extra_y = layout.pop("xaxis", {}), layout.pop("yaxis", {})
     return {
         "data": list(traces),
-        "layout": {"xaxis": {"title": {"text": x}, **extra_x}, "yaxis": {"title": {"text": y}, **extra_y}, **layout},
+        "layout": {
+            "xaxis": {"title": {"text": x}, **extra_x},
+            "yaxis": {"title": {"text": y}, **extra_y},
+            **layout,
+        },
     }

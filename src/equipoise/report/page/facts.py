@@ -22,7 +22,11 @@ def clients(run: Run) -> str:
     half = LISTED // 2
     kept = sorted(order if count <= LISTED else [*order[:half], *order[-half:]])
     rows = [[_cell(run, name, i) for name in known] for i in kept]
-    which = "" if count <= LISTED else f" ({half} with the lowest and {half} with the highest score of {count})"
+    which = (
+        ""
+        if count <= LISTED
+        else f" ({half} with the lowest and {half} with the highest score of {count})"
+    )
     head = [(name.replace("_", " "), False) for name in known]
     return f"<details><summary>Table of clients{which}</summary>{table(head, rows)}</details>"
 
@@ -39,10 +43,22 @@ def certificates(groups: Sequence[Group]) -> str:
         for summary in group.summaries:
             if found := summary.certificate:
                 players, server = found.clients, found.server.gain if found.server else None
-                values = [found.largest_gain, players.largest, players.mean, players.gaining, server]
+                values = [
+                    found.largest_gain,
+                    players.largest,
+                    players.mean,
+                    players.gaining,
+                    server,
+                ]
                 name = f"{group.label}, seed {summary.about.seed}"
                 figures = [(_percent(value), value, False) for value in values]
-                rows.append([(name, None, False), *figures, (str(found.samples), float(found.samples), False)])
+                rows.append(
+                    [
+                        (name, None, False),
+                        *figures,
+                        (str(found.samples), float(found.samples), False),
+                    ]
+                )
     if not rows:
         return ""
     titles = (
@@ -67,8 +83,16 @@ def coverage(groups: Sequence[Group]) -> str:
     for group in groups:
         for summary in group.summaries[:1]:
             if found := summary.extra.get("coverage"):
-                values = [summary.extra["error"], *(found[name] for name in ("mu_min", "mu_avg", "c_het", "t_mix"))]
-                rows.append([(group.label, None, False), *((figure(value), value, False) for value in values)])
+                values = [
+                    summary.extra["error"],
+                    *(found[name] for name in ("mu_min", "mu_avg", "c_het", "t_mix")),
+                ]
+                rows.append(
+                    [
+                        (group.label, None, False),
+                        *((figure(value), value, False) for value in values),
+                    ]
+                )
     titles = ("method", "final error", "μ_min", "μ_avg", "C_het", "t_mix")
     return table([(title, False) for title in titles], rows) if rows else ""
 

@@ -10,8 +10,8 @@ from html import escape
 from importlib import resources
 
 from equipoise import __version__
-from equipoise.core.errors import UsageError
 from equipoise.report.page.drawing import Figure
+from equipoise.utils.errors import UsageError
 
 TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -38,7 +38,9 @@ TEMPLATE = """<!doctype html>
 </html>
 """
 # The browser itself refuses any request that the page might make.
-POLICY = "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; form-action 'none'"
+POLICY = (
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; form-action 'none'"
+)
 
 
 class Page:
@@ -66,12 +68,28 @@ class Page:
             self.sections.append((name, title, inner))
 
     def html(self, title: str, subtitle: str, verdict: str = "") -> str:
-        body = "".join(f'<section id="{n}"><h2>{escape(t)}</h2>{inner}</section>' for n, t, inner in self.sections)
+        body = "".join(
+            f'<section id="{n}"><h2>{escape(t)}</h2>{inner}</section>'
+            for n, t, inner in self.sections
+        )
         nav = "".join(f'<a href="#{name}">{escape(t)}</a>' for name, t, _ in self.sections)
-        data = json.dumps(self.figures, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+        data = json.dumps(self.figures, allow_nan=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
         return TEMPLATE.format(
-            **{"policy": POLICY, "title": escape(title), "subtitle": escape(subtitle), "nav": nav, "body": body},
-            **{"css": _asset("page.css"), "js": _asset("page.js"), "figures": data, "plotly": plotly()},
+            **{
+                "policy": POLICY,
+                "title": escape(title),
+                "subtitle": escape(subtitle),
+                "nav": nav,
+                "body": body,
+            },
+            **{
+                "css": _asset("page.css"),
+                "js": _asset("page.js"),
+                "figures": data,
+                "plotly": plotly(),
+            },
             verdict=f'<p class="verdict">{escape(verdict)}</p>' if verdict else "",
             version=__version__,
         )
@@ -87,5 +105,7 @@ def plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise UsageError("it needs Plotly: pip install 'equipoise[report]', then 'equipoise report DIR'") from error
+        raise UsageError(
+            "it needs Plotly: pip install 'equipoise[report]', then 'equipoise report DIR'"
+        ) from error
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

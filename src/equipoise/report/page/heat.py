@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.methods.fedpolicy.parts import Parts
+from equipoise.methods.fedpolicy.state import Parts
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.page.drawing import Figure, number
 from equipoise.report.reading import Run
@@ -76,10 +76,16 @@ def replied(record: RoundRecord) -> npt.NDArray[np.int64]:
 
 def _lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
     everything = {**(record.decisions or {}), **record.logged}
-    lists = {name: np.asarray(v, np.float64) for name, v in everything.items() if isinstance(v, list) and v}
+    lists = {
+        name: np.asarray(v, np.float64)
+        for name, v in everything.items()
+        if isinstance(v, list) and v
+    }
     if "part" in lists:  # who was given a block can be averaged, numbers of parts cannot
         taken = parts.takes.numpy()[lists.pop("part").astype(np.int64)].astype(np.float64)
-        lists |= {GIVEN.format(block): taken[:, column] for column, block in enumerate(parts.blocks)}
+        lists |= {
+            GIVEN.format(block): taken[:, column] for column, block in enumerate(parts.blocks)
+        }
     return lists
 
 
@@ -89,10 +95,16 @@ def heat_map(name: str, grid: Grid) -> tuple[str, Figure, str] | None:
     if not np.isfinite(mean).any() or np.nanmin(mean) == np.nanmax(mean):
         return None
     rows, columns = mean.shape
-    shown = np.log10(mean, where=mean > 0, out=np.full_like(mean, np.nan)) if name in LOGARITHMIC else mean
+    shown = (
+        np.log10(mean, where=mean > 0, out=np.full_like(mean, np.nan))
+        if name in LOGARITHMIC
+        else mean
+    )
     x = [1 + (i * grid.last) // columns for i in range(columns)]
     y = [(i * grid.clients) // rows for i in range(rows)]
-    low, high = np.nanquantile(shown, [0.01, 0.99]).tolist()  # a few extremes must not flatten all colours
+    low, high = np.nanquantile(
+        shown, [0.01, 0.99]
+    ).tolist()  # a few extremes must not flatten all colours
     ends = {"zmin": number(low), "zmax": number(high)} if low < high else {}
     trace: dict[str, Any] = {
         "type": "heatmap",
@@ -108,7 +120,9 @@ def heat_map(name: str, grid: Grid) -> tuple[str, Figure, str] | None:
     title = TITLES.get(name, noted)
     caption = "Colours end at the lowest and the highest hundredth."
     if rows < grid.clients or columns < grid.last:
-        many = f"{math.ceil(grid.clients / rows)} clients and {math.ceil(grid.last / columns)} rounds"
+        many = (
+            f"{math.ceil(grid.clients / rows)} clients and {math.ceil(grid.last / columns)} rounds"
+        )
         caption = f"Each cell is a mean over up to {many}. {caption}"
     layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": {"title": {"text": "client"}}}
     return title, {"data": [trace], "layout": layout}, caption

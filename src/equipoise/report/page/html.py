@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import files as checkpoint
-from equipoise.core.errors import UsageError
-from equipoise.records.folder import Folder
+from equipoise.records.run_dir import Folder
 from equipoise.report.folders import gather
 from equipoise.report.page.repeat import command as to_repeat
 from equipoise.report.page.sections import draw
 from equipoise.report.reading import Group, readable
+from equipoise.utils import io as checkpoint
+from equipoise.utils.errors import UsageError
 
 LONGEST = 100  # characters of the names of several folders in the name of their page
 

@@ -29,19 +29,36 @@ def labels(groups: Sequence[Group], score: Score) -> Figure | None:
         **{"type": "heatmap", "x": classes, "z": [numbers(row) for row in share[order].tolist()]},
         "colorscale": "Cividis",
         "colorbar": {"thickness": 12, "title": {"text": "share"}},
-        "text": [[f"{run.called(clients[i])}: {n:.0f} of {counts[i].sum():.0f}" for n in counts[i]] for i in order],
+        "text": [
+            [f"{run.called(clients[i])}: {n:.0f} of {counts[i].sum():.0f}" for n in counts[i]]
+            for i in order
+        ],
         "hovertemplate": "%{text} samples of class %{x}<extra></extra>",
     }
     names = [run.called(clients[i]) for i in order]
     named = {"tickvals": list(range(len(names))), "ticktext": names, "automargin": True}
     axis = named if len(names) <= NAMED else {"showticklabels": False}
-    return figure([trace], "class", "clients, by their largest class", xaxis={"type": "category"}, yaxis=axis)
+    return figure(
+        [trace], "class", "clients, by their largest class", xaxis={"type": "category"}, yaxis=axis
+    )
 
 
 def sizes(groups: Sequence[Group], score: Score) -> Figure | None:
     """How much everybody has: training samples of each client, from the most to the fewest; where they differ."""
-    held = next((own for group in groups for run in group.runs if (own := run.clients.get("samples"))), [])
+    held = next(
+        (own for group in groups for run in group.runs if (own := run.clients.get("samples"))), []
+    )
     if not held or min(held) == max(held):
         return None
-    bars = {"type": "bar", "y": numbers(sorted(quantiles(held, EACH), reverse=True)), "marker": {"color": colour(0)}}
-    return figure([bars], "clients, by their size", "training samples", xaxis={"showticklabels": False}, bargap=0)
+    bars = {
+        "type": "bar",
+        "y": numbers(sorted(quantiles(held, EACH), reverse=True)),
+        "marker": {"color": colour(0)},
+    }
+    return figure(
+        [bars],
+        "clients, by their size",
+        "training samples",
+        xaxis={"showticklabels": False},
+        bargap=0,
+    )

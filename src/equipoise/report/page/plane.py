@@ -7,7 +7,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from equipoise.report.page import pareto
-from equipoise.report.page.drawing import GREY, Figure, Score, colour, figure, number, numbers, symbol
+from equipoise.report.page.drawing import (
+    GREY,
+    Figure,
+    Score,
+    colour,
+    figure,
+    number,
+    numbers,
+    symbol,
+)
 from equipoise.report.reading import Group, Run
 
 
@@ -22,28 +31,56 @@ def both_sides(groups: Sequence[Group], score: Score) -> Figure | None:
             continue
         xs, ys = [x for x, _ in known], [y for _, y in known]
         points[group.label] = (fmean(xs), fmean(ys))
-        seeds = {"type": "scatter", "mode": "markers", "x": numbers(xs), "y": numbers(ys), "showlegend": False}
+        seeds = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": numbers(xs),
+            "y": numbers(ys),
+            "showlegend": False,
+        }
         if len(known) > 1:
             traces.append(
                 {
                     **{**seeds, "hoverinfo": "skip", "legendgroup": group.label},
-                    "marker": {"color": colour(index), "symbol": symbol(index), "size": 6, "opacity": 0.4},
+                    "marker": {
+                        "color": colour(index),
+                        "symbol": symbol(index),
+                        "size": 6,
+                        "opacity": 0.4,
+                    },
                 }
             )
         point: dict[str, Any] = {
-            **{**seeds, "x": [number(fmean(xs))], "y": [number(fmean(ys))], "name": group.label, "showlegend": True},
+            **{
+                **seeds,
+                "x": [number(fmean(xs))],
+                "y": [number(fmean(ys))],
+                "name": group.label,
+                "showlegend": True,
+            },
             "marker": {"color": colour(index), "symbol": symbol(index), "size": 12},
             "legendgroup": group.label,
         }
         if len(known) > 1:
-            point |= {f"error_{way}": {"array": [number(stdev(v))]} for way, v in (("x", xs), ("y", ys))}
+            point |= {
+                f"error_{way}": {"array": [number(stdev(v))]} for way, v in (("x", xs), ("y", ys))
+            }
         traces.append(point)
     if len(points) < 2:
         return None
     best = pareto.front(points, score.higher)
     front = {
-        **{"type": "scatter", "mode": "lines", "name": "Pareto front", "line": {"color": GREY, "dash": "dash"}},
-        **{"x": [points[name][0] for name in best], "y": [points[name][1] for name in best], "hoverinfo": "skip"},
+        **{
+            "type": "scatter",
+            "mode": "lines",
+            "name": "Pareto front",
+            "line": {"color": GREY, "dash": "dash"},
+        },
+        **{
+            "x": [points[name][0] for name in best],
+            "y": [points[name][1] for name in best],
+            "hoverinfo": "skip",
+        },
     }
     return figure([front, *traces], f"global {score.words}", f"personal {score.words}")
 

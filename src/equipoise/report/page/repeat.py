@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from equipoise.core.errors import UsageError
-from equipoise.core.text import to_file
+from equipoise.config.parsing import to_file
 from equipoise.methods import find_method
 from equipoise.report.reading import Group
-from equipoise.settings.names import options
+from equipoise.settings.option_registry import options
 from equipoise.tasks import find_task
+from equipoise.utils.errors import UsageError
 
 
 def repeat(groups: Sequence[Group], command: str) -> str:

@@ -28,7 +28,10 @@ def results(groups: Sequence[Group], score: Score) -> str:
     rows = [
         [
             (method, None, False),
-            *((str(c), c.mean, c.mean is not None and c.mean == top) for c, top in zip(row, best, strict=True)),
+            *(
+                (str(c), c.mean, c.mean is not None and c.mean == top)
+                for c, top in zip(row, best, strict=True)
+            ),
         ]
         for method, row in cells.items()
     ]
@@ -38,7 +41,11 @@ def results(groups: Sequence[Group], score: Score) -> str:
 
 
 def _paired(finished: Mapping[str, Sequence[Summary]], shown: Sequence[tables.Column]) -> str:
-    if len(finished) < 2 or min(map(len, finished.values())) < 2 or len({len(v) for v in finished.values()}) > 1:
+    if (
+        len(finished) < 2
+        or min(map(len, finished.values())) < 2
+        or len({len(v) for v in finished.values()}) > 1
+    ):
         return ""
     parts = []
     for column in shown:
@@ -59,9 +66,20 @@ def _paired(finished: Mapping[str, Sequence[Summary]], shown: Sequence[tables.Co
             for method, d in others.items()
             if d is not None
         ]
-        head = [("method", False), ("difference", column.higher), ("95 % interval", column.higher), ("", False)]
-        parts.append(f"<h3>{escape(column.title)}: difference to {escape(best)}, the best</h3>{table(head, rows)}")
-    return f"<details><summary>Paired differences over seeds</summary>{''.join(parts)}</details>" if parts else ""
+        head = [
+            ("method", False),
+            ("difference", column.higher),
+            ("95 % interval", column.higher),
+            ("", False),
+        ]
+        parts.append(
+            f"<h3>{escape(column.title)}: difference to {escape(best)}, the best</h3>{table(head, rows)}"
+        )
+    return (
+        f"<details><summary>Paired differences over seeds</summary>{''.join(parts)}</details>"
+        if parts
+        else ""
+    )
 
 
 def cards(groups: Sequence[Group], score: Score) -> str:
@@ -72,7 +90,9 @@ def cards(groups: Sequence[Group], score: Score) -> str:
     row = tables.rows({"": groups[0].summaries}, shown)[""]
     summary = groups[0].summaries[0]
     facts = [(cell.column.title, str(cell)) for cell in row if cell.mean is not None]
-    facts.append(("rounds", str(summary.rounds) + (f" ({summary.stopped})" if summary.stopped else "")))
+    facts.append(
+        ("rounds", str(summary.rounds) + (f" ({summary.stopped})" if summary.stopped else ""))
+    )
     if summary.best_round:
         facts.append(("best round by validation", str(summary.best_round)))
     facts.append(("dropped updates", str(summary.dropped_updates)))

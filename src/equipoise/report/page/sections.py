@@ -31,20 +31,36 @@ def draw(groups: Sequence[Group], command: str) -> str:
     """The whole page."""
     page, first = Page(), groups[0].first
     score, several = Score(first.headline), len(groups) > 1
-    page.section("result", "Result", results.cards(groups, score), results.results(groups, score), grid=False)
+    page.section(
+        "result", "Result", results.cards(groups, score), results.results(groups, score), grid=False
+    )
     _scores(page, groups, score, several)
     _clients(page, groups, score, several)
     _decisions(page, groups, score)
     page.section(
         "cost",
         "Time, energy and bytes",
-        page.plot("Score against time", spending.against_time(groups, score), "First seed of each."),
         page.plot(
-            "Score against energy", spending.against_energy(groups, score), "Of all clients; first seed of each."
+            "Score against time", spending.against_time(groups, score), "First seed of each."
         ),
-        page.plot("Score against bytes", spending.against_bytes(groups, score), "First seed of each."),
-        page.plot("Bytes so far", spending.megabytes(groups, score), "Everything that is sent, both ways; first seed."),
-        page.plot("Time", spending.seconds(groups, score), "As measured on the machine that ran it; first seed."),
+        page.plot(
+            "Score against energy",
+            spending.against_energy(groups, score),
+            "Of all clients; first seed of each.",
+        ),
+        page.plot(
+            "Score against bytes", spending.against_bytes(groups, score), "First seed of each."
+        ),
+        page.plot(
+            "Bytes so far",
+            spending.megabytes(groups, score),
+            "Everything that is sent, both ways; first seed.",
+        ),
+        page.plot(
+            "Time",
+            spending.seconds(groups, score),
+            "As measured on the machine that ran it; first seed.",
+        ),
     )
     page.section("equilibrium", "Equilibrium certificate", facts.certificates(groups), grid=False)
     page.section("theory", "Coverage of the agents", facts.coverage(groups), grid=False)
@@ -57,13 +73,19 @@ def draw(groups: Sequence[Group], command: str) -> str:
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     if unfinished:
         subtitle += f" {unfinished} of the runs {'is' if unfinished == 1 else 'are'} not finished."
-    title = f"{len(groups)} methods on {_data(config)}" if several else f"{names} on {_data(config)}"
+    title = (
+        f"{len(groups)} methods on {_data(config)}" if several else f"{names} on {_data(config)}"
+    )
     return page.html(title, subtitle, verdict.sentence(groups, score))
 
 
 def _data(config: dict[str, Any]) -> str:
     """What was learned from: the name of the user's own file or folder, else the task."""
-    return Path(str(config["data"])).name if config["task"] == "own" and config.get("data") else str(config["task"])
+    return (
+        Path(str(config["data"])).name
+        if config["task"] == "own" and config.get("data")
+        else str(config["task"])
+    )
 
 
 def _scores(page: Page, groups: Sequence[Group], score: Score, several: bool) -> None:
@@ -79,7 +101,9 @@ def _scores(page: Page, groups: Sequence[Group], score: Score, several: bool) ->
         )
     else:
         shown = [page.plot("Scores over rounds", curves.curves(groups, score))]
-        sides = page.plot("Way of the run", curves.path_of_one(groups, score), "One point per round; first seed.")
+        sides = page.plot(
+            "Way of the run", curves.path_of_one(groups, score), "One point per round; first seed."
+        )
     about = "Theory's slope hangs on the last point, for its constants are unknown; a constant rate ends in a plateau."
     theory = page.plot("Error against theory", agents.theory(groups, score), about)
     angle = "Between the representation that agents receive and the best one for all of them; mean over agents."
@@ -90,24 +114,53 @@ def _scores(page: Page, groups: Sequence[Group], score: Score, several: bool) ->
 def _clients(page: Page, groups: Sequence[Group], score: Score, several: bool) -> None:
     gained = f"{'Above' if score.higher else 'Below'} the line a client gained; one seed."
     plots = (
-        page.plot("Personal models, client by client", clients.spread(groups, score), "All seeds; one dot per client."),
+        page.plot(
+            "Personal models, client by client",
+            clients.spread(groups, score),
+            "All seeds; one dot per client.",
+        ),
         page.plot("Before and after", clients.before_after(groups, score), gained),
-        page.plot("Partition", partition.labels(groups, score), "Share of each class in a client's training data."),
-        page.plot("Sizes", partition.sizes(groups, score), "Training samples of each client that took part."),
-        page.plot("Newcomers", clients.newcomers(groups, score), "Clients that training never saw."),
+        page.plot(
+            "Partition",
+            partition.labels(groups, score),
+            "Share of each class in a client's training data.",
+        ),
+        page.plot(
+            "Sizes",
+            partition.sizes(groups, score),
+            "Training samples of each client that took part.",
+        ),
+        page.plot(
+            "Newcomers", clients.newcomers(groups, score), "Clients that training never saw."
+        ),
     )
     gains, table = verdict.by_name(groups, score), "" if several else facts.clients(groups[0].first)
     inner = "".join(plots)
-    page.section("clients", "Clients", gains, f'<div class="grid">{inner}</div>' if inner else "", table, grid=False)
+    page.section(
+        "clients",
+        "Clients",
+        gains,
+        f'<div class="grid">{inner}</div>' if inner else "",
+        table,
+        grid=False,
+    )
 
 
 def _decisions(page: Page, groups: Sequence[Group], score: Score) -> None:
     """What was decided, and what it took of the clients' resources."""
     decided = [
-        page.plot(title, spending.training(what)(groups, score), "Mean over clients, band from the least to the most.")
+        page.plot(
+            title,
+            spending.training(what)(groups, score),
+            "Mean over clients, band from the least to the most.",
+        )
         for what, title in (("epochs", "Epochs over rounds"), ("lr", "Learning rates over rounds"))
     ]
-    spent = [page.plot("Privacy spent", spending.privacy(groups, score), "Epsilon of the global models so far.")]
+    spent = [
+        page.plot(
+            "Privacy spent", spending.privacy(groups, score), "Epsilon of the global models so far."
+        )
+    ]
     for group in groups[:HEATED]:
         whose = f"{group.label}: " if len(groups) > 1 else ""
         for name, grid in heat.grids(group.first).items():
@@ -117,7 +170,11 @@ def _decisions(page: Page, groups: Sequence[Group], score: Score) -> None:
         if counts := shares.counted(group.first):
             names = shares.parts_of(group.first).names
             over = shares.over_rounds(counts[0], group.first.last, names)
-            decided.append(page.plot(f"{whose}Parts given, over rounds", over, "Share of the clients that got each."))
+            decided.append(
+                page.plot(
+                    f"{whose}Parts given, over rounds", over, "Share of the clients that got each."
+                )
+            )
             even = shares.by_evenness(counts[1], group.first.labels, names)
             about = "Clients in five groups by the entropy of their labels: 0 is one class, 1 is all alike; all rounds."
             decided.append(page.plot(f"{whose}Parts given, by evenness of labels", even, about))

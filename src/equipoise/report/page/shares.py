@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.methods.fedpolicy.parts import PUBLISHED, Parts
+from equipoise.methods.fedpolicy.state import PUBLISHED, Parts
 from equipoise.report.page.drawing import Figure, colour, figure, numbers
 from equipoise.report.page.heat import BUSY, MOST_ROUNDS, replied
 from equipoise.report.reading import Run
@@ -30,7 +30,11 @@ def counted(run: Run) -> tuple[Floats, Floats] | None:
     parts = len(parts_of(run))
     by_round, by_client = np.zeros((min(last, MOST_ROUNDS), parts)), np.zeros((clients, parts))
     for record in run.folder.stream():
-        t, part, ids = record.round, np.asarray(record.logged.get("part", []), np.int64), replied(record)
+        t, part, ids = (
+            record.round,
+            np.asarray(record.logged.get("part", []), np.int64),
+            replied(record),
+        )
         if (t % stride and t != last) or len(part) != len(ids) or ids.max() >= clients:
             continue
         by_round[(t - 1) * len(by_round) // last] += np.bincount(part, minlength=parts)
@@ -58,23 +62,34 @@ def evenness(labels: dict[str, list[float]]) -> tuple[npt.NDArray[np.int64], Flo
     """Clients, and the entropy of each one's labels as a part of the largest possible."""
     counts = np.array([column for name, column in labels.items() if name != "client"]).T
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / math.log(max(2, counts.shape[1]))
+    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1) / math.log(
+        max(2, counts.shape[1])
+    )
     return np.array(labels["client"], np.int64), np.abs(entropy)  # no minus before a zero
 
 
-def by_evenness(by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PUBLISHED) -> Figure | None:
+def by_evenness(
+    by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PUBLISHED
+) -> Figure | None:
     """Clients in groups from few classes to all alike; each bar is the choices of one group."""
     if not labels:
         return None
     ids, entropy = evenness(labels)
     ids, entropy = ids[ids < len(by_client)], entropy[ids < len(by_client)]
-    groups = [group for group in np.array_split(np.argsort(entropy, kind="stable"), BINS) if len(group)]
+    groups = [
+        group for group in np.array_split(np.argsort(entropy, kind="stable"), BINS) if len(group)
+    ]
     totals = np.array([by_client[ids[group]].sum(0) for group in groups])
     share = 100 * totals / np.maximum(totals.sum(1, keepdims=True), 1)
     names = [f"{entropy[group].min():.2f} – {entropy[group].max():.2f}" for group in groups]
     traces: list[dict[str, Any]] = [
         {
-            **{"type": "bar", "name": part, "x": list(range(len(groups))), "y": numbers(share[:, i].tolist())},
+            **{
+                "type": "bar",
+                "name": part,
+                "x": list(range(len(groups))),
+                "y": numbers(share[:, i].tolist()),
+            },
             **{"marker": {"color": colour(i)}, "hovertemplate": "%{y:.1f} %"},
         }
         for i, part in enumerate(parts)

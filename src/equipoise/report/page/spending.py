@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from equipoise.records.targets import Spending, spendings
+from equipoise.records.cost_to_target import Spending, spendings
 from equipoise.report.page.drawing import Figure, Score, colour, dash, figure, line, numbers, thin
 from equipoise.report.reading import Group, Run
 
@@ -18,8 +18,15 @@ def training(what: str) -> Callable[[Sequence[Group], Score], Figure | None]:
     def draw(groups: Sequence[Group], score: Score) -> Figure | None:
         traces: list[dict[str, Any]] = []
         for index, group in enumerate(groups):
-            taken = {record.round: record.train[what] for record in group.first.records if what in record.train}
-            if any(value.min != value.max or value != next(iter(taken.values())) for value in taken.values()):
+            taken = {
+                record.round: record.train[what]
+                for record in group.first.records
+                if what in record.train
+            }
+            if any(
+                value.min != value.max or value != next(iter(taken.values()))
+                for value in taken.values()
+            ):
                 ends = [{t: v.min for t, v in taken.items()}, {t: v.max for t, v in taken.items()}]
                 means = line([{t: v.mean for t, v in taken.items()}], group.label, index)
                 traces += [*line(ends, group.label, index)[:1], *means]
@@ -47,12 +54,19 @@ def against_bytes(groups: Sequence[Group], score: Score) -> Figure | None:
 
 def against_time(groups: Sequence[Group], score: Score) -> Figure | None:
     """What the time bought."""
-    return _against(groups, score, lambda run: _spent(run, lambda at: at.seconds), "seconds by the run's clock")
+    return _against(
+        groups, score, lambda run: _spent(run, lambda at: at.seconds), "seconds by the run's clock"
+    )
 
 
 def against_energy(groups: Sequence[Group], score: Score) -> Figure | None:
     """What the energy of the clients bought."""
-    return _against(groups, score, lambda run: _spent(run, lambda at: at.joules / 1000), "kJ of all clients so far")
+    return _against(
+        groups,
+        score,
+        lambda run: _spent(run, lambda at: at.joules / 1000),
+        "kJ of all clients so far",
+    )
 
 
 def _against(
@@ -82,7 +96,9 @@ def seconds(groups: Sequence[Group], score: Score) -> Figure | None:
     traces = [
         trace
         for index, group in enumerate(groups)
-        for trace in line([{record.round: record.seconds for record in group.first.records}], group.label, index)
+        for trace in line(
+            [{record.round: record.seconds for record in group.first.records}], group.label, index
+        )
     ]
     return figure(traces, "round", "seconds per round", yaxis={"rangemode": "tozero"})
 

@@ -30,4 +30,10 @@ def _cell(cell: Cell) -> str:
 
 def figure(value: float | None) -> str:
     """A number, or a dash where there is none."""
-    return "—" if value is None or not math.isfinite(value) else f"{value:.4g}" if value % 1 else f"{value:.0f}"
+    return (
+        "—"
+        if value is None or not math.isfinite(value)
+        else f"{value:.4g}"
+        if value % 1
+        else f"{value:.0f}"
+    )

@@ -33,20 +33,35 @@ class Standing:
 
 def standings(group: Group, groups: Sequence[Group], score: Score) -> list[Standing]:
     """Every client of a method, by number."""
-    local = next((other for other in groups if other.first.config["method"] == LOCAL and other is not group), None)
+    local = next(
+        (other for other in groups if other.first.config["method"] == LOCAL and other is not group),
+        None,
+    )
     received = f"received_{score.headline}"
     mine = _means(group, lambda run: run.personal, score)
     shared = (
-        {} if group.first.config["method"] == LOCAL else _means(group, lambda run: run.clients.get(received, []), score)
+        {}
+        if group.first.config["method"] == LOCAL
+        else _means(group, lambda run: run.clients.get(received, []), score)
     )
     beside = f"{LOCAL}_{score.headline}"  # by --beside-local
-    alone = _means(local, _personal, score) if local else _means(group, lambda run: run.clients.get(beside, []), score)
-    return [Standing(group.first.called(c), mine[c], shared.get(c), alone.get(c)) for c in sorted(mine)]
+    alone = (
+        _means(local, _personal, score)
+        if local
+        else _means(group, lambda run: run.clients.get(beside, []), score)
+    )
+    return [
+        Standing(group.first.called(c), mine[c], shared.get(c), alone.get(c)) for c in sorted(mine)
+    ]
 
 
 def best(groups: Sequence[Group], score: Score) -> Group | None:
     """The method whose clients' personal models score best in the mean."""
-    means = {i: fmean(found.values()) for i, group in enumerate(groups) if (found := _means(group, _personal, score))}
+    means = {
+        i: fmean(found.values())
+        for i, group in enumerate(groups)
+        if (found := _means(group, _personal, score))
+    }
     if not means:
         return None
     return groups[(max if score.higher else min)(means, key=lambda i: means[i])]
@@ -92,9 +107,16 @@ def by_name(groups: Sequence[Group], score: Score) -> str:
             (f"received, {unit}", lambda c: c.shared, ""),
             ("gain over received", lambda c: c.over(c.shared), "+"),
         ]
-    order = sorted(clients, key=lambda client: columns[-1][1](client) or 0.0) if len(clients) > LISTED else clients
+    order = (
+        sorted(clients, key=lambda client: columns[-1][1](client) or 0.0)
+        if len(clients) > LISTED
+        else clients
+    )
     kept = order if len(order) <= LISTED else [*order[: LISTED // 2], *order[-LISTED // 2 :]]
-    rows = [[(c.name, None, False), *(_cell(get(c), sign, score) for _, get, sign in columns)] for c in kept]
+    rows = [
+        [(c.name, None, False), *(_cell(get(c), sign, score) for _, get, sign in columns)]
+        for c in kept
+    ]
     which = (
         ""
         if len(clients) <= LISTED
@@ -119,11 +141,15 @@ def _means(group: Group, get: Callable[[Run], list[float]], score: Score) -> dic
     return {client: fmean(values) for client, values in found.items()}
 
 
-def _against(clients: Sequence[Standing], others: Sequence[float | None], whom: str, score: Score) -> str:
+def _against(
+    clients: Sequence[Standing], others: Sequence[float | None], whom: str, score: Score
+) -> str:
     """``against local training alone 3 of 4 clients gain (most: va, +5.1), 1 loses (switzerland, -2.0)``."""
     sign = 1 if score.higher else -1
     gains = [
-        (client.over(other), client.name) for client, other in zip(clients, others, strict=True) if other is not None
+        (client.over(other), client.name)
+        for client, other in zip(clients, others, strict=True)
+        if other is not None
     ]
     if not gains:
         return ""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.contract import SupervisedTask, Task
-from equipoise.core.errors import UsageError
+from equipoise.core import SupervisedTask, Task
+from equipoise.utils.errors import UsageError
 
 SHADES = " ░▒▓█"
 PICTURED_CLIENTS, PICTURED_CLASSES = 40, 60
@@ -17,9 +17,15 @@ PICTURED_CLIENTS, PICTURED_CLASSES = 40, 60
 def describe(task: Task) -> dict[str, Any]:
     """Counts of a task with labelled samples, ready for JSON."""
     if not isinstance(task, SupervisedTask):
-        raise UsageError(f"task '{task.name}' has environments, not data: there is nothing to describe")
+        raise UsageError(
+            f"task '{task.name}' has environments, not data: there is nothing to describe"
+        )
     ids = torch.arange(task.num_clients)
-    held = {name: task.num_rows(ids, name).numpy() for name in ("train", "val", "test") if task.has_split(name)}
+    held = {
+        name: task.num_rows(ids, name).numpy()
+        for name in ("train", "val", "test")
+        if task.has_split(name)
+    }
     counts = task.label_counts(ids).numpy()
     classes = counts.shape[1]
     share = counts / counts.sum(1, keepdims=True)
@@ -34,7 +40,11 @@ def describe(task: Task) -> dict[str, Any]:
         "rows": {name: _spread(sizes) for name, sizes in held.items()},
         "server": {name: task.num_server_rows(name) for name in ("public", "test")},
         "classes_per_client": _spread((counts > 0).sum(1)),
-        "label_entropy": {"mean": float(entropy.mean()), "min": float(entropy.min()), "max": float(entropy.max())},
+        "label_entropy": {
+            "mean": float(entropy.mean()),
+            "min": float(entropy.min()),
+            "max": float(entropy.max()),
+        },
         "label_counts": counts.tolist(),
     }
 
@@ -62,9 +72,14 @@ def _picture(counts: np.ndarray[Any, Any]) -> list[str]:
     """One line per client and one column per class; darker is a larger share of the client's training rows."""
     clients, classes = min(len(counts), PICTURED_CLIENTS), min(counts.shape[1], PICTURED_CLASSES)
     share = counts[:clients, :classes] / counts[:clients].sum(1, keepdims=True)
-    level = np.ceil(np.sqrt(share) * (len(SHADES) - 1)).astype(int)  # the root shows small shares too
+    level = np.ceil(np.sqrt(share) * (len(SHADES) - 1)).astype(
+        int
+    )  # the root shows small shares too
     width = len(str(clients - 1))
-    shown = [f"client {k:>{width}} |{''.join(SHADES[i] * 2 for i in row)}|" for k, row in enumerate(level)]
+    shown = [
+        f"client {k:>{width}} |{''.join(SHADES[i] * 2 for i in row)}|"
+        for k, row in enumerate(level)
+    ]
     hidden = [f"{len(counts) - clients} clients"] * (len(counts) > clients)
     hidden += [f"{counts.shape[1] - classes} classes"] * (counts.shape[1] > classes)
     return ["", *shown, *([f"({' and '.join(hidden)} more)"] if hidden else [])]

@@ -16,19 +16,31 @@ CLASSES = 4  # classes that have a column
 
 
 def as_json(found: Description, options: Mapping[str, str]) -> str:
-    return json.dumps({**dataclasses.asdict(found), "command": command(found, options)}, ensure_ascii=False)
+    return json.dumps(
+        {**dataclasses.asdict(found), "command": command(found, options)}, ensure_ascii=False
+    )
 
 
 def in_words(found: Description, options: Mapping[str, str]) -> str:
     """``options``: those that were given, as the command line has them."""
     rows = sum(client.rows for client in found.clients)
-    lines = [f"{found.source}: {len(found.clients)} clients, {rows:,} rows", f"target: {_target(found)}", ""]
+    lines = [
+        f"{found.source}: {len(found.clients)} clients, {rows:,} rows",
+        f"target: {_target(found)}",
+        "",
+    ]
     lines += [*_clients(found), "", *_columns(found)]
     notes = [str(finding) for finding in found.findings if not finding.problem]
-    for title, told in (("notes", notes), ("problems", [str(problem) for problem in found.problems])):
+    for title, told in (
+        ("notes", notes),
+        ("problems", [str(problem) for problem in found.problems]),
+    ):
         if told:
             lines += ["", f"{len(told)} {title if len(told) > 1 else title[:-1]}:"]
-            lines += [textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ") for text in told]
+            lines += [
+                textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ")
+                for text in told
+            ]
     wish = "what might help, and then" if found.problems else "nothing is in the way;"
     return "\n".join([*lines, "", f"{wish} go on with:", f"  {command(found, options)}"])
 
@@ -59,15 +71,31 @@ def _clients(found: Description) -> list[str]:
     target = found.target
     classes = target.classes if target else ()
     told = classes if len(classes) <= CLASSES else ()
-    other = {"regression": "mean of target", "survival": "event seen"}.get(target.kind, "") if target else ""
+    other = (
+        {"regression": "mean of target", "survival": "event seen"}.get(target.kind, "")
+        if target
+        else ""
+    )
     head = ["client", "rows", "no target", *told, *([other] if other else [])]
     table = [head]
     for client in found.clients:
         total = max(1, sum(client.classes))
         shares = [f"{100 * n / total:.1f} %" for n in client.classes] if told else []
         mean = "" if client.mean is None else f"{client.mean:.4g}"
-        mean = f"{100 * client.mean:.1f} %" if client.mean is not None and other == "event seen" else mean
-        table.append([client.name, f"{client.rows:,}", str(client.without_target), *shares, *([mean] if other else [])])
+        mean = (
+            f"{100 * client.mean:.1f} %"
+            if client.mean is not None and other == "event seen"
+            else mean
+        )
+        table.append(
+            [
+                client.name,
+                f"{client.rows:,}",
+                str(client.without_target),
+                *shares,
+                *([mean] if other else []),
+            ]
+        )
     return _aligned(table)
 
 

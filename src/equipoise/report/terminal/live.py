@@ -15,14 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.core.errors import UsageError
-from equipoise.records.folder import Folder
-from equipoise.records.rounds import Bytes, MeanMinMax
-from equipoise.records.scores import NAMED
+from equipoise.records.rounds import NAMED, Bytes, MeanMinMax
+from equipoise.records.run_dir import Folder
 from equipoise.report.folders import run_folders
 from equipoise.report.reading import readable
 from equipoise.report.terminal.tail import Tail
 from equipoise.report.terminal.words import duration, sparkline, written
+from equipoise.utils.errors import UsageError
 
 WIDTH = 40  # characters of a course, where there is room
 NARROW = 8  # characters of a course below which names and states share a column
@@ -66,7 +65,9 @@ def _one(tail: Tail, width: int) -> RenderableType:
     scores: list[Row] = []
     for name in NAMED:
         if values := tail.course(name):
-            figures = [written(tail.headline, value) for value in (values[-1], min(values), max(values))]
+            figures = [
+                written(tail.headline, value) for value in (values[-1], min(values), max(values))
+            ]
             scores.append(([name, *figures], values))
     sent = sum((record.bytes for record in tail.records), Bytes(0, 0))
     dropped = sum(len(record.dropped) for record in tail.records)
@@ -75,7 +76,11 @@ def _one(tail: Tail, width: int) -> RenderableType:
     return Group(
         *(head, bar),
         _table(["score", "now", "lowest", "highest", "over rounds"], scores, width),
-        _table(["decisions of the clients", "mean", "least", "most", "mean over rounds"], _decisions(tail), width),
+        _table(
+            ["decisions of the clients", "mean", "least", "most", "mean over rounds"],
+            _decisions(tail),
+            width,
+        ),
         Text(foot, style="dim"),
     )
 
@@ -87,10 +92,14 @@ def _decisions(tail: Tail) -> list[Row]:
         means = [record.train[name].mean for record in tail.records if name in record.train]
         rows.append((_line(name, spread), means))
     for name, note in last.logged.items():
-        values = [known.mean for record in tail.records if (known := _spread(record.logged.get(name)))]
+        values = [
+            known.mean for record in tail.records if (known := _spread(record.logged.get(name)))
+        ]
         if isinstance(note, list) and (noted := _spread(note)):
             rows.append((_line(name, noted), values))
-        elif isinstance(note, int | float) and values:  # one number: its least and most are those of all rounds
+        elif (
+            isinstance(note, int | float) and values
+        ):  # one number: its least and most are those of all rounds
             rows.append((_line(name, MeanMinMax(note, min(values), max(values))), values))
     return rows
 
@@ -101,7 +110,11 @@ def _line(name: str, spread: MeanMinMax) -> list[str]:
 
 def _spread(note: Any) -> MeanMinMax | None:
     """Of a note that is a number, or one number per client; unknown ones do not count."""
-    values = [value for value in (note if isinstance(note, list) else [note]) if isinstance(value, int | float)]
+    values = [
+        value
+        for value in (note if isinstance(note, list) else [note])
+        if isinstance(value, int | float)
+    ]
     known = [value for value in values if math.isfinite(value)]
     return MeanMinMax(fmean(known), min(known), max(known)) if known else None
 
@@ -110,7 +123,9 @@ def _several(tails: Sequence[Tail], width: int) -> RenderableType:
     rows: list[Row] = []
     for tail in tails:
         ours, theirs = tail.course("global"), tail.course("personal")
-        figures = [written(tail.headline, values[-1] if values else None) for values in (ours, theirs)]
+        figures = [
+            written(tail.headline, values[-1] if values else None) for values in (ours, theirs)
+        ]
         rows.append(([tail.title, tail.state, *figures], theirs))
     titles = ["run", "state", "global", "personal", "personal over rounds"]
     if _room(titles, rows, width) < NARROW:  # the state goes below the name
@@ -134,5 +149,8 @@ def _table(titles: Sequence[str], rows: Sequence[Row], width: int) -> Table:
 def _room(titles: Sequence[str], rows: Sequence[Row], width: int) -> int:
     """Characters that are left for the course beside all other columns."""
     lines = [titles[:-1], *(texts for texts, _ in rows)]
-    taken = sum(max(cell_len(part) for line in lines for part in line[i].split("\n")) for i in range(len(titles) - 1))
+    taken = sum(
+        max(cell_len(part) for line in lines for part in line[i].split("\n"))
+        for i in range(len(titles) - 1)
+    )
     return width - taken - 2 * (len(titles) - 1)

@@ -9,7 +9,14 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.terminal.words import written
@@ -29,7 +36,9 @@ def steps(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
         def told(done: int, of: int) -> None:
             bar.update(task, completed=done, total=of)
             if not quiet and not shown:
-                console.print(f"{title}: {done} of {of}", highlight=False, markup=False, soft_wrap=True)
+                console.print(
+                    f"{title}: {done} of {of}", highlight=False, markup=False, soft_wrap=True
+                )
 
         yield told
 
@@ -37,7 +46,13 @@ def steps(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 def _bar() -> Sequence[ProgressColumn]:
     """What a line of progress shows."""
     scores = TextColumn("{task.fields[scores]}")
-    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), scores, TimeRemainingColumn()
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        scores,
+        TimeRemainingColumn(),
+    )
 
 
 class Display:
@@ -53,11 +68,16 @@ class Display:
         if not self.quiet and self.console.is_terminal:
             self._bar = Progress(*_bar(), console=self.console)
             self._bar.start()
-            self._id = self._bar.add_task(self.title, total=self.rounds, completed=self._first, scores="")
+            self._id = self._bar.add_task(
+                self.title, total=self.rounds, completed=self._first, scores=""
+            )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar:
             self._bar.stop()
@@ -74,7 +94,9 @@ class Display:
         if self._bar:
             self._bar.update(self._id, completed=t, scores=self._scores)
         elif t == self.rounds or record.stop or t % max(1, self.rounds // LINES) == 0:
-            left = (time.perf_counter() - self._started) / max(1, t - self._first) * (self.rounds - t)
+            left = (
+                (time.perf_counter() - self._started) / max(1, t - self._first) * (self.rounds - t)
+            )
             self._say(f"{self.title}  round {t}/{self.rounds}  {self._scores}  {left:.0f} s left")
 
     def _say(self, text: str) -> None:
@@ -83,4 +105,6 @@ class Display:
     @staticmethod
     def _line(record: RoundRecord) -> str:
         headline = record.trained.headline or "acc"
-        return "  ".join(f"{name} {written(headline, record.named(name).get(headline))}" for name in SHOWN)
+        return "  ".join(
+            f"{name} {written(headline, record.named(name).get(headline))}" for name in SHOWN
+        )

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.core.config_file import read_config
-from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder
 from equipoise.report.terminal.words import duration
+from equipoise.utils.config_file import read_config
 
 RECENT = 20  # rounds that tell how long the next ones take
 
@@ -36,7 +36,9 @@ class Tail:
             text = lines.read()
         whole = text.rfind(b"\n") + 1
         self._offset += whole
-        self.records += [self.folder.read_round(json.loads(line)) for line in text[:whole].splitlines()]
+        self.records += [
+            self.folder.read_round(json.loads(line)) for line in text[:whole].splitlines()
+        ]
 
     @property
     def finished(self) -> bool:
@@ -61,7 +63,9 @@ class Tail:
             stop = self.records[-1].stop if self.records else None
             return f"round {self.done}/{self.planned}, finished" + (f": {stop}" if stop else "")
         left = seconds_left(self.records, self.planned)
-        return f"round {self.done}/{self.planned}" + ("" if left is None else f", {duration(left)} left")
+        return f"round {self.done}/{self.planned}" + (
+            "" if left is None else f", {duration(left)} left"
+        )
 
     @property
     def headline(self) -> str:

@@ -20,7 +20,13 @@ def written(headline: str, value: float | None) -> str:
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return (
+        f"{hours} h {minutes:02} min"
+        if hours
+        else f"{minutes} min {rest:02} s"
+        if minutes
+        else f"{rest} s"
+    )
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -31,6 +37,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
-    if math.isclose(low, high, rel_tol=1e-4):  # logs have six digits: do not draw what rounding left
+    if math.isclose(
+        low, high, rel_tol=1e-4
+    ):  # logs have six digits: do not draw what rounding left
         return BLOCKS[0] * count
     return "".join(BLOCKS[min(7, int(8 * (value - low) / (high - low)))] for value in means)

@@ -16,7 +16,9 @@ class MLflow:
 
     def __init__(self, out: Path, config: dict[str, Any], known: str | None) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a server that is away must not hold up rounds
+        os.environ.setdefault(
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"
+        )  # a server that is away must not hold up rounds
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         entities = module("mlflow.entities")
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -36,11 +38,15 @@ class MLflow:
         self.id = self._client.create_run(
             experiment, run_name=str(out), tags={"folder": str(out.resolve())}
         ).info.run_id
-        self._client.log_batch(self.id, params=[entities.Param(name, str(value)) for name, value in config.items()])
+        self._client.log_batch(
+            self.id, params=[entities.Param(name, str(value)) for name, value in config.items()]
+        )
 
     def write(self, step: int, figures: Figures) -> None:
         now = int(1000 * time.time())
-        self._client.log_batch(self.id, [self._metric(name, value, now, step) for name, value in figures.items()])
+        self._client.log_batch(
+            self.id, [self._metric(name, value, now, step) for name, value in figures.items()]
+        )
 
     def close(self, finished: bool) -> None:
         self._client.set_terminated(self.id, "FINISHED" if finished else "KILLED")

@@ -13,7 +13,9 @@ class TensorBoard:
 
     def __init__(self, out: Path, config: dict[str, Any], known: str | None) -> None:
         self.id = "tensorboard"
-        self._writer = module("torch.utils.tensorboard.writer").SummaryWriter(str(out / "tensorboard"))
+        self._writer = module("torch.utils.tensorboard.writer").SummaryWriter(
+            str(out / "tensorboard")
+        )
         if known is None:
             rows = "".join(f"| {name} | {value} |\n" for name, value in config.items())
             self._writer.add_text("config", f"| option | value |\n|---|---|\n{rows}")

@@ -12,7 +12,12 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
 
 PROJECT = "equipoise"  # experiment of MLflow, project of W&B
-NO_FIGURES = ("round", "ids", "decisions", "stop")  # of a round: its place, or lists that notes and means stand for
+NO_FIGURES = (
+    "round",
+    "ids",
+    "decisions",
+    "stop",
+)  # of a round: its place, or lists that notes and means stand for
 Figures = dict[str, float]
 
 
@@ -29,7 +34,10 @@ class Tracker(Protocol):
 def of_round(record: RoundRecord) -> Figures:
     """Every finite number by a name with slashes; of a list its mean, of dropped clients their number."""
     tree = codec.encode(record)
-    return _figures({name: len(value) if name == "dropped" else value for name, value in tree.items()}, NO_FIGURES)
+    return _figures(
+        {name: len(value) if name == "dropped" else value for name, value in tree.items()},
+        NO_FIGURES,
+    )
 
 
 def of_summary(summary: Summary) -> Figures:

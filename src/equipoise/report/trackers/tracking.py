@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from equipoise.core import files as checkpoint
-from equipoise.core.config_file import read_config
-from equipoise.core.errors import UsageError, nearest
-from equipoise.records.folder import Folder
 from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder
 from equipoise.report.trackers.mlflow import MLflow
 from equipoise.report.trackers.tensorboard import TensorBoard
 from equipoise.report.trackers.tracker import Tracker, of_round, of_summary
 from equipoise.report.trackers.wandb import WandB
+from equipoise.utils import io as checkpoint
+from equipoise.utils.config_file import read_config
+from equipoise.utils.errors import UsageError, nearest
 
 TRACKERS: dict[str, tuple[str, Callable[[Path, dict[str, Any], str | None], Tracker]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
@@ -33,7 +33,9 @@ def named(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(f"unknown tracker '{name}'{nearest(name, TRACKERS)}; choose {', '.join(TRACKERS)}")
+            raise UsageError(
+                f"unknown tracker '{name}'{nearest(name, TRACKERS)}; choose {', '.join(TRACKERS)}"
+            )
         if importlib.util.find_spec(TRACKERS[name][0]) is None:
             raise UsageError(f"--log {name} needs an extra: pip install 'equipoise[{name}]'")
     return list(dict.fromkeys(names))
@@ -57,7 +59,9 @@ class Tracking:
 
     def __call__(self, record: RoundRecord) -> None:
         if not self._begun:
-            self._begin([earlier for earlier in self._folder.stream() if earlier.round < record.round])
+            self._begin(
+                [earlier for earlier in self._folder.stream() if earlier.round < record.round]
+            )
         self._write(record)
 
     def __exit__(self, *error: object) -> None:
@@ -73,7 +77,9 @@ class Tracking:
     def _begin(self, earlier: list[RoundRecord]) -> None:
         self._begun = True
         file = self._folder.trackers
-        known: dict[str, str] = json.loads(file.read_text()) if self._names and file.is_file() else {}
+        known: dict[str, str] = (
+            json.loads(file.read_text()) if self._names and file.is_file() else {}
+        )
         config = read_config(self._folder.config) if self._names else {}
         for name in self._names:
             self._seen[name] = self._done if name in known else 0
@@ -90,7 +96,11 @@ class Tracking:
     def _write(self, record: RoundRecord) -> None:
         if self._open:
             step, found = record.round, of_round(record)
-            self._each(lambda name, tracker: tracker.write(step, found) if step > self._seen[name] else None)
+            self._each(
+                lambda name, tracker: (
+                    tracker.write(step, found) if step > self._seen[name] else None
+                )
+            )
 
     def _each(self, act: Callable[[str, Tracker], None]) -> None:
         for name, tracker in list(self._open.items()):
@@ -105,4 +115,7 @@ class Tracking:
         except Exception as error:
             self._open.pop(name, None)
             reason = next(iter(str(error).splitlines()), "")
-            print(f"equipoise: {name} is left out from here on: {type(error).__name__}: {reason}", file=sys.stderr)
+            print(
+                f"equipoise: {name} is left out from here on: {type(error).__name__}: {reason}",
+                file=sys.stderr,
+            )

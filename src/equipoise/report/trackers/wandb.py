@@ -20,11 +20,21 @@ class WandB:
         wandb = module("wandb")
         self.id = known or uuid.uuid4().hex[:12]
         settings = wandb.Settings(
-            **{"mode": mode, "silent": True, "console": "off", "disable_git": True, "disable_code": True},
+            **{
+                "mode": mode,
+                "silent": True,
+                "console": "off",
+                "disable_git": True,
+                "disable_code": True,
+            },
             **{"x_disable_stats": True, "x_disable_meta": True},
         )
         self._run = wandb.init(
-            **{"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": str(out), "id": self.id},
+            **{
+                "project": os.environ.get("WANDB_PROJECT", PROJECT),
+                "name": str(out),
+                "id": self.id,
+            },
             **{
                 "dir": str(out),
                 "config": config,
@@ -34,7 +44,9 @@ class WandB:
         )
 
     def write(self, step: int, figures: Figures) -> None:
-        self._run.log(figures, step=step)  # kept open until the next step: the summary joins the last round
+        self._run.log(
+            figures, step=step
+        )  # kept open until the next step: the summary joins the last round
 
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)

@@ -1,0 +1,179 @@
+"""Schedules: values that change over the rounds of a run in a way that is known before it starts.
+
+>>> cosine(0.1, 0.001).at(1, 100)
+0.1
+>>> str(steps({0: 1, 50: 5}))
+'steps({0: 1, 50: 5})'
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from equipoise.utils.errors import UsageError
+
+Number = TypeVar("Number", int, float)
+
+
+class Schedule(ABC):
+    """A value for every round. Its text, such as ``cosine(0.1, 0.001)``, says all of it: :func:`read` reads it back."""
+
+    @abstractmethod
+    def at(self, round: int, rounds: int) -> float:
+        """The value in this round, from 1 on, of so many; after the last one its value stays."""
+
+    @property
+    @abstractmethod
+    def extremes(self) -> tuple[float, ...]:
+        """Values between which all others lie: where these are allowed, every round's is."""
+
+
+class Scheduled(Generic[Number]):
+    """The type of an option that may be a number or a schedule. Hooks read numbers: :meth:`Options.at` made them so.
+
+    To a type checker only; what a config holds is the value itself.
+    """
+
+    def __get__(self, instance: object, owner: type) -> Number:
+        raise NotImplementedError
+
+    def __set__(self, instance: object, value: Number | Schedule) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Way(Schedule):
+    start: float
+    end: float
+
+    def at(self, round: int, rounds: int) -> float:
+        way = self.share((min(round, rounds) - 1) / (rounds - 1)) if rounds > 1 else 0.0
+        return self.start * (1 - way) + self.end * way
+
+    @abstractmethod
+    def share(self, time: float) -> float:
+        """How much of the way from start to end is gone; both run from 0 to 1."""
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        return self.start, self.end
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()}({_text(self.start)}, {_text(self.end)})"
+
+
+class Linear(_Way):
+    """See :func:`linear`."""
+
+    def share(self, time: float) -> float:
+        return time
+
+
+class Cosine(_Way):
+    """See :func:`cosine`."""
+
+    def share(self, time: float) -> float:
+        return (1 - math.cos(math.pi * time)) / 2
+
+
+@dataclass(frozen=True)
+class Steps(Schedule):
+    """See :func:`steps`."""
+
+    values: tuple[tuple[int, float], ...]
+
+    def at(self, round: int, rounds: int) -> float:
+        return next(value for done, value in reversed(self.values) if done < round)
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        return tuple(value for _, value in self.values)
+
+    def __str__(self) -> str:
+        return f"steps({{{', '.join(f'{done}: {_text(value)}' for done, value in self.values)}}})"
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """See :func:`constant`."""
+
+    value: float
+
+    def at(self, round: int, rounds: int) -> float:
+        return self.value
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"constant({_text(self.value)})"
+
+
+def cosine(start: float, end: float) -> Schedule:
+    """From ``start`` in the first round to ``end`` in the last, along half a wave: gently at both ends."""
+    return Cosine(_number(start), _number(end))
+
+
+def linear(start: float, end: float) -> Schedule:
+    """From ``start`` in the first round to ``end`` in the last, by equal steps."""
+    return Linear(_number(start), _number(end))
+
+
+def steps(values: Mapping[int, float]) -> Schedule:
+    """A value from the start (0) on, and others after so many rounds: ``steps({0: 1, 50: 5})`` is 5 from round 51."""
+    wrong = not isinstance(values, Mapping) or any(
+        type(done) is not int or done < 0 for done in values
+    )
+    if wrong or 0 not in values:
+        raise UsageError(
+            "steps takes values by the rounds done before, from 0 on, such as steps({0: 1, 50: 5})"
+        )
+    return Steps(tuple((done, _number(values[done])) for done in sorted(values)))
+
+
+def constant(value: float) -> Schedule:
+    """The same value in all rounds."""
+    return Constant(_number(value))
+
+
+KINDS: dict[str, Callable[..., Schedule]] = {
+    "cosine": cosine,
+    "linear": linear,
+    "steps": steps,
+    "constant": constant,
+}
+
+
+def value_at(value: float | Schedule, round: int, rounds: int) -> float:
+    """A number as it is, a schedule's value in this round."""
+    return value.at(round, rounds) if isinstance(value, Schedule) else value
+
+
+def read(text: str) -> Schedule:
+    """A schedule from its text; a :class:`UsageError` says what is wrong with it."""
+    example = (
+        f"must be a number or a schedule, such as cosine(0.1, 0.001); there are {', '.join(KINDS)}"
+    )
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
+            raise UsageError(example)
+        return KINDS[call.func.id](*(ast.literal_eval(argument) for argument in call.args))
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise UsageError(example) from error
+
+
+def _number(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"a schedule goes over numbers, and {value!r} is none")
+    return float(value)
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

@@ -1,0 +1,198 @@
+"""Predictions for new rows, from a run's folder alone: its models, their card, and how tables are prepared."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from equipoise.core import SupervisedTask
+from equipoise.data.tables.choices import listed
+from equipoise.data.tables.preparation import Preparation, quoted
+from equipoise.data.tables.reading import read_file
+from equipoise.data.tables.table import table_of
+from equipoise.data.text import TextReader
+from equipoise.data.time_series import Steps, Windows, read_steps, steps_of
+from equipoise.experiment.export import read_model
+from equipoise.experiment.model_card import Card, read_card
+from equipoise.experiment.runner import build_task
+from equipoise.records.run_dir import Folder
+from equipoise.settings.loading import settings_in
+from equipoise.settings.run_settings import RunSettings
+from equipoise.training.objectives import objective_of
+from equipoise.utils import io as files
+from equipoise.utils.config_file import read_config
+from equipoise.utils.errors import UsageError
+
+AT_ONCE = 2**12  # rows, which bounds the memory
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One model of a run, with all that it takes to use it."""
+
+    module: nn.Module
+    card: Card
+    preparation: Preparation | Windows | None
+    """Where rows come from tables or recordings."""
+    client: int | None
+    known: frozenset[str]
+    """Columns that the tables of training had, whether or not the model sees them."""
+    texts: TextReader | None = None
+    """Where rows are texts."""
+
+    @staticmethod
+    def of(
+        folder: Folder, client: int | None = None, settings: RunSettings | None = None
+    ) -> Predictor:
+        """The personal model of this client, or the global one; ``settings``: of a run made in Python."""
+        folder.demand()
+        params = read_model(folder, client)
+        module, card = network_of(folder, settings)
+        module.load_state_dict(params, strict=False)
+        preparation = _preparation(folder.preparation) if folder.preparation.is_file() else None
+        known: frozenset[str] = frozenset()
+        config = read_config(folder.config)
+        texts = (
+            TextReader(config["text"], config["pretrained"], *card.shape)
+            if config.get("pretrained")
+            else None
+        )
+        if isinstance(preparation, Preparation):
+            ignored = config.get("ignore_columns", "")
+            names = {column.name for column in (*preparation.columns, *preparation.left_out)}
+            said = (
+                *(config.get(name, "") for name in ("client_column", "split_column")),
+                *listed(ignored),
+            )
+            known = frozenset({*names, *preparation.rule.columns, *said})
+        return Predictor(module, card, preparation, client, known, texts)
+
+    def inputs(self, rows: Any) -> Tensor:
+        """Raw rows as the network takes them; what does not fit is refused."""
+        if self.texts is not None:
+            return torch.from_numpy(self.texts.rows(rows)).long()
+        preparation = self.preparation
+        if preparation is None:
+            x, form = torch.as_tensor(np.asarray(rows)), self.card.form
+            if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
+                raise UsageError(
+                    f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}"
+                )
+            return form.prepare(x, torch.float32).contiguous()
+        if isinstance(preparation, Windows):
+            return torch.from_numpy(preparation.prepare(_windows(preparation, rows)))
+        table = table_of(rows, "the table of rows")
+        lacking = preparation.lacking(table)
+        unknown = [name for name in table.columns if name not in self.known]
+        if lacking or unknown:
+            lacks = f"lack columns that the model needs: {quoted(lacking)}" if lacking else ""
+            more = f"have columns that training did not have: {quoted(unknown)}" if unknown else ""
+            raise UsageError(
+                f"the rows {' and '.join(filter(None, (lacks, more)))}: add, rename or remove them"
+            )
+        name = (
+            self.card.clients[self.client]
+            if self.client is not None and self.card.clients
+            else None
+        )
+        return torch.from_numpy(preparation.prepare(table, name))
+
+    def outputs(self, rows: Any) -> Tensor:
+        """The network's outputs ``[rows, outputs]``."""
+        with torch.no_grad():
+            return torch.cat([self.module(part) for part in self.inputs(rows).split(AT_ONCE)])
+
+    def columns(self, rows: Any) -> dict[str, NDArray[Any]]:
+        """Predictions by the names of their columns: the class and all probabilities, a value, or a risk."""
+        return objective_of(self.card.target).columns(self.outputs(rows))
+
+
+def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.Module, Card]:
+    """The network of a run without its weights; only one that does not ship takes the task to build it."""
+    card = read_card(folder)
+    module = card.network() if card else None
+    if card is not None and module is not None:
+        return module, card
+    settings = settings or settings_in(folder.config)
+    task = build_task(replace(settings, run=replace(settings.run, device="cpu")))
+    card = Card.of(task, settings.run)
+    if card is None or not isinstance(task, SupervisedTask):
+        raise UsageError(
+            f"task '{task.name}' learns no network: read its table from '{folder.models}'"
+        )
+    return copy.deepcopy(task.module).eval(), card
+
+
+def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, overwrite: bool) -> int:
+    """Write predictions for the rows of a file, in their order.
+
+    Arguments:
+        folder: the run's folder.
+        rows: a table with the columns that the run was trained on, or an archive of recordings.
+        client: whose personal model; the global model without one.
+        out: the file to be written.
+        overwrite: whether it may be there already.
+
+    Returns:
+        How many rows were predicted.
+    """
+    if out.exists() and not overwrite:
+        raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
+    if not rows.is_file():
+        raise UsageError(f"there is no file '{rows}'")
+    predictor = Predictor.of(folder, client)
+    if isinstance(predictor.preparation, Windows):
+        found = _of_recordings(predictor, predictor.preparation, read_steps(rows))
+    elif predictor.preparation is None and predictor.texts is None:
+        raise UsageError(
+            f"'{folder.path}' is no run on tables: predict from Python, by equipoise.open(...).predict"
+        )
+    else:
+        table = read_file(rows)
+        found = {"row": np.arange(1, len(table) + 1), **predictor.columns(table)}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(found)
+    for values in zip(*found.values(), strict=True):
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(out, text.getvalue())
+    return len(next(iter(found.values())))
+
+
+def _of_recordings(predictor: Predictor, how: Windows, steps: Steps) -> dict[str, NDArray[Any]]:
+    """One line per window, which is known by its recording and its first step there, both from 0 on."""
+    windows, recording, start = how.cut(steps)
+    return {"recording": recording, "start": start, **predictor.columns(windows)}
+
+
+def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
+    """Raw windows as they are, or all of ``{"x": steps, "length": steps of each recording}``."""
+    if not isinstance(rows, Mapping):
+        return np.asarray(rows, np.float32)
+    if not {"x", "length"} <= rows.keys():
+        raise UsageError(
+            "recordings are given as x, the steps one after the other, and length, the steps of each"
+        )
+    return how.cut(steps_of(rows, "the recordings"))[0]
+
+
+def _preparation(file: Path) -> Preparation | Windows:
+    try:
+        text = file.read_text(encoding="utf-8")
+        kind = json.loads(text)["type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{file}' cannot be read: {error}") from error
+    made: type[Preparation | Windows] = Windows if kind == Windows.__name__ else Preparation
+    return made.of_text(text, f"'{file}'")

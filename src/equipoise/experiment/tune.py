@@ -1,0 +1,210 @@
+"""A small search over a method's options and the local training, on validation data; the same budget for each method.
+
+Needs the extra ``tune`` (Optuna). Every trial is a run folder, and the study is on disk: a search resumes where it
+stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from equipoise.config.parsing import to_file
+from equipoise.core import Method
+from equipoise.experiment.runner import run
+from equipoise.methods import find_method
+from equipoise.records.run_dir import Folder
+from equipoise.records.summary import validation_score
+from equipoise.settings.option_registry import find, options, resolve_names
+from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.utils import io as checkpoint
+from equipoise.utils.errors import UsageError
+from equipoise.utils.metrics import higher_is_better
+
+LAST = 3  # evaluations whose mean validation score judges a trial
+Told = Callable[[str, int, float | None, dict[str, Any]], None]
+"""Called after each trial: method, number, score, options tried."""
+
+
+def tune(
+    method: str,
+    given: dict[str, Any],
+    trials: int,
+    out: Path,
+    told: Told | None = None,
+    means: ResourceConfig | None = None,
+) -> dict[str, Any]:
+    """Search for good options of a method on validation data.
+
+    The first trial is the defaults, so the result is never worse than they are on the validation data of the search.
+
+    Arguments:
+        method: the method's name.
+        given: options that stay fixed.
+        trials: how many settings are tried.
+        out: the folder of the search; one that was cut short continues there.
+        told: called after every trial.
+        means: what each run may use of the machine.
+
+    Returns:
+        The best options, which are also written to ``out/best.json``.
+    """
+    optuna = _optuna()
+    if trials < 1:
+        raise UsageError(f"trials is {trials}: must be at least 1")
+    base = RunSettings.from_options({**given, "method": method, "save_personal": False})
+    ranges = search_space(find_method(method), base, given)
+    checkpoint.make_folder(out)
+    with checkpoint.locked(out):
+        _same_search(
+            out,
+            {
+                "method": method,
+                "given": {k: to_file(v) for k, v in given.items()},
+                "ranges": ranges,
+            },
+        )
+        study = _study(optuna, out, method, {name: base.to_dict[name] for name in ranges})
+        while (done := len(_finished(study))) < trials:
+            # A sampler per trial: a search that was cut short goes on with the trials that it would have had.
+            study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
+            trial = _next(optuna, study)
+            tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
+            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", means)
+            study.tell(trial, score) if score is not None else study.tell(
+                trial, state=optuna.trial.TrialState.FAIL
+            )
+            if told:
+                told(method, done + 1, score, tried)
+        if not any(trial.value is not None for trial in study.trials):
+            raise UsageError(
+                f"no trial of {method} gave a validation score: every one diverged or was refused"
+            )
+        best = dict(study.best_trial.params)
+        result = {"method": method, "score": study.best_value, "trials": trials, "options": best}
+        checkpoint.write_text(out / "best.json", json.dumps(result, indent=1))
+    return best
+
+
+def _study(optuna: Any, out: Path, name: str, defaults: dict[str, Any]) -> Any:
+    """The search on disk, new or as far as it got."""
+    storage = optuna.storages.JournalStorage(_Journal(out / "study.log"))
+    study = optuna.create_study(
+        storage=storage, study_name=name, direction="maximize", load_if_exists=True
+    )
+    study.enqueue_trial(defaults, skip_if_exists=True)
+    return study
+
+
+def _next(optuna: Any, study: Any) -> Any:
+    """The trial that was cut short, if one was; else a new one."""
+    begun = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
+    return optuna.trial.Trial(study, begun[0]._trial_id) if begun else study.ask()
+
+
+class _Journal:
+    """Where Optuna writes what happened: its journal, on our own way to the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        text = path.read_bytes() if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # a last line that a crash cut short did not happen
+        if whole != text or not path.exists():
+            checkpoint.write_bytes(path, whole)
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        try:
+            return [
+                json.loads(line) for line in self.path.read_bytes().splitlines()[log_number_from:]
+            ]
+        except ValueError as error:
+            raise UsageError(f"'{self.path}' is damaged: choose another --out ({error})") from error
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        checkpoint.append(self.path, "".join(json.dumps(log) + "\n" for log in logs))
+        checkpoint.sync(self.path)
+
+
+def search_space(
+    method: type[Method], base: RunSettings, given: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    """Rate within a tenth and three times the task's own, epochs up to the task's own, and what the method names;
+    an option that is given stays fixed."""
+    usual, known = base.task_spec.training, options(method, base.task_spec)
+    ranges: dict[str, tuple[float, float]] = {
+        "lr": (usual.lr / 10, usual.lr * 3),
+        "epochs": (1, usual.epochs),
+        **{find(known, f"method.{name}"): bounds for name, bounds in method.search_space.items()},
+    }
+    fixed = resolve_names(known, given)
+    return {
+        name: bounds
+        for name, bounds in ranges.items()
+        if name not in fixed and bounds[0] < bounds[1]
+    }
+
+
+def read_best(folder: Path, method: str) -> dict[str, Any]:
+    """The options that a search for this method found."""
+    path = folder / method / "best.json"
+    if not path.is_file():
+        raise UsageError(
+            f"there is no '{path}': run 'equipoise tune --methods {method} --out {folder}' first"
+        )
+    try:
+        best: dict[str, Any] = json.loads(path.read_text())["options"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{path}' is damaged: {error}") from error
+    return best
+
+
+def _score(flat: dict[str, Any], folder: Path, means: ResourceConfig | None) -> float | None:
+    """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
+    checkpoint.remove(folder)  # a trial that was cut short starts anew
+    settings = RunSettings.from_options(flat)
+    try:
+        run(settings, folder, resources=means)
+    except UsageError:
+        return None
+    evaluated = [record for record in Folder(folder).stream() if record.evaluated]
+    headline = evaluated[-1].trained.headline or ""
+    scores = [
+        validation_score(record, headline, higher_is_better(headline)) for record in evaluated
+    ]
+    last = [score for score in scores[-LAST:] if score is not None]
+    checkpoint.remove(folder / "checkpoint")
+    checkpoint.remove(folder / "models")
+    return fmean(last) if last else None
+
+
+def _finished(study: Any) -> list[Any]:
+    return [trial for trial in study.trials if trial.state.is_finished()]
+
+
+def _suggest(trial: Any, name: str, low: float, high: float) -> float | int:
+    if isinstance(low, int) and isinstance(high, int):
+        return int(trial.suggest_int(name, low, high))
+    return float(trial.suggest_float(name, low, high, log=True))
+
+
+def _same_search(out: Path, about: dict[str, Any]) -> None:
+    """A folder holds one search: going on with another would mix their trials."""
+    path, text = out / "search.json", json.dumps(about, indent=1)
+    if path.exists() and json.loads(path.read_text()) != json.loads(text):
+        raise UsageError(f"'{out}' holds another search: choose another --out")
+    checkpoint.write_text(path, text)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError("tuning needs Optuna: pip install 'equipoise[tune]'") from error
+    import optuna.storages.journal
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,272 @@
+"""The executor whose clients are elsewhere: a message for each, replies in time, checked and stacked."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.core import (
+    ClientResult,
+    ClientState,
+    ClientUpdate,
+    Method,
+    Params,
+    ServerMessage,
+    State,
+    Task,
+    TrainingConfig,
+)
+from equipoise.experiment.evaluation import own_scores
+from equipoise.flower import codec, node
+from equipoise.flower.codec import About, Refused
+from equipoise.flower.secagg import SecureSum, Summed
+from equipoise.records.rounds import ClientFinalScores
+from equipoise.simulation.executors import CohortResults, Executor, init_client_states
+from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
+from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
+from equipoise.wrappers.secure_aggregation import WORDS, Secure
+
+LOG = logging.getLogger("equipoise")
+TIMES = 10  # the median number of samples: what a client is believed to have at most
+ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes
+
+
+class Wire(Protocol):
+    """How messages reach clients."""
+
+    def present(self) -> dict[int, int]:
+        """Clients that are connected now, and their numbers of training samples."""
+
+    def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        """Replies by client, within so many seconds; for a client that failed, the reason."""
+
+
+class Remote(Executor):
+    """Clients keep their state themselves. Here it is only known which round of each was taken last."""
+
+    keeps_models = False
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        training: TrainingConfig,
+        seed: int,
+        rounds: int,
+        *,
+        wire: Wire,
+        run: str,
+        time_limit: float,
+        fewest: int,
+        preparation: str = "",
+    ) -> None:
+        """``preparation``: how raw tables are prepared, for clients that do not know it yet."""
+        super().__init__(method, task, training, seed, rounds)
+        self.wire, self.run_id, self.time_limit, self.min_replies = wire, run, time_limit, fewest
+        self._preparation, self._unprepared = preparation, set[int]()
+        self._initial, self._frozen = task.init_params(seed), digest(task.frozen)
+        self._expected: dict[tuple[str, ...], State] = {}
+        self._words: State = {}
+        """What a client's part of a secure sum looks like."""
+
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        return _taken(torch.zeros(len(ids), dtype=torch.int64))
+
+    def run_clients(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> CohortResults:
+        messages, absent = self._messages(round, ids, message, client_state, splits)
+        clients, unsent = ids.tolist(), frozenset(absent)
+        answers = self.wire.exchange(messages, self.time_limit) if messages else {}
+        expected = self._expect(round, splits, ids[:1], message.for_clients(0))
+        outs: dict[int, ClientResult] = {}
+        told: dict[int, About] = {}
+        for client in messages:
+            try:
+                answer = answers.get(client, "no reply in time")
+                outs[client], told[client] = self._read(answer, client, round, expected)
+            except Refused as error:
+                absent[client] = str(error)
+        total: State | None = None
+        if isinstance(self.method, Secure):
+            secure = SecureSum(
+                self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
+            )
+            total, summed = secure.total(told, self._words)
+            outs, absent = {client: outs[client] for client in summed}, absent | secure.absent
+        for client, reason in absent.items():
+            LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
+        rows = torch.tensor(
+            [k for k, client in enumerate(clients) if client in outs], dtype=torch.int64
+        )
+        stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
+        if total is not None:
+            return Summed(rows, stacked, absent, unsent, total=total)
+        return CohortResults(rows, stacked, absent, unsent)
+
+    def _messages(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
+        """A message for each of these clients that is connected, and the reasons of the others."""
+        present = self.wire.present()
+        self.task.set_reported_sizes(believed(present))
+        clients: list[int] = ids.tolist()
+        absent = dict.fromkeys(
+            sorted(client for client in clients if client not in present), "not connected"
+        )
+        about = {
+            "kind": "round",
+            "run": self.run_id,
+            "round": round,
+            "splits": list(splits),
+            "frozen": self._frozen,
+        }
+        messages = {
+            client: node.pack(
+                message.for_clients(k),
+                self.task.blocks,
+                {**about, **self._for_one(client, int(client_state.state["taken"][k]))},
+            )
+            for k, client in enumerate(clients)
+            if client in present
+        }
+        return messages, absent
+
+    def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
+        """Each client's scores of its own model, by one message more; under noise nobody is asked."""
+        present = {} if is_noisy(self.method) else self.wire.present()
+        like = own_scores(self.task, 0, self._initial, self.seed) if present else None
+        about = {"kind": "score", "run": self.run_id}
+        asked = {
+            client: codec.encode({}, {**about, "client": client})
+            for client in ids.tolist()
+            if client in present
+        }
+        answers = self.wire.exchange(asked, self.time_limit) if asked else {}
+        found = {}
+        for client in asked:
+            try:
+                assert like is not None
+                found[client] = _scores(answers.get(client, "no reply in time"), client, like)
+            except Refused as error:
+                LOG.warning("the scores of client %d are not known: %s", client, error)
+        return found
+
+    def _for_one(self, client: int, taken: int) -> About:
+        about: About = {"client": client, "taken": taken}
+        if self._preparation and (not taken or client in self._unprepared):
+            about["preparation"] = self._preparation
+            self._unprepared.discard(client)
+        return about
+
+    def _read(
+        self, answer: bytes | str, client: int, round: int, expected: State
+    ) -> tuple[ClientResult, About]:
+        if isinstance(answer, str):
+            raise Refused(answer)
+        try:
+            out, about = codec.decode(answer, tree_bytes(expected) + ROOM)
+            if about.get("unprepared") is True:
+                self._unprepared.add(client)
+            if "error" in about:
+                raise Refused(f"it reports {str(about['error'])[:500]!r}")
+            same = (
+                codec.whole(about, "client", 0),
+                codec.whole(about, "round", 1),
+                about.get("run"),
+            )
+            if same != (client, round, self.run_id):
+                raise Refused("it answers another message")
+            codec.check(out, expected)
+            reply = from_dict(ClientResult, out)
+            codec.check_finite(
+                ClientResult(reply.update, hparams=reply.hparams).to_message(), "reply"
+            )
+            if reply.hparams is not None and (
+                int(reply.hparams.epochs) < 0 or float(reply.hparams.lr) < 0
+            ):
+                raise Refused("reply/train is negative")
+        except Refused as error:
+            raise Refused(f"reply refused: {error}") from error
+        if about.get("lost"):
+            LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
+        return replace(reply, client_state=_taken(torch.tensor(round))), about
+
+    def _expect(
+        self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage
+    ) -> State:
+        """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
+        if splits not in self._expected:
+            held = index(
+                init_client_states(self.method, self.task, id, self._initial, keeps_local=True), 0
+            )
+            reply = strip_unprotected(
+                self.method, self.run_client(round, splits, id[0], message, held)
+            )
+            if isinstance(self.method, Secure):  # it comes later, masked
+                self._words, reply = (
+                    reply.update.extra[WORDS],
+                    replace(reply, update=ClientUpdate({})),
+                )
+            self._expected[splits] = reply.to_message()
+        return self._expected[splits]
+
+
+def believed(told: dict[int, int]) -> dict[int, int]:
+    """Numbers of samples as clients tell them, up to ten times the median: nobody can claim all the weight."""
+    if not told:
+        return told
+    most = math.ceil(TIMES * statistics.median(told.values()))
+    for client, samples in told.items():
+        if samples > most:
+            LOG.warning(
+                "client %d says that it has %d samples: it counts as one with %d",
+                client,
+                samples,
+                most,
+            )
+    return {client: min(samples, most) for client, samples in told.items()}
+
+
+def _scores(answer: bytes | str, client: int, like: ClientFinalScores) -> ClientFinalScores:
+    """What a client says of its own model; a score that its rows do not define is ``None`` there."""
+    if isinstance(answer, str):
+        raise Refused(answer)
+    about = codec.decode(answer, ROOM)[1]
+    if "error" in about:
+        raise Refused(f"it reports {str(about['error'])[:500]!r}")
+    if codec.whole(about, "client", 0) != client:
+        raise Refused("it answers another message")
+    parts = []
+    for name, wanted in (("scores", like.scores), ("beside", like.beside)):
+        part = about.get(name)
+        if not isinstance(part, dict) or part.keys() != wanted.keys():
+            raise Refused(f"its {name} have other names than the task's")
+        if not all(
+            value is None or (type(value) is float and math.isfinite(value))
+            for value in part.values()
+        ):
+            raise Refused(f"its {name} are no numbers")
+        parts.append({key: math.nan if value is None else value for key, value in part.items()})
+    return ClientFinalScores(*parts)
+
+
+def _taken(round: Tensor) -> ClientState:
+    """All that is known here of what clients hold: the last round of each that was taken."""
+    return ClientState(state={"taken": round})

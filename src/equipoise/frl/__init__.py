@@ -1,1 +1,0 @@
-"""Federated reinforcement learning: learners that are agents in environments."""

@@ -1,1 +1,0 @@
-"""Agents with networks: environments stepped over all agents and copies at once, and a learner of stacked agents."""

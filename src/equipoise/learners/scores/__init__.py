@@ -1,1 +1,0 @@
-"""What predictions are worth, one file per kind of target; every score is computed for many models at once."""

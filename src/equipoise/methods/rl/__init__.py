@@ -1,1 +1,0 @@
-"""Methods whose clients are agents in environments of their own."""

@@ -1,1 +1,0 @@
-"""Running, resuming, comparing, tuning, certifying and exporting: a run is a folder."""

@@ -1,1 +1,0 @@
-"""Rounds and runs: executors, local SGD, evaluation, checkpoints."""

@@ -1,0 +1,163 @@
+"""Hostile clients, for simulations: a share of the clients, the same for the whole run, changes what it uploads.
+
+``flip`` sends ten times the opposite of its change, ``scaled`` ten times its change, ``noise`` a random change of ten
+times the honest length, ``constant`` one number everywhere, ``huge`` the largest one that there is, ``metrics`` its
+honest model with the worst lie that its declared ranges allow, and ``little`` a change that all liars agree on: the
+honest mean less 1.5 standard deviations, coordinate by coordinate (Baruch et al. 2019, "A Little Is Enough").
+``labels`` and ``backdoor`` are lies in the rows (:mod:`equipoise.data.poisoning`), and the uploads follow from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from equipoise.core import (
+    ClientState,
+    ClientUpdate,
+    Method,
+    Params,
+    ServerMessage,
+    Task,
+    TrainingConfig,
+)
+from equipoise.core.report_validation import DEFAULT_RANGE
+from equipoise.data.poisoning import POISONS
+from equipoise.simulation.executors import CohortResults, Executor
+from equipoise.utils import rng
+from equipoise.utils.errors import UsageError, nearest
+
+SCALE = 10.0
+LITTLE = 1.5
+MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
+
+
+def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
+    """Ids of the clients that lie, drawn by the seed; at least one if the share is above 0."""
+    order = rng.generator(seed, rng.HOSTILE).permutation(clients)
+    return (
+        torch.from_numpy(order[: max(round(share * clients), math.ceil(share))].copy())
+        .sort()
+        .values
+    )
+
+
+def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
+    """The executor with hostile clients: ``NAME:SHARE``; as it is without any, and if they lie in their rows alone."""
+    name, share = parse(text) if text else ("", 0.0)
+    if name not in ATTACKS:
+        return make
+
+    def attacking(
+        method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
+    ) -> Executor:
+        return Attacked(make(method, task, training, seed, rounds), name, share)
+
+    return attacking
+
+
+def parse(text: str) -> tuple[str, float]:
+    name, _, number = text.partition(":")
+    known = (*ATTACKS, *POISONS)
+    if name not in known:
+        raise UsageError(
+            f"unknown attack '{name}'{nearest(name, known)}: attack must be one of {', '.join(known)}"
+        )
+    try:
+        share = float(number)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise UsageError(
+            f"attack is '{text}': must be NAME:SHARE with a share in (0, 1), such as flip:0.1"
+        )
+    return name, share
+
+
+class Attacked(Executor):
+    """Another executor, some of whose clients lie. Their own models and scores stay honest."""
+
+    def __init__(self, inner: Executor, attack: str, share: float) -> None:
+        super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
+        self.inner, self.attack = inner, attack
+        self.hostile = hostile_clients(inner.seed, inner.task.num_clients, share)
+        self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
+
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        return self.inner.init_state(ids, initial, keeps_local)
+
+    def chunks(self, clients: int) -> list[slice]:
+        return self.inner.chunks(clients)
+
+    def run_clients(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> CohortResults:
+        replies = self.inner.run_clients(round, ids, message, client_state, splits)
+        if replies.stack is None:
+            return replies
+        lying = torch.isin(ids[replies.arrived], self.hostile)
+        if not bool(lying.any()):
+            return replies
+        up = self._lie(replies.stack.update, message.params, lying, round)
+        return replace(replies, stack=replace(replies.stack, update=up))
+
+    def _lie(self, updates: ClientUpdate, sent: Params, lying: Tensor, round: int) -> ClientUpdate:
+        if self.attack == "metrics":
+            return replace(
+                updates,
+                metrics={
+                    name: self._worst(name, value, lying) for name, value in updates.metrics.items()
+                },
+            )
+        changed = {}
+        for number, (name, value) in enumerate(updates.params.items()):
+            change = value - sent[name]
+            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + round * 1009 + number)
+            lie = ATTACKS[self.attack](change, lying, draw)
+            shape = (-1, *[1] * (value.dim() - 1))
+            changed[name] = torch.where(lying.view(shape), sent[name] + lie, value)
+        return replace(updates, params=changed)
+
+    def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
+        """The top of the declared range: the largest error, reward, loss or number that is believed."""
+        high = torch.tensor(
+            self.method.report_ranges.get(name, DEFAULT_RANGE).high, dtype=torch.float64
+        )
+        shape = (-1, *[1] * (value.dim() - 1))
+        return torch.where(lying.view(shape), high.expand(value.shape).to(value.dtype), value)
+
+
+def _noise(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
+    noise = torch.randn(change.shape, generator=draw, dtype=change.dtype)
+    typical = torch.linalg.vector_norm(change.flatten(1), dim=1).median() / math.sqrt(
+        max(change[0].numel(), 1)
+    )
+    lie: Tensor = SCALE * typical * noise
+    return lie
+
+
+def _little(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
+    honest = change[~lying] if bool((~lying).any()) else change
+    agreed: Tensor = honest.mean(0) - LITTLE * honest.std(0, correction=0)
+    return agreed.expand_as(change)
+
+
+Lie = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+ATTACKS: dict[str, Lie] = {
+    "flip": lambda change, lying, draw: -SCALE * change,
+    "scaled": lambda change, lying, draw: SCALE * change,
+    "noise": _noise,
+    "constant": lambda change, lying, draw: torch.ones_like(change),
+    "huge": lambda change, lying, draw: torch.full_like(change, 3e38),
+    "metrics": lambda change, lying, draw: change,
+    "little": _little,
+}

@@ -1,0 +1,466 @@
+"""Two executors with one meaning: ``Loop`` takes one client after another, ``Stacked`` all along a leading axis."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from equipoise.core import (
+    ClientResult,
+    ClientState,
+    ClientUpdate,
+    Method,
+    Params,
+    RngContext,
+    Scores,
+    ServerMessage,
+    State,
+    Task,
+    TrainingConfig,
+)
+from equipoise.core.method import weights_by_num_examples
+from equipoise.records.rounds import ClientFinalScores
+from equipoise.simulation import chunking, vmap_primitives
+from equipoise.simulation.aggregation_guard import UpdateDiagnostics
+from equipoise.simulation.client_runtime import ClientRuntime, run_client_round
+from equipoise.simulation.client_store import HELD, ClientStore
+from equipoise.utils import pytree
+from equipoise.utils.pytree import Ints
+
+MIN_STACKED_CLIENTS = (
+    48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
+)
+
+
+Judged = Callable[[], dict[str, Params]]
+"""Scores of the server's model, by split."""
+
+
+@dataclass
+class CohortResults:
+    """What came back of a round, and why some of it did not."""
+
+    arrived: Tensor
+    """Places of the clients that replied among those that were asked, ascending."""
+    stack: ClientResult | None
+    """Their replies, stacked ``[R, ...]``; ``None`` if nobody replied."""
+    absent: dict[int, str] = field(default_factory=dict)
+    unsent: frozenset[int] = frozenset()
+    """Clients that could not be reached at all: they are not billed."""
+    known: UpdateDiagnostics | None = None
+    """Their facts, where those are known already."""
+    size: int | None = None
+    """Bytes of one upload, where uploads are not in the stack."""
+    committed: bool = False
+    """Whether what clients hold is kept already."""
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Those by which sums over all clients are known already, if any are."""
+
+    def foreseen(self, taken: Tensor, weights: Tensor | Params) -> bool:
+        """Whether these are the sums that are known already."""
+        return (
+            bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
+        )
+
+    def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
+        """What decides which of them are used."""
+        assert self.stack is not None
+        return self.known or UpdateDiagnostics.of(method, global_params, self.stack)
+
+    def upload_bytes(self) -> int:
+        """Bytes of one upload."""
+        if self.size is not None:
+            return self.size
+        return pytree.tree_bytes(self.stack.update, stacked=True) if self.stack else 0
+
+    def commit(self, taken: Tensor) -> None:
+        """Tell where clients are whose reply counted: the others keep what they held."""
+
+    @classmethod
+    def of_all(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
+        """Everybody replied."""
+        return cls(torch.arange(len(ids)), stack)
+
+    def partial_sums(
+        self,
+        method: Method,
+        global_params: Params,
+        cuts: list[slice],
+        taken: Tensor,
+        weights: Tensor | Params,
+    ) -> State:
+        """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
+        assert self.stack is not None
+        parts: list[State | None] = []
+        for chunk in cuts:
+            here = (self.arrived >= chunk.start) & (self.arrived < chunk.stop)
+            up = self.stack.update if bool(here.all()) else pytree.index(self.stack.update, here)
+            parts.append(
+                chunking.sum_chunk(
+                    method, global_params, up, taken[here], pytree.index(weights, here[taken])
+                )
+            )
+        return chunking.add_chunk_sums(parts)
+
+
+class Executor(ABC):
+    """Runs the client half of a method for a cohort."""
+
+    min_replies: int = 1
+    """Usable replies below which the round changes nothing."""
+    keeps_models: bool = True
+    """Whether what clients hold is kept here; else they keep it themselves, elsewhere."""
+
+    processes: int = 1
+    """How many compute clients, where each keeps what its clients hold."""
+
+    def __init__(
+        self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
+    ) -> None:
+        self.method, self.task, self.training, self.seed, self.rounds = (
+            method,
+            task,
+            training,
+            seed,
+            rounds,
+        )
+
+    def chunks(self, clients: int) -> list[slice]:
+        """The chunks of a cohort of so many clients. What is not worth stacking is shared client by client."""
+        return chunking.split_into_chunks(
+            clients, 1 if self.task.executor_depends_on_model else MIN_STACKED_CLIENTS
+        )
+
+    @abstractmethod
+    def run_clients(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> CohortResults:
+        """``held``: stacks of what is kept of these clients; replies have it as it is after the round."""
+
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        """Stacks of what is kept of clients that never took part."""
+        return init_client_states(self.method, self.task, ids, initial, keeps_local)
+
+    def known_weights(self, method: Method, ids: Tensor) -> Tensor:
+        """The weights of all these clients, if no reply is needed to know them; else empty."""
+        known = (
+            method.aggregates_by_sum
+            and not {"aggregation_weights", "partial_sums"} & method.overridden_hooks
+        )
+        return weights_by_num_examples(self.task, ids) if known else torch.empty(0)
+
+    def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
+        """These clients are likely to be asked in the round after the next :meth:`run`."""
+
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
+        """Begin to evaluate the server's model on its own sets; to be called for the result before anything else."""
+        return lambda: evaluate_on_server(self.task, params, splits)
+
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
+        """What these clients hold, where the simulation's own store does not have it."""
+        return {}
+
+    def restore_state(self, ids: Ints, kept: State) -> State:
+        """From all that a checkpoint has of these clients, what the simulation's own store is to have."""
+        return kept
+
+    def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
+        """What these clients say of the models that they keep, where that is not known here."""
+        return {}
+
+    def run_client(
+        self,
+        round: int,
+        splits: tuple[str, ...],
+        id: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+    ) -> ClientResult:
+        """One client's round."""
+        method, training = self.method.at(round, self.rounds), self.training.at(round, self.rounds)
+        client = ClientRuntime(
+            self.task,
+            training,
+            RngContext(self.seed, round, training),
+            self.rounds,
+            id,
+            message,
+            client_state,
+        )
+        return run_client_round(method, client, splits)
+
+
+class InProcessExecutor(Executor):
+    """In this process, chunk by chunk."""
+
+    @abstractmethod
+    def run_chunk(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> ClientResult:
+        """The replies of one chunk: what they are depends on nobody outside it."""
+
+    def run_clients(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> CohortResults:
+        with torch.no_grad():
+            cuts = [chunking.chunk_index(cut) for cut in self.chunks(len(ids))]
+            if len(cuts) == 1:
+                return CohortResults.of_all(
+                    ids, self.run_chunk(round, ids, message, client_state, splits)
+                )
+            parts = (
+                self.run_chunk(
+                    round,
+                    ids[here],
+                    message.for_clients(here),
+                    pytree.index(client_state, here),
+                    splits,
+                )
+                for here in cuts
+            )
+            return CohortResults.of_all(ids, pytree.concat_stream(parts, len(ids)))
+
+
+class Loop(InProcessExecutor):
+    """One client after another: obvious, the oracle of the others."""
+
+    def run_chunk(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> ClientResult:
+        each = range(len(ids))
+        return pytree.stack(
+            [
+                self.run_client(
+                    round, splits, ids[k], message.for_clients(k), pytree.index(client_state, k)
+                )
+                for k in each
+            ]
+        )
+
+
+class Stacked(InProcessExecutor):
+    """All clients of a chunk at once."""
+
+    def chunks(self, clients: int) -> list[slice]:
+        return chunking.split_into_chunks(clients, MIN_STACKED_CLIENTS)
+
+    def run_chunk(
+        self,
+        round: int,
+        ids: Tensor,
+        down: ServerMessage,
+        held: ClientState,
+        splits: tuple[str, ...],
+    ) -> ClientResult:
+        def mapped(id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
+            return self.run_client(round, splits, id, message, client_state)
+
+        return vmap_primitives.over_clients(
+            mapped, (0, down.vmap_axes(), 0), (ids, down, held), len(ids)
+        )
+
+
+def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> dict[str, Params]:
+    """Scores of one model on the server's own sets; that of clients' validation is public."""
+    one = {name: value.unsqueeze(0) for name, value in params.items()}
+    sets = {"test": "test", "val": "public"}
+    with torch.no_grad():
+        return {split: pytree.index(task.evaluate_server(one, sets[split]), 0) for split in splits}
+
+
+def init_client_states(
+    method: Method, task: Task, ids: Tensor, initial: Params, keeps_local: bool
+) -> ClientState:
+    """Stacks of what clients hold before their first round."""
+
+    def spread(tree: State) -> State:
+        copies: State = pytree.map_leaves(
+            lambda value: value.expand(len(ids), *value.shape).clone(), tree
+        )
+        return copies
+
+    local = spread(initial) if keeps_local else {}
+    return ClientState(local, spread(method.init_client(task, initial)), task.init_data_state(ids))
+
+
+class ChunkedRound:
+    """How a simulation without a clock asks an executor of its own process: every sound reply counts."""
+
+    def __init__(self, executor: InProcessExecutor, store: ClientStore, keeps_local: bool) -> None:
+        self.executor, self.store, self.keeps_local = executor, store, keeps_local
+        self._sums_early = not keeps_local
+
+    def run(
+        self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
+    ) -> CohortResults:
+        """As the executor's own, of what the store has of these clients."""
+        executor = self.executor
+        method, cuts = executor.method.at(round, executor.rounds), executor.chunks(len(ids))
+        weights = executor.known_weights(method, ids) if self._sums_early else torch.empty(0)
+        settles = not (
+            method.shared_param_names(executor.task)
+            or method.report_ranges
+            or "upload" in method.overridden_hooks
+        )
+        if len(cuts) == 1 or not (settles or len(weights)):
+            return self._whole(round, ids, message, splits)
+        facts: list[UpdateDiagnostics] = []
+        sums: list[State | None] = []
+        size = 0
+
+        def told(cut: slice) -> ClientResult:
+            """The replies of a chunk without what is not needed any more, which ends with this call."""
+            nonlocal size
+            here, own = chunking.chunk_index(cut), ids[cut].numpy()
+            part = executor.run_chunk(
+                round, ids[here], message.for_clients(here), self.store.held(own), splits
+            )
+            facts.append(UpdateDiagnostics.of(method, message.params, part))
+            size = pytree.tree_bytes(part.update, stacked=True)
+            if settles:
+                self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)
+                return replace(part, client_state=ClientState(), scores={})
+            everybody = torch.ones(len(own), dtype=torch.bool)
+            sums.append(
+                chunking.sum_chunk(method, message.params, part.update, everybody, weights[cut])
+            )
+            return replace(
+                part,
+                update=ClientUpdate({}, metrics=part.update.metrics),
+                client_state=replace(part.client_state, local_params={}),
+            )
+
+        with torch.no_grad():
+            stack = pytree.concat_stream((told(cut) for cut in cuts), len(ids))
+        known = UpdateDiagnostics.joined(facts)
+        if settles:
+            return CohortResults(torch.arange(len(ids)), stack, known=known, committed=True)
+
+        def again() -> ClientUpdate:
+            self._sums_early = False  # whoever was left out once may be so in every round
+            stack = self._whole(round, ids, message, ()).stack
+            assert stack is not None
+            return stack.update
+
+        return _Summed(
+            torch.arange(len(ids)),
+            stack,
+            known=known,
+            size=size,
+            early=sums,
+            weights=weights,
+            again=again,
+        )
+
+    def _whole(
+        self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
+    ) -> CohortResults:
+        return self.executor.run_clients(round, ids, message, self.store.held(ids.numpy()), splits)
+
+
+@dataclass
+class _Summed(CohortResults):
+    """Replies whose uploads are gone."""
+
+    early: list[State | None] = field(default_factory=list)
+    """The sums of each chunk over all its clients, by the :attr:`weights`."""
+    again: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
+    """Computes the uploads once more."""
+    _whole: bool = False
+
+    def partial_sums(
+        self,
+        method: Method,
+        global_params: Params,
+        cuts: list[slice],
+        taken: Tensor,
+        weights: Tensor | Params,
+    ) -> State:
+        if self.foreseen(taken, weights):
+            return chunking.add_chunk_sums(self.early)
+        if not self._whole:
+            assert self.stack is not None
+            self.stack, self._whole = replace(self.stack, update=self.again()), True
+        return super().partial_sums(method, global_params, cuts, taken, weights)
+
+
+@dataclass
+class StartGroup:
+    """Clients that started from one model: what they hold now, and at which places of the intake they are."""
+
+    ids: Ints
+    held: ClientState
+    scores: Scores
+    places: Tensor
+
+
+@dataclass
+class RoundReplies:
+    """The replies of a round's end, by client, ascending."""
+
+    ids: Ints
+    replies: CohortResults
+    """Of these clients; what the server makes of them refers to the model that it has now."""
+    arrived: Tensor
+    """Booleans: the others were computed, and count for nothing."""
+    cohort: int
+    """The number of clients by whose chunks sums are made."""
+    parts: list[StartGroup]
+    absent: dict[int, str] = field(default_factory=dict)
+    joules: float | None = None
+    seconds: Tensor | None = None
+    """How long each took."""
+    staleness: Tensor | None = None
+    """How many models each is late, where any may be."""
+
+    @classmethod
+    def of(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
+        """Whoever replied, as it replied."""
+        here = ids[replies.arrived.numpy()]
+        in_time = torch.ones(len(here), dtype=torch.bool)
+        return cls(here, replies, in_time, len(ids), _one_part(here, replies), dict(replies.absent))
+
+
+def _one_part(ids: Ints, replies: CohortResults) -> list[StartGroup]:
+    if replies.stack is None or replies.committed:
+        return []
+    return [
+        StartGroup(ids, replies.stack.client_state, replies.stack.scores, torch.arange(len(ids)))
+    ]
+
+
+@runtime_checkable
+class AsyncExecutor(Protocol):
+    """An executor whose clients may reply in a later round than the one that asked them, by a clock of their own."""
+
+    @property
+    def in_flight_ids(self) -> Ints:
+        """Clients that were asked in earlier rounds and may still reply: they cannot be asked now."""
+
+    def collect(self, round: int, params: Params) -> RoundReplies:
+        """Wait for what ends the round; gives what the server, whose model is ``params``, then has in hand."""

@@ -1,0 +1,325 @@
+"""Trees as bytes between the processes of one run: lengths, a head in JSON, the tensors, aligned as torch does it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations
+from multiprocessing.context import BaseContext
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from equipoise.simulation.executor_selection import available_cores
+from equipoise.utils.pytree import State, map_leaves, to_dict
+
+ALIGNED = 64
+LENGTHS = 16  # bytes of two numbers: the length of the message, and of its head
+
+
+def pack(tree: State, least: int = 0) -> Tensor:
+    """Nested dictionaries of tensors, messages, and what JSON knows; filled up to at least so many bytes."""
+    tensors: list[Tensor] = []
+    size = 0
+
+    def describe(leaf: Any) -> Any:
+        nonlocal size
+        if not isinstance(leaf, Tensor):
+            return [leaf]
+        tensors.append(leaf)
+        found = [str(leaf.dtype).removeprefix("torch."), list(leaf.shape), size]
+        size += _aligned(leaf.nbytes)
+        return found
+
+    head = json.dumps(map_leaves(describe, {"tree": to_dict(tree)})).encode()
+    place = _aligned(LENGTHS + len(head))
+    buffer = torch.empty(max(least, place + size), dtype=torch.uint8)
+    numbers = buffer.numpy()
+    numbers[:LENGTHS].view(np.int64)[:] = place + size, len(head)
+    numbers[LENGTHS : LENGTHS + len(head)] = np.frombuffer(head, np.uint8)
+    for tensor in tensors:
+        if tensor.nbytes:
+            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            numbers[place : place + len(raw)] = raw
+            place += _aligned(len(raw))
+    return buffer
+
+
+def unpack(buffer: Tensor) -> State:
+    """The inverse of :func:`pack`; tensors are views of the buffer."""
+    data = buffer.numpy().data
+    length = _lengths(data)[1]
+    start = _aligned(LENGTHS + length)
+    whole: dict[str, Tensor] = {}  # the buffer as numbers of each kind
+
+    def restore(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: restore(value) for name, value in item.items()}
+        if len(item) == 1:
+            return item[0]
+        name, shape, offset = item
+        if name not in whole:
+            whole[name] = buffer.view(getattr(torch, name))
+        numbers = whole[name]
+        first = (start + offset) // numbers.itemsize
+        return numbers[first : first + math.prod(shape)].view(shape)
+
+    tree: State = restore(json.loads(bytes(data[LENGTHS : LENGTHS + length])))["tree"]
+    return tree
+
+
+def length_of(beginning: bytearray | memoryview) -> int:
+    """Bytes of the message that begins so."""
+    return _lengths(beginning)[0]
+
+
+def _lengths(beginning: bytearray | memoryview) -> list[int]:
+    numbers: list[int] = np.frombuffer(beginning, np.int64, 2).tolist()
+    return numbers
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+MEETING = timedelta(minutes=5)  # until all processes have come
+FIRST = 2**14  # bytes of a message that travel at once: most have no more
+WAITING = timedelta(hours=2)  # longest time between two messages; who dies is noticed at once
+
+
+HERE, GLOO = torch.device("cpu"), "gloo"
+
+
+def backend_of(device: torch.device) -> str:
+    """Of torch's backends those that carry tensors of main memory, and of this device."""
+    return f"cpu:{GLOO},cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else GLOO
+
+
+class WorkerLost(RuntimeError):
+    """Another process of the run has ended or cannot be reached."""
+
+
+class ProcessGroup(ABC):
+    """This process among all; number 0 leads."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    @staticmethod
+    def launched() -> tuple[int, int]:
+        """This process's number and how many there are, as ``torchrun`` or the like has started them."""
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+    @abstractmethod
+    def send(self, to: int, tree: State, crossing: bool = False) -> Any:
+        """Give a message to another process; the result must be kept until :meth:`sent`.
+
+        ``crossing``: the other may send one here at the same time.
+        """
+
+    @abstractmethod
+    def sent(self, under_way: Any, to: int) -> None:
+        """Wait until a message has left."""
+
+    @abstractmethod
+    def receive(self, sender: int, crossing: bool = False) -> State:
+        """The next message of another process, which was sent with the same ``crossing``."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """There will be no more messages."""
+
+    def lost(self, process: int) -> WorkerLost:
+        """What to raise where another process does not answer any more."""
+        return WorkerLost(f"process {process + 1} of {self.size} has ended")
+
+
+class TorchrunGroup(ProcessGroup):
+    """Processes that ``torchrun`` started, on any number of machines."""
+
+    def __init__(self, rank: int, size: int, device: torch.device = HERE) -> None:
+        """``device``: where this process computes."""
+        super().__init__(rank, size)
+        backend = backend_of(device)
+        self._wire = HERE if backend == GLOO else device
+        meeting, _, _ = next(rendezvous("env://", rank, size))
+        # Addresses of processes that died before a restart must not be found again.
+        store: Any = PrefixStore(
+            f"equipoise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meeting
+        )
+        store.set_timeout(MEETING)
+        try:
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=WAITING
+            )
+        except RuntimeError as error:
+            raise WorkerLost(f"the processes of the run did not meet: {error}") from error
+
+    def send(self, to: int, tree: State, crossing: bool = False) -> list[Any]:
+        """NCCL would have either of two who send to each other wait for the other."""
+        body = pack(tree, FIRST)
+        wire = HERE if crossing else self._wire
+        parts = [body[:FIRST], body[FIRST:].to(wire)] if len(body) > FIRST else [body]
+        try:
+            return [(dist.isend(part, to), part) for part in parts]
+        except RuntimeError as error:
+            raise self.lost(to) from error
+
+    def sent(self, under_way: list[Any], to: int) -> None:
+        try:
+            for work, _ in under_way:
+                work.wait()
+        except RuntimeError as error:
+            raise self.lost(to) from error
+
+    def receive(self, sender: int, crossing: bool = False) -> State:
+        first = torch.empty(FIRST, dtype=torch.uint8)
+        try:
+            dist.recv(first, sender)
+            length = length_of(first.numpy().data)
+            if length <= FIRST:
+                return unpack(first)
+            body = torch.empty(length, dtype=torch.uint8)
+            body[:FIRST] = first
+            rest = body[FIRST:]
+            if not crossing and self._wire != HERE:
+                rest = torch.empty(length - FIRST, dtype=torch.uint8, device=self._wire)
+            dist.recv(rest, sender)
+            body[FIRST:] = rest.to(HERE)
+        except RuntimeError as error:
+            raise self.lost(sender) from error
+        return unpack(body)
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+SHORT = 2**15  # bytes: a socket takes some such messages before anybody reads them
+AWAKE = 0.002  # seconds
+ASLEEP = 0.2  # seconds until a look whether the other is still there
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One process's end."""
+
+    socket: socket.socket
+    mine: Semaphore
+    """The other rings it when a message for this process is there, or under way."""
+    theirs: Semaphore
+
+
+Lines = dict[int, Channel]
+"""The ends of one process, by the number of the other."""
+
+
+def channels(size: int, context: BaseContext) -> list[Lines]:
+    """Of each of so many processes, to be made before they are forked."""
+    ends: list[Lines] = [{} for _ in range(size)]
+    for one, other in combinations(range(size), 2):
+        sockets, bells = socket.socketpair(), (context.Semaphore(0), context.Semaphore(0))
+        for end in sockets:
+            for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, side, 6 * SHORT)
+        ends[one][other] = Channel(sockets[0], bells[0], bells[1])
+        ends[other][one] = Channel(sockets[1], bells[1], bells[0])
+    return ends
+
+
+class ForkedGroup(ProcessGroup):
+    """This process among those that were forked."""
+
+    def __init__(self, rank: int, ends: list[Lines]) -> None:
+        """``ends``: of all; here those of others are closed, since a line must end with its process."""
+        super().__init__(rank, len(ends))
+        for other in ends[:rank] + ends[rank + 1 :]:
+            for line in other.values():
+                line.socket.close()
+        self._lines = ends[rank]
+        self._awake = AWAKE if self.size <= available_cores() else 0.0
+        self._senders = {process: ThreadPoolExecutor(1) for process in self._lines}
+        self._last: dict[int, Future[None]] = {}
+
+    def send(self, to: int, tree: State, crossing: bool = False) -> Future[None] | None:
+        """What is short is taken at once; what is long goes by and by, in its turn, while this process goes on."""
+        body, last, line = pack(tree).numpy().data, self._last.pop(to, None), self._lines[to]
+        if len(body) > SHORT or (last is not None and not last.done()):
+            self._last[to] = self._senders[to].submit(_send_long, line, body)
+            return self._last[to]
+        try:
+            line.socket.sendall(body)
+        except OSError as error:
+            raise self.lost(to) from error
+        line.theirs.release()
+        return None
+
+    def sent(self, under_way: Future[None] | None, to: int) -> None:
+        try:
+            if under_way is not None:
+                under_way.result()
+        except OSError as error:
+            raise self.lost(to) from error
+
+    def receive(self, sender: int, crossing: bool = False) -> State:
+        line, beginning = self._lines[sender], bytearray(LENGTHS)
+        try:
+            self._wait(line)
+            _fill(line, memoryview(beginning))
+            body = torch.empty(length_of(beginning), dtype=torch.uint8)
+            view = body.numpy().data
+            view[:LENGTHS] = beginning
+            _fill(line, view[LENGTHS:])
+        except OSError as error:
+            raise self.lost(sender) from error
+        return unpack(body)
+
+    def _wait(self, line: Channel) -> None:
+        end = time.perf_counter() + self._awake
+        while time.perf_counter() < end:
+            if line.mine.acquire(block=False):
+                return
+        while not line.mine.acquire(timeout=ASLEEP) and not _has_come(line):
+            pass
+
+    def leave(self) -> None:
+        for process, line in self._lines.items():
+            self._senders[process].shutdown(
+                wait=False
+            )  # the end of the other process ends what is under way
+            line.socket.close()
+
+
+def _send_long(line: Channel, body: memoryview) -> None:
+    line.theirs.release()
+    line.socket.sendall(body)
+
+
+def _fill(line: Channel, buffer: memoryview) -> None:
+    while buffer:
+        read = line.socket.recv_into(buffer)
+        if not read:
+            raise ConnectionResetError
+        buffer = buffer[read:]
+
+
+def _has_come(line: Channel) -> bool:
+    """Whether there is a message although nobody rang: the other has ended with it, or will ring once too often, which
+    does no harm. Where there is none and the other has ended, reading says so."""
+    try:
+        line.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,514 @@
+"""A process's share of the clients of a round: what it computes, keeps and sums when it is told to."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.core import (
+    ClientResult,
+    ClientState,
+    ClientUpdate,
+    Method,
+    Params,
+    ServerMessage,
+    State,
+)
+from equipoise.simulation import chunking
+from equipoise.simulation.aggregation_guard import UpdateDiagnostics
+from equipoise.simulation.client_store import HELD, ClientStore, MemoryBudget, keeps_local, unknown
+from equipoise.simulation.executors import (
+    CohortResults,
+    Executor,
+    InProcessExecutor,
+    Judged,
+    evaluate_on_server,
+)
+from equipoise.simulation.ipc import ProcessGroup, WorkerLost
+from equipoise.utils import pytree
+from equipoise.utils.errors import UsageError
+from equipoise.utils.pytree import Ints
+
+
+class Worker:
+    """What one process does of a run. The same code serves the leader's own share and everybody else's."""
+
+    def __init__(
+        self,
+        inner: InProcessExecutor,
+        group: ProcessGroup,
+        keep_models: bool,
+        room: MemoryBudget | None = None,
+    ) -> None:
+        self.inner, self.group = inner, group
+        initial = inner.task.init_params(inner.seed)
+        self.keeps_local = keeps_local(inner.method, inner.task, keep_models)
+        self.store = ClientStore(
+            inner.task.num_clients,
+            lambda ids: inner.init_state(ids, initial, self.keeps_local),
+            room,
+        )
+        self._parts: list[ClientResult] = []
+        self._ids = np.empty(0, np.int64)
+        self._sent: Params = {}
+        self._method = inner.method
+
+    def answer(self, call: State) -> State:
+        """Do what one message asks; gives the message to send back."""
+        calls: dict[str, Callable[[State], State]] = {
+            **{
+                "run": self.run,
+                "sums": self.sums,
+                "settle": self.settle,
+                "rows": self.rows,
+                "judge": self.judge,
+            }
+        }
+        with torch.no_grad():
+            return calls[call["do"]](call)
+
+    def run(self, call: State) -> State:
+        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed.
+
+        Where ``weights`` are known before, the sums over all of them go with the answer.
+        """
+        self._exchange(call["moves"])
+        ids, down, round = call["ids"], pytree.from_dict(ServerMessage, call["down"]), call["round"]
+        self._method = self.inner.method.at(round, self.inner.rounds)
+        self._ids, self._sent, self._parts = ids.numpy(), down.params, []
+        if not len(ids):
+            return {"replies": {}, "facts": {}, "bytes": 0, "seconds": 0.0}
+        held = self.store.held(self._ids)
+        self.store.prefetch(call["next"].numpy())
+        facts: list[UpdateDiagnostics] = []
+        started = time.perf_counter()
+        for first, last in call["cuts"]:
+            here = chunking.chunk_index(slice(first, last))
+            part = self.inner.run_chunk(
+                round,
+                ids[here],
+                down.for_clients(here),
+                pytree.index(held, here),
+                tuple(call["splits"]),
+            )
+            facts.append(UpdateDiagnostics.of(self._method, down.params, part))
+            self._parts.append(part)
+        seconds = time.perf_counter() - started
+        size = pytree.tree_bytes(self._parts[0].update, stacked=True)
+        told = [
+            replace(part, client_state=ClientState(), update=self._told(part.update))
+            for part in self._parts
+        ]
+        whole = UpdateDiagnostics.joined(facts)
+        why = {str(place): text for place, text in whole.violations.items()}
+        known = {"finite": whole.is_finite, "long": whole.norms, "reasons": why}
+        answer = {
+            "replies": pytree.to_dict(pytree.concatenate(told)),
+            "facts": known,
+            "bytes": size,
+            "seconds": seconds,
+        }
+        if len(call["weights"]):
+            answer |= self.sums(
+                {"taken": torch.ones(len(ids), dtype=torch.bool), "weights": call["weights"]}
+            )
+        return answer
+
+    def settle(self, call: State) -> State:
+        """Keep what came of those whose reply counted."""
+        if len(self._ids):
+            held = pytree.concatenate([part.client_state for part in self._parts])
+            held = held if self.keeps_local else replace(held, local_params={})
+            self.store.commit(self._ids, held, {}, call["taken"])
+        return {}
+
+    def sums(self, call: State) -> State:
+        """The method's sums over each chunk."""
+        taken, weights = call["taken"], call["weights"]
+        found: dict[str, State | None] = {}
+        first, used = 0, 0
+        for number, part in enumerate(self._parts):
+            clients = len(part.hparams.epochs) if part.hparams is not None else 0
+            here = taken[first : first + clients]
+            count = int(here.sum())
+            mine = pytree.index(weights, slice(used, used + count))
+            found[str(number)] = chunking.sum_chunk(
+                self._method, self._sent, part.update, here, mine
+            )
+            first, used = first + clients, used + count
+        return {"sums": found}
+
+    def rows(self, call: State) -> State:
+        """What is held of these clients under the names that are asked for."""
+        return self.store.rows(call["ids"].numpy(), call["names"])
+
+    def judge(self, call: State) -> State:
+        """The server's model on its own sets."""
+        return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
+
+    def put(self, ids: Tensor, held: State) -> None:
+        if len(ids):
+            self.store.write(ids.numpy(), held)
+
+    def _told(self, updates: ClientUpdate) -> ClientUpdate:
+        return (
+            ClientUpdate({}, metrics=updates.metrics) if self._method.aggregates_by_sum else updates
+        )
+
+    def _exchange(self, moves: State) -> None:
+        """Clients whose state lies with another process than the one that is to compute them."""
+        outgoing = {
+            int(to): self.group.send(int(to), self.store.rows(ids.numpy(), HELD), crossing=True)
+            for to, ids in moves["out"].items()
+        }
+        for sender, ids in moves["in"].items():
+            self.put(ids, self.group.receive(int(sender), crossing=True))
+        for to, under_way in outgoing.items():
+            self.group.sent(under_way, to)
+
+
+def serve(share: Worker, group: ProcessGroup) -> None:
+    """The life of a process that does not lead: one message after another until the last.
+
+    Nobody waits for an answer where clients settle: what went wrong there is the next one.
+    """
+    wrong: State = {}
+    while (call := group.receive(0))["do"] != "end":
+        answer = wrong or _tried(share, call)
+        if call["do"] == "settle":
+            wrong = answer
+        else:
+            group.sent(group.send(0, answer), 0)
+
+
+def _tried(share: Worker, call: State) -> State:
+    try:
+        return share.answer(call)
+    except UsageError as error:
+        return {"refused": str(error)}
+    except WorkerLost as error:  # the leader ends the run, and says who it was
+        return {"lost": str(error)}
+    except Exception:
+        return {"failed": traceback.format_exc()}
+
+
+CLEARLY = 0.9  # clients that change their process take what they hold with them
+STEPS = 2  # per doubling of the time that a process takes beside the fastest
+
+
+def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
+    """The process of each chunk, as if all were equally fast unless the round ends clearly sooner otherwise.
+
+    ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
+    """
+    even, paced = _longest_first(loads, [1.0] * len(paces)), _longest_first(loads, paces)
+    return paced if _end(paced, loads, paces) < CLEARLY * _end(even, loads, paces) else even
+
+
+def _end(place: list[int], loads: list[float], paces: list[float]) -> float:
+    return max(
+        pace * sum(load for load, where in zip(loads, place, strict=True) if where == process)
+        for process, pace in enumerate(paces)
+    )
+
+
+def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
+    """Each chunk to whoever would end first with it."""
+    ends, place = [0.0] * len(paces), [0] * len(loads)
+    for chunk in sorted(range(len(loads)), key=lambda chunk: -loads[chunk]):
+        then = [(end + loads[chunk] * pace, end) for end, pace in zip(ends, paces, strict=True)]
+        place[chunk] = then.index(min(then))  # of equals the one that has less to do
+        ends[place[chunk]] = min(then)[0]
+    return place
+
+
+class WorkerSpeed:
+    """How fast processes are, from the times that they took; only the placement depends on it, never a number."""
+
+    def __init__(self, processes: int) -> None:
+        self._seconds = [0.0] * processes
+        self._warm = [False] * processes
+
+    def update(self, process: int, load: float, seconds: float) -> None:
+        """A process took so long for so many planned steps; what was before fades. Its first time says nothing."""
+        if not load:  # or a process that was slow once would never be asked again
+            self._seconds[process] = (self._seconds[process] + self._fastest) / 2
+        elif self._warm[process]:
+            before, now = self._seconds[process], seconds / load
+            self._seconds[process] = (before + now) / 2 if before else now
+        self._warm[process] |= load > 0
+
+    @property
+    def _fastest(self) -> float:
+        return min((seconds for seconds in self._seconds if seconds), default=0.0)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Relative to the fastest, in steps that are larger than chance: moving clients about costs time, too."""
+        fastest = self._fastest
+        return [
+            max(1.0, round(STEPS * seconds / fastest) / STEPS) if seconds else 1.0
+            for seconds in self._seconds
+        ]
+
+
+class MultiProcessExecutor(Executor):
+    """Leads the other processes, and computes a share itself. Any number of them gives the same result."""
+
+    def __init__(self, share: Worker, group: ProcessGroup) -> None:
+        inner = share.inner
+        super().__init__(inner.method, inner.task, inner.training, inner.seed, inner.rounds)
+        self.share, self.group, self.processes = share, group, group.size
+        self._owner = np.full(inner.task.num_clients, -1, np.int32)
+        self.pace = WorkerSpeed(self.processes)
+        self._next = torch.empty(0, dtype=torch.int64)
+        self._under_way: list[tuple[int, Any]] = []
+
+    def chunks(self, clients: int) -> list[slice]:
+        return self.share.inner.chunks(clients)
+
+    def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        return ClientState()
+
+    def prefetch(self, ids: Ints) -> None:
+        self._next = torch.from_numpy(ids)
+
+    def run_clients(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+    ) -> CohortResults:
+        training, cuts = self.training.at(round, self.rounds), self.chunks(len(ids))
+        epochs = (
+            torch.full_like(ids, training.epochs)
+            if message.hparams is None
+            else message.hparams.epochs
+        )
+        steps = self.task.num_steps(ids, epochs, training)
+        loads = [float(steps[cut].sum()) for cut in cuts]
+        place = assign_chunks(loads, self.pace.speeds)
+        mine = [
+            [cut for cut, where in zip(cuts, place, strict=True) if where == p]
+            for p in range(self.group.size)
+        ]
+        rows = [
+            torch.cat([torch.arange(c.start, c.stop) for c in part] or [torch.arange(0)])
+            for part in mine
+        ]
+        moves = self._moves(ids.numpy(), rows)
+        weights = self.known_weights(self.method.at(round, self.rounds), ids)
+        calls = []
+        for process, part in enumerate(rows):
+            ends = np.cumsum([0, *(cut.stop - cut.start for cut in mine[process])]).tolist()
+            calls.append(
+                {
+                    **{
+                        "do": "run",
+                        "round": round,
+                        "splits": list(splits),
+                        "ids": ids[part],
+                        "next": self._next,
+                    },
+                    **{"cuts": [list(pair) for pair in pairwise(ends)]},
+                    **{"down": pytree.to_dict(message.for_clients(part)), "moves": moves[process]},
+                    "weights": weights[part] if len(weights) else weights,
+                }
+            )
+        answers = self.ask(calls)
+        for process, answer in enumerate(answers):
+            load = sum(load for load, where in zip(loads, place, strict=True) if where == process)
+            self.pace.update(process, load, answer["seconds"])
+        return RemoteCohortResults.of(self, rows, place, answers, weights)
+
+    def ask(self, calls: list[State]) -> list[State]:
+        """Give each process its call, do one's own, and gather what they answer."""
+        others = range(1, self.group.size)
+        for process in others:
+            self._send(process, calls[process])
+        own = self.share.answer(calls[0])
+        self._all_sent()
+        return [own, *(self._checked(self.group.receive(process), process) for process in others)]
+
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
+        """By the last process, while this one goes on."""
+        last = self.group.size - 1
+        if not splits or not last:
+            return super().evaluate_global(params, splits)
+        self._send(last, {"do": "judge", "params": params, "splits": list(splits)})
+        found: dict[str, Params] = {}
+
+        def wait() -> dict[str, Params]:
+            if not found:
+                found.update(self._checked(self.group.receive(last), last))
+            return found
+
+        return wait
+
+    def settle(self, taken: list[Tensor]) -> None:
+        """Tell each process whose reply counted, after what it is at; none answers."""
+        for process in range(1, self.group.size):
+            self._send(process, {"do": "settle", "taken": taken[process]})
+        self.share.settle({"taken": taken[0]})
+
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
+        """What these clients hold, brought here from all processes."""
+        who = [
+            torch.from_numpy(np.flatnonzero(self._owner[ids] == p)) for p in range(self.group.size)
+        ]
+        tensor_ids = torch.from_numpy(ids)
+        parts = self.ask(
+            [{"do": "rows", "ids": tensor_ids[rows], "names": list(names)} for rows in who]
+        )
+        some = [(rows, part) for rows, part in zip(who, parts, strict=True) if len(rows)]
+        found: State = {}
+        for name in names:
+            like = next((part[name] for _, part in some if name in part), None)
+            if like is not None:
+                found[name] = pytree.map_leaves(lambda value: unknown(value, len(ids)), like)
+                for rows, part in some:
+                    if name in part:
+                        pytree.map_leaves(
+                            lambda all, here, rows=rows: all.index_copy_(0, rows, here),
+                            found[name],
+                            part[name],
+                        )
+        return found
+
+    def restore_state(self, ids: Ints, kept: State) -> State:
+        """The inverse of :meth:`collect`: they lie here until another process is to compute them."""
+        self._owner[ids] = 0
+        self.share.put(torch.from_numpy(ids), {name: kept[name] for name in HELD if name in kept})
+        return {
+            **pytree.to_dict(ClientState()),
+            **{name: tree for name, tree in kept.items() if name not in HELD},
+        }
+
+    def close(self) -> None:
+        """Let the other processes go."""
+        for process in range(1, self.group.size):
+            self._send(process, {"do": "end"})
+        self._all_sent()
+
+    def _send(self, process: int, call: State) -> None:
+        """Without waiting: it may leave only when the other takes it, who may have to be rid of an answer first."""
+        self._under_way.append((process, self.group.send(process, call)))
+
+    def _all_sent(self) -> None:
+        for process, work in self._under_way:
+            self.group.sent(work, process)
+        self._under_way.clear()
+
+    def _moves(self, ids: Ints, rows: list[Tensor]) -> list[State]:
+        moves: list[State] = [{"out": {}, "in": {}} for _ in rows]
+        for to, part in enumerate(rows):
+            here = ids[part.numpy()]
+            owners = self._owner[here]
+            for sender in sorted(set(owners.tolist()) - {-1, to}):
+                which = torch.from_numpy(here[owners == sender])
+                moves[sender]["out"][str(to)] = moves[to]["in"][str(sender)] = which
+            self._owner[here] = to
+        return moves
+
+    def _checked(self, answer: State, process: int) -> State:
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        if "lost" in answer:
+            raise WorkerLost(answer["lost"])
+        if "failed" in answer:
+            raise RuntimeError(
+                f"process {process + 1} of {self.group.size} failed:\n{answer['failed']}"
+            )
+        return answer
+
+
+@dataclass
+class RemoteCohortResults(CohortResults):
+    """Replies whose held parts, and uploads where sums are enough, stay where they were made."""
+
+    spread: MultiProcessExecutor | None = None
+    parts: list[Tensor] = field(default_factory=list)
+    """Rows of the cohort by process."""
+    place: list[int] = field(default_factory=list)
+    """The process of each chunk."""
+    early: list[State] = field(default_factory=list)
+    """The sums over all clients by the :attr:`weights`, if they came with the replies."""
+
+    @classmethod
+    def of(
+        cls,
+        spread: MultiProcessExecutor,
+        parts: list[Tensor],
+        place: list[int],
+        answers: list[State],
+        weights: Tensor,
+    ) -> RemoteCohortResults:
+        places = torch.cat(parts)
+        some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
+        facts = [answer["facts"] for _, answer in some]
+        finite, long = (torch.cat([fact[name] for fact in facts]) for name in ("finite", "long"))
+        stack = pytree.concatenate(
+            [pytree.from_dict(ClientResult, answer["replies"]) for _, answer in some]
+        )
+        if bool((places[1:] < places[:-1]).any()):
+            order = places.argsort()
+            finite, long, stack = finite[order], long[order], pytree.index(stack, order)
+        why = {
+            int(rows[int(k)]): text
+            for rows, answer in some
+            for k, text in answer["facts"]["reasons"].items()
+        }
+        known = UpdateDiagnostics(finite, long, dict(sorted(why.items())))
+        size, early = some[0][1]["bytes"], [answer.get("sums", {}) for answer in answers]
+        return cls(
+            torch.arange(len(places)),
+            stack,
+            known=known,
+            size=size,
+            spread=spread,
+            parts=parts,
+            place=place,
+            early=early,
+            weights=weights,
+        )
+
+    def commit(self, taken: Tensor) -> None:
+        assert self.spread is not None
+        self.spread.settle([taken[rows] for rows in self.parts])
+
+    def partial_sums(
+        self,
+        method: Method,
+        global_params: Params,
+        cuts: list[slice],
+        taken: Tensor,
+        weights: Tensor | Params,
+    ) -> State:
+        answers = self.early if self.foreseen(taken, weights) else self._ask(taken, weights)
+        turn = [0] * len(answers)
+        parts: list[State | None] = []
+        for process in self.place:
+            parts.append(answers[process][str(turn[process])])
+            turn[process] += 1
+        return chunking.add_chunk_sums(parts)
+
+    def _ask(self, taken: Tensor, weights: Tensor | Params) -> list[State]:
+        assert self.spread is not None
+        places = taken.cumsum(0) - 1  # of a reply that is taken, among the weights
+        calls = []
+        for rows in self.parts:
+            here = taken[rows]
+            calls.append(
+                {"do": "sums", "taken": here, "weights": pytree.index(weights, places[rows][here])}
+            )
+        return [answer["sums"] for answer in self.spread.ask(calls)]

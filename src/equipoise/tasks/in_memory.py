@@ -1,0 +1,180 @@
+"""Tasks that are values: tables, arrays, tensors or torch data sets that Python code holds, with any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from equipoise.core import Task, TrainingConfig
+from equipoise.data.own import OwnRows, OwnShares, form_of
+from equipoise.data.tables import tables_of
+from equipoise.data.tables.reading import SERVER, in_memory
+from equipoise.data.text import given_texts
+from equipoise.data.transforms import Form
+from equipoise.models import MODELS
+from equipoise.tasks import TaskSpec, text
+from equipoise.tasks import tables as own
+from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.errors import UsageError, nearest
+
+Model = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | str
+"""A module, a function ``(shape of a sample, classes) -> module``, or the name of a model that ships."""
+
+
+def from_datasets(
+    clients: Mapping[str, Any] | Iterable[Any],
+    model: Model,
+    name: str,
+    *,
+    server: Any = None,
+    classes: int | None = None,
+    form: Form | None = None,
+    training: TrainingConfig | None = None,
+    fresh: bool = False,
+    adapter: str = "",
+    blocks: str = "",
+) -> TaskSpec:
+    """See :meth:`equipoise.Task.from_datasets`."""
+    names = [str(client) for client in clients] if isinstance(clients, Mapping) else []
+    held = clients.values() if isinstance(clients, Mapping) else clients
+    parts = [
+        _arrays(part, f"client {f'{names[k]!r}' if names else k}") for k, part in enumerate(held)
+    ]
+    if not parts:
+        raise UsageError(f"task '{name}' has no clients: give at least one")
+    if isinstance(model, str) and model not in MODELS:
+        raise UsageError(
+            f"unknown model '{model}'{nearest(model, MODELS)}: choose {', '.join(MODELS)}"
+        )
+    shapes = {part[0].shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise UsageError(
+            f"clients of task '{name}' have samples of different shapes: {sorted(shapes)}"
+        )
+    x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    owner = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
+    served = None if server is None else _arrays(server, "the server")
+    if served is not None and served[0].shape[1:] != x.shape[1:]:
+        raise UsageError(
+            f"the server has samples of shape {served[0].shape[1:]}, clients of {x.shape[1:]}"
+        )
+    found = int(max(y.max(), -1 if served is None else served[1].max())) + 1
+    rows = OwnRows(x, y, owner, served, classes or found, names)
+    start = _start(model, fresh)
+
+    def build(config: OwnShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
+        data = rows.federate(config, form or form_of(x), own.generator(seed))
+        module = start.module(data.shape, data.classes, seed)
+        task = ExamplesTask(name, module, data, training, fresh=start.fresh)
+        return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
+
+    defaults = training or own.SPEC.training
+    return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)
+
+
+def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning) -> TaskSpec:
+    """See :meth:`equipoise.Task.from_tables`."""
+    clients = {
+        str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER
+    }
+    found = in_memory(tables_of(clients, tables.get(SERVER)), choices)
+
+    def build(config: own.TableLearning, model: str, training: TrainingConfig, seed: int) -> Task:
+        return own.of_tables(name, found, config, model, training, seed)
+
+    spec = own.SPEC
+    return TaskSpec(
+        name,
+        "tables given in Python",
+        own.TableLearning,
+        spec.training,
+        spec.models,
+        build,
+        in_python=True,
+    )
+
+
+def from_texts(
+    data: Any,
+    name: str,
+    training: TrainingConfig | None = None,
+    *,
+    adapter: str = "",
+    blocks: str = "",
+) -> TaskSpec:
+    """See :meth:`equipoise.Task.from_texts`."""
+
+    def build(config: text.TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+        task = text.of_texts(name, given_texts(data, config), config, training, seed)
+        return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
+
+    defaults = training or text.SPEC.training
+    return TaskSpec(
+        name, "texts given in Python", text.TextConfig, defaults, (), build, in_python=True
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run's first model comes from; ``fresh`` if the run's seed is to draw it layer by layer."""
+
+    make: Callable[[tuple[int, ...], int], nn.Module]
+    fresh: bool
+
+    def module(self, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(
+                seed
+            )  # a function that builds a module draws what the run's seed says
+            return self.make(shape, classes)
+
+
+def _start(model: Model, fresh: bool) -> _Start:
+    if isinstance(model, nn.Module):
+        return _Start(lambda shape, classes: model, fresh)
+    if isinstance(model, str):
+        return _Start(MODELS[model], True)
+    return _Start(model, fresh)
+
+
+def _arrays(part: Any, where: str) -> tuple[Any, Any]:
+    """Arrays of a pair, or of a torch data set that is read to its end."""
+    if not (isinstance(part, tuple | list) and len(part) == 2):
+        try:
+            pairs = [part[i] for i in range(len(part))]
+            part = [
+                np.stack([array(pair[i]) for pair in pairs]) if pairs else np.zeros(0)
+                for i in (0, 1)
+            ]
+        except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
+            raise UsageError(
+                f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: {error}"
+            ) from error
+    x, y = (array(value) for value in part)
+    if not x.ndim or x.dtype.kind not in "fiub":
+        raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
+    if y.ndim == 1 and (len(x) != len(y) or not len(y)):
+        raise UsageError(
+            f"{where} has {len(x)} samples and {len(y)} labels: it needs one label a sample, and some"
+        )
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UsageError(
+            f"{where} has labels of type {y.dtype} and shape {y.shape}: they must be whole numbers 0, 1, …"
+        )
+    if np.issubdtype(x.dtype, np.floating):
+        x = x.astype(np.float32)
+    return x, y.astype(np.int64)
+
+
+def array(value: Any) -> NDArray[Any]:
+    """Samples or labels as they come, as an array."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    return np.asarray(value)

@@ -1,0 +1,43 @@
+"""What Hugging Face's libraries load, from a folder or from the hub, with their errors in one sentence."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from equipoise.utils.errors import UsageError
+
+Loaded = TypeVar("Loaded")
+
+
+def library(name: str, what: str) -> ModuleType:
+    """A library of the extra ``text``."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{what} needs {name}: pip install 'equipoise[text]'") from error
+
+
+def loaded(what: str, name: str, load: Callable[[str], Loaded]) -> Loaded:
+    """What ``load`` makes of a folder's path or a name on the hub; ``what`` it is, in words."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise UsageError(
+            f"there is no folder '{name}' for {what}: give a folder, or a name on the Hugging Face hub"
+        )
+    try:
+        return load(str(folder) if folder.is_dir() else name)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever the library, the network or the hub may raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        where = (
+            "the folder"
+            if folder.is_dir()
+            else "the hub (there is no such folder here; is there a network?)"
+        )
+        raise UsageError(f"{what} '{name}' cannot be loaded from {where}: {reason}") from error

@@ -1,0 +1,59 @@
+"""Classes of the user's own, named as ``module:Class`` or ``path/to/file.py:Class``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from equipoise.utils.errors import AGAIN, IN_PYTHON, UsageError
+
+
+def class_named(name: str, what: str) -> object:
+    """What stands under this name; ``what`` it is wanted for, in the words of errors."""
+    where, _, class_name = name.rpartition(":")
+    if where == IN_PYTHON:
+        raise UsageError(
+            f"{what} '{class_name}' was given in Python: go on with {AGAIN.format(what)}"
+        )
+    module = (
+        _of_file(Path(where), class_name, what)
+        if where.endswith(".py")
+        else _module(where, name, what)
+    )
+    return getattr(module, class_name, None)
+
+
+def recorded(kind: type) -> str:
+    """How a run's config names a class, so that it is found again where that is possible at all."""
+    where, name = kind.__module__, kind.__qualname__
+    importable = (
+        where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
+    )
+    return f"{where}:{name}" if importable else f"{IN_PYTHON}:{name.rpartition('.')[2]}"
+
+
+def _of_file(path: Path, class_name: str, what: str) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file '{path}' to take {what} '{class_name}' from")
+    name = f"equipoise_own_{path.stem}"  # its own name could be that of a module that others import
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = (
+        module  # dataclasses look there for the meaning of annotations that are texts
+    )
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(where: str, name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(where)
+    except ImportError as error:
+        raise UsageError(
+            f"{what} '{name}': {error}; if it was given in Python, use {AGAIN.format(what)}"
+        ) from error

@@ -1,0 +1,229 @@
+"""Trees of tensors: models, states, and messages, which are dataclasses whose fields are trees.
+
+A stack is a tree whose tensors have one leading axis more, ``[K, ...]``: one entry for each of K clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import field, fields
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Params = dict[str, Tensor]
+"""A model: parameter names to tensors. One client has plain shapes, a stack has one leading axis more."""
+
+Ints = NDArray[np.int64]
+
+State = dict[str, Any]
+"""What a client or the server keeps between rounds: nested dictionaries of tensors."""
+
+T = TypeVar("T")
+_MESSAGES: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+"""Registered dataclasses, each with the names of its trees and of its static fields."""
+
+
+def message(kind: type[T]) -> type[T]:
+    """Register a dataclass, so that every map over trees goes through its fields.
+
+    A field that is ``None`` is absent. Fields made by :func:`static` are carried along as they are.
+    """
+    static_names = tuple(item.name for item in fields(kind) if item.metadata.get("static"))  # type: ignore[arg-type]
+    names = tuple(item.name for item in fields(kind) if item.name not in static_names)  # type: ignore[arg-type]
+    _MESSAGES[kind] = names, static_names
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        present = tuple(name for name in names if getattr(value, name) is not None)
+        carried = tuple(getattr(value, name) for name in static_names)
+        return [getattr(value, name) for name in present], (present, carried)
+
+    def unflatten(children: Any, context: Any) -> T:
+        present, carried = context
+        return kind(
+            **dict(zip(present, children, strict=True)),
+            **dict(zip(static_names, carried, strict=True)),
+        )
+
+    pytree.register_pytree_node(
+        kind, flatten, unflatten, serialized_type_name=f"{kind.__module__}.{kind.__name__}"
+    )
+    return kind
+
+
+def static_field(default: Any) -> Any:
+    """A field of a message that is no tree: it is the same for every client of a stack."""
+    return field(default=default, metadata={"static": True})
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """A tree of the same shape with ``function`` of each leaf, whatever the leaves are.
+
+    Unlike torch's own maps, the result of which is no tree, this one may put any picklable value into a leaf's place.
+    """
+    if isinstance(tree, dict):
+        return {
+            key: map_leaves(function, value, *(other[key] for other in others))
+            for key, value in tree.items()
+        }
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))
+    if type(tree) in _MESSAGES:
+        names, static_names = _MESSAGES[type(tree)]
+        mapped = {
+            name: map_leaves(
+                function, getattr(tree, name), *(getattr(other, name) for other in others)
+            )
+            for name in names
+            if getattr(tree, name) is not None
+        }
+        return type(tree)(**mapped, **{name: getattr(tree, name) for name in static_names})
+    return function(tree, *others)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in the order of :func:`map_leaves`; torch's own way takes several times as long."""
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    if isinstance(tree, tuple):
+        return [leaf for value in tree for leaf in leaves(value)]
+    if type(tree) in _MESSAGES:
+        values = (getattr(tree, name) for name in _MESSAGES[type(tree)][0])
+        return [leaf for value in values if value is not None for leaf in leaves(value)]
+    return [tree]
+
+
+def to_dict(tree: Any) -> Any:
+    """The tree with every message as a dictionary of its fields: what is written to disk or sent elsewhere."""
+    if isinstance(tree, dict):
+        return {key: to_dict(value) for key, value in tree.items()}
+    if type(tree) in _MESSAGES:
+        names, _ = _MESSAGES[type(tree)]
+        return {
+            name: to_dict(getattr(tree, name)) for name in names if getattr(tree, name) is not None
+        }
+    return tree
+
+
+def from_dict(kind: type[T], tree: State) -> T:
+    """The message of this kind whose :func:`plain` form the tree is; a ``ValueError`` says what does not fit."""
+    names, _ = _MESSAGES[kind]
+    unknown = sorted(tree.keys() - set(names))
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no '{unknown[0]}'")
+    inner: dict[str, type[Any]] = _inner(kind)  # type: ignore[arg-type]
+    try:
+        return kind(
+            **{
+                name: from_dict(inner[name], value) if name in inner else value
+                for name, value in tree.items()
+            }
+        )
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__} lacks a part: {error}") from error
+
+
+@cache
+def _inner(kind: Any) -> dict[str, type]:
+    """Fields of a message that are messages themselves."""
+    hints = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
+    return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
+
+
+def index(tree: T, which: int | slice | Tensor) -> T:
+    """One client's tree out of a stack, or the stack of some of its clients."""
+    result: T = map_leaves(lambda value: value[which], tree)
+    return result
+
+
+def stack(trees: list[T]) -> T:
+    """One tree of stacks from a list of trees."""
+    result: T = map_leaves(lambda *values: torch.stack(values), *trees)
+    return result
+
+
+def concatenate(stacks: list[T]) -> T:
+    """One stack from several, in their order."""
+    result: T = (
+        map_leaves(lambda *parts: torch.cat(parts), *stacks) if len(stacks) > 1 else stacks[0]
+    )
+    return result
+
+
+def concat_stream(stacks: Iterable[T], rows: int) -> T:
+    """As :func:`concatenate`, of stacks that are made one after another and have so many rows together.
+
+    Memory holds the whole and one part of it. What is one tensor in every part, such as a model that is both uploaded
+    and held, is one tensor in the whole.
+    """
+    whole: list[Tensor] = []
+    first, same, shape = 0, [0], None
+    for stack in stacks:
+        parts, spec = pytree.tree_flatten(stack)
+        if shape is None:
+            shape, same = spec, _same(parts)
+            made = {
+                place: parts[place].new_empty((rows, *parts[place].shape[1:]))
+                for place in set(same)
+            }
+            whole = [made[place] for place in same]
+        elif _same(parts) != same:  # from here on each has its own
+            whole = [
+                whole[place] if place == own else whole[place].clone()
+                for own, place in enumerate(same)
+            ]
+            same = list(range(len(parts)))
+        last = first + len(parts[0])
+        for place in set(same):
+            whole[place][first:last] = parts[place]
+        first = last
+        del stack, parts  # before the next is made
+    assert shape is not None
+    result: T = pytree.tree_unflatten(whole, shape)
+    return result
+
+
+def _same(tensors: list[Tensor]) -> list[int]:
+    """For each the place of the first that is the same memory."""
+    places: dict[object, int] = {}
+    return [
+        places.setdefault((t.data_ptr(), t.dtype, t.shape, t.stride()), k)
+        for k, t in enumerate(tensors)
+    ]
+
+
+def repeat(tree: T, times: int) -> T:
+    """A stack, ``times`` over."""
+    result: T = pytree.tree_map(lambda value: value.repeat(times, *[1] * (value.dim() - 1)), tree)
+    return result
+
+
+def to_device(tree: State, device: torch.device) -> State:
+    """The same numbers, where they are to be computed with; no copy where they are there."""
+    return {
+        name: to_device(v, device) if isinstance(v, dict) else v.to(device)
+        for name, v in tree.items()
+    }
+
+
+def digest(tree: Params) -> str:
+    """By which two machines know whether they hold the same tensors; empty for none."""
+    found = hashlib.sha256()
+    for name, value in sorted(tree.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32] if tree else ""
+
+
+def tree_bytes(tree: Any, stacked: bool = False) -> int:
+    """Bytes of one client's tree; of a stack, those of one row."""
+    return sum(
+        value.element_size() * (value[0].numel() if stacked else value.numel())
+        for value in leaves(tree)
+    )

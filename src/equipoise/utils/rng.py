@@ -1,0 +1,170 @@
+"""Random numbers by counter: each is a function of (seed, client, round, stream, position) alone.
+
+So every executor draws the same ones, in any order, and there is no generator state to save.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+UInt = NDArray[np.uint64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_INDEX = np.uint64(2**20 - 1)
+
+
+def _mix(z: Any) -> Any:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def keys(seed: int, ids: NDArray[np.int64], round: int, stream: int) -> UInt:
+    """One 64-bit key a client: the head of its stream of random numbers."""
+    with np.errstate(over="ignore"):
+        h = _mix(np.uint64(seed % 2**64) + _GOLDEN)
+        h = _mix(h ^ _mix(np.uint64(round) + _GOLDEN))
+        h = _mix(h ^ _mix(np.uint64(stream) + _GOLDEN))
+        return np.asarray(_mix(h ^ _mix(ids.astype(np.uint64) + _GOLDEN)))
+
+
+def bits(key: UInt, count: int) -> UInt:
+    """``[K, count]`` random 64-bit words: splitmix64 started at each key."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+        return np.asarray(_mix(key[:, None] + steps))
+
+
+def uniform(key: UInt, count: int) -> NDArray[np.float64]:
+    """``[K, count]`` numbers in [0, 1)."""
+    return (bits(key, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """``[K, count, n_max]``: ``count`` orders of ``0..sizes[k]-1`` for each client, padded behind."""
+    n = int(sizes.max())
+    words = bits(bits(key, count).reshape(-1), n).reshape(
+        len(key), count, n
+    )  # a client's do not depend on n_max
+    if not (sizes == n).all():
+        words[np.broadcast_to((np.arange(n) >= sizes[:, None])[:, None, :], words.shape)] = (
+            np.uint64(2**64 - 1)
+        )
+    if n > _INDEX:
+        return np.argsort(words, axis=-1)
+    # Sorting is much faster than finding the order: each row's number rides along in the low bits of its word.
+    words = (words & ~_INDEX) | np.arange(n, dtype=np.uint64)
+    words.sort(axis=-1)
+    return (words & _INDEX).astype(np.int64)
+
+
+def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:
+    """The clients of a round, ascending: one stream for all methods, at a cost of the cohort, not the population."""
+    if participation >= 1.0:
+        return np.arange(clients)
+    return drawn(seed, round, clients, cohort_size(clients, participation))
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """How many clients such a share is: at least one."""
+    return clients if participation >= 1.0 else max(1, round_half_up(participation * clients))
+
+
+def drawn(seed: int, round: int, among: int, count: int) -> NDArray[np.int64]:
+    """So many places of ``among``, ascending, all equally likely."""
+    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, round]))
+    return np.sort(generator.choice(among, count, replace=False, shuffle=False)).astype(np.int64)
+
+
+def normal_of(u: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Normally distributed numbers from pairs of uniform ones (Box and Muller)."""
+    return np.asarray(np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v))
+
+
+def round_half_up(x: float) -> int:
+    return int(x + 0.5)
+
+
+_TAKEN: dict[range, str] = {}
+_TAGS: dict[int, str] = {}
+
+
+class Stream(int):
+    """The number of a registered stream."""
+
+
+class Streams:
+    """Neighbouring streams with one purpose."""
+
+    def __init__(self, purpose: str, first: int, count: int = 1) -> None:
+        """Register ``count`` streams from number ``first`` on."""
+        numbers = range(first, first + count)
+        for taken, other in _TAKEN.items():
+            if first < taken.stop and taken.start < numbers.stop:
+                raise ValueError(
+                    f"streams {first} to {numbers.stop - 1} of '{purpose}' belong to '{other}' in part"
+                )
+        _TAKEN[numbers] = purpose
+        self.purpose, self._numbers = purpose, numbers
+
+    def __getitem__(self, place: int) -> Stream:
+        """The stream at this place; there are no others."""
+        if not 0 <= place < len(self._numbers):
+            raise IndexError(
+                f"'{self.purpose}' has streams 0 to {len(self._numbers) - 1}, not {place}"
+            )
+        return Stream(self._numbers[place])
+
+
+BATCHES = Streams("orders of batches in local training, by the call's stream", 0, 1000)
+FIRST_TABLES = BATCHES[0]  # tables of action values: their tasks have no batches
+AGENT = Streams("a player's agent: its nets, then exploring and learning", 1000, 2)
+RESIDUAL = Streams("a client's exploration around a rule", 1002)
+ENERGY = Streams("a client's resources: its own, then those of the round", 1003, 2)
+COHORT_AGENT = Streams("the agent that weighs whoever replied: nets and learning", 1005, 2)
+COHORT_MEMBERS = Streams("which of a cohort are remembered", 1007)
+COHORT_NOISE = Streams("exploration of the weights of a cohort", 1008)
+DEVICES = Streams("a client's device: what it is, its hours, the luck of a round", 1009, 3)
+SELECTION = Streams("who is asked: chances of clients, then a learned policy's own", 1013, 2)
+POLICY = Streams("policies of redistribution", 1100, 100)
+FIRST_STATES = Streams("states in which agents begin", 2000)
+EPISODES = Streams("first states of scored episodes, by split", 2001, 3)
+SENSES = Streams("sensors of agents: their order, then their zeros", 2004, 2)
+ACTING = Streams(
+    "deep agents: their nets, then acting and learning by the call's stream", 2010, 990
+)
+OWN = Streams("draws of a method by Client.uniform, by the call's stream", 10_000, 10_000)
+DROPOUT = Streams("what dropout drops in local training, by the call's stream", 20_000, 1000)
+PRIVACY = Streams("noise of differential privacy, by parameter", 1_000_000, 1_000_000)
+
+
+class Tag(int):
+    """What tells one NumPy generator of a seed from another."""
+
+    def __new__(cls, number: int, purpose: str) -> Tag:
+        """Register a tag."""
+        if number in _TAGS:
+            raise ValueError(f"tag {number:#x} of '{purpose}' belongs to '{_TAGS[number]}'")
+        _TAGS[number] = purpose
+        return super().__new__(cls, number)
+
+
+IMAGES = Tag(0x1A6E, "rows of image sets and who holds them")
+OWN_ROWS = Tag(0x0517, "splits of the user's own rows")
+SHAKESPEARE = Tag(0x54A4, "roles and their splits")
+NEWCOMERS = Tag(0x4E77, "clients that are held out")
+BOOTSTRAP = Tag(0xB007, "test rows that are drawn again for the interval of a score")
+HOSTILE = Tag(0xBAD, "clients that lie")
+TWO_STATE = Tag(0x25, "the two-state problem")
+GARNET = Tag(0x6A, "random problems of decision")
+VARIANTS = Tag(0x9E, "problems that differ from one another")
+PLANTED = Tag(0x91, "planted representations")
+LINEAR_START = Tag(0x41, "first representations of linear values")
+
+
+def generator(seed: int, tag: Tag, *whose: int) -> np.random.Generator:
+    """The generator of this seed for this purpose, and of this client where each has its own."""
+    return np.random.default_rng([seed, tag, *whose])
