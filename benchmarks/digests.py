@@ -76,10 +76,10 @@ def _variants() -> dict[str, str]:
         "attack": f"{fedavg} --attack flip:0.1 --robust trust",
         "clock": f"{fedavg} --mode semi --deadline 30 --devices phones",
         "async": f"{fedavg} --mode async --devices phones",
-        "oort": f"{fedavg} --participation 0.2 --select oort",
-        "learned-selection": f"{fedavg} --participation 0.2 --select learned",
+        "oort": f"{fedavg} --participation 0.2 --selection oort",
+        "learned-selection": f"{fedavg} --participation 0.2 --selection learned",
         "page-paper": f"--method page --reading paper {SUPERVISED} {stacked}",
-        "page-each": f"--method page --agents each {SUPERVISED} {stacked}",
+        "page-each": f"--method page --agents per-client {SUPERVISED} {stacked}",
         "holdout": f"{fedavg} --holdout-clients 0.2",
         "finetuned": f"{fedavg} --finetune",
         "garnet": "--executor stacked --processes 1 --method fedasynq-im --task garnet --agents 4",
@@ -101,7 +101,7 @@ def _variants() -> dict[str, str]:
             "--clients 3 --epochs 1 --role-samples 60 --server-rows 100"
         )
         runs["heart"] = (
-            f"--method ditto --task own --client-column hospital --data {heart} --target num>0 "
+            f"--method ditto --task tables --client-column hospital --data {heart} --target num>0 "
             "--executor stacked --processes 1"
         )
     return runs

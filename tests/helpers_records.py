@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from equipoise.records import codec
-from equipoise.records.rounds import Bytes, Evaluations, RoundRecord, Scores
+from equipoise.records.rounds import Bytes, RoundRecord
+from equipoise.records.scores import Evaluations, Scores
 
 NO_SUMMARY = {
     **{

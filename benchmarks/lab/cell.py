@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from equipoise.core import Method, Task
 from equipoise.experiment.runner import build_task
 from equipoise.experiment.runner import run as run_settings
-from equipoise.records.rounds import Scores
+from equipoise.records.scores import Scores
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.config_file import read_config

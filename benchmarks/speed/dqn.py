@@ -23,8 +23,9 @@ from torch import nn
 from benchmarks.lab.provenance import measured
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments.classic_control import CartPole
+from equipoise.environments.deep_task import ClassicConfig, classic
 from equipoise.environments.mujoco_env import HOPPER, MujocoWorld, model
-from equipoise.tasks.rl_deep import SPEC, ClassicConfig, classic
+from equipoise.tasks.rl_deep import SPEC
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
 Way = Callable[[int, int], Callable[[], None]]

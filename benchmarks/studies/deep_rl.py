@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import Run, built, run
 from benchmarks.studies import deep_rl_page as page
+from equipoise.environments.deep_task import AgentTask
 from equipoise.environments.heldout import WARMUP, adapt, what_learns
 from equipoise.environments.vec_env import PhysicsWorld
-from equipoise.tasks.rl_deep import AgentTask
 
 SEEDS = range(500, 520)
 EVALUATIONS = 5

@@ -12,7 +12,7 @@ from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import built
 from benchmarks.lab.tables import table
 from equipoise.core import LocalTrainRequest, RngContext
-from equipoise.tasks.rl_deep import AgentTask
+from equipoise.environments.deep_task import AgentTask
 
 AGENTS, SEED, EPISODES, MARKS = 10, 9000, 20, 5
 GATES: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ FRESH = (11, 12, 13, 14, 15)  # never looked at before the settings were fixed
 THREE = FRESH[:3]
 SIDES = {"global": "global", "local": "trained", "received": "received", "personal": "personal"}
 # The paper's own game; its other readings, and their controls, are the study readings.
-PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "agents": "each", "window": 0}
+PAGE: dict[str, Any] = {"method": "page", "reading": "paper", "agents": "per-client", "window": 0}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "autopilot": ({"method": "autopilot"}, FRESH),
     "fedavgm-97": ({"method": "fedavgm", "server_momentum": 0.97, "epochs": 8}, FRESH),

@@ -51,7 +51,7 @@ class Absolute(Page):
 
 SEEDS = (11, 12, 13, 14, 15)
 RELATIVE: dict[str, Any] = {"method": "page", "control": "learned", "window": 0}
-EACH = RELATIVE | {"agents": "each"}
+EACH = RELATIVE | {"agents": "per-client"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
     "relative": RELATIVE,

@@ -26,7 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in (*PLAIN, "ditto", "fedala", "fedrod")},
     "fedavgm": {"server_momentum": 0.5},
     "fedrep": {"head_epochs": 2},
-    "page": {"window": 0, "warmup": 10, "reading": "paper", "agents": "each"},
+    "page": {"window": 0, "warmup": 10, "reading": "paper", "agents": "per-client"},
     "autopilot": {},
 }
 PERSONAL = ("fedavg", "fedrecon", "pfedme", "ditto", "fedala", "fedrod", "page", "autopilot")

@@ -15,8 +15,9 @@ if (
     TYPE_CHECKING
 ):  # what editors and type checkers complete from; a test compares it with the table below
     from equipoise import methods
+    from equipoise.api.inputs import private, robust, secure
     from equipoise.api.results import Comparison, Run, compare
-    from equipoise.api.run import open, private, robust, run, secure
+    from equipoise.api.run import open, run
     from equipoise.api.task import Task
     from equipoise.config.schedules import constant, cosine, linear, steps
     from equipoise.core import (
@@ -75,7 +76,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "equipoise.api.results": ("Comparison", "Run", "compare"),
-    "equipoise.api.run": ("open", "private", "robust", "run", "secure"),
+    "equipoise.api.inputs": ("private", "robust", "secure"),
+    "equipoise.api.run": ("open", "run"),
     "equipoise.api.task": ("Task",),
     "equipoise.config.schedules": ("constant", "cosine", "linear", "steps"),
 }

@@ -16,6 +16,7 @@ from equipoise.cli import main
 from equipoise.config.schedules import Schedule, cosine, steps
 from equipoise.core import Method, Options, Scheduled, TrainingConfig, option
 from equipoise.data.datasets.synthetic import SyntheticConfig
+from equipoise.environments.deep_task import AgentConfig
 from equipoise.flower.config import Deployment
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
@@ -27,7 +28,6 @@ from equipoise.settings.option_registry import options
 from equipoise.settings.run_config import RunConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import all_tasks, find_task
-from equipoise.tasks.rl_deep import AgentConfig
 from equipoise.utils.errors import UsageError
 
 SMALL = {"task": "synthetic", "clients": 4, "rounds": 2, "samples": 40}

@@ -11,10 +11,10 @@ import torch
 import equipoise as eq
 from equipoise.cli import main
 from equipoise.client_selection import all_selections, find_selection, recorded_name
-from equipoise.client_selection.base import top_scores
 from equipoise.client_selection.learned import FEATURES, Learned, fastest_worth, features
 from equipoise.client_selection.policies import Fair, Loss, Oort, Size, Uniform
 from equipoise.core import Pool, RoundFeedback, SelectionPolicy
+from equipoise.core.client_selection import top_scores
 from equipoise.experiment.runner import build_task, run
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError

@@ -8,15 +8,8 @@ import torch
 
 from equipoise.environments import dqn_agent
 from equipoise.environments.classic_control import CartPole
-from equipoise.environments.dqn_agent import (
-    TOGETHER,
-    Net,
-    Rhythm,
-    Settings,
-    StackedAdam,
-    td_slope,
-    train,
-)
+from equipoise.environments.dqn_agent import Settings, td_slope, train
+from equipoise.environments.q_network import TOGETHER, Net, Rhythm, StackedAdam
 from equipoise.environments.vec_env import Moved, PhysicsWorld
 from equipoise.rl.nn import adam
 from helpers import largest_difference

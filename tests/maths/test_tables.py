@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.records.rounds import Bytes, Evaluations, RoundRecord, Scores
+from equipoise.records.rounds import Bytes, RoundRecord
+from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import About, convergence_round, summarise
 from equipoise.report import tables
 from equipoise.report.page.pareto import draw, front

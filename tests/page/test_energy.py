@@ -72,7 +72,7 @@ def test_the_multiplier_rises_when_the_budget_is_broken_and_never_falls_below_ze
 def test_a_run_under_a_budget_reports_and_learns(tmp_path: Path) -> None:
     ranges = tmp_path / "tight.toml"
     ranges.write_text("budget = [1.5, 2.0]\n")
-    method = Page(resources=str(ranges), warmup=2, window=0, reading="paper", agents="each")
+    method = Page(resources=str(ranges), warmup=2, window=0, reading="paper", agents="per-client")
     loop, stacked = (
         simulate(method, small_task(), 5, executor) for executor in ("loop", "stacked")
     )

@@ -16,7 +16,7 @@ from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
-PAPER: dict[str, Any] = {**SHORT, "reading": "paper", "agents": "each"}
+PAPER: dict[str, Any] = {**SHORT, "reading": "paper", "agents": "per-client"}
 AUTHORS_CODE: dict[str, Any] = {**PAPER, "reading": "authors-code"}
 
 
@@ -71,7 +71,7 @@ def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -
 
 
 def test_rates_are_those_of_table_7() -> None:
-    config = Page(agents="each").leads.config(small_task())
+    config = Page(agents="per-client").leads.config(small_task())
     assert (config.critic_lr, config.actor_lr, config.target_rate) == (0.01, 0.001, 0.01)
     task = small_task()
     task.name = "shakespeare"
@@ -141,7 +141,7 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
         Page(**PAPER),
         Page(**AUTHORS_CODE),
         Page(**PAPER, base="scaffold", adapt="alpha,eta"),
-        *(kind(**SHORT, agents="each") for kind in (Page, FreeWeights, RewardLevel)),
+        *(kind(**SHORT, agents="per-client") for kind in (Page, FreeWeights, RewardLevel)),
     ],
 )
 def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
@@ -266,7 +266,7 @@ def test_in_the_authors_code_the_bias_scales_rewards() -> None:
         ({"lr_low": 0.2}, "lr_low"),
         ({"reading": "around"}, "reading is"),
         ({"control": "zeros"}, "control is"),
-        ({"reading": "authors-code"}, "--agents each"),
+        ({"reading": "authors-code"}, "--agents per-client"),
         ({"warmup": -1}, "warmup"),
         ({"base": "page"}, "both would decide"),
         ({"base": "scaffold"}, "sound under its own"),

@@ -14,7 +14,8 @@ from equipoise.cli import main
 from equipoise.core import ClientUpdate, Server
 from equipoise.methods.fedavg import FedAvg
 from equipoise.privacy.config import BIT_SHARE, Privacy
-from equipoise.records.rounds import Evaluations, PrivacySpent, Scores
+from equipoise.records.rounds import PrivacySpent
+from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import validation_score
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError

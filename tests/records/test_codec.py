@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from equipoise.experiment.runner import run
 from equipoise.records import codec
-from equipoise.records.rounds import (
-    Bytes,
-    Evaluations,
-    MeanMinMax,
-    PrivacySpent,
-    RoundRecord,
-    Scores,
-)
+from equipoise.records.rounds import Bytes, MeanMinMax, PrivacySpent, RoundRecord
 from equipoise.records.run_dir import Folder
+from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import (
     About,
     Certificate,

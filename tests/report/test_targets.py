@@ -4,7 +4,8 @@ import json
 
 from equipoise.cli import main
 from equipoise.records.cost_to_target import Spending, best, reached, spendings, target_of
-from equipoise.records.rounds import Bytes, Evaluations, RoundRecord, Scores
+from equipoise.records.rounds import Bytes, RoundRecord
+from equipoise.records.scores import Evaluations, Scores
 from equipoise.report.targets import to_markdown
 
 

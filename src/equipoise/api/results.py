@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from equipoise.api.run import (
+from equipoise.api.inputs import (
     GivenMethod,
     gathered,
     given_in_python,
@@ -28,8 +28,9 @@ from equipoise.experiment.compare import cell_folder
 from equipoise.experiment.compare import compare as compare_cells
 from equipoise.experiment.predict import Predictor
 from equipoise.experiment.runner import Interrupted, resume_run
-from equipoise.records.rounds import NAMED, RoundRecord
+from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
+from equipoise.records.scores import NAMED
 from equipoise.records.summary import Certificate, Summary
 from equipoise.report import paired, tables
 from equipoise.report.page import html

@@ -152,4 +152,4 @@ class Task:
 
         ``options`` are those of the task ``own``: ``ignore_columns``, ``client_column``, shares of the splits.
         """
-        return cls.named("own", data=str(folder), target=target, **options)
+        return cls.named("tables", data=str(folder), target=target, **options)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.client_selection.base import top_scores
 from equipoise.core import Pool, RoundFeedback, SelectionPolicy, State, option
+from equipoise.core.client_selection import top_scores
 from equipoise.utils import rng
 from equipoise.utils.rng import SELECTION
 

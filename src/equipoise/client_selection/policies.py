@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.client_selection.base import fill_unknown, top_scores
 from equipoise.core import Pool, SelectionPolicy, State, option
+from equipoise.core.client_selection import fill_unknown, top_scores
 from equipoise.utils import rng
 
 

@@ -8,10 +8,10 @@ Client code is written for ONE client: executors map it over many. Server code s
 that really replied. State goes in and comes out of every hook; nothing is kept anywhere else.
 """
 
-from equipoise.client_selection.base import Pool, RoundFeedback, SelectionPolicy
 from equipoise.config.schedules import Schedule, Scheduled
 from equipoise.config.schema import Options, option
 from equipoise.core.client import Client, DeviceProfile
+from equipoise.core.client_selection import Pool, RoundFeedback, SelectionPolicy
 from equipoise.core.messages import (
     Blocks,
     ClientResult,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 from numpy.random import Generator
 from torch import nn
 
-from equipoise.core.method import Method
-
 
 class Task(ABC):
     """What is learned: a model, its blocks, every client's data or environment, and how to train and score it."""

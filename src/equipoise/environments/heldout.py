@@ -9,10 +9,10 @@ import torch
 
 from equipoise.core import Method, Params, Task
 from equipoise.environments import dqn_agent, vec_env
-from equipoise.environments.dqn_agent import Rhythm
+from equipoise.environments.deep_task import AgentTask
 from equipoise.environments.heterogeneity import Floats
+from equipoise.environments.q_network import Rhythm
 from equipoise.environments.vec_env import World
-from equipoise.tasks.rl_deep import AgentTask
 from equipoise.utils import rng
 
 NEWCOMERS = 10**6  # their ids among the random streams begin here

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State, TrainingConfig
+from equipoise.environments.deep_task import AgentConfig, AgentTask
 from equipoise.environments.heterogeneity import Flags, Floats, Ints, Seen
 from equipoise.environments.sac_agent import normal
 from equipoise.environments.vec_env import Moved, Play, World
-from equipoise.tasks.rl_deep import AgentConfig, AgentTask
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 

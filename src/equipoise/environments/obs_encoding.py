@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional, grad
 
 from equipoise.core import Params
-from equipoise.environments.dqn_agent import LEARNERS, Learner, Net
+from equipoise.environments.dqn_agent import LEARNERS, Learner
 from equipoise.environments.heterogeneity import Floats, Seen
+from equipoise.environments.q_network import Net
 from equipoise.utils.errors import UsageError
 
 BYTE = 255.0

@@ -17,11 +17,11 @@ import torch
 from equipoise.core import Params
 from equipoise.environments import vec_env
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum, Physics
+from equipoise.environments.deep_task import AgentTask
 from equipoise.environments.gym_env import GymPlay, GymWorld
 from equipoise.environments.heterogeneity import Bodies, Floats
 from equipoise.environments.mujoco_env import MujocoPlay, MujocoWorld
 from equipoise.environments.vec_env import PhysicsWorld, Play
-from equipoise.tasks.rl_deep import AgentTask
 from equipoise.utils.errors import UsageError
 
 WIDTH, HEIGHT = 320, 200

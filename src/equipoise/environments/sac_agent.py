@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from equipoise.core import Blocks, Params
-from equipoise.environments.dqn_agent import LEARNERS, Learner, Net, through_relu
+from equipoise.environments.dqn_agent import LEARNERS, Learner
 from equipoise.environments.heterogeneity import Floats, Ints, Seen
+from equipoise.environments.q_network import Net, through_relu
 
 LAST = 0.003  # last layers start in U(-LAST, LAST): first actions and values are near zero
 ALPHA = 0.01  # the temperature at first; values are in units of one step's reward

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equipoise.core import Params, State
 from equipoise.environments.classic_control import Physics
-from equipoise.environments.dqn_agent import Net
 from equipoise.environments.heterogeneity import Bodies, Flags, Floats, Ints, Seen, Senses
+from equipoise.environments.q_network import Net
 from equipoise.utils import rng
 
 

@@ -24,7 +24,7 @@ from equipoise.core import (
 )
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
-from equipoise.records.rounds import ClientFinalScores, Evaluations, Scores
+from equipoise.records.scores import ClientFinalScores, Evaluations, Scores
 from equipoise.records.summary import Finetuned, Newcomers
 from equipoise.simulation.executor_selection import EXECUTORS, ExecutorPlan, MakeExecutor
 from equipoise.simulation.executors import init_client_states

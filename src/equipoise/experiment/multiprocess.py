@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from equipoise.core import Task
-from equipoise.experiment.runner import threads
+from equipoise.experiment.signals import threads
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_config import ResourceConfig
 from equipoise.settings.run_settings import RunSettings

@@ -7,10 +7,10 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from equipoise.environments import render
+from equipoise.environments.deep_task import AgentTask
 from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in
-from equipoise.tasks.rl_deep import AgentTask
 from equipoise.utils.errors import UsageError
 
 

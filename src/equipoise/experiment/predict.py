@@ -23,8 +23,8 @@ from equipoise.data.tables.reading import read_file
 from equipoise.data.tables.table import table_of
 from equipoise.data.text import TextReader
 from equipoise.data.time_series import Steps, Windows, read_steps, steps_of
-from equipoise.experiment.export import read_model
 from equipoise.experiment.model_card import Card, read_card
+from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in

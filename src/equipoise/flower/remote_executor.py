@@ -26,7 +26,7 @@ from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.secagg import SecureSum, Summed
-from equipoise.records.rounds import ClientFinalScores
+from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected

@@ -24,7 +24,7 @@ from equipoise.core import (
     option,
 )
 from equipoise.core.report_validation import COUNT
-from equipoise.tasks.rl_deep import AgentTask
+from equipoise.environments.deep_task import AgentTask
 from equipoise.utils.errors import UsageError
 
 

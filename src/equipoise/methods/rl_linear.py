@@ -20,7 +20,7 @@ from equipoise.core import (
     merge_sent_blocks,
     option,
 )
-from equipoise.tasks.rl_linear import LinearTask
+from equipoise.environments.linear_task import LinearTask
 from equipoise.utils.errors import UsageError
 
 

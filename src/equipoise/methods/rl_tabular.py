@@ -28,7 +28,7 @@ from equipoise.core import (
     option,
 )
 from equipoise.core.report_validation import COUNT
-from equipoise.tasks.rl_tabular import TabularTask
+from equipoise.environments.tabular_task import TabularTask
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 

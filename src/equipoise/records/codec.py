@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from equipoise.records.rounds import Scores
+from equipoise.records.scores import Scores
 
 T = TypeVar("T")
 Flat = Annotated[T, "flat"]

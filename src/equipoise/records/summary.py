@@ -8,15 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from equipoise.records.codec import Flat
-from equipoise.records.rounds import (
-    NOTHING,
-    Bytes,
-    Evaluated,
-    Evaluations,
-    PrivacySpent,
-    RoundRecord,
-    Scores,
-)
+from equipoise.records.rounds import Bytes, PrivacySpent, RoundRecord
+from equipoise.records.scores import NOTHING, Evaluated, Evaluations, Scores
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from equipoise.records.rounds import NOTHING, Scores
+from equipoise.records.scores import NOTHING, Scores
 from equipoise.records.summary import Summary
 from equipoise.utils.metrics import higher_is_better
 

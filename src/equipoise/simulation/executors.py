@@ -24,7 +24,7 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.core.method import weights_by_num_examples
-from equipoise.records.rounds import ClientFinalScores
+from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation import chunking, vmap_primitives
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
 from equipoise.simulation.client_runtime import ClientRuntime, run_client_round

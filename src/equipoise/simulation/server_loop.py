@@ -31,15 +31,8 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.data.federated_dataset import Ints
-from equipoise.records.rounds import (
-    NOTHING,
-    Bytes,
-    Evaluations,
-    MeanMinMax,
-    PrivacySpent,
-    RoundRecord,
-    Scores,
-)
+from equipoise.records.rounds import Bytes, MeanMinMax, PrivacySpent, RoundRecord
+from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.simulation.aggregation_guard import (
     MAX_NORM_RATIO,
     MAX_NORM_RATIO_STATEFUL,

@@ -137,7 +137,7 @@ class Apart(ExamplesTask):
     data: OwnFolder
 
     def __init__(self, data: OwnFolder, model: str, training: TrainingConfig) -> None:
-        super().__init__("apart", MODELS[model](data.shape, data.classes), data, training)
+        super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
         self.preparation = data.preparation
         self.reported: dict[int, int] = {}
 
@@ -195,7 +195,7 @@ def prepared_by(preparation: Preparation, told: tuple[int, int]) -> TaskSpec:
 
 
 SPEC = TaskSpec(
-    name="apart",
+    name="remote-tables",
     help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
     config=ApartConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),

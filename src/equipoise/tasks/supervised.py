@@ -29,7 +29,7 @@ from equipoise.models.lora import AdaptedConv, Adapter, adapted
 from equipoise.models.norm_dropout import drops, federated, norms, statistics
 from equipoise.tasks.poisoning import Falsified
 from equipoise.training import batched_sgd, batching, grad_norm, linear_closed_form, metrics, sgd
-from equipoise.training.batched_sgd import fit_in_portions
+from equipoise.training.chunking import fit_in_portions
 from equipoise.training.objectives import Objective, objective_of
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError

@@ -82,12 +82,12 @@ def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) ->
         recordings = read_recordings(config.path, config.client_column, config.target)
         found = federate_recordings(recordings, config.window, config, generator(seed))
         task = ExamplesTask(
-            "own", MODELS[model](found.data.shape, found.data.classes), found.data, training
+            "tables", MODELS[model](found.data.shape, found.data.classes), found.data, training
         )
         task.preparation, task.bytes_before = found.preparation, (found.up, found.down)
         return task
     whole = tables.read_tables(config.path, config.client_column, config)
-    return of_tables("own", whole, config, model, training, seed)
+    return of_tables("tables", whole, config, model, training, seed)
 
 
 def of_tables(
@@ -107,7 +107,7 @@ def of_tables(
 
 
 SPEC = TaskSpec(
-    name="own",
+    name="tables",
     help="your own tables: a folder of CSV or Parquet files, one per client, or one file with a client column",
     config=OwnConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from equipoise.core import Params, RngContext
 from equipoise.training import batching
-from equipoise.training.sgd import Network
+from equipoise.training.network import Network
 from equipoise.utils import rng as random
 from equipoise.utils import rng as streams
 

@@ -103,7 +103,7 @@ def _merge(arguments: list[str]) -> int:
 
 
 def _table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any], OwnConfig]:
-    chosen, given = _options(parser, arguments, {"method": "fedavg", "task": "own"})
+    chosen, given = _options(parser, arguments, {"method": "fedavg", "task": "tables"})
     config = RunSettings.from_options(given).task_config
     assert isinstance(config, OwnConfig)
     return chosen, config

@@ -185,7 +185,7 @@ class Game(ComposedMethod):
         choices=tuple(READINGS),
     )
     agents: str = option(
-        "shared", "one agent that all clients share, or one for each", choices=("shared", "each")
+        "shared", "one agent that all clients share, or one for each", choices=("shared", "per-client")
     )
     control: str = option(
         "learned",
@@ -261,7 +261,7 @@ class Game(ComposedMethod):
             raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
         if self.agents == "shared" and self.read.published:
             raise UsageError(
-                "the reading authors-code has one agent for each client: add --agents each"
+                "the reading authors-code has one agent for each client: add --agents per-client"
             )
         if self.read.split == "val" and not task.has_split("val"):
             raise UsageError(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from equipoise.records.rounds import NAMED
+from equipoise.records.scores import NAMED
 from equipoise.report.page.drawing import GREY, Figure, Score, figure, line, numbers, thin
 from equipoise.report.reading import Group
 

@@ -83,7 +83,7 @@ def _data(config: dict[str, Any]) -> str:
     """What was learned from: the name of the user's own file or folder, else the task."""
     return (
         Path(str(config["data"])).name
-        if config["task"] == "own" and config.get("data")
+        if config["task"] == "tables" and config.get("data")
         else str(config["task"])
     )
 

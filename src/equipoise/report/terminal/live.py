@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.records.rounds import NAMED, Bytes, MeanMinMax
+from equipoise.records.rounds import Bytes, MeanMinMax
 from equipoise.records.run_dir import Folder
+from equipoise.records.scores import NAMED
 from equipoise.report.folders import run_folders
 from equipoise.report.reading import readable
 from equipoise.report.terminal.tail import Tail
