@@ -159,7 +159,11 @@ def run_all(only: str) -> dict[str, Any]:
             arguments = ["run", *options.split(), "--rounds", "3", "--seed", "3", "--out", str(out)]
             text = io.StringIO()
             with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-                code = main(arguments)
+                try:
+                    code = main(arguments)
+                except Exception as error:
+                    code = 1
+                    print(repr(error))
             if code != 0:
                 found[name] = {"error": text.getvalue().strip()[-300:]}
             else:

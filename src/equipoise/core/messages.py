@@ -127,7 +127,7 @@ class ClientResult:
 
     def to_message(self) -> State:
         """What leaves a client that is elsewhere: all but what it holds."""
-        return {name: value for name, value in to_dict(self).items() if name != "held"}
+        return {name: value for name, value in to_dict(self).items() if name != "client_state"}
 
 
 @message

@@ -121,7 +121,7 @@ def outcome(record: RoundRecord) -> dict[str, Any]:
     }
     return {
         "contributed": contributed,
-        "left_out": why,
+        "rejected": why,
         "absent": record.absent,
         "skipped": record.skipped,
     }

@@ -105,7 +105,7 @@ class ClientRuntime(Client):
     def fit_with_moving_anchor(
         self, params: Params, pull: ProximalTerm, **how: Any
     ) -> tuple[Params, Params]:
-        train, blocks = how.pop("train", None) or self.hparams, how.pop("blocks", None)
+        train, blocks = how.pop("hparams", None) or self.hparams, how.pop("blocks", None)
         return self._fit(
             LocalTrainRequest(params, self.id, self.id, pull, aux=how.pop("aux", {}), **how),
             train,

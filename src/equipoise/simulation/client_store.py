@@ -209,7 +209,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-HELD = ("local", "state", "source", "personal")
+HELD = ("local_params", "state", "data_state", "personal")
 ALWAYS = (
     "scores",
     "counts",
@@ -244,7 +244,7 @@ class ClientStore:
     @property
     def local(self) -> Params:
         """Stacks ``[seen, ...]`` of the models that clients hold, in the order of :attr:`ids`."""
-        return self._tree("local")
+        return self._tree("local_params")
 
     @property
     def state(self) -> State:
@@ -254,7 +254,7 @@ class ClientStore:
     @property
     def source(self) -> State:
         """Stacks of the states of the clients' data sources."""
-        return self._tree("source")
+        return self._tree("data_state")
 
     @property
     def personal(self) -> Params:
@@ -275,7 +275,7 @@ class ClientStore:
         """Stacks of what these clients hold."""
         self._allocate(ids)
         where = self._where(ids)
-        return ClientState(*(self._some(name, where) for name in ("local", "state", "source")))
+        return ClientState(*(self._some(name, where) for name in ("local_params", "state", "data_state")))
 
     def commit(self, ids: Ints, client_state: ClientState, scores: Scores, taken: Tensor) -> None:
         """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""

@@ -282,7 +282,7 @@ class FederatedSimulation:
         ids = self.store.ids if ids is None else ids
         models = self._held(ids, "personal")
         if not models:
-            return ids, self._held(ids, "local")
+            return ids, self._held(ids, "local_params")
         # A client that has not made one yet (all its updates were dropped) would use the global model.
         unknown = ~rows_are_finite(models, len(ids))
         return ids, {

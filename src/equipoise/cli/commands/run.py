@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
     again = {
         "resume": chosen["resume"],
         "overwrite": chosen["overwrite"],
-        "tell": telling(chosen["quiet"]),
-        "means": means,
+        "on_message": telling(chosen["quiet"]),
+        "resources": means,
     }
     return to_the_end(
         out,
