@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.lab import Record, Results
 from benchmarks.lab.plots import Series, drawing, lines
 from benchmarks.lab.tables import table
-from equipoise.report.paired import difference
+from equipoise.report.statistics import paired_difference
 
 COLOURS = {"dqn": "#7F7F7F", "dqnavg": "#0072B2", "perdqnavg": "#009E73", "pfeddqn-rep": "#D55E00"}
 COLOURS["fedpolicy"] = "#CC79A7"
@@ -71,7 +71,7 @@ def returns(task: str, kind: str, methods: Sequence[str]) -> Callable[[Results],
 
 def gain(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Paired: the mean difference, and Student's 95 % interval of it, from two seeds on."""
-    found = difference(ours, theirs)
+    found = paired_difference(ours, theirs)
     return (
         f"{ours[0] - theirs[0]:+.0f}"
         if found is None

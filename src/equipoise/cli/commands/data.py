@@ -43,10 +43,10 @@ def _describe(arguments: list[str]) -> int:
     if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
         return _describe_tables(settings.task_config, given, chosen["json"])
     from equipoise.experiment.runner import build_task
-    from equipoise.report.terminal.describe import describe, in_words
+    from equipoise.report.data_description import describe_task, task_text
 
-    found = describe(build_task(settings))
-    print(json.dumps(found) if chosen["json"] else in_words(found))
+    found = describe_task(build_task(settings))
+    print(json.dumps(found) if chosen["json"] else task_text(found))
     return 0
 
 
@@ -54,12 +54,12 @@ def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) ->
     """Tables as they are, before anything is made of them; 2 where problems stand against a run."""
     from equipoise.data.tables.description import describe
     from equipoise.data.tables.reading import look_at_tables
-    from equipoise.report.terminal import describe_tables
+    from equipoise.report.data_description import tables_json, tables_text
 
     tables, findings = look_at_tables(config.path, config.client_column, config)
     found = describe(tables, config, findings)
     told = {name.replace("_", "-"): str(value) for name, value in given.items()}
-    print((describe_tables.as_json if as_json else describe_tables.in_words)(found, told))
+    print((tables_json if as_json else tables_text)(found, told))
     return 2 if found.problems else 0
 
 

@@ -12,7 +12,7 @@
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const narrow = () => window.innerWidth < 640;
 
-  function dressed(layout) {
+  function themed(layout) {
     const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true };
     const result = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), size: 12 },
@@ -34,30 +34,10 @@
   if (narrow()) config.displayModeBar = false;  // fingers zoom by themselves
   for (const plot of plots) {
     const { data, layout } = figures[plot.id];
-    await Plotly.newPlot(plot, data, dressed(layout), config);
+    await Plotly.newPlot(plot, data, themed(layout), config);
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    for (const plot of plots) Plotly.react(plot, plot.data, dressed(figures[plot.id].layout), config);
+    for (const plot of plots) Plotly.react(plot, plot.data, themed(figures[plot.id].layout), config);
   });
   document.body.dataset.ready = "yes";
 })();
-
-for (const button of document.querySelectorAll("th button")) {
-  button.addEventListener("click", () => {
-    const head = button.parentElement, row = head.parentElement, body = row.closest("table").tBodies[0];
-    const column = [...row.children].indexOf(head);
-    const first = head.dataset.first || "ascending";
-    const other = first === "ascending" ? "descending" : "ascending";
-    const order = head.getAttribute("aria-sort") === first ? other : first;
-    for (const cell of row.children) cell.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", order);
-    const key = (line) => line.children[column].dataset.value ?? line.children[column].textContent;
-    const sorted = [...body.rows].sort((a, b) => {
-      const [x, y] = [key(a), key(b)];
-      if (x === "" || y === "") return (x === "") - (y === "");  // unknown figures come last either way
-      const less = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
-      return order === "ascending" ? less : -less;
-    });
-    body.append(...sorted);
-  });
-}
