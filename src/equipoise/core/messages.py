@@ -8,11 +8,18 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from equipoise.config.schedules import Scheduled
 from equipoise.config.schema import Options, option
-from equipoise.utils.pytree import Params, State, index, message, static_field, to_dict
+from equipoise.utils.pytree import (
+    Params,
+    State,
+    index,
+    map_leaves,
+    message,
+    static_field,
+    to_dict,
+)
 
 Blocks = Mapping[str, tuple[str, ...]]
 """Block name to parameter names. Each parameter belongs to exactly one block."""
@@ -87,7 +94,8 @@ class ServerMessage:
 
     def vmap_axes(self) -> ServerMessage:
         """Return the `in_dims` of `vmap`: 0 for values per client, None for shared ones."""
-        own, shared = (partial(tree_map, lambda _, axis=axis: axis) for axis in (0, None))
+        own = partial(map_leaves, lambda _: 0)
+        shared = partial(map_leaves, lambda _: None)
         sent: Any = {
             block: None if isinstance(value, bool) else 0
             for block, value in self.sent_blocks.items()
