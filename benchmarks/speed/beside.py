@@ -72,7 +72,8 @@ class Worker:
         }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return statistics.median(self._receive())
+        median: float = statistics.median(self._receive())
+        return median
 
     def close(self) -> None:
         """End the process."""
