@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from equipoise.core import SupervisedTask, Task
-from equipoise.data.tables.description import ColumnView, Description
+from equipoise.data.tabular.description import ColumnDescription, Description
 from equipoise.utils.errors import UsageError
 
 SHADES = " ░▒▓█"
@@ -128,7 +128,7 @@ def _label_picture(counts: np.ndarray[Any, Any]) -> list[str]:
 def tables_json(description: Description, options: Mapping[str, str]) -> str:
     """Write the description of tables as JSON, with the command that would run them."""
     command = suggested_command(description, options)
-    content = {**dataclasses.asdict(description), "command": command}
+    content = {**msgspec.to_builtins(description), "command": command}
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -151,7 +151,7 @@ def tables_text(description: Description, options: Mapping[str, str]) -> str:
         "",
         *_column_lines(description),
     ]
-    notes = [str(finding) for finding in description.findings if not finding.problem]
+    notes = [str(finding) for finding in description.findings if not finding.is_problem]
     problems = [str(problem) for problem in description.problems]
     lines += [*_bullet_lines("note", notes), *_bullet_lines("problem", problems)]
     advice = "what might help, and then" if problems else "nothing is in the way;"
@@ -234,7 +234,7 @@ def _column_lines(description: Description) -> list[str]:
     return _align(table, numbers_right=False)
 
 
-def _missing_text(view: ColumnView) -> str:
+def _missing_text(view: ColumnDescription) -> str:
     if not view.missing:
         return "-"
     name, share = view.missing_at[0]
