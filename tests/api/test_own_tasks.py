@@ -131,7 +131,7 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
         with open(tmp_path / f"{name}.csv", "w", newline="") as file:
             csv.writer(file).writerows([table.keys(), *zip(*table.values(), strict=True)])
     folder = eq.Task.from_folder(tmp_path, target="ill")
-    memory = eq.Task.from_tables(tables, target="ill", kind="classification")
+    memory = eq.Task.from_tables(tables, target="ill", target_type="classification")
     arrow = eq.Task.from_tables(
         {name: pyarrow.table(table) for name, table in tables.items()}, target="ill"
     )
@@ -143,7 +143,7 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
     assert built(memory).client_names == ("cleveland", "va")
     assert built(memory).class_names == ("no", "yes")
     with pytest.raises(eq.UsageError, match="kind is 'ordinal': must be"):
-        eq.Task.from_tables(tables, target="ill", kind="ordinal")
+        eq.Task.from_tables(tables, target="ill", target_type="ordinal")
     with pytest.raises(eq.UsageError, match="the table of client 'x' is a int"):
         eq.Task.from_tables({"x": 5}, target="ill")
     assert built(eq.Task.from_tables({"a/b": tables["va"]}, target="ill")).client_names == ("a/b",)

@@ -169,6 +169,6 @@ def test_the_api_as_designed(here: Path) -> None:
     compared.table()
     compared.paired("personal", against="fedavg")
     known = eq.Task.from_tables(
-        {**tables(), "server": tables()["va"]}, target="num", prepare_by="server"
+        {**tables(), "server": tables()["va"]}, target="num", preprocess_from="server"
     )
     eq.run(method=eq.private(eq.methods.FedAvg(), clip=1.0, noise=0.8), task=known, rounds=2)

@@ -316,7 +316,7 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     with pytest.raises(
         UsageError, match="before them clients would tell sums and counts of their columns"
     ):
-        agreed(wire_of(sites, **noisy, prepare_by="clients"))
+        agreed(wire_of(sites, **noisy, preprocess_from="clients"))
     answer = codec.decode(wire_of(sites, **noisy).node(0).answer(tell))[1]
     assert "tells nothing of its columns" in answer["error"]
     refused = codec.decode(wire_of(sites).node(0, most_epsilon=1.0).answer(tell))[1]

@@ -36,7 +36,7 @@ def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> No
     with pytest.raises(
         UsageError, match="before them clients would tell sums and counts of their columns"
     ):
-        task_of(folder, dp_noise=1.0, prepare_by="clients")
+        task_of(folder, dp_noise=1.0, preprocess_from="clients")
     private = task_of(folder, dp_noise=1.0)
     assert private.bytes_before[0] == 0
     assert private.preprocessor.encoders[0].mean == pytest.approx(

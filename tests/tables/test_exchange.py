@@ -188,7 +188,7 @@ def test_a_preparation_that_was_edited_is_refused(change, tmp_path) -> None:
 
 
 def test_the_server_s_rows_alone_can_decide_and_then_clients_tell_nothing() -> None:
-    config = replace_options(CONFIG, prepare_by="server")
+    config = replace_options(CONFIG, preprocess_from="server")
     made = build_federation(ClientTables(CLINICS, CLINICS["c"]), config, np.random.default_rng(0))
     alone, _ = fit_preprocessor([compute_statistics("server", CLINICS["c"], SPEC)], SPEC, config)
     assert alone is not None

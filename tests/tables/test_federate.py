@@ -32,7 +32,7 @@ def clinics(**more: list[object]) -> ClientTables:
 def made(tables: ClientTables, **choices: object):
     return build_federation(
         tables,
-        TableConfig(**{"target": "ill", "small": "drop", **choices}),
+        TableConfig(**{"target": "ill", "small_clients": "drop", **choices}),
         np.random.default_rng(1),
     )
 
@@ -142,14 +142,14 @@ def test_each_client_may_be_standardised_by_itself() -> None:
     ],
 )
 def test_small_clients(small: str, names: tuple[str, ...]) -> None:
-    found = made(clinics(), small=small)
+    found = made(clinics(), small_clients=small)
     assert found.names == found.data.names == found.preprocessor.clients == names
     assert found.data.clients == len(names)
 
 
 def test_small_clients_are_refused_all_at_once_by_default() -> None:
     with pytest.raises(UsageError) as error:
-        made(clinics(), small="refuse")
+        made(clinics(), small_clients="refuse")
     assert "2 problems" in str(error.value)
     assert "client 'tiny': has 8 rows" in str(error.value)
     assert "client 'wee': has 7 rows" in str(error.value)
@@ -159,12 +159,12 @@ def test_too_small_a_pool_takes_the_next_larger_client() -> None:
     alone = ClientTables(
         {name: table for name, table in clinics().clients.items() if name != "wee"}
     )
-    assert made(alone, small="pool").names == ("south", "north + tiny")
+    assert made(alone, small_clients="pool").names == ("south", "north + tiny")
 
 
 def test_rows_without_a_target_are_left_out_or_refused() -> None:
     tables = {name: {"x": np.arange(30) / 7, "ill": [None, "?", *["a", "b"] * 14]} for name in "kl"}
-    data = made(tables_from_values(tables), small="refuse").data
+    data = made(tables_from_values(tables), small_clients="refuse").data
     assert sum(int(everybody(data, name).size.sum()) for name in ("train", "val", "test")) == 2 * 25
     with pytest.raises(UsageError) as error:
         made(tables_from_values(tables), missing="refuse")
@@ -176,7 +176,7 @@ def test_targets_of_every_kind_are_carried_by_a_federation() -> None:
     rng = np.random.default_rng(0)
     columns = {"x": rng.normal(size=40), "t": rng.gamma(2.0, 10.0, 40), "e": rng.integers(0, 2, 40)}
     tables = tables_from_values({"k": columns, "l": columns})
-    regression = made(tables, target="t", kind="regression").data
+    regression = made(tables, target="t", target_type="regression").data
     assert regression.target.kind == "regression"
     assert regression.classes == 1
     _, y, _ = everybody(regression).padded
@@ -196,7 +196,7 @@ def test_targets_of_every_kind_are_carried_by_a_federation() -> None:
 
 
 def test_names_follow_clients_into_subsets() -> None:
-    data = made(clinics(), small="keep").data
+    data = made(clinics(), small_clients="keep").data
     part = Subset(data, np.array([3, 1]))
     assert part.names == ("wee", "south")
     assert part.target == data.target

@@ -134,7 +134,7 @@ def test_all_problems_of_all_clients_at_once(
     [
         (["age", "y"], [1, 2], {}, "no column 'label'"),
         (["age", "lable"], [1, 2], {}, "did you mean 'lable'"),
-        (["age", "label"], [1.0, 0.25], {}, "different numbers: say --kind regression"),
+        (["age", "label"], [1.0, 0.25], {}, "different numbers: say --target-type regression"),
         (["label"], [1], {}, "no column is left to predict from"),
         (["age", "label"], ["", 1], {"missing": "refuse"}, "'age': has missing values"),
         (
@@ -144,7 +144,7 @@ def test_all_problems_of_all_clients_at_once(
             "no target in rows 2, 3, 4, 5, 6 and 15 more",
         ),
         (["age", "label"], [1, 1], {"ignore_columns": "agee"}, "did you mean 'age'"),
-        (["age", "label"], [1, 1], {"small": "drp"}, "small is 'drp': must be one of refuse, drop"),
+        (["age", "label"], [1, 1], {"small_clients": "drp"}, "small_clients is 'drp': must be one of refuse, drop"),
     ],
 )
 def test_bad_tables_are_one_sentence(
@@ -220,9 +220,9 @@ def test_describe_ends_with_a_command_that_works(
     assert "client 'wee': has 6 rows" in shown
     assert all(len(line) <= 80 for line in shown.splitlines()[1:-1])
     command = shlex.split(shown.splitlines()[-1])
-    assert command[-2:] == ["--small", "drop"]
+    assert command[-2:] == ["--small-clients", "drop"]
     assert main([*command[1:], "--out", str(tmp_path / "run"), "--quiet"]) == 0
-    assert main(["data", "describe", *given, "--small", "drop", "--json"]) == 0
+    assert main(["data", "describe", *given, "--small-clients", "drop", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [client["name"] for client in found["clients"]] == ["a", "b", "c", "wee"]
     assert sum(found["clients"][0]["classes"]) == 30

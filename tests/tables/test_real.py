@@ -62,7 +62,7 @@ def test_tcga_brca_is_survival() -> None:
     assert found.data.split(np.arange(6), "train").y.shape[1] == 2
     with pytest.raises(UsageError, match="no column 'EVENT'"):
         made(TABLES / "tcga_brca.csv", "region", **{**given, "event": "EVENT"})
-    with pytest.raises(UsageError, match="say --kind regression"):
+    with pytest.raises(UsageError, match="say --target-type regression"):
         made(TABLES / "tcga_brca.csv", "region", **{**given, "event": ""})
 
 
@@ -73,7 +73,7 @@ def test_nycflights() -> None:
     with pytest.raises(UsageError) as error:
         made(path, "carrier", ignore_columns=known_later, target="arr_delay")
     assert "client 'OO': has 6 rows" in str(error.value)
-    found = made(path, "carrier", ignore_columns=known_later, target="arr_delay > 15", small="drop")
+    found = made(path, "carrier", ignore_columns=known_later, target="arr_delay > 15", small_clients="drop")
     assert len(found.names) == 15
     columns = {column.name: column for column in found.preprocessor.encoders}
     assert isinstance(columns["time_hour"], Date)
@@ -84,7 +84,7 @@ def test_nycflights() -> None:
         "carrier",
         ignore_columns=known_later,
         target="arr_delay",
-        kind="regression",
-        small="pool",
+        target_type="regression",
+        small_clients="pool",
     )
     assert minutes.preprocessor.target.mean == pytest.approx(7, abs=2)

@@ -238,15 +238,15 @@ def test_a_threshold_may_compare_texts_for_equality_only() -> None:
 def test_many_numbers_are_a_question() -> None:
     with pytest.raises(
         UsageError,
-        match=r'has \d+ or more different numbers: say --kind regression, or --target "t > ',
+        match=r'has \d+ or more different numbers: say --target-type regression, or --target "t > ',
     ):
         target(list(NUMBERS))
-    found, y = target(list(NUMBERS), kind="regression")
+    found, y = target(list(NUMBERS), target_type="regression")
     assert (found.kind, found.outputs, found.classes) == ("regression", 1, ())
     assert found.mean == pytest.approx(np.mean(NUMBERS))
     assert found.scale == pytest.approx(np.std(NUMBERS))
     assert y.dtype == np.float32
-    found, _ = target([i % 30 for i in range(N)], kind="classification")
+    found, _ = target([i % 30 for i in range(N)], target_type="classification")
     assert len(found.classes) == 30
 
 

@@ -38,7 +38,7 @@ def write_tables(folder: Path, kind: str) -> None:
 
 KINDS = {
     "classification": "--target sick --ignore-columns minutes,died,code",
-    "regression": "--target minutes --kind regression --ignore-columns sick,died,code",
+    "regression": "--target minutes --target-type regression --ignore-columns sick,died,code",
     "survival": "--target minutes --event died --ignore-columns sick,code",
 }
 

@@ -212,7 +212,7 @@ def federate_recordings(
         for split, parts in chosen.items()
         if parts
     }
-    by_server = config.prepare_by == "server"
+    by_server = config.preprocess_from == "server"
     preprocessor, up = _standardised(
         cut["server" if by_server else "train"], window, config.standardise != "none"
     )

@@ -54,7 +54,7 @@ def raw_tables(settings: RunSettings) -> ApartConfig | None:
 
 def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Agreement:
     """The server's side; everybody must be there, for what nobody told is in no model."""
-    if config.prepare_by == "server":
+    if config.preprocess_from == "server":
         return Agreement(fit_on_server_rows(config.folder, config.clients, config), 0)
     privacy.refuse_telling()
     present = wire.present()
@@ -86,9 +86,9 @@ def tell(settings: RunSettings, client: int, name: str) -> About:
     config = raw_tables(settings)
     if config is None:
         raise Refused("the run has no raw tables: there is nothing to tell")
-    if settings.privacy.noisy or config.prepare_by == "server":
+    if settings.privacy.noisy or config.preprocess_from == "server":
         raise Refused(
-            "under dp_noise or prepare_by server this client tells nothing of its columns"
+            "under dp_noise or preprocess_from server this client tells nothing of its columns"
         )
     return {
         "client": client,

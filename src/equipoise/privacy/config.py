@@ -73,5 +73,5 @@ class Privacy(Options):
         if self.noisy:
             raise UsageError(
                 "dp_noise covers the rounds, but before them clients would tell sums and counts of their columns, "
-                "which have no bound that noise could hide: leave prepare_by out for the server's rows"
+                "which have no bound that noise could hide: leave preprocess_from out for the server's rows"
             )

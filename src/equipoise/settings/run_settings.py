@@ -98,9 +98,9 @@ class RunSettings:
             raise UsageError(
                 f"select {chosen} is not offered with secure: the server reads the loss of each client"
             )
-        if privacy.noisy and isinstance(task_config, ColumnConfig) and not task_config.prepare_by:
+        if privacy.noisy and isinstance(task_config, ColumnConfig) and not task_config.preprocess_from:
             task_config = dataclasses.replace(
-                task_config, prepare_by="server"
+                task_config, preprocess_from="server"
             )  # what clients would tell has no bound
         return cls(run, timing, training, privacy, task, task_config, policy, selection())
 

@@ -43,9 +43,9 @@ class TableLearning(tabular.TableConfig):
                 raise UsageError(
                     f"class_weights is for classes, and the target is read as {target.kind}: leave it out"
                 )
-            if self.prepare_by == "server":
+            if self.preprocess_from == "server":
                 raise UsageError(
-                    "class_weights counts every client's classes, which prepare_by server forbids"
+                    "class_weights counts every client's classes, which preprocess_from server forbids"
                 )
             whole = data.split(np.arange(data.clients), "train")
             weights = balanced(torch.bincount(whole.y, minlength=data.classes))

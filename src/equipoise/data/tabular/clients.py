@@ -111,7 +111,7 @@ def report_unlabelled_rows(
 
 def min_client_rows(config: TableConfig) -> int:
     """Return the number of rows that a client needs."""
-    return FEWEST if config.small == "keep" else config.min_rows
+    return FEWEST if config.small_clients == "keep" else config.min_rows
 
 
 def treat_small_clients(
@@ -123,7 +123,7 @@ def treat_small_clients(
     if not members:
         return tables, diagnostics
     clients = {name: table for name, table in tables.clients.items() if name not in members}
-    if config.small == "pool":
+    if config.small_clients == "pool":
         pool = concat_tables([tables.clients[name] for name in members])
         clients[_pool_name(members)] = pool
     return ClientTables(clients, tables.server, tables.source), diagnostics
@@ -145,21 +145,21 @@ def plan_small_clients(
     small = [client for client, count in num_rows.items() if count < min_rows]
     if not small:
         return [], []
-    if config.small == "drop" and len(small) < len(num_rows):
+    if config.small_clients == "drop" and len(small) < len(num_rows):
         return small, [
             Diagnostic(f"is left out: it has {num_rows[client]} rows", client=client)
             for client in small
         ]
-    if config.small == "pool" and len(num_rows) > 1:
+    if config.small_clients == "pool" and len(num_rows) > 1:
         members = _pool_members(num_rows, min_rows)
         name = _pool_name(members)
         return members, [
             Diagnostic(f"is pooled into '{name}': it has {num_rows[client]} rows", client=client)
             for client in members
         ]
-    advice = f"rows with a target: a client needs {min_rows}; --small drop leaves it out, pool puts small ones together"
+    advice = f"rows with a target: a client needs {min_rows}; --small-clients drop leaves it out, pool puts small ones together"
     return [], [
-        Diagnostic(f"has {num_rows[client]} {advice}", True, client, option="--small drop")
+        Diagnostic(f"has {num_rows[client]} {advice}", True, client, option="--small-clients drop")
         for client in small
     ]
 

@@ -20,7 +20,7 @@ class ColumnConfig(Options):
         "label",
         "column to be predicted, or two classes of it by a threshold: 'num > 0'",
     )
-    kind: str = option(
+    target_type: str = option(
         "",
         "what the target is; empty for survival with an event, else classes",
         choices=("", *KINDS),
@@ -41,7 +41,7 @@ class ColumnConfig(Options):
         "whose mean and standard deviation are used to standardise numbers",
         choices=("federation", "client", "none"),
     )
-    prepare_by: str = option(
+    preprocess_from: str = option(
         "",
         "what decides how columns are prepared: sums and counts that clients send, or the server's "
         "rows alone; empty for clients, but under dp_noise the server",
@@ -50,9 +50,9 @@ class ColumnConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.event and self.kind not in ("", "survival"):
+        if self.event and self.target_type not in ("", "survival"):
             raise UsageError(
-                f"event is for survival, but kind is '{self.kind}': leave one of them out"
+                f"event is for survival, but kind is '{self.target_type}': leave one of them out"
             )
 
 
@@ -60,7 +60,7 @@ class ColumnConfig(Options):
 class TableConfig(ColumnConfig, UserRowShares):
     """Options where the tables of all clients are on this machine."""
 
-    small: str = option(
+    small_clients: str = option(
         "refuse",
         "what to do with clients that have fewer than min_rows rows; pool merges them",
         choices=("refuse", "drop", "pool", "keep"),

@@ -106,7 +106,7 @@ def _fit(
     raw_tables: ClientTables,
 ) -> tuple[Preprocessor, int]:
     """Fit the preprocessor; return it with the bytes that clients sent for it."""
-    if config.prepare_by == "server":
+    if config.preprocess_from == "server":
         server = tables.server
         if server is None:
             pooled = concat_tables(list(tables.clients.values()))

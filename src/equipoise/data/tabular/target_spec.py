@@ -162,9 +162,9 @@ def parse_target(config: ColumnConfig, columns: Iterable[str], source: str) -> T
 
 def target_kind(config: ColumnConfig) -> Kind:
     """Return the kind of target that the options ask for."""
-    if config.kind == "regression":
+    if config.target_type == "regression":
         return "regression"
-    return "survival" if config.event or config.kind == "survival" else "classification"
+    return "survival" if config.event or config.target_type == "survival" else "classification"
 
 
 def infer_target(
@@ -205,13 +205,13 @@ def _infer_classes(
     looks_measured = column.numbers.count and (
         not column.all_integers or not column.histogram_is_exact or num_numbers > MAX_CLASS_NUMBERS
     )
-    if looks_measured and not config.kind:
+    if looks_measured and not config.target_type:
         threshold = f'"{spec.column} > {format_number(column.median)}"'
         message = (
-            f"has {num_numbers} or more different numbers: say --kind regression, "
-            f"or --target {threshold} for two classes, or --kind classification"
+            f"has {num_numbers} or more different numbers: say --target-type regression, "
+            f"or --target {threshold} for two classes, or --target-type classification"
         )
-        return None, [_problem(spec, message, "--kind regression")]
+        return None, [_problem(spec, message, "--target-type regression")]
     if column.num_suppressed or not column.histogram_is_exact or num_classes > MAX_CLASSES:
         return None, [_problem(spec, "has too many different values for classes")]
     if num_classes < 2:
