@@ -2,7 +2,7 @@
 
     python examples/tabular.py [folder of the result] [rounds]
 
-The same from the command line: equipoise compare --task own --data FOLDER --target ill --methods fedavg,fedper
+The same from the command line: equipoise compare --task tables --data FOLDER --target ill --methods fedavg,fedper
 """
 
 import csv

@@ -57,7 +57,7 @@ def write_table(path: Path, num_rows: int) -> None:
 
 def describe(path: Path) -> dict[str, float]:
     """Describe a file in a new process and return what it took."""
-    command = [sys.executable, "-m", "equipoise", "data", "describe", "--task", "own"]
+    command = [sys.executable, "-m", "equipoise", "data", "describe", "--task", "tables"]
     command += ["--data", str(path), "--client-column", "site"]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -28,17 +28,17 @@ BASELINE = "sync"
 # Who asks by turns is not evaluated in step with them: the same turn would be scored every time.
 WAYS: dict[str, dict[str, Any]] = {
     BASELINE: {"eval_every": 2},
-    "over-selection": {"over_select": 1.5, "eval_every": 5},
+    "over-selection": {"overselection": 1.5, "eval_every": 5},
     "semi": {"mode": "semi", "eval_every": 5},
     "async": {"mode": "async", "eval_every": 8},
-    "async, fair": {"mode": "async", "select": "fair", "eval_every": 7},
-    "size": {"select": "size", "eval_every": 2},
-    "loss": {"select": "loss", "eval_every": 2},
-    "oort": {"select": "oort", "eval_every": 4},
-    "fair": {"select": "fair", "eval_every": 2},
-    "learned": {"select": "learned", "eval_every": 3},
-    "learned: times only": {"select": "benchmarks.studies.clock:TimesOnly", "eval_every": 3},
-    "learned: at random": {"select": "benchmarks.studies.clock:AtRandom", "eval_every": 3},
+    "async, fair": {"mode": "async", "selection": "fair", "eval_every": 7},
+    "size": {"selection": "size", "eval_every": 2},
+    "loss": {"selection": "loss", "eval_every": 2},
+    "oort": {"selection": "oort", "eval_every": 4},
+    "fair": {"selection": "fair", "eval_every": 2},
+    "learned": {"selection": "learned", "eval_every": 3},
+    "learned: times only": {"selection": "benchmarks.studies.clock:TimesOnly", "eval_every": 3},
+    "learned: at random": {"selection": "benchmarks.studies.clock:AtRandom", "eval_every": 3},
 }
 MEASURES = {"seconds": 0, "joules": 1, "MB": 2}
 SIDES = {"global": 3, "personal": 4}

@@ -26,7 +26,7 @@ from equipoise.report.statistics import PairedDifference, paired_difference
 from equipoise.utils.metrics import higher_is_better
 
 Clients = Mapping[int, Mapping[str, Any]]
-"""By split: the headline of each client by name."""
+"""By split: the metric of each client by name."""
 REPEATED = {"heart": 20, "brca": 20, "late": 10, "delay": 10, "watch": 3}
 """Splits of each; those whose runs are dear have fewer."""
 METHODS = (
@@ -57,7 +57,7 @@ FILES: dict[str, dict[str, Any]] = {
             "data": "heart_disease.csv",
             "client_column": "hospital",
             "target": "num > 0",
-            "headline": "auc",
+            "metric": "auc",
         },
         **{"categories": "cp,restecg,slope,thal", "ignore_columns": "flamby_split"},
         **{
@@ -80,7 +80,7 @@ FILES: dict[str, dict[str, Any]] = {
             "client_column": "carrier",
             "target": "arr_delay > 15",
         },
-        **{"headline": "auc", "small": "drop", "min_rows": 100},
+        **{"metric": "auc", "small": "drop", "min_rows": 100},
         **{"model": "mlp", "rounds": 10, "epochs": 1, "batch_size": 64, "lr": 0.1},
     },
     "delay": {
@@ -114,7 +114,7 @@ def options(data: str, seed: int) -> dict[str, Any]:
     if data in ("late", "delay"):
         file = {**file, "ignore_columns": KNOWN_AFTERWARDS}
     return {
-        "task": "own",
+        "task": "tables",
         **file,
         "data": str(DATA / "tables" / file["data"]),
         "seed": seed,
@@ -237,7 +237,7 @@ def repeated(data: str, results: Results) -> list[str]:
 
 
 def by_client(data: str, results: Results) -> list[str]:
-    """The headline of every client, mean over splits."""
+    """The metric of every client, mean over splits."""
     kept = {
         m: [r for r in results.where(data=data, method=m) if "seed" in r.axes]
         for m in (*METHODS, *OUTSIDE)

@@ -202,7 +202,7 @@ OPTIONS = {
     [
         {"mode": "async", "buffer": 2},
         {"mode": "semi", "deadline": "40s", "eval_every": 2},
-        {"over_select": 1.5},
+        {"overselection": 1.5},
     ],
     ids=lambda mode: mode.get("mode", "sync"),
 )

@@ -88,7 +88,7 @@ def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
                 "autopilot",
                 "--deadline",
                 "2s",
-                "--fit-deadline",
+                "--adapt-epochs",
                 "--out",
                 str(out),
             ]
@@ -103,4 +103,4 @@ def test_without_it_the_method_is_the_method():
     method = find_method("fedavg")()
     assert with_deadline_epochs(method, ClockConfig(deadline="2s")) is method
     with pytest.raises(UsageError, match="fit_deadline fits epochs to a deadline: set deadline"):
-        RunSettings.from_options({"fit_deadline": True})
+        RunSettings.from_options({"adapt_epochs": True})

@@ -176,7 +176,7 @@ def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> 
     write_rows(tmp_path / "server", "public", "test")
     app = tmp_path / "app"
     given = {
-        "task": "apart",
+        "task": "remote-tables",
         "data": str(tmp_path / "server"),
         "rounds": 1,
         "epochs": 20,
@@ -196,13 +196,13 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     write_rows(tmp_path / "server", "public", "test")
     app = tmp_path / "app"
     given = {
-        "task": "apart",
+        "task": "remote-tables",
         "data": str(tmp_path / "server"),
         "target": "label",
         "numbers": "a,b",
         "rounds": 2,
     }
-    project.write(app, {**given, "headline": "auc", "time_limit": 90.0, "wait": 120.0})
+    project.write(app, {**given, "metric": "auc", "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     config = RunSettings.from_options(given).task_config

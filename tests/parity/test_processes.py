@@ -444,10 +444,10 @@ def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, mon
 
 def test_processes_and_memory_in_python(alone, tmp_path):
     given = {**SMALL, "method": "scaffold"}
-    with pytest.raises(eq.UsageError, match="state_memory is -1"):
-        eq.run(tmp_path / "other", **given, state_memory=-1)
+    with pytest.raises(eq.UsageError, match="client_memory_gib is -1"):
+        eq.run(tmp_path / "other", **given, client_memory_gib=-1)
     both = eq.compare(
-        ["scaffold"], seeds=1, out=tmp_path / "both", processes=2, state_memory=0, **SMALL
+        ["scaffold"], seeds=1, out=tmp_path / "both", processes=2, client_memory_gib=0, **SMALL
     )
     _same(alone, both.runs["scaffold"][0].folder)
 
@@ -458,7 +458,7 @@ def test_processes_of_compare_and_tune_as_typed(tmp_path):
         for name, value in SMALL.items()
         for part in (f"--{name.replace('_', '-')}", str(value))
     ]
-    how = ["--processes", "2", "--state-memory", "0.5", "--quiet", *small, "--rounds", "1"]
+    how = ["--processes", "2", "--client-memory-gib", "0.5", "--quiet", *small, "--rounds", "1"]
     assert (
         main(
             [

@@ -24,14 +24,14 @@ def run(
     }
     found = RunData(
         Folder(Path("x")),
-        {"method": method, "task": "own", "seed": 0, **config},
+        {"method": method, "task": "tables", "seed": 0, **config},
         [],
         None,
         clients,
         {},
         NAMES,
     )
-    vars(found)["headline"] = head
+    vars(found)["metric"] = head
     return found
 
 
@@ -90,5 +90,5 @@ def test_where_nothing_is_known_nothing_is_said() -> None:
 
 
 def test_the_title_names_the_users_file() -> None:
-    assert data_name({"task": "own", "data": "/somewhere/heart_disease.csv"}) == "heart_disease.csv"
+    assert data_name({"task": "tables", "data": "/somewhere/heart_disease.csv"}) == "heart_disease.csv"
     assert data_name({"task": "synthetic"}) == "synthetic"

@@ -78,7 +78,7 @@ def test_rows_that_were_lent_do_not_change():
 
 def test_a_disk_without_room_is_said_in_one_sentence(tmp_path):
     with pytest.raises(
-        UsageError, match=r"no room on disk for what clients hold .* --state-memory"
+        UsageError, match=r"no room on disk for what clients hold .* --client-memory-gib"
     ):
         ClientTable(_stack(1), 9, MemoryBudget(0, tmp_path / "absent")).put(
             torch.arange(1), _stack(1)
@@ -260,6 +260,6 @@ def test_sizes_of_a_large_population_are_known_without_its_rows(given):
 
 @pytest.mark.parametrize("text", ["-1", "much"])
 def test_a_memory_that_is_none_is_refused(text, capsys, tmp_path):
-    assert main(["run", "--state-memory", text, "--out", str(tmp_path / "run")]) == 2
+    assert main(["run", "--client-memory-gib", text, "--out", str(tmp_path / "run")]) == 2
     assert "state" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -38,7 +38,7 @@ def write(path: Path, header: list[str], rows: list[list[object]], separator: st
 
 
 def settings(data: Path, **options: object) -> RunSettings:
-    return RunSettings.from_options({"task": "own", "data": str(data), "rounds": 2, **options})
+    return RunSettings.from_options({"task": "tables", "data": str(data), "rounds": 2, **options})
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_all_problems_of_all_clients_at_once(
         "e.csv' cannot be read: its first row names 4 columns, but row 2 has 3",
     ):
         assert words in str(error.value)
-    assert main(["data", "describe", "--task", "own", "--data", str(clinics)]) == 2
+    assert main(["data", "describe", "--task", "tables", "--data", str(clinics)]) == 2
     shown = capsys.readouterr().out
     assert "5 problems" in shown
     assert shown.splitlines()[-1].endswith("--ignore-columns result")  # never what is predicted
@@ -167,7 +167,7 @@ def test_bad_places_are_one_sentence(tmp_path: Path) -> None:
         (tmp_path, "holds no CSV"),
     ):
         with pytest.raises(UsageError, match=words):
-            build_task(RunSettings.from_options({"task": "own", "data": str(data)}))
+            build_task(RunSettings.from_options({"task": "tables", "data": str(data)}))
     write(
         tmp_path / "all.csv",
         ["who", "f", "label"],
@@ -181,7 +181,7 @@ def test_bad_places_are_one_sentence(tmp_path: Path) -> None:
 
 def test_names_are_in_every_result(clinics: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    summary = equipoise.run(out, task="own", data=str(clinics), rounds=2).final
+    summary = equipoise.run(out, task="tables", data=str(clinics), rounds=2).final
     rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == ["a", "b", "c"]
     labels = list(csv.DictReader((out / "labels.csv").read_text().splitlines()))
@@ -214,7 +214,7 @@ def test_describe_ends_with_a_command_that_works(
     clinics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(clinics / "wee.csv", HEADER, clinic(np.random.default_rng(5), 6))
-    given = ["--task", "own", "--data", str(clinics), "--rounds", "1"]
+    given = ["--task", "tables", "--data", str(clinics), "--rounds", "1"]
     assert main(["data", "describe", *given]) == 2
     shown = capsys.readouterr().out
     assert "client 'wee': has 6 rows" in shown
@@ -234,11 +234,11 @@ def test_a_client_is_found_by_its_name_before_its_number(
 ) -> None:
     (clinics / "c.csv").rename(clinics / "0.csv")
     out = tmp_path / "run"
-    equipoise.run(out, task="own", data=str(clinics), rounds=1, method="finetune")
+    equipoise.run(out, task="tables", data=str(clinics), rounds=1, method="finetune")
     folder = Folder(out)
     assert [folder.find_client(name) for name in ("0", "a", "b", "2")] == [0, 1, 2, 2]
     (clinics / "0.csv").rename(clinics / "z0.csv")
-    equipoise.run(out, task="own", data=str(clinics), rounds=1, method="finetune", overwrite=True)
+    equipoise.run(out, task="tables", data=str(clinics), rounds=1, method="finetune", overwrite=True)
     assert [folder.find_client(name) for name in ("0", "a", "z0", "2")] == [0, 0, 2, 2]
     assert main(["export", str(out), "--client", "z0"]) == 0
     assert "export-client-z0" in capsys.readouterr().out

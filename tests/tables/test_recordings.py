@@ -90,7 +90,7 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
         "--model",
         "cnn1d",
     ]
-    assert main(["run", "--task", "own", *given, "--rounds", "1", "--out", str(run)]) == 0
+    assert main(["run", "--task", "tables", *given, "--rounds", "1", "--out", str(run)]) == 0
     assert Folder(run).read_summary().bytes_before.up > 0
     archive(new, x=np.ones((40 + 34, 2)), length=np.array([40, 34]))
     data.unlink()
@@ -124,7 +124,7 @@ def test_new_recordings_are_predicted_from_the_run_s_folder_alone(
 
 def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path) -> None:
     given = {
-        "task": "own",
+        "task": "tables",
         "data": str(archive(tmp_path / "a.npz")),
         "client_column": "who",
         "target": "move",
@@ -138,7 +138,7 @@ def test_recordings_tell_nothing_where_they_are_not_standardised(tmp_path: Path)
 
 @pytest.mark.skipif(not WATCH.is_file(), reason="the recordings are not in ../shared/data/tables")
 def test_exercises_of_a_watch() -> None:
-    given = {"task": "own", "data": str(WATCH), "client_column": "subject", "target": "exercise"}
+    given = {"task": "tables", "data": str(WATCH), "client_column": "subject", "target": "exercise"}
     task = build_task(RunSettings.from_options(given))
     assert task.client_names == tuple(map(str, range(1, 11)))
     assert task.data.shape == (6, 100)

@@ -87,7 +87,7 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     assert made == pooled
     for name in (*SITES, "server"):
         shutil.copy(sites / "preparation.json", sites / name)
-    given = {"task": "apart", "clients": 2}
+    given = {"task": "remote-tables", "clients": 2}
     node, server = (
         build_task(RunSettings.from_options({**given, "data": str(sites / name)}))
         for name in ("south", "server")

@@ -117,7 +117,7 @@ def test_merits_are_in_the_unit_interval_and_finite() -> None:
 
 def test_a_headline_that_the_kind_does_not_have() -> None:
     with pytest.raises(
-        UsageError, match=r"headline is 'aux' .*'auc'.*classification has acc, loss, auc"
+        UsageError, match=r"metric is 'aux' .*'auc'.*classification has acc, loss, auc"
     ):
         objective_of(numbered(2)).headed("aux")
     with pytest.raises(UsageError, match="survival has concordance, loss"):

@@ -48,7 +48,7 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]
     """A run of each kind, whose training data are gone."""
     kind, data, out = request.param, tmp_path / "sites", tmp_path / "run"
     write_tables(data, kind)
-    options = f"--task own --data {data} {KINDS[kind]} --model linear --rounds 3 --epochs 5 --quiet --beside-local"
+    options = f"--task tables --data {data} {KINDS[kind]} --model linear --rounds 3 --epochs 5 --quiet --local-baseline"
     assert main(["run", *options.split(), "--out", str(out)]) == 0
     shutil.rmtree(data)
     return kind, out
@@ -179,8 +179,8 @@ def test_mistakes_are_one_line_and_overwrite_nothing(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--headline aux", "headline is 'aux' (did you mean 'auc'?): classification has acc"),
-        ("--headline rmse", "headline is 'rmse'"),
+        ("--metric aux", "metric is 'aux' (did you mean 'auc'?): classification has acc"),
+        ("--metric rmse", "metric is 'rmse'"),
         ("--error absolute", "error is for regression"),
         ("--class-weights balance", "class_weights"),
     ],
@@ -189,7 +189,7 @@ def test_what_a_kind_does_not_have_is_refused_first(
     options: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tables(tmp_path / "sites", "classification")
-    command = f"run --task own --data {tmp_path / 'sites'} {KINDS['classification']} --out {tmp_path / 'run'} {options}"
+    command = f"run --task tables --data {tmp_path / 'sites'} {KINDS['classification']} --out {tmp_path / 'run'} {options}"
     assert main(command.split()) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

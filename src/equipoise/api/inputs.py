@@ -69,9 +69,9 @@ def secure(method: GivenMethod) -> Wrapped:
     return Wrapped(method, {"secure": True})
 
 
-def given_means(processes: int | None, state_memory: float | None) -> ResourceConfig:
+def given_means(processes: int | None, client_memory_gib: float | None) -> ResourceConfig:
     """What a run may use of the machine; ``None`` means not given."""
-    given: dict[str, Any] = {"processes": processes, "state_memory": state_memory}
+    given: dict[str, Any] = {"processes": processes, "client_memory_gib": client_memory_gib}
     return ResourceConfig(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -141,7 +141,7 @@ class Run:
         on_round: OnRound | None = None,
         log: str = "",
         processes: int | None = None,
-        state_memory: float | None = None,
+        client_memory_gib: float | None = None,
     ) -> Run:
         """Go on where the run stopped, to the same end as without a stop; a finished run stays as it is.
 
@@ -149,11 +149,11 @@ class Run:
             method, task: what was given in Python, if this is another process than the one that began the run.
             on_round: as in :func:`equipoise.run`.
             log: names of trackers, as in :func:`equipoise.run`.
-            processes, state_memory: as in :func:`equipoise.run`; they need not be those that the run began with.
+            processes, client_memory_gib: as in :func:`equipoise.run`; they need not be those that the run began with.
         """
         known = replace(self, method=method or self.method, task=task or self.task)
         folder = known._folder
-        settings, means = known._settings(), given_means(processes, state_memory)
+        settings, means = known._settings(), given_means(processes, client_memory_gib)
         go_on(
             folder,
             log,
@@ -324,7 +324,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     processes: int | None = None,
-    state_memory: float | None = None,
+    client_memory_gib: float | None = None,
     **options: Any,
 ) -> Comparison:
     """Run several methods on a task over several seeds.
@@ -337,7 +337,7 @@ def compare(
         out: the folder of the comparison; without it, a new one under ``runs/``.
         resume: go on with what is in ``out``.
         overwrite: replace what is in ``out``.
-        processes, state_memory: what each run may use of the machine, as in :func:`equipoise.run`.
+        processes, client_memory_gib: what each run may use of the machine, as in :func:`equipoise.run`.
         options: options of all runs, as in :func:`equipoise.run`; those of one method stand in its instance.
 
     Returns:
@@ -356,7 +356,7 @@ def compare(
     name = task.name if isinstance(task, Task) else task
     folder = Path(out) if out is not None else new_folder(f"compare-{name}")
     call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
-    means = given_means(processes, state_memory)
+    means = given_means(processes, client_memory_gib)
     compare_cells(cells, seeds, folder, [call], resume=resume, overwrite=overwrite, means=means)
     html.try_write_report(folder)
     runs = {

@@ -38,7 +38,7 @@ def run(
     overwrite: bool = False,
     log: str = "",
     processes: int | None = None,
-    state_memory: float | None = None,
+    client_memory_gib: float | None = None,
     **options: Any,
 ) -> Run:
     """Run a method on a task.
@@ -53,7 +53,7 @@ def run(
         overwrite: replace what is in ``out``.
         log: trackers that are told of every round: ``"tensorboard,mlflow"``.
         processes: how many processes share the clients of a round; the result does not depend on it.
-        state_memory: GiB of memory of each process for what its clients hold; what does not fit is kept in files.
+        client_memory_gib: GiB of memory of each process for what its clients hold; what does not fit is kept in files.
         options: any other option of run, training, task or method, as on the command line.
 
     Returns:
@@ -62,7 +62,7 @@ def run(
     usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     settings = settings_of(gathered(method, task, {**usual, **training, **options}))
-    chosen, means = settings.run, given_means(processes, state_memory)
+    chosen, means = settings.run, given_means(processes, client_memory_gib)
     folder = Path(out) if out is not None else new_folder(f"{chosen.method}-{chosen.task}")
 
     def go(watch: OnRound) -> object:

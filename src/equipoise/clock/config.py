@@ -74,7 +74,7 @@ class ClockConfig(Options):
             wrong.append(f"buffer is for mode async, not {self.mode}: leave it at 0")
         if self.mode != "sync" and self.overselection != 1:
             wrong.append(
-                f"over_select is for mode sync, not {self.mode}: in {self.mode} late replies are not lost"
+                f"overselection is for mode sync, not {self.mode}: in {self.mode} late replies are not lost"
             )
         try:
             _ = self.device_classes

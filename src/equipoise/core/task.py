@@ -180,7 +180,7 @@ class Task(ABC):
     def with_primary_metric(self, name: str) -> Task:
         """The same task, whose tables, stopping rules and agents read this score."""
         raise UsageError(
-            f"headline is '{name}', but task '{self.name}' has '{self.metric}' alone: leave it out"
+            f"metric is '{name}', but task '{self.name}' has '{self.metric}' alone: leave it out"
         )
 
     def with_all_metrics(self) -> Task:
@@ -243,7 +243,7 @@ class SupervisedTask(Task):
     def confidence_interval(
         self, client: int, params: Params, random: Generator
     ) -> tuple[float, float]:
-        """Between which bounds the headline of this client's model lies in 95 of 100 test sets like its own."""
+        """Between which bounds the metric of this client's model lies in 95 of 100 test sets like its own."""
 
     @abstractmethod
     def constant_baseline(self, client: int) -> Params:

@@ -58,7 +58,7 @@ class FinalScores:
     personal: Params = field(default_factory=dict)
     """Scores ``[K]`` of the personal models of all clients seen."""
     columns: Mapping[str, list[float]] = field(default_factory=dict)
-    """For the table of clients: the headline's interval, and the headline of whoever is to beat."""
+    """For the table of clients: the headline's interval, and the metric of whoever is to beat."""
 
     def added_to(self, test: Evaluations) -> Evaluations:
         """The evaluations of the last round with the scores that they lack."""
@@ -85,7 +85,7 @@ def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
 
 
 def final_scores(
-    simulation: FederatedSimulation, *, beside_local: bool, make: MakeExecutor
+    simulation: FederatedSimulation, *, local_baseline: bool, make: MakeExecutor
 ) -> FinalScores:
     """For models that are here; clients that are elsewhere score their own, and say it."""
     task, method = simulation.task.with_all_metrics(), simulation.method
@@ -104,7 +104,7 @@ def final_scores(
         columns: dict[str, list[float]] = {}
         if personal and isinstance(task, SupervisedTask) and task.client_names:
             columns = _beside(task, personal_parts(simulation), simulation.schedule.seed)
-            if beside_local:
+            if local_baseline:
                 columns[f"local_{task.metric}"] = _local_baseline(simulation, make).tolist()
     return FinalScores(found, personal, columns)
 
@@ -140,7 +140,7 @@ def _beside(task: SupervisedTask, parts: Parts, seed: int) -> dict[str, list[flo
 def client_baselines(
     task: SupervisedTask, client: int, model: Params, seed: int
 ) -> dict[str, float]:
-    """The interval of one client's headline, and the headline of who predicts the same for every row."""
+    """The interval of one client's headline, and the metric of who predicts the same for every row."""
     head = task.metric
     low, high = task.confidence_interval(client, model, rng.generator(seed, rng.BOOTSTRAP, client))
     constant = float(task.constant_baseline(client)[head])
@@ -187,7 +187,7 @@ def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation
 
 
 def _local_baseline(simulation: FederatedSimulation, make: MakeExecutor) -> Tensor:
-    """The headline of clients that train by themselves, in as many rounds."""
+    """The metric of clients that train by themselves, in as many rounds."""
     s, task = simulation.schedule, simulation.task
     schedule = RoundLoopConfig(
         s.num_rounds, s.seed, s.participation, s.executor, s.num_rounds, keep_models=True

@@ -71,7 +71,7 @@ def refuse_simulated(settings: RunSettings) -> None:
         )
     if run.local_baseline:
         raise UsageError(
-            "beside_local is for simulations: clients that are elsewhere train with --method local"
+            "local_baseline is for simulations: clients that are elsewhere train with --method local"
         )
     if run.attack:
         raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
@@ -234,10 +234,10 @@ def build_task(settings: RunSettings) -> Task:
         task, SupervisedTask
     ):
         raise UsageError(
-            f"select {run.selection} reads losses, and agents of task '{task.name}' have none: choose another"
+            f"selection {run.selection} reads losses, and agents of task '{task.name}' have none: choose another"
         )
     if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
-        raise UsageError(f"{run.method} chooses who takes part by itself: leave select at uniform")
+        raise UsageError(f"{run.method} chooses who takes part by itself: leave selection at uniform")
     if settings.run.finetune and not isinstance(task, SupervisedTask):
         raise UsageError(
             f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off"
@@ -350,7 +350,7 @@ class RunSession:
                     self._save()
                     raise Interrupted
             final = final_scores(
-                self.simulation, beside_local=self.settings.run.local_baseline, make=self.make
+                self.simulation, local_baseline=self.settings.run.local_baseline, make=self.make
             )
             summary = self._summary(final)
         self._write_models()

@@ -118,4 +118,4 @@ class ClientFinalScores:
     scores: Mapping[str, float]
     """All that the task knows, on the client's test rows."""
     beside: Mapping[str, float]
-    """Further columns of the table of clients: the headline's interval, and the headline of whoever is to beat."""
+    """Further columns of the table of clients: the headline's interval, and the metric of whoever is to beat."""

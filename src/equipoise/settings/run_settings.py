@@ -92,11 +92,11 @@ class RunSettings:
         run = _completed(run, policy, privacy, timing, task)
         if privacy.on and selection is not Uniform:
             raise UsageError(
-                f"select {chosen} is not offered with dp_clip: epsilon is counted for cohorts drawn by chance alone"
+                f"selection {chosen} is not offered with dp_clip: epsilon is counted for cohorts drawn by chance alone"
             )
         if run.secure and selection.needs_client_loss:
             raise UsageError(
-                f"select {chosen} is not offered with secure: the server reads the loss of each client"
+                f"selection {chosen} is not offered with secure: the server reads the loss of each client"
             )
         if privacy.noisy and isinstance(task_config, ColumnConfig) and not task_config.preprocess_from:
             task_config = dataclasses.replace(

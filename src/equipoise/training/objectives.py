@@ -62,7 +62,7 @@ class Objective(ABC):
         """The scores of every evaluation with this one first."""
         if headline not in self.scores:
             raise UsageError(
-                f"headline is '{headline}'{nearest(headline, self.scores)}: "
+                f"metric is '{headline}'{nearest(headline, self.scores)}: "
                 f"{self.target.kind} has {', '.join(self.scores)}"
             )
         return (headline, *(name for name in self.usual if name != headline))
