@@ -72,8 +72,8 @@ class Worker:
         }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        median: float = statistics.median(self._receive())
-        return median
+        rounds: list[float] = self._receive()
+        return statistics.median(rounds)
 
     def close(self) -> None:
         """End the process."""

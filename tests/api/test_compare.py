@@ -82,9 +82,7 @@ def test_a_score_that_nobody_has_is_undefined_in_words(tmp_path: Path) -> None:
     }
     out = tmp_path / "auc"
     task = eq.Task.from_tables(tables, target="y")
-    compared = eq.compare(
-        ["fedavg", "local"], task=task, seeds=2, rounds=2, metric="auc", out=out
-    )
+    compared = eq.compare(["fedavg", "local"], task=task, seeds=2, rounds=2, metric="auc", out=out)
     reason = (
         "auc has no value where all test rows are of one class, which is the case for every client"
     )

@@ -254,5 +254,8 @@ def test_from_the_command_line_over_the_model_of_an_earlier_run(
         ("none.safetensors", "must be a safetensors file"),
         ("odd.safetensors", "'other' is not in"),
     ):
-        assert main([*given, "--init-weights", str(tmp_path / file), "--out", str(tmp_path / "no")]) == 2
+        assert (
+            main([*given, "--init-weights", str(tmp_path / file), "--out", str(tmp_path / "no")])
+            == 2
+        )
         assert words in capsys.readouterr().err

@@ -298,7 +298,10 @@ def test_names():
     ("options", "words"),
     [
         ({"selection": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
-        ({"selection": "nowhere.py:Mine"}, "there is no file 'nowhere.py' to take select 'Mine' from"),
+        (
+            {"selection": "nowhere.py:Mine"},
+            "there is no file 'nowhere.py' to take select 'Mine' from",
+        ),
         (
             {"selection": "equipoise.client_selection.policies:Fare"},
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",

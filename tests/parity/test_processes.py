@@ -90,10 +90,10 @@ def test_a_process_that_takes_twice_as_long_gets_less():
     assert pace.speeds == [1.0, 1.0, 1.0]
 
 
-def _simulate(kind, method, task, processes, rounds=3):
+def _simulate(kind, method, task, processes, rounds=3, participation=0.9):
     """In float64, on the simulation itself; gives its state and its records."""
     inner = partial(kind, method, task, task.training, 0, rounds)
-    schedule = RoundLoopConfig(rounds, 0, 0.9, kind.__name__.lower(), 1, True)
+    schedule = RoundLoopConfig(rounds, 0, participation, kind.__name__.lower(), 1, True)
 
     def finished(make):
         simulation = FederatedSimulation(method, task, task.training, schedule, make)
@@ -131,6 +131,28 @@ def test_any_number_of_processes_is_one_to_the_bit(name, clients, numbers):
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
         assert records == others[1]
         assert largest_difference(models, others[2]) == 0.0
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_chunks_that_one_process_computes_as_one_stack_too(model, monkeypatch):
+    """Everybody takes part, with equally many rows."""
+    stacks = []
+    plain = Stacked.chunk
+
+    def chunk(self, round, ids, *more):
+        stacks.append(len(ids))
+        return plain(self, round, ids, *more)
+
+    monkeypatch.setattr(Stacked, "chunk", chunk)
+    method, task = (
+        find_method("fedavg")(),
+        small_task(model, clients=128, samples=20, size_sigma=0.0),
+    )
+    state, records, _ = _simulate(Stacked, method, task, 1, participation=1.0)
+    assert stacks == [64, 64, 128, 128, 128]  # the first round tries both
+    others = _simulate(Stacked, method, task, 2, participation=1.0)
+    assert largest_difference(state, others[0]) == 0.0
+    assert records == others[1]
 
 
 def test_processes_that_were_launched_are_one_to_the_bit_too(monkeypatch):

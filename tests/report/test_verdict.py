@@ -90,5 +90,7 @@ def test_where_nothing_is_known_nothing_is_said() -> None:
 
 
 def test_the_title_names_the_users_file() -> None:
-    assert data_name({"task": "tables", "data": "/somewhere/heart_disease.csv"}) == "heart_disease.csv"
+    assert (
+        data_name({"task": "tables", "data": "/somewhere/heart_disease.csv"}) == "heart_disease.csv"
+    )
     assert data_name({"task": "synthetic"}) == "synthetic"

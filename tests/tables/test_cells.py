@@ -21,7 +21,8 @@ from equipoise.data.tabular.columns import (
     parse_numbers,
 )
 from equipoise.data.tabular.config import TableConfig
-from equipoise.data.tabular.io import read_csv, scan_tables, split_by_client, table_from_values
+from equipoise.data.tabular.csv_reader import read_csv
+from equipoise.data.tabular.io import scan_tables, split_by_client, table_from_values
 from equipoise.utils.errors import UsageError
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
 from equipoise.data.tabular.io import table_from_values
@@ -23,6 +22,7 @@ from equipoise.data.tabular.statistics import (
     moments,
     round_to_bins,
 )
+from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import from_json, to_json

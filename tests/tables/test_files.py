@@ -144,7 +144,12 @@ def test_all_problems_of_all_clients_at_once(
             "no target in rows 2, 3, 4, 5, 6 and 15 more",
         ),
         (["age", "label"], [1, 1], {"ignore_columns": "agee"}, "did you mean 'age'"),
-        (["age", "label"], [1, 1], {"small_clients": "drp"}, "small_clients is 'drp': must be one of refuse, drop"),
+        (
+            ["age", "label"],
+            [1, 1],
+            {"small_clients": "drp"},
+            "small_clients is 'drp': must be one of refuse, drop",
+        ),
     ],
 )
 def test_bad_tables_are_one_sentence(
@@ -238,7 +243,9 @@ def test_a_client_is_found_by_its_name_before_its_number(
     folder = Folder(out)
     assert [folder.find_client(name) for name in ("0", "a", "b", "2")] == [0, 1, 2, 2]
     (clinics / "0.csv").rename(clinics / "z0.csv")
-    equipoise.run(out, task="tables", data=str(clinics), rounds=1, method="finetune", overwrite=True)
+    equipoise.run(
+        out, task="tables", data=str(clinics), rounds=1, method="finetune", overwrite=True
+    )
     assert [folder.find_client(name) for name in ("0", "a", "z0", "2")] == [0, 0, 2, 2]
     assert main(["export", str(out), "--client", "z0"]) == 0
     assert "export-client-z0" in capsys.readouterr().out

@@ -73,7 +73,9 @@ def test_nycflights() -> None:
     with pytest.raises(UsageError) as error:
         made(path, "carrier", ignore_columns=known_later, target="arr_delay")
     assert "client 'OO': has 6 rows" in str(error.value)
-    found = made(path, "carrier", ignore_columns=known_later, target="arr_delay > 15", small_clients="drop")
+    found = made(
+        path, "carrier", ignore_columns=known_later, target="arr_delay > 15", small_clients="drop"
+    )
     assert len(found.names) == 15
     columns = {column.name: column for column in found.preprocessor.encoders}
     assert isinstance(columns["time_hour"], Date)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from equipoise.config.schema import option
 from equipoise.data.federated_dataset import Ints
-from equipoise.data.tabular.columns import ClientTables, Table
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.diagnostics import list_rows, raise_problems
 from equipoise.data.tabular.io import (
@@ -23,6 +22,7 @@ from equipoise.data.tabular.io import (
     split_by_client,
     table_from_values,
 )
+from equipoise.data.tabular.table import ClientTables, Table
 from equipoise.data.user_rows import UserRowShares
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.huggingface import library, loaded

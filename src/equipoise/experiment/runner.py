@@ -237,7 +237,9 @@ def build_task(settings: RunSettings) -> Task:
             f"selection {run.selection} reads losses, and agents of task '{task.name}' have none: choose another"
         )
     if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
-        raise UsageError(f"{run.method} chooses who takes part by itself: leave selection at uniform")
+        raise UsageError(
+            f"{run.method} chooses who takes part by itself: leave selection at uniform"
+        )
     if settings.run.finetune and not isinstance(task, SupervisedTask):
         raise UsageError(
             f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off"

@@ -98,7 +98,11 @@ class RunSettings:
             raise UsageError(
                 f"selection {chosen} is not offered with secure: the server reads the loss of each client"
             )
-        if privacy.noisy and isinstance(task_config, ColumnConfig) and not task_config.preprocess_from:
+        if (
+            privacy.noisy
+            and isinstance(task_config, ColumnConfig)
+            and not task_config.preprocess_from
+        ):
             task_config = dataclasses.replace(
                 task_config, preprocess_from="server"
             )  # what clients would tell has no bound

@@ -1,10 +1,10 @@
 """Tables of clients: read files, infer columns, and preprocess from federated statistics."""
 
-from equipoise.data.tabular.columns import ClientTables, Table
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.io import read_tables, table_from_values, tables_from_values
 from equipoise.data.tabular.pipeline import TabularFederation, build_federation
 from equipoise.data.tabular.preprocessing import Preprocessor
+from equipoise.data.tabular.table import ClientTables, Table
 
 __all__ = [
     "ClientTables",

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import SPLITS
 from equipoise.data.splits import FEWEST
-from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
 from equipoise.data.tabular.config import ColumnConfig, TableConfig
 from equipoise.data.tabular.diagnostics import Diagnostic, list_rows
+from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, target_kind
 from equipoise.utils.errors import UsageError, nearest
 

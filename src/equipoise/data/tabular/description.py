@@ -10,7 +10,6 @@ import numpy as np
 
 from equipoise.data.federated_dataset import Target
 from equipoise.data.tabular.clients import plan_small_clients, report_unlabelled_rows
-from equipoise.data.tabular.columns import ClientTables, Table
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.dates import SECONDS_PER_DAY, Floats
 from equipoise.data.tabular.diagnostics import Diagnostic
@@ -18,6 +17,7 @@ from equipoise.data.tabular.exchange import compute_statistics
 from equipoise.data.tabular.preprocessing import Category, Date, DroppedColumn, Encoder, Number
 from equipoise.data.tabular.schema import infer_schema
 from equipoise.data.tabular.statistics import moments
+from equipoise.data.tabular.table import ClientTables, Table
 from equipoise.data.tabular.target_spec import (
     TargetSpec,
     infer_target,

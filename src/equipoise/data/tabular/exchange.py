@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from equipoise.data.federated_dataset import Ints
 from equipoise.data.tabular.clients import drop_unlabelled_rows
-from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
 from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.diagnostics import Diagnostic, raise_problems
 from equipoise.data.tabular.io import READERS, SERVER, read_table
@@ -26,6 +25,7 @@ from equipoise.data.tabular.statistics import (
     column_statistics,
     moments,
 )
+from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, infer_target, parse_target
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import from_json, to_json

@@ -16,13 +16,13 @@ from equipoise.data.tabular.clients import (
     min_client_rows,
     treat_small_clients,
 )
-from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
 from equipoise.data.tabular.config import TableConfig
 from equipoise.data.tabular.description import describe_tables
 from equipoise.data.tabular.diagnostics import Diagnostic, raise_problems
 from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
 from equipoise.data.tabular.io import SERVER
 from equipoise.data.tabular.preprocessing import Preprocessor, fit_client_scale
+from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, parse_target
 from equipoise.data.transforms import Form
 from equipoise.data.user_rows import RowAssignment, UserRows, assign_rows

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Target
-from equipoise.data.tabular.columns import Column, Table
+from equipoise.data.tabular.columns import Column
 from equipoise.data.tabular.dates import Floats, cyclic_feature_names, cyclic_features
 from equipoise.data.tabular.io import table_from_values
+from equipoise.data.tabular.table import Table
 from equipoise.data.tabular.target_spec import TargetSpec
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record, from_json, to_json

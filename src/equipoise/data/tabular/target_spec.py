@@ -12,17 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Kind, Target
-from equipoise.data.tabular.columns import (
-    MISSING_NUMBER_TEXTS,
-    PLAIN_NUMBER,
-    Column,
-    Table,
-    format_number,
-)
+from equipoise.data.tabular.columns import MISSING_NUMBER_TEXTS, PLAIN_NUMBER, Column, format_number
 from equipoise.data.tabular.config import ColumnConfig, parse_names
 from equipoise.data.tabular.dates import Floats
 from equipoise.data.tabular.diagnostics import Diagnostic
 from equipoise.data.tabular.statistics import ClientStatistics, ColumnStatistics, merge_columns
+from equipoise.data.tabular.table import Table
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.record import Record
 
