@@ -22,6 +22,10 @@ from equipoise.data.tabular.columns import (
 from equipoise.data.tabular.table import Table
 from equipoise.utils.errors import UsageError
 
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+csv.field_size_limit(MAX_CELL_BYTES)
 SEPARATORS = (",", ";", "\t", "|")
 
 

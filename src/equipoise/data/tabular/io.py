@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import csv
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,15 +21,13 @@ from equipoise.data.tabular.columns import (
     format_number,
 )
 from equipoise.data.tabular.config import TableConfig, parse_names
-from equipoise.data.tabular.csv_reader import MAX_CELL_BYTES, read_csv
+from equipoise.data.tabular.csv_reader import read_csv
 from equipoise.data.tabular.diagnostics import Diagnostic, list_names, list_rows, raise_problems
 from equipoise.data.tabular.table import ClientTables, Table
 from equipoise.utils.errors import UsageError, nearest
 
 SERVER = "server"
 """The name of the file in a folder (or table in Python) that holds the server's own rows."""
-UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-csv.field_size_limit(MAX_CELL_BYTES)
 
 
 # ------------------------------------------------------------------------- tables of all clients

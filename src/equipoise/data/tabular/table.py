@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.data.federated_dataset import Ints
+from equipoise.data.tabular.columns import Column, concat_columns
 
 
 @dataclass(frozen=True)
