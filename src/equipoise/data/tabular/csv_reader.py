@@ -25,7 +25,6 @@ from equipoise.utils.errors import UsageError
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-csv.field_size_limit(MAX_CELL_BYTES)
 SEPARATORS = (",", ";", "\t", "|")
 
 
@@ -36,6 +35,7 @@ MAX_LISTED_BAD_ROWS = 3
 
 
 MAX_CELL_BYTES = 2**24
+csv.field_size_limit(MAX_CELL_BYTES)
 
 
 CHUNK_BYTES = 2**24  # bytes of a file that are parsed at once
