@@ -165,7 +165,13 @@ class Method(Options):
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        """Decision 3b: the next global model; need not be a weighted mean, nor made of sums."""
+        """Compute the next global model (decision 3). Always called.
+
+        The default sums over clients and applies the sums. `server.sum_updates` adds chunk by
+        chunk in a fixed order, so that the bits do not depend on the number of processes.
+        """
+        if server.sum_updates is not None:
+            return self.apply_sums(server, server.sum_updates(weights))
         return self.apply_sums(server, self.partial_sums(server.params, updates, weights))
 
     def partial_sums(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,21 @@ from equipoise.utils.pytree import Params, State
 
 @dataclass
 class Server:
-    """All that the server knows in one round."""
+    """Everything the server knows in one round.
+
+    Attributes:
+        task: The task of the run.
+        training: Options of local training in this round.
+        params: The global model.
+        state: State of the method's server half.
+        seed: Seed of the run.
+        round: Number of the round, from 1.
+        num_rounds: Rounds of the whole run.
+        participation: Fraction of the clients that a round asks.
+        logged: Values that hooks want in the round's log.
+        sum_updates: Sums over the accepted replies for given weights, added chunk by chunk in a
+            fixed order. Set by the runtime during aggregation.
+    """
 
     task: Task
     training: TrainingConfig
@@ -27,21 +42,35 @@ class Server:
     round: int
     num_rounds: int
     participation: float = 1.0
-    """The share of the clients that the run asks for in a round."""
     logged: State = field(default_factory=dict)
-    """What hooks want to see in the round's log."""
+    sum_updates: Callable[[Tensor | Params], State] | None = None
 
     def evaluate(self, stack: Params, split: str = "public") -> Params:
-        """Scores ``[K]`` of a stack of models on the server's own data."""
+        """Evaluate models on the server's own data.
+
+        Args:
+            stack: Parameters `[K, ...]` of K models.
+            split: `public` or `test`.
+
+        Returns:
+            Metrics `[K]` by name.
+        """
         return self.task.evaluate_server(stack, split)
 
     def with_client_batch_stats(self, new: Params, mean: Params) -> Params:
-        """``new``, but for the statistics of batch normalisation, which are those of the clients' ``mean``: a variance
-        that a step extrapolates may become negative."""
-        return {
-            name: mean[name] if name in self.task.batch_stat_names else value
-            for name, value in new.items()
-        }
+        """Take the statistics of batch normalisation from the clients' mean.
+
+        A server step that extrapolates could make a variance negative.
+
+        Args:
+            new: The model after the server's step.
+            mean: The clients' mean.
+
+        Returns:
+            `new`, with the batch statistics of `mean`.
+        """
+        statistics = self.task.batch_stat_names
+        return {name: mean[name] if name in statistics else value for name, value in new.items()}
 
     def uniform(self, count: int, stream: int) -> Tensor:
         """Draw random numbers of the server: those of a client with the number -1.
@@ -71,7 +100,11 @@ class Server:
         return torch.from_numpy(rng.uniform(keys, count))
 
     def scoped(self, key: str) -> Server:
-        """The same server seen by a method that is part of another."""
+        """Return the same server as seen by a method that is part of another.
+
+        Args:
+            key: Where the inner method's state is kept in this state.
+        """
         inner = copy.copy(self)
         inner.state = self.state[key]
         return inner

@@ -110,6 +110,8 @@ class DelegatingMethod(Method):
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
+        if server.sum_updates is not None:
+            return self.apply_sums(server, server.sum_updates(weights))
         params, state = self.inner.aggregate(server.scoped("base"), ids, updates, weights)
         return params, {**server.state, "base": state}
 

@@ -175,21 +175,20 @@ def _try_aggregate(
     after = copy.copy(server)
     after.logged = dict(server.logged)
     if method.aggregates_by_sum:
-        updates = ClientUpdate(
-            {}, metrics=updates.metrics
-        )  # all that there is, where uploads stay with other processes
+        # Parameters stay where they were computed, perhaps in other processes, and are summed there.
+        updates = ClientUpdate({}, metrics=updates.metrics)
+        after.sum_updates = partial(sums, rows)
     if not bool(rows.all()):
-        ids, updates = ids[rows], index(updates, rows)
+        ids = ids[rows]
+        updates = index(updates, rows)
     try:
         weights, after.state = method.aggregation_weights(after, ids, updates)
-        if method.aggregates_by_sum:
-            after.params, after.state = method.apply_sums(after, sums(rows, weights))
-        else:
-            after.params, after.state = method.aggregate(after, ids, updates, weights)
+        after.params, after.state = method.aggregate(after, ids, updates, weights)
     except UsageError:
         raise
     except Exception as error:
         return None, error
+    after.sum_updates = None
     if any(
         not bool(value.abs().max() <= MAX_ABS_PARAMETER)
         for value in after.params.values()
