@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.lab import Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.studies.synthetic import summaries
-from equipoise.report.page.pareto import front
+from equipoise.report.statistics import pareto_front
 
 OUT = ROOT / "docs" / "pictures"
 OURS, OTHERS = "#D55E00", "#0072B2"
@@ -38,7 +38,7 @@ def both_customers(axes: Axes) -> None:
         if all(s.global_ for s in found[method])
     }
     means = {method: (fmean(x), fmean(y)) for method, (x, y) in scores.items()}
-    best = front(means)
+    best = pareto_front(means)
     axes.plot(*zip(*(means[name] for name in best), strict=True), "--", color="#999999", zorder=1)
     labels: list[list[str]] = []
     for method, (x, y) in scores.items():

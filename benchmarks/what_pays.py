@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.lab.cells import Record, Results
 from benchmarks.lab.provenance import RESULTS, ROOT
 from benchmarks.lab.tables import table
-from equipoise.report.paired import Difference, difference
+from equipoise.report.statistics import PairedDifference, paired_difference
 
 PAGE = ROOT / "docs" / "what-pays.md"
 Value = Callable[[Record], float | None]
@@ -262,7 +262,7 @@ QUESTIONS: tuple[Question, ...] = (
 )
 
 
-def compared(question: Question) -> tuple[Difference, int, int] | None:
+def compared(question: Question) -> tuple[PairedDifference, int, int] | None:
     """The difference, and over how many federations and pairs of cells; None where too little was run."""
     results = Results(RESULTS / question.study)
     groups: dict[Any, list[tuple[float, float]]] = {}
@@ -277,7 +277,7 @@ def compared(question: Question) -> tuple[Difference, int, int] | None:
             groups.setdefault(place[0], []).append((value, other))
     means = [tuple(fmean(pair[k] for pair in pairs) for k in (0, 1)) for pairs in groups.values()]
     pairs = means if len(means) > 1 else [pair for group in groups.values() for pair in group]
-    found = difference([a for a, _ in pairs], [b for _, b in pairs])
+    found = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
     return None if found is None else (found, len(groups), sum(map(len, groups.values())))
 
 
@@ -285,7 +285,7 @@ def _place(record: Record, question: Question) -> tuple[Any, Any]:
     return record.axes.get(question.federation), record.axes["seed"]
 
 
-def rows() -> list[tuple[Question, Difference, int, int]]:
+def rows() -> list[tuple[Question, PairedDifference, int, int]]:
     return [
         (question, *found) for question in QUESTIONS if (found := compared(question)) is not None
     ]
@@ -329,7 +329,7 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def _row(question: Question, found: Difference, federations: int, pairs: int) -> list[Any]:
+def _row(question: Question, found: PairedDifference, federations: int, pairs: int) -> list[Any]:
     points = f"{found.mean:+.1f} ± {found.high - found.mean:.1f}"
     where = f"[{question.study}](../benchmarks/results/{question.study}/README.md)"
     words = [question.decision, question.setting, question.instead, question.column]

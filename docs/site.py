@@ -39,7 +39,7 @@ API = (
         "equipoise.records.summary",
         "equipoise.records.run_dir",
     ),
-    *("equipoise.rl.ddpg", "equipoise.report.page.html", "equipoise.report.trackers.tracking"),
+    *("equipoise.rl.ddpg", "equipoise.report.html", "equipoise.report.trackers"),
 )
 SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")

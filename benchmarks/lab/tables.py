@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.lab.cells import Record
-from equipoise.report.paired import difference
+from equipoise.report.statistics import paired_difference
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -39,7 +39,7 @@ def paired(ours: Sequence[Record], theirs: Sequence[Record], key: str, digits: i
     """Mean and 95 % interval of the differences over common seeds; None for fewer than two."""
     mine, other = ({record["seed"]: record[key] for record in group} for group in (ours, theirs))
     seeds = sorted(mine.keys() & other.keys())
-    found = difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
+    found = paired_difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
     return (
         None
         if found is None

@@ -68,16 +68,17 @@ def equipoise_round(data: Federation, executor: MakeExecutor) -> Round:
 def round_of_processes(data: Federation, processes: int) -> Iterator[Round]:
     """Yield a round of clients that this process and forked ones share, one client after another."""
     inner = partial(Loop, FedAvg(), task_of(data), TRAINING, 0, ROUNDS)
-    with forked(processes, lambda group: _follow(Worker(inner(), group, False), group)) as group:
+    with forked(processes, lambda group: _follow(inner, group)) as group:
         spread = MultiProcessExecutor(Worker(inner(), group, False), group)
         yield equipoise_round(data, lambda *_: spread)
         spread.close()
         group.leave()
 
 
-def _follow(share: Worker, group: ProcessGroup) -> None:
+def _follow(inner: Callable[[], Loop], group: ProcessGroup) -> None:
+    # First of all: the threads of the process that was forked do not exist here.
     torch.set_num_threads(1)
-    serve(share, group)
+    serve(Worker(inner(), group, False), group)
 
 
 def plain_round(data: Federation) -> Round:

@@ -24,7 +24,6 @@ from benchmarks.lab.provenance import measured
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments.classic_control import CartPole
 from equipoise.environments.deep_task import ClassicConfig, classic
-from equipoise.environments.mujoco_env import HOPPER, MujocoWorld, model
 from equipoise.tasks.rl_deep import SPEC
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
@@ -159,35 +158,6 @@ def measure(
     }
 
 
-def bodies(steps: int) -> dict[str, float]:
-    """Environment steps of ten Hoppers per CPU second, by Gymnasium's environment and driven directly."""
-    actions = np.random.default_rng(0).uniform(-1, 1, (steps, AGENTS, 1, 3))
-    world = MujocoWorld(HOPPER, [model(HOPPER, 0.5)] * AGENTS)
-    draws = np.random.default_rng(1).random((AGENTS, 1, world.resets))
-    play = world.begin(torch.arange(AGENTS), draws)
-    envs = [gymnasium.make(HOPPER.env_id) for _ in range(AGENTS)]
-    for env in envs:
-        env.reset(seed=0)
-
-    def theirs() -> None:
-        for action in actions:
-            for env, own in zip(envs, action[:, 0], strict=True):
-                _, _, ended, cut, _ = env.step(own)
-                if ended or cut:
-                    env.reset()
-
-    def ours() -> None:
-        for action in actions:
-            play.step(action, draws)
-
-    found = {}
-    for name, run in (("gymnasium", theirs), ("directly", ours)):
-        started = time.process_time()
-        run()
-        found[name] = AGENTS * steps / (time.process_time() - started)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=300, help="gradient steps of each agent")
@@ -210,7 +180,6 @@ def main() -> None:
             name: v["cpu_seconds"] / own for name, v in found.items() if name != "stacked"
         }
         result[f"{copies} environment steps a gradient step"] = found
-    result["Hopper's environment steps a second"] = bodies(given.steps)
     measured("dqn_speed", result)
 
 

@@ -48,6 +48,11 @@ def equipoise_round(data: Synthetic, epochs: int, closed_form: bool) -> Round:
     ).run_round
 
 
+def w1_round(epochs: int, closed_form: bool) -> Round:
+    """A round of W1. Keep this name and these arguments: :mod:`benchmarks.speed.beside` compares commits by it."""
+    return equipoise_round(data_of(100), epochs, closed_form)
+
+
 def plain_round(data: Synthetic, epochs: int) -> Round:
     """The loop that a careful user of PyTorch writes: one module, one optimiser, no copies beyond the parameters."""
     ids = np.arange(data.clients)

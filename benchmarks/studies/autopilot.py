@@ -13,7 +13,7 @@ from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import percent
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import paired, spread, table
-from equipoise.report.paired import difference
+from equipoise.report.statistics import paired_difference
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
 SIDES = ("global", "personal")
@@ -123,7 +123,7 @@ def ahead(results: Results, ours: str, theirs: str, families: Iterable[str]) -> 
         mine, other = (
             [fmean(pair[k][side] for pair in both) for both in common.values()] for k in (0, 1)
         )
-        found = difference(mine, other)
+        found = paired_difference(mine, other)
         cells.append("-" if found is None else f"{found.mean:+.2f} ± {found.high - found.mean:.2f}")
     return [str(len(common)), *cells]
 

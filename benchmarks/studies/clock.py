@@ -20,7 +20,7 @@ from benchmarks.lab.tables import spread, table
 from equipoise.client_selection.learned import CONTROLS, Learned
 from equipoise.clock.devices import HOUR, DevicePopulation, read
 from equipoise.core import option
-from equipoise.report.paired import difference
+from equipoise.report.statistics import paired_difference
 
 WORLDS, SEEDS, SHARES = ("phones", "silos", "default"), (1, 2, 3, 4, 5), (0.9, 0.95)
 SEEN = 0.8  # of the clients must have replied before a mean over clients counts; one phone in ten is away for an hour
@@ -311,7 +311,7 @@ def absolute(results: Results) -> list[str]:
 def _faster(ratios: Sequence[float | None]) -> list[str] | None:
     """How many times as fast, geometric mean and interval over seeds; None unless all get there."""
     known = [float(np.log(value)) for value in ratios if value is not None]
-    d = difference(known, [0.0] * len(known), higher=False)
+    d = paired_difference(known, [0.0] * len(known), higher_is_better=False)
     if d is None or len(known) < len(ratios):
         return None
     times = [f"{float(np.exp(-value)):.2f}" for value in (d.mean, d.high, d.low)]

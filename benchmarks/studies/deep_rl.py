@@ -1,4 +1,4 @@
-"""Where a shared representation pays: deep agents that differ in several ways, newcomers, absent and late agents."""
+"""Where a shared representation pays: deep agents that differ in several ways, newcomers, absent agents."""
 
 from __future__ import annotations
 
@@ -25,11 +25,23 @@ COMMON: dict[str, Any] = {
     "executor": "stacked",
     "checkpoint_every": 10**6,
 }
+HOPPER: dict[str, Any] = {
+    "task": "gym",
+    "env_id": "benchmarks.hopper:HopperWithLeg",
+    "env_kwargs": '[{"u": 0.125}, {"u": 0.375}, {"u": 0.625}, {"u": 0.875}]',
+}
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"rounds": 40, "epochs": 50, "agents": 10},
     "acrobot": {"rounds": 50, "epochs": 50, "agents": 10},
     "pendulum": {"rounds": 20, "epochs": 200, "agents": 6},
-    "hopper": {"rounds": 200, "epochs": 250, "agents": 4, "parallel": 4, "batch_size": 256},
+    "hopper": {
+        "rounds": 200,
+        "epochs": 250,
+        "agents": 4,
+        "parallel": 4,
+        "batch_size": 256,
+        **HOPPER,
+    },
 }
 WANTED = {
     "cartpole": len(SEEDS),
@@ -62,10 +74,9 @@ def options(seed: int, task: str, kind: str, method: str) -> dict[str, Any] | No
     kinds = page.KINDS[task] if method == page.IMPORTANCE else ("reversed",)
     if side and (task != "cartpole" or kind not in kinds or number >= SIDE_SEEDS):
         return None
-    own = {**COMMON, **TASKS[task], **VARIANTS[method], "task": task, "seed": seed}
-    differ = (
-        {"differ": kind} if task != "hopper" else {}
-    )  # bodies there have legs of their own thickness, always
+    own = {**COMMON, "task": task, **TASKS[task], **VARIANTS[method], "seed": seed}
+    # Hopper's agents differ by env_kwargs: how thick a leg is.
+    differ = {"differ": kind} if task != "hopper" else {}
     return {**own, **differ, "eval_every": own["rounds"] // EVALUATIONS}
 
 

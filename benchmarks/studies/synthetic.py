@@ -11,7 +11,7 @@ from benchmarks.lab.tables import table
 from equipoise.experiment.tune import tune
 from equipoise.records.codec import decode
 from equipoise.records.summary import Summary
-from equipoise.report import paired, tables
+from equipoise.report import tables
 
 TUNED = (
     "fedavgm",
@@ -107,9 +107,9 @@ def accuracies(settings: str) -> Any:
 
     def made(results: Results) -> list[str]:
         by_method = summaries(results, settings)
-        columns = tables.columns(next(iter(by_method.values()))[0])
+        columns = tables.summary_columns(next(iter(by_method.values()))[0])
         picked = [next(c for c in columns if c.title == title) for title in SHOWN]
-        rows = tables.rows(by_method, picked)
+        rows = tables.summary_rows(by_method, picked)
         order = sorted(rows, key=lambda m: -((rows[m][0].mean or 0) + (rows[m][1].mean or 0)))
         published = {
             method: [f"{value:g}" for value in PAPER.get(method, ())] or ["—"] * 3
@@ -117,7 +117,10 @@ def accuracies(settings: str) -> Any:
         }
         head = ["method", *SHOWN, "paper: global %", "paper: local %", "paper: round"]
         lines = table(head, [[method, *rows[method], *published[method]] for method in order])
-        return [*lines[:-1], paired.to_markdown(by_method, picked[:2]).replace("\n## ", "\n### ")]
+        return [
+            *lines[:-1],
+            tables.paired_markdown(by_method, picked[:2]).replace("\n## ", "\n### "),
+        ]
 
     return made
 

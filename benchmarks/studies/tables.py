@@ -22,7 +22,7 @@ from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import mean, paired, spread, table
 from benchmarks.published import FLAMBY, published_split
 from equipoise.records.client_table import read_names, read_table
-from equipoise.report.paired import Difference, difference
+from equipoise.report.statistics import PairedDifference, paired_difference
 from equipoise.utils.metrics import higher_is_better
 
 Clients = Mapping[int, Mapping[str, Any]]
@@ -253,7 +253,7 @@ def by_client(data: str, results: Results) -> list[str]:
     return table([f"{HEADLINES[data]}", *names], rows) if rows else ["No cells yet."]
 
 
-Gains = dict[str, Difference]
+Gains = dict[str, PairedDifference]
 """By client: over the better of FedAvg and local training, mean and interval of the differences paired by split."""
 
 
@@ -377,7 +377,9 @@ def _best(found: dict[str, Gains]) -> str:
     return max(found, key=lambda method: fmean(gain.mean for gain in found[method].values()))
 
 
-def _against_better(name: str, sign: int, ours: Clients, *others: Clients) -> Difference | None:
+def _against_better(
+    name: str, sign: int, ours: Clients, *others: Clients
+) -> PairedDifference | None:
     """Paired by split, as gains: against whichever of the others is better for this client on average."""
 
     def scores(kept: Clients) -> dict[int, float]:
@@ -392,7 +394,7 @@ def _against_better(name: str, sign: int, ours: Clients, *others: Clients) -> Di
     if len(common) < JUDGED:
         return None
     best = max(candidates, key=lambda found: fmean(found[seed] for seed in common))
-    return difference([mine[seed] for seed in common], [best[seed] for seed in common])
+    return paired_difference([mine[seed] for seed in common], [best[seed] for seed in common])
 
 
 def on_published(data: str, results: Results) -> list[str]:

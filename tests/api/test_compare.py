@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
 import equipoise as eq
@@ -35,7 +36,7 @@ def test_the_table_is_mean_and_spread_over_seeds(compared: eq.Comparison) -> Non
     values = [100 * run.final.personal.acc for run in compared.runs["fedavg"]]
     cell = table.rows["fedavg"][column]
     assert cell.mean == pytest.approx(fmean(values))
-    assert (cell.spread or 0) == pytest.approx(stdev(values))
+    assert (cell.std or 0) == pytest.approx(stdev(values))
     assert str(table).splitlines()[0].startswith("method")
     assert len(str(table).splitlines()) == 5
     assert table._repr_html_().count("<tr>") == 5
@@ -66,6 +67,50 @@ def test_report_and_models(compared: eq.Comparison) -> None:
     pytest.importorskip("plotly", reason="the extra report is not installed")
     assert compared.report().is_file()
     assert compared.runs["fedprox"][1].model(client=0) is not None
+
+
+def test_a_score_that_nobody_has_is_undefined_in_words(tmp_path: Path) -> None:
+    """Each client's rows are of one class, so that none has an AUC; the server, with rows of all, does."""
+    rng = np.random.default_rng(0)
+    tables = {
+        f"site {k}": {
+            "a": rng.normal(size=40),
+            "b": rng.normal(size=40),
+            "y": ["yes" if k % 2 else "no"] * 40,
+        }
+        for k in range(4)
+    }
+    out = tmp_path / "auc"
+    task = eq.Task.from_tables(tables, target="y")
+    compared = eq.compare(
+        ["fedavg", "local"], task=task, seeds=2, rounds=2, headline="auc", out=out
+    )
+    reason = (
+        "auc has no value where all test rows are of one class, which is the case for every client"
+    )
+    text = (out / "table.md").read_text()
+    assert f"personal auc is undefined: {reason}." in text
+    assert f"**personal auc**: undefined, {reason}." in text
+    assert "**global auc**, best: fedavg" in text
+    assert str(compared.table().rows["fedavg"][1]) == "—"
+    with pytest.raises(eq.UsageError, match=f"personal auc is undefined for all methods: {reason}"):
+        compared.paired("personal", against="fedavg")
+    pytest.importorskip("plotly", reason="the extra report is not installed")
+    assert f"personal auc is undefined: {reason}." in compared.report().read_text()
+
+
+def test_without_a_global_model_its_score_is_undefined(tmp_path: Path) -> None:
+    compared = eq.compare(
+        ["local", "fedper"], seeds=2, rounds=1, out=tmp_path / "a", model="mlp", **SMALL
+    )
+    assert (
+        "**global %**: undefined, no method has a global model."
+        in (tmp_path / "a" / "table.md").read_text()
+    )
+    with pytest.raises(
+        eq.UsageError, match="global % is undefined for all methods: no method has a global model"
+    ):
+        compared.paired("global", against="local")
 
 
 def test_refusals(tmp_path: Path) -> None:

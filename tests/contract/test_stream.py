@@ -1,7 +1,7 @@
 """A round that keeps one chunk's models at a time gives the numbers of one that keeps them all, to the bit."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -101,3 +101,56 @@ def test_what_others_were_given_does_not_change():
     streamed.run_round()
     assert largest_difference(given, before) == 0
     assert largest_difference(streamed.state_dict(), before) > 0
+
+
+@pytest.mark.parametrize(("model", "keep"), [("linear", True), ("linear", False), ("mlp", True)])
+def test_chunks_in_one_stack_are_chunks_one_after_another_to_the_bit(model, keep):
+    """Of clients with equally many rows; a method that computes at clients by itself keeps its chunks apart."""
+
+    class Apart(Stacked):
+        def groups(self, ids, down):
+            return [[chunk] for chunk in self.chunks(len(ids))]
+
+    def simulation(executor, method):
+        task = small_task(model, clients=448, samples=20, size_sigma=0.0)
+        task.training = replace(
+            task.training, batch_size=16
+        )  # matrices of whole 16 bytes wherever a client lies
+        made = FederatedSimulation(
+            method, task, task.training, RoundLoopConfig(5, 1, 1.0, "stacked", 2, keep), executor
+        )
+        return made, [timeless(made.run_round()) for _ in range(5)]
+
+    (joined, records), (apart, others) = simulation(Stacked, FedAvg()), simulation(Apart, FedAvg())
+    assert records == others
+    assert largest_difference(joined.state_dict(), apart.state_dict()) == 0
+    # Two groups of four chunks, in rounds with evaluation and without.
+    assert list(joined.executor._joins.values()) == [True] * 4
+    assert apart.executor._joins == {}
+    assert simulation(Stacked, find_method("finetune")())[0].executor._joins == {}
+
+
+def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
+    task = small_task("linear", clients=CLIENTS, size_sigma=0.0)
+    made = FederatedSimulation(
+        FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
+    )
+    chunk = made.executor.chunk
+
+    def other_bits(round, ids, *rest):
+        reply = chunk(round, ids, *rest)
+        if len(ids) == CLIENTS:
+            reply.up.params["weight"][WRONG] += 1e-15
+        return reply
+
+    monkeypatch.setattr(made.executor, "chunk", other_bits)
+    for _ in range(3):
+        made.run_round()
+    assert list(made.executor._joins.values()) == [False]
+    monkeypatch.undo()
+    whole = FederatedSimulation(
+        FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
+    )
+    for _ in range(3):
+        whole.run_round()
+    assert largest_difference(made.state_dict(), whole.state_dict()) == 0

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from equipoise.data.tables import Preparation
-from equipoise.data.tables.sites import merge_files, summarise
+from equipoise.data.tabular import Preprocessor
+from equipoise.data.tabular.exchange import merge_files, summarise_site
 from equipoise.experiment import runner as runs
 from equipoise.experiment.evaluation import own_scores
 from equipoise.experiment.runner import build_task
@@ -124,20 +124,20 @@ def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimul
     )
 
 
-def by_files(sites: Path) -> Preparation:
+def by_files(sites: Path) -> Preprocessor:
     raw = table_agreement.raw_tables(
         RunSettings.from_options({**GIVEN, "data": str(sites / "server")})
     )
     assert raw is not None
     paths = [sites / f"{name}.json" for name in SITES]
     for path in paths:
-        path.write_text(summarise(sites / path.stem, path.stem, raw))
+        path.write_text(summarise_site(sites / path.stem, path.stem, raw))
     return merge_files(paths, raw)[0]
 
 
 def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Path) -> None:
     found, settings = agreed(wire_of(sites))
-    assert found.preparation.write() == by_files(sites).write()
+    assert found.preprocessor.to_json() == by_files(sites).to_json()
     whole = tmp_path / "whole"
     for name in SITES:
         train, test = (
@@ -150,7 +150,7 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
     given = {"task": "own", "data": str(whole), "split_column": "part", "val_share": 0.0}
     own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
-    assert own.preprocessing_json() == found.preparation.write()
+    assert own.preprocessing_json() == found.preprocessor.to_json()
     assert own.bytes_before == build_task(settings).bytes_before
     assert found.up == sum((sites / f"{name}.json").stat().st_size for name in SITES)
 
@@ -280,8 +280,12 @@ def retold(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
             lambda told: {**told, "statistics": "{}"},
             "client 1: its message is damaged or of another version",
         ),
-        (retold('"rows":60', '"rows":-60'), "client 1: it tells a count below 0"),
-        (retold('"squares":0.0', '"squares":NaN'), "client 1: it tells NaN or infinity"),
+        (
+            retold('"num_rows":60', '"num_rows":-60'),
+            "client 1: its message is damaged .* `int` >= 0 .*num_rows",
+        ),
+        (retold('"m2":0.0', '"m2":NaN'), "client 1: its message is damaged .* invalid character"),
+        (retold('"m2":0.0', '"m2":1e999'), "client 1: its message is damaged .* out of range"),
         (
             retold('"client":"south"', '"client":"va"'),
             "two messages are of one client: north, va, va",
@@ -319,13 +323,13 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     assert "max-epsilon=1 only" in refused["error"]
     wire = wire_of(sites, **noisy)
     found, settings = agreed(wire)
-    assert (found.up, found.preparation.clients, wire.sent) == (0, ("0", "1", "2"), [])
+    assert (found.up, found.preprocessor.clients, wire.sent) == (0, ("0", "1", "2"), [])
     public = [float(row.split(",")[0]) for row in rows(7, 40) if not row.startswith(",")]
-    assert found.preparation.columns[0].mean == pytest.approx(np.mean(public))
+    assert found.preprocessor.encoders[0].mean == pytest.approx(np.mean(public))
     private = simulation(
         wire,
         replace(settings, method=settings.wrapped_method),
-        preparation=found.preparation.write(),
+        preparation=found.preprocessor.to_json(),
     )
     assert not private.run_round().absent
 

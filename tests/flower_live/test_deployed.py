@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
 
-from equipoise.data.tables.sites import merge_messages, summarise
+from equipoise.data.tabular.exchange import merge_messages, summarise_site
 from equipoise.experiment import runner as runs
 from equipoise.experiment.predict import predict_file
 from equipoise.flower import config as options
@@ -207,10 +207,10 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     config = RunSettings.from_options(given).task_config
     told = {
-        f"client {k}": summarise(open_fleet.folder.parent / f"rows-{k}", str(k), config)
+        f"client {k}": summarise_site(open_fleet.folder.parent / f"rows-{k}", str(k), config)
         for k in range(3)
     }
-    made = merge_messages(told, config)[0].write()
+    made = merge_messages(told, config)[0].to_json()
     assert (app / "run" / "preparation.json").read_text() == made
     summary = Folder(app / "run").read_summary()
     assert summary.bytes_before == Bytes(sum(len(text) for text in told.values()), 3 * len(made))

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from equipoise.environments.mujoco_env import HALF_CHEETAH, HOPPER, edited
 
 from equipoise.environments import dqn_agent, mujoco_env
 from equipoise.environments.dqn_agent import Settings as Agent
-from equipoise.environments.mujoco_env import HALF_CHEETAH, HOPPER, edited
 from equipoise.environments.q_network import Rhythm
 from equipoise.environments.sac_agent import ActorCritic, SoftActorCritic
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run

@@ -8,42 +8,44 @@ from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import About, convergence_round, summarise
 from equipoise.report import tables
-from equipoise.report.page.pareto import draw, front
-from equipoise.report.paired import against_best, difference
+from equipoise.report.figures import write_pareto_svg
+from equipoise.report.statistics import compare_to_best, paired_difference, pareto_front
 
 COLUMN = tables.Column("personal %", lambda s: s["acc"], 100.0)
 
 
 def test_paired_difference_by_hand():
     """Differences 1, 2, 3: mean 2, standard error 1/sqrt(3), t(2) = 4.303."""
-    d = difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    d = paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     assert (d.mean, d.high - d.mean) == pytest.approx((2.0, 4.303 / 3**0.5))
     assert d.verdict == "tie"
-    assert difference([1.0, 1.1, 0.9], [2.0, 2.1, 1.9]).verdict == "behind"
-    assert difference([1.0], [2.0]) is None
+    assert paired_difference([1.0, 1.1, 0.9], [2.0, 2.1, 1.9]).verdict == "behind"
+    assert paired_difference([1.0], [2.0]) is None
 
 
 def test_pairing_by_seed_finds_what_the_spread_hides():
     seeds = [{"a": 0.50, "b": 0.51}, {"a": 0.70, "b": 0.71}, {"a": 0.90, "b": 0.912}]
     by_method = {m: [{"acc": s[m]} for s in seeds] for m in ("a", "b")}
-    best, others = against_best(by_method, COLUMN)
+    best, others = compare_to_best(tables.scores_over_seeds(by_method, COLUMN))
     assert best == "b"
     assert others["a"].verdict == "behind"
 
 
 def test_methods_without_the_figure_are_left_out():
     by_method = {"a": [{"acc": 0.5}, {"acc": 0.6}], "local": [{"acc": None}, {"acc": None}]}
-    assert against_best(by_method, COLUMN) == ("a", {})
+    assert compare_to_best(tables.scores_over_seeds(by_method, COLUMN)) == ("a", {})
 
 
 def test_the_front_keeps_what_nothing_beats_on_both_sides():
     points = {"a": (1.0, 5.0), "b": (2.0, 4.0), "c": (1.5, 3.0), "d": (2.0, 3.0), "e": (2.0, 4.0)}
-    assert front(points) == ["a", "b", "e"]
+    assert pareto_front(points) == ["a", "b", "e"]
 
 
 def test_the_picture_is_written(tmp_path):
     pytest.importorskip("matplotlib")
-    assert draw({"a": (1.0, 2.0), "b": (2.0, 1.0)}, "title", tmp_path / "p.svg")
+    assert write_pareto_svg(
+        {"a": (1.0, 2.0), "b": (2.0, 1.0)}, "title", tmp_path / "p.svg", "%", True
+    )
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
 

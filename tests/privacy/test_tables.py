@@ -39,7 +39,7 @@ def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> No
         task_of(folder, dp_noise=1.0, prepare_by="clients")
     private = task_of(folder, dp_noise=1.0)
     assert private.bytes_before[0] == 0
-    assert private.preparation.columns[0].mean == pytest.approx(
+    assert private.preprocessor.encoders[0].mean == pytest.approx(
         49.5
     )  # the server's 30 to 69, and nobody else's
     assert task_of(folder).bytes_before[0] > 0  # clipping alone promises nothing

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,21 @@ from equipoise.cli import main
 from equipoise.experiment.runner import build_task
 from equipoise.records.rounds import MeanMinMax
 from equipoise.records.run_dir import Folder
-from equipoise.report import folders
-from equipoise.report.page import drawing, frame, heat, html, pareto, plane, shares, spending
-from equipoise.report.page.repeat import command
-from equipoise.report.page.sections import draw
-from equipoise.report.page.table import table
-from equipoise.report.reading import Group, Run, read
+from equipoise.report import cost_figures, decision_figures, figures, html
+from equipoise.report.blocks import Table, TableCell, TableColumn
+from equipoise.report.run_data import RunData, RunGroup, load_groups, load_run
+from equipoise.report.statistics import pareto_front
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.config_file import read_config, write_config
 from equipoise.utils.errors import UsageError
 from helpers_records import NO_SUMMARY, line, record, scores
+from helpers_report import rendered
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
 
 
-def drawn(path: Path) -> tuple[str, dict[str, drawing.Figure]]:
+def drawn(path: Path) -> tuple[str, dict[str, figures.Figure]]:
     page = (path / "report.html").read_text()
     found = re.search(r'id="figures">(.*?)</script>', page, re.S)
     assert found
@@ -36,7 +36,7 @@ def drawn(path: Path) -> tuple[str, dict[str, drawing.Figure]]:
 
 
 def titles(page: str) -> list[str]:
-    return re.findall(r"<figure><h3>(.*?)</h3>", page)
+    return [unescape(title) for title in re.findall(r"<figure><h3>(.*?)</h3>", page)]
 
 
 def test_run_writes_a_page_with_everything_it_knows(page_run: Path) -> None:
@@ -56,7 +56,7 @@ def test_run_writes_a_page_with_everything_it_knows(page_run: Path) -> None:
             "Score against bytes",
             "Time",
         ),
-        "Weight of each client&#x27;s update in the aggregate",
+        "Weight of each client's update in the aggregate",
     }
     assert expected <= set(titles(page))
     assert "Equilibrium certificate" in page
@@ -101,7 +101,7 @@ def test_utilities_have_an_axis_of_their_own(page_run: Path) -> None:
     _, plots = drawn(page_run)
     scores = plots["plot-0"]
     utility = [trace for trace in scores["data"] if trace["name"] == "utility, local"]
-    noted = read(page_run).note("log_utility_local")
+    noted = load_run(page_run).logged_by_round("log_utility_local")
     assert utility[0]["yaxis"] == "y2"
     assert utility[0]["y"] == pytest.approx(np.exp(list(noted.values())), rel=1e-3)
 
@@ -142,12 +142,12 @@ def test_page_needs_nothing_from_outside(comparison: Path) -> None:
 
 
 def test_grid_is_a_mean_and_bounded() -> None:
-    grid = heat.Grid(1000, 1000)
+    grid = decision_figures.ClientRoundGrid(1000, 1000)
     ids = np.arange(1000)
     for t in range(1, 1001):
         grid.add(t, ids, ids + 1000.0 * (t > 500))
     mean = grid.mean()
-    assert mean.shape == (heat.MOST_CLIENTS, heat.MOST_ROUNDS)
+    assert mean.shape == (decision_figures.MAX_GRID_CLIENTS, decision_figures.MAX_GRID_ROUNDS)
     assert mean[0, 0] == np.mean(range(5))  # five clients a row, before the step
     assert mean[-1, -1] == 1000 + np.mean(range(995, 1000))
 
@@ -158,8 +158,8 @@ def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
         record(2, clients=2, ids=[1, 3], dropped=[1], notes={"p": [1.0]}),
     ]
     Folder(tmp_path).write_rounds(logs)
-    run = Run(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
-    found = heat.grids(run)
+    run = RunData(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
+    found = decision_figures.decision_grids(run)
     expected = [
         [0.25, np.nan],
         [np.nan] * 2,
@@ -167,7 +167,7 @@ def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
         [0.75, 1.0],
     ]  # the dropped client has no weight
     np.testing.assert_array_equal(found["p"].mean(), expected)
-    assert found[heat.GIVEN.format("backbone")].mean()[[0, 3], 0].tolist() == [
+    assert found[decision_figures.GIVEN_BLOCK.format("backbone")].mean()[[0, 3], 0].tolist() == [
         1.0,
         0.0,
     ]  # full, none
@@ -203,8 +203,8 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
         for i, row in enumerate(rng.integers(0, 50, (clients, 10)).tolist())
     ]
     (tmp_path / "labels.csv").write_text("\n".join(["client,0,1,2,3,4,5,6,7,8,9", *held]))
-    page = draw(folders.gather([tmp_path]), "")
-    assert len(page) - len(frame.plotly()) < 3_000_000
+    page = html.render_report(load_groups([tmp_path]), "")
+    assert len(page) - len(html.plotly_script()) < 3_000_000
     assert "not finished" in page
     assert {"Parts given, over rounds", "Parts given, by evenness of labels", "Partition"} <= set(
         titles(page)
@@ -219,17 +219,20 @@ def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
     Folder(tmp_path).write_rounds(logs)
     # Client 0 has one class, clients 1 and 2 two alike, client 3 one in four of the other.
     labels = {"client": [0.0, 1.0, 2.0, 3.0], "0": [8.0, 4.0, 2.0, 3.0], "1": [0.0, 4.0, 2.0, 1.0]}
-    run = Run(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
-    found = shares.counted(run)
+    run = RunData(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, labels)
+    found = decision_figures.part_counts(run)
     assert found
     assert found[0].tolist() == [[2, 1, 0, 1], [0, 0, 1, 1]]
     assert found[1].tolist() == [[1, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 2]]
-    over = {trace["name"]: trace["y"] for trace in shares.over_rounds(found[0], 2)["data"]}
+    over = {
+        trace["name"]: trace["y"]
+        for trace in decision_figures.parts_over_rounds(found[0], 2)["data"]
+    }
     assert over == {"full": [50, 0], "backbone": [25, 0], "head": [0, 50], "none": [25, 50]}
-    ids, even = shares.evenness(labels)
+    ids, even = decision_figures.label_evenness(labels)
     assert ids.tolist() == [0, 1, 2, 3]
     assert even == pytest.approx([0, 1, 1, 0.811278], abs=1e-6)  # the last: entropy of 1/4 in bits
-    bars = shares.by_evenness(found[1], labels)
+    bars = decision_figures.parts_by_evenness(found[1], labels)
     assert bars
     by_part = {trace["name"]: trace["y"] for trace in bars["data"]}
     assert by_part == {
@@ -269,38 +272,111 @@ def test_an_energy_budget_shows_what_was_spent(tmp_path: Path) -> None:
 
 
 def test_long_lines_are_thinned_and_keep_their_ends() -> None:
-    kept = drawing.thin(range(1, 10_001))
-    assert len(kept) <= drawing.POINTS
+    kept = figures.thin(range(1, 10_001))
+    assert len(kept) <= figures.MAX_LINE_POINTS
     assert (kept[0], kept[-1]) == (1, 10_000)
-    [band, line] = drawing.line([{1: 0.2, 2: 0.4}, {1: 0.4, 2: 0.4}], "x", 0, scale=100)
+    [band, line] = figures.line([{1: 0.2, 2: 0.4}, {1: 0.4, 2: 0.4}], "x", 0, scale=100)
     assert line["y"] == [30.0, 40.0]
     assert band["y"] == [20.0, 40.0, 40.0, 40.0]
 
 
 def test_three_seeds_have_a_band_of_the_95_percent_interval() -> None:
     """1, 2, 3: mean 2, spread 1, half of the interval 4.303 / sqrt(3)."""
-    band, line = drawing.line([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
+    band, line = figures.line([{1: 1.0, 2: 5.0}, {1: 2.0, 2: 5.0}, {1: 3.0, 2: 5.0}], "x", 0)
     assert line["y"] == [2.0, 5.0]
     half = 4.303 / 3**0.5
     assert band["y"] == pytest.approx([2 - half, 5.0, 5.0, 2 + half], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("metric", "seeds", "low", "high"),
+    [
+        ("acc", (0.02, 0.5, 0.98), 0.0, 100.0),  # without the clip -69 % to 169 %
+        ("auc", (0.1, 0.9, 0.9), 0.0, 1.0),
+        ("rmse", (1.0, 2.0, 3.0), 0.0, 2 + 4.303 / 3**0.5),
+        ("r2", (0.0, 0.5, 1.0), 0.5 - 4.303 * 0.5 / 3**0.5, 1.0),
+        ("return", (1.0, 2.0, 3.0), 2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5),
+    ],
+)
+def test_bands_stay_within_the_range_of_the_metric(
+    metric: str, seeds: tuple[float, ...], low: float, high: float
+) -> None:
+    runs = []
+    for seed in seeds:
+        test = scores(global_={metric: seed}, trained={metric: seed}, personal={metric: seed})
+        records = [record(1, test=test), record(2, test=test)]
+        runs.append(RunData(Folder(Path()), {"method": "m"}, records, None, {}, {}))
+    groups = [RunGroup("m", runs), RunGroup("n", runs)]
+    found = figures.score_of_methods(groups, figures.MetricDisplay(metric), "global")
+    assert found
+    band = found["data"][0]
+    assert "fill" in band
+    assert band["y"] == pytest.approx([low, low, high, high], rel=1e-3)
+
+
+def test_error_bars_stay_within_the_range_of_the_metric() -> None:
+    """Accuracies 80, 100 and 100 %: mean 93.33, deviation 11.55, and 6.67 up to the end of the range."""
+    runs = []
+    for seed in (0.8, 1.0, 1.0):
+        test = scores(global_={"acc": seed}, trained={"acc": seed}, personal={"acc": seed})
+        runs.append(RunData(Folder(Path()), {"method": "m"}, [record(test=test)], None, {}, {}))
+    groups = [RunGroup("m", runs), RunGroup("n", runs)]
+    found = figures.global_against_personal(groups, figures.MetricDisplay("acc"))
+    assert found
+    bars = [trace["error_x"] for trace in found["data"] if "error_x" in trace]
+    assert bars[0]["array"] == pytest.approx([20 / 3], rel=1e-3)
+    assert bars[0]["arrayminus"] == pytest.approx([20 / 3**0.5], rel=1e-3)
+
+
+def test_bands_on_a_logarithmic_axis_end_at_the_lowest_seed() -> None:
+    """0 has no place on such an axis: a band that reached it would not be drawn."""
+    display = figures.MetricDisplay("error")
+    [band, _] = figures.line(
+        [{1: v, 2: v} for v in (0.1, 0.2, 5.0)], "x", 0, **display.line_options
+    )
+    assert min(band["y"]) == 0.1
+
+
+def test_time_and_energy_are_shown_where_a_clock_was_asked_for(
+    comparison: Path, tmp_path: Path
+) -> None:
+    """Every run has a simulated clock; one that nobody asked for is neither in tables nor in pictures."""
+    page, _ = drawn(comparison)
+    clocked = ("Score against time", "Score against energy")
+    assert not set(clocked) & set(titles(page))
+    words = ("clock s", "kJ", "energy")
+    assert not [word for word in words if word in page.split('<section id="repeat">')[0]]
+    for name in ("table.md", "table.csv"):
+        assert not [word for word in words if word in (comparison / name).read_text()]
+    assert "MB to 90 %" in (comparison / "table.md").read_text()  # bytes need no clock
+    out = tmp_path / "run"
+    options = "--clients 4 --samples 40 --epochs 1 --rounds 2 --quiet --out".split()
+    assert main(["run", *options, str(out / "plain")]) == 0
+    assert "clock s" not in drawn(out / "plain")[0]
+    assert main(["run", *options, str(out / "clock"), "--devices", "phones"]) == 0
+    page, _ = drawn(out / "clock")
+    assert "clock s<b" in page
+    assert set(clocked) <= set(titles(page))
+
+
 def test_lower_errors_are_the_front() -> None:
-    def group(label: str, ours: float, theirs: float) -> Group:
+    def group(label: str, ours: float, theirs: float) -> RunGroup:
         test = scores(
             global_={"error": ours}, personal={"error": theirs}, trained={"error": theirs}
         )
-        return Group(label, [Run(Folder(Path()), {}, [record(test=test)], None, {}, {})])
+        return RunGroup(label, [RunData(Folder(Path()), {}, [record(test=test)], None, {}, {})])
 
-    found = plane.both_sides([group("a", 0.1, 0.2), group("b", 0.3, 0.4)], drawing.Score("error"))
+    found = figures.global_against_personal(
+        [group("a", 0.1, 0.2), group("b", 0.3, 0.4)], figures.MetricDisplay("error")
+    )
     assert found
     assert found["data"][0]["x"] == [0.1]
 
 
 def test_the_front_of_errors_is_below() -> None:
     points = {"a": (0.1, 0.4), "b": (0.2, 0.2), "c": (0.3, 0.3)}
-    assert pareto.front(points) == ["a", "c"]
-    assert pareto.front(points, higher=False) == ["a", "b"]
+    assert pareto_front(points) == ["a", "c"]
+    assert pareto_front(points, higher_is_better=False) == ["a", "b"]
 
 
 def test_a_comparison_of_errors_draws_the_front_below(
@@ -309,7 +385,9 @@ def test_a_comparison_of_errors_draws_the_front_below(
     pytest.importorskip("numba", reason="the extra rl is not installed")
     seen = []
     monkeypatch.setattr(
-        pareto, "draw", lambda points, title, path, unit, higher: seen.append((unit, higher))
+        figures,
+        "write_pareto_svg",
+        lambda points, title, path, unit, higher: seen.append((unit, higher)),
     )
     options = "--agents 2 --tau 5 --steps 10 --sims 2 --seeds 1 --quiet".split()
     methods = ["--task", "two-state", "--methods", "fedasynq-eq,fedasynq-im"]
@@ -327,9 +405,9 @@ def test_labels_tell_equal_methods_apart(tmp_path: Path) -> None:
         (folder / "rounds.jsonl").write_text(
             line(test=scores(trained={"acc": 1.0})) + '{"round": 2, "tra'
         )
-    groups = folders.gather([tmp_path])
+    groups = load_groups([tmp_path])
     assert [group.label for group in groups] == ["fedavg lr=0.1", "fedavg lr=0.2"]
-    assert len(groups[0].first.records) == 1  # the line that was cut short does not count
+    assert len(groups[0].first_run.records) == 1  # the line that was cut short does not count
 
 
 def test_command_says_what_is_not_default() -> None:
@@ -341,13 +419,36 @@ def test_command_says_what_is_not_default() -> None:
         "save_personal": False,
     }
     assert (
-        command(config)
+        html.run_command(config)
         == "equipoise run --method fedprox --task synthetic --mu 0.5 --no-save-personal"
     )
 
 
 def test_script_in_a_name_stays_text() -> None:
-    assert "<script>" not in table([("<script>", True)], [[("<script>", None, False)]])
+    hostile = Table([TableColumn("<script>", True)], [[TableCell("<script>")]])
+    assert rendered(hostile).count("&lt;script&gt;") == 2
+    assert "<script>" not in rendered(hostile)
+
+
+def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
+    """Options stand in labels where two runs differ in them: titles, legends, tables, summaries of details."""
+    hostile = "<script>alert(1)</script>"
+    each = {"acc": 0.5}
+    for name in (hostile, "&'\"<b>"):
+        folder = tmp_path / str(len(name))
+        folder.mkdir()
+        config = {"method": "fedavg", "task": "synthetic", "seed": 0, "model": name, "rounds": 1}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "rounds.jsonl").write_text(
+            line(test=scores(global_=each, received=each, trained=each))
+        )
+        (folder / "clients.csv").write_text(
+            f'client,name,received_acc,trained_acc\n0,"{hostile}",0.5,0.5\n'
+        )
+    page = html.render_report(load_groups([tmp_path]), hostile)
+    assert "alert(1)" in page
+    assert hostile not in page
+    assert "<b>" not in page.replace("<b></", "")
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,7 +516,7 @@ def test_without_plotly_a_run_goes_on(
     def missing() -> str:
         raise UsageError("it needs Plotly: pip install 'equipoise[report]'")
 
-    monkeypatch.setattr(frame, "plotly", missing)
+    monkeypatch.setattr(html, "plotly_script", missing)
     options = [
         "--clients",
         "4",
@@ -436,7 +537,9 @@ def test_without_plotly_a_run_goes_on(
 def test_a_failing_picture_does_not_fail_the_run(
     page_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "seconds", lambda groups, score: 1 / 0)
-    assert html.offer(page_run).startswith("report: ")  # drawn already
+    monkeypatch.setattr(cost_figures, "seconds_per_round", lambda groups: 1 / 0)
+    assert html.try_write_report(page_run).startswith("report: ")  # drawn already
     (page_run / "summary.json").touch()
-    assert html.offer(page_run).startswith("no report: drawing it failed (ZeroDivisionError")
+    assert html.try_write_report(page_run).startswith(
+        "no report: drawing it failed (ZeroDivisionError"
+    )

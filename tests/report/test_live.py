@@ -8,16 +8,16 @@ from rich.console import Console
 
 from equipoise.cli import main
 from equipoise.records.rounds import Bytes, MeanMinMax
-from equipoise.report.terminal import live
-from equipoise.report.terminal.tail import Tail
-from equipoise.report.terminal.words import BLOCKS, duration, sparkline
+from equipoise.report import terminal_live
+from equipoise.report.terminal import SPARKLINE_BLOCKS, format_duration, sparkline
+from equipoise.report.terminal_live import RunFollower
 from equipoise.utils.config_file import write_config
 from helpers_records import line, scores
 
 
-def shown(tails: list[Tail], width: int = 140) -> str:
+def shown(tails: list[RunFollower], width: int = 140) -> str:
     console = Console(width=width, file=io.StringIO())
-    console.print(live.frame(tails, width))
+    console.print(terminal_live.render_runs(tails, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -36,18 +36,18 @@ def growing(tmp_path: Path) -> Path:
 
 
 def test_courses() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == BLOCKS
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == SPARKLINE_BLOCKS
     assert sparkline([5.0, 5.0], 40) == "▁▁"
     assert sparkline([], 40) == ""
     assert len(sparkline(range(1000), 40)) == 40
 
 
 def test_durations() -> None:
-    assert [duration(s) for s in (3, 61, 7260)] == ["3 s", "1 min 01 s", "2 h 01 min"]
+    assert [format_duration(s) for s in (3, 61, 7260)] == ["3 s", "1 min 01 s", "2 h 01 min"]
 
 
 def test_a_run_that_grows(growing: Path) -> None:
-    tail = Tail(growing)
+    tail = RunFollower(growing)
     assert "no round has ended yet" in shown([tail])
     with open(growing / "rounds.jsonl", "w") as file:
         file.write(log(1, 0.5) + log(2, 0.75) + '{"round": 3, "tr')  # the third is being written
@@ -81,7 +81,7 @@ def test_comparison_has_a_line_a_run(comparison: Path, capsys: pytest.CaptureFix
 
 def test_terminal_ends_with_the_run(page_run: Path) -> None:
     console = Console(width=120, file=io.StringIO(), force_terminal=True)
-    live.watch(page_run, 0.01, console)
+    terminal_live.watch(page_run, 0.01, console)
     assert isinstance(console.file, io.StringIO)
     assert "finished" in console.file.getvalue()
 

@@ -6,7 +6,7 @@ from equipoise.cli import main
 from equipoise.records.cost_to_target import Spending, best, reached, spendings, target_of
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.scores import Evaluations, Scores
-from equipoise.report.targets import to_markdown
+from equipoise.report.tables import cost_to_target_markdown
 
 
 def rounds(*scores, pace=10.0, clock=True, energy=True):
@@ -46,7 +46,7 @@ def test_the_table_is_against_fedavg_seed_by_seed():
         "ditto": [rounds(0.2, 0.5, pace=5.0), rounds(0.2, 0.3, pace=5.0)],
         "fedavg": [rounds(0.3, 0.5), rounds(0.8, 0.7)],
     }
-    text = to_markdown(runs)
+    text = cost_to_target_markdown(runs)
     assert "to fedavg's scores" in text
     lines = {
         line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
@@ -58,16 +58,18 @@ def test_the_table_is_against_fedavg_seed_by_seed():
 
 
 def test_nothing_without_a_clock_or_a_second_method():
-    assert to_markdown({"fedavg": [rounds(0.3)]}) == ""
+    assert cost_to_target_markdown({"fedavg": [rounds(0.3)]}) == ""
     assert (
-        to_markdown({"fedavg": [rounds(0.3, clock=False)], "ditto": [rounds(0.3, clock=False)]})
+        cost_to_target_markdown(
+            {"fedavg": [rounds(0.3, clock=False)], "ditto": [rounds(0.3, clock=False)]}
+        )
         == ""
     )
 
 
 def test_clients_that_are_elsewhere_tell_no_energy():
     runs = {name: [rounds(0.3, 0.5, energy=False)] for name in ("fedavg", "ditto")}
-    assert "| ditto | 20 | - | 2 | 20 | - | 2 |" in to_markdown(runs)
+    assert "| ditto | 20 | - | 2 | 20 | - | 2 |" in cost_to_target_markdown(runs)
 
 
 def test_a_comparison_as_a_user_types_it(tmp_path):

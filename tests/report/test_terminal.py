@@ -9,10 +9,8 @@ from rich.console import Console
 
 from equipoise.records.run_dir import Folder
 from equipoise.report import tables
-from equipoise.report.terminal import live
-from equipoise.report.terminal.progress import Display
-from equipoise.report.terminal.results import to_screen
-from equipoise.report.terminal.tail import Tail
+from equipoise.report.terminal import ProgressDisplay, print_results
+from equipoise.report.terminal_live import RunFollower, render_runs
 from helpers_records import record, scores
 
 WIDTHS = (80, 140)
@@ -29,10 +27,10 @@ def test_the_result_shows_every_figure(comparison: Path, width: int) -> None:
         method: [Folder(comparison / method / f"seed-{seed}").read_summary() for seed in (0, 1)]
         for method in ("local", "fedavg")
     }
-    shown = tables.columns(found["fedavg"][0])
-    table = tables.rows(found, shown)
+    shown = tables.summary_columns(found["fedavg"][0])
+    table = tables.summary_rows(found, shown)
     console, text = on_screen(width)
-    to_screen("title", table, shown, console)
+    print_results("title", table, shown, console)
     printed = text.getvalue()
     assert max(map(cell_len, printed.splitlines())) <= width
     assert {text.rstrip()[-1] for text in printed.splitlines()[1:]} <= set(
@@ -48,26 +46,26 @@ def test_the_result_shows_every_figure(comparison: Path, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_watching_a_run_shows_every_column(page_run: Path, width: int) -> None:
-    tail = Tail(page_run)
+    tail = RunFollower(page_run)
     console, text = on_screen(width)
-    console.print(live.frame([tail], width))
+    console.print(render_runs([tail], width))
     printed = text.getvalue()
     assert max(map(cell_len, printed.splitlines())) <= width
     for word in ("now", "lowest", "highest", "least", "most", "log_utility_local", "▁", "█"):
         assert word in printed
-    assert f"{100 * tail.course('personal')[-1]:.2f} %" in printed
+    assert f"{100 * tail.score_history('personal')[-1]:.2f} %" in printed
     assert "…" not in printed
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_watching_a_comparison_shows_every_column(comparison: Path, width: int) -> None:
-    tails = [Tail(comparison / method / "seed-0") for method in ("local", "finetune")]
+    tails = [RunFollower(comparison / method / "seed-0") for method in ("local", "finetune")]
     console, text = on_screen(width)
-    console.print(live.frame(tails, width))
+    console.print(render_runs(tails, width))
     printed = text.getvalue()
     assert max(map(cell_len, printed.splitlines())) <= width
     for tail in tails:
-        for part in (tail.title, tail.state, f"{100 * tail.course('personal')[-1]:.2f} %"):
+        for part in (tail.title, tail.state, f"{100 * tail.score_history('personal')[-1]:.2f} %"):
             assert part in printed
     assert "█" in printed
     assert "…" not in printed
@@ -75,6 +73,6 @@ def test_watching_a_comparison_shows_every_column(comparison: Path, width: int) 
 
 def test_progress_and_table_have_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
     each = {"acc": 0.5}
-    with Display("title", 1, quiet=False) as display:
+    with ProgressDisplay("title", 1, quiet=False) as display:
         display(record(1, test=scores(global_={"acc": 0.25}, trained=each, personal=each)))
     assert "round 1/1  global 25.00 %  personal 50.00 %" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import equipoise
 from equipoise.cli import main
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
-from equipoise.report.trackers import tracking as trackers
-from equipoise.report.trackers.tracker import Figures, of_round
+from equipoise.report import trackers
+from equipoise.report.trackers import Metrics, round_metrics
 from equipoise.utils.config_file import read_config
 from helpers_records import record as a_round
 from helpers_records import scores
@@ -25,7 +25,7 @@ def logged(out: Path) -> Series:
     """What a tracker must hold, from the run's own files."""
     found: Series = {}
     for entry in Folder(out).stream():
-        for name, value in of_round(entry).items():
+        for name, value in round_metrics(entry).items():
             found.setdefault(name, {})[entry.round] = value
     return found
 
@@ -113,7 +113,7 @@ def test_figures_are_the_numbers_of_a_round() -> None:
         notes={"p": [0.25, 0.75], "price": 2},
         decisions={"epochs": [1, 2]},
     )
-    assert of_round(log) == {
+    assert round_metrics(log) == {
         **{"clients": 2, "seen": 1, "dropped": 1, "bytes/up": 0, "bytes/down": 0},
         **{"global/acc": 0.5, "notes/p": 0.5, "notes/price": 2},
     }
@@ -184,7 +184,7 @@ def stopped_run(out: Path, log: str) -> None:
     class Stop(Exception):
         pass
 
-    class Stopping(trackers.Tracking):
+    class Stopping(trackers.RunTrackers):
         def __call__(self, entry: RoundRecord) -> None:
             super().__call__(entry)
             if entry.round == 5:
@@ -250,7 +250,7 @@ class Broken:
     def __init__(self, out: Path, config: dict[str, object], known: str | None) -> None:
         pass
 
-    def write(self, step: int, figures: Figures) -> None:
+    def write(self, step: int, metrics: Metrics) -> None:
         if step > 1:
             raise ConnectionError("the server\nis away")
 
@@ -261,7 +261,7 @@ class Broken:
 def test_a_failing_tracker_is_said_once_and_the_run_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", ("json", Broken))
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TrackerType("json", Broken))
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     out = tmp_path / "run"
     assert main(["run", *SMALL, "--log", "wandb,tensorboard", "--out", str(out)]) == 0
@@ -310,7 +310,9 @@ def test_unknown_or_missing_trackers_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(
-        trackers.TRACKERS, "mlflow", ("a_module_that_is_not_there", trackers.MLflow)
+        trackers.TRACKERS,
+        "mlflow",
+        trackers.TrackerType("a_module_that_is_not_there", trackers.MLflowTracker),
     )
     for command in (["run"], ["compare", "--methods", "fedavg"]):
         assert main([*command, "--log", "tensorbord", "--out", str(tmp_path / "a")]) == 2

@@ -5,23 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.records.run_dir import Folder
-from equipoise.report.page import verdict
-from equipoise.report.page.drawing import Score
-from equipoise.report.page.sections import _data
-from equipoise.report.reading import Group, Run
+from equipoise.report.client_gains import gains_sentence, gains_table
+from equipoise.report.figures import MetricDisplay
+from equipoise.report.html import data_name
+from equipoise.report.run_data import RunData, RunGroup
+from helpers_report import rendered
 
 NAMES = {0: "north", 1: "south", 2: "west"}
 
 
 def run(
     method: str, personal: list[float], received: list[float], head: str = "acc", **config: Any
-) -> Run:
+) -> RunData:
     clients = {
         "client": [0.0, 1.0, 2.0],
         f"received_{head}": received,
         f"personal_{head}": personal,
     }
-    found = Run(
+    found = RunData(
         Folder(Path("x")),
         {"method": method, "task": "own", "seed": 0, **config},
         [],
@@ -36,21 +37,21 @@ def run(
 
 def test_who_gains_and_who_loses_against_what() -> None:
     """Over two seeds; ditto: 0.9, 0.5, 0.6 in the mean, against local 0.7, 0.6, 0.6 and received 0.6, 0.4, 0.7."""
-    ditto = Group(
+    ditto = RunGroup(
         "ditto",
         [
             run("ditto", [0.8, 0.5, 0.6], [0.6, 0.4, 0.7]),
             run("ditto", [1.0, 0.5, 0.6], [0.6, 0.4, 0.7]),
         ],
     )
-    local = Group("local", [run("local", [0.7, 0.6, 0.6], [0.1, 0.1, 0.1])])
-    assert verdict.sentence([local, ditto], Score("acc")) == (
+    local = RunGroup("local", [run("local", [0.7, 0.6, 0.6], [0.1, 0.1, 0.1])])
+    assert gains_sentence([local, ditto], MetricDisplay("acc")) == (
         "ditto has the best personal models (mean accuracy 66.7 %): "
         "against local training alone 1 of 3 clients gain (north, +20.0 points), 1 loses (south, -10.0 points); "
         "against the model that they receive 2 of 3 clients gain (most: north, +30.0 points), "
         "1 loses (west, -10.0 points). Means over 2 seeds."
     )
-    page = verdict.by_name([local, ditto], Score("acc"))
+    page = rendered(gains_table([local, ditto], MetricDisplay("acc")))
     assert "<details open>" in page
     assert (
         '<td>south</td><td data-value="50">50.0</td><td data-value="60">60.0</td><td data-value="-10">-10.0</td>'
@@ -63,31 +64,31 @@ def test_local_models_that_were_trained_beside_count_as_well() -> None:
     alone.clients["local_acc"] = [0.7, 0.6, 0.6]
     assert (
         "against local training alone 1 of 3 clients gain (north, +10.0 points), 1 loses (south"
-        in verdict.sentence([Group("ditto", [alone])], Score("acc"))
+        in gains_sentence([RunGroup("ditto", [alone])], MetricDisplay("acc"))
     )
 
 
 def test_an_error_is_better_when_it_is_smaller() -> None:
     groups = [
-        Group("a", [run("a", [0.3, 0.3, 0.3], [0.4, 0.2, 0.3], "loss")]),
-        Group("b", [run("b", [0.9, 0.9, 0.9], [0.9, 0.9, 0.9], "loss")]),
+        RunGroup("a", [run("a", [0.3, 0.3, 0.3], [0.4, 0.2, 0.3], "loss")]),
+        RunGroup("b", [run("b", [0.9, 0.9, 0.9], [0.9, 0.9, 0.9], "loss")]),
     ]
-    text = verdict.sentence(groups, Score("loss"))
+    text = gains_sentence(groups, MetricDisplay("loss"))
     assert text.startswith("a has the best personal models (mean loss 0.3000)")
     assert "1 of 3 clients gain (north, -0.1000), 1 loses (south, +0.1000)" in text
 
 
 def test_where_nothing_is_known_nothing_is_said() -> None:
-    nothing = Group("a", [run("a", [], [])])
-    assert verdict.sentence([nothing], Score("acc")) == ""
-    assert verdict.by_name([nothing], Score("acc")) == ""
-    unknown = Group("a", [run("a", [math.nan, 0.5, 0.5], [])])
+    nothing = RunGroup("a", [run("a", [], [])])
+    assert gains_sentence([nothing], MetricDisplay("acc")) == ""
+    assert gains_table([nothing], MetricDisplay("acc")) is None
+    unknown = RunGroup("a", [run("a", [math.nan, 0.5, 0.5], [])])
     assert (
-        verdict.sentence([unknown], Score("acc"))
+        gains_sentence([unknown], MetricDisplay("acc"))
         == "Personal models of a reach a mean accuracy of 50.0 %."
     )
 
 
 def test_the_title_names_the_users_file() -> None:
-    assert _data({"task": "own", "data": "/somewhere/heart_disease.csv"}) == "heart_disease.csv"
-    assert _data({"task": "synthetic"}) == "synthetic"
+    assert data_name({"task": "own", "data": "/somewhere/heart_disease.csv"}) == "heart_disease.csv"
+    assert data_name({"task": "synthetic"}) == "synthetic"

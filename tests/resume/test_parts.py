@@ -155,7 +155,7 @@ def test_files_are_few_and_bounded(tmp_path, monkeypatch):
 @pytest.fixture
 def in_parts(monkeypatch):
     monkeypatch.setattr(checkpoint, "WHOLE", 0)
-    monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
+    monkeypatch.setattr("equipoise.report.html.try_write_report", lambda path: "")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import replace as replace_options
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from equipoise.data.tables.choices import TableChoices
-from equipoise.data.tables.clients import together
-from equipoise.data.tables.exchange import merge, statistics_of
-from equipoise.data.tables.federate import federate
-from equipoise.data.tables.preparation import Category, Date, Number, Preparation
-from equipoise.data.tables.rule import Rule
-from equipoise.data.tables.statistics import Moments, Statistics, column_statistics, merged, moments
-from equipoise.data.tables.table import Table, Tables, table_of
-from equipoise.data.tables.typed import of_json, to_json
+from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
+from equipoise.data.tabular.config import TableConfig
+from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
+from equipoise.data.tabular.io import table_from_values
+from equipoise.data.tabular.pipeline import build_federation
+from equipoise.data.tabular.preprocessing import Category, Date, Number, Preprocessor
+from equipoise.data.tabular.statistics import (
+    ClientStatistics,
+    Moments,
+    column_statistics,
+    merge_columns,
+    moments,
+    round_to_bins,
+)
+from equipoise.data.tabular.target_spec import TargetSpec
 from equipoise.utils.errors import UsageError
+from equipoise.utils.record import from_json, to_json
 
-RULE, CHOICES = Rule("ill"), TableChoices(target="ill")
+SPEC = TargetSpec("ill")
+CONFIG = TableConfig(target="ill")
 
 
 def clinic(seed: int, n: int = 200) -> Table:
     rng = np.random.default_rng(seed)
     age, gone = rng.normal(50 + seed, 10, n).round(1), rng.random(n) < 0.1
-    return table_of(
+    return table_from_values(
         {
             "age": np.where(gone, np.nan, age),
             "stage": rng.integers(1, 5, n),
@@ -44,16 +53,16 @@ CLINICS = {name: clinic(seed, 60 + 40 * seed) for seed, name in enumerate(("a", 
 
 def test_moments_by_hand() -> None:
     whole = moments(np.array([1.0, 2, np.nan, 6]))
-    assert (whole.count, whole.mean, whole.squares) == (3, 3.0, 14.0)
+    assert (whole.count, whole.mean, whole.m2) == (3, 3.0, 14.0)
     parts = moments(np.array([1.0])) + Moments() + moments(np.array([2.0, 6]))
-    assert (parts.count, parts.mean, parts.squares) == (3, 3.0, 14.0)
-    assert whole.deviation == pytest.approx(np.std([1, 2, 6]))
+    assert (parts.count, parts.mean, parts.m2) == (3, 3.0, 14.0)
+    assert whole.std == pytest.approx(np.std([1, 2, 6]))
 
 
 def test_moments_stay_exact_far_from_zero() -> None:
     """A plain sum of squares would lose everything: 1e18 leaves no digit for a deviation of 1."""
     values = 1e9 + np.array([0.0, 1, 2, 3])
-    assert (moments(values[:1]) + moments(values[1:])).deviation == pytest.approx(np.sqrt(1.25))
+    assert (moments(values[:1]) + moments(values[1:])).std == pytest.approx(np.sqrt(1.25))
 
 
 @pytest.mark.parametrize(
@@ -68,40 +77,58 @@ def test_moments_stay_exact_far_from_zero() -> None:
     ],
 )
 def test_medians_from_counts(values: list[float], median: float) -> None:
-    about = column_statistics("x", table_of({"x": values}).columns["x"])
-    assert abs(about.median - median) <= min(0.005 * abs(median), about.numbers.deviation)
+    about = column_statistics("x", table_from_values({"x": values}).columns["x"])
+    assert abs(about.median - median) <= min(0.005 * abs(median), about.numbers.std)
+
+
+def test_bins_are_those_of_three_written_digits() -> None:
+    rng = np.random.default_rng(0)
+    numbers = np.concatenate(
+        [
+            rng.normal(size=5000) * 10.0 ** rng.integers(-30, 30, 5000),
+            rng.integers(-99999, 99999, 5000) / 100,
+            [0.0, 1.0, 12.25, 12.35, 999.5, 9995.0, 1e22, 1e23, 5e-324, 1.7e308, 99.95, -0.125],
+            10.0 ** np.arange(-22, 23),
+        ]
+    )
+    expected = [float(f"{number:.2e}") for number in numbers.tolist()]
+    np.testing.assert_array_equal(round_to_bins(numbers), expected)
 
 
 def test_the_counts_of_all_are_those_of_all_rows() -> None:
-    whole = together(list(CLINICS.values()))
+    whole = concat_tables(list(CLINICS.values()))
     for name, column in whole.columns.items():
-        apart = merged([column_statistics(name, table.columns[name]) for table in CLINICS.values()])
+        apart = merge_columns(
+            [column_statistics(name, table.columns[name]) for table in CLINICS.values()]
+        )
         pooled = column_statistics(name, column)
         assert apart.numbers.mean == pytest.approx(pooled.numbers.mean, rel=1e-12)
-        assert apart.numbers.squares == pytest.approx(pooled.numbers.squares, rel=1e-12)
+        assert apart.numbers.m2 == pytest.approx(pooled.numbers.m2, rel=1e-12)
         for date, other in zip(apart.dates, pooled.dates, strict=True):
-            assert (date.form, date.timed, date.days.count) == (
-                other.form,
-                other.timed,
+            assert (date.format, date.has_time, date.days.count) == (
+                other.format,
+                other.has_time,
                 other.days.count,
             )
             assert date.days.mean == pytest.approx(other.days.mean, rel=1e-12)
-        same = {"numbers": Moments(), "dates": (), "different": 0}
+        same = {"numbers": Moments(), "dates": (), "num_unique": 0}
         assert replace(apart, **same) == replace(pooled, **same)
 
 
 def test_the_preparation_of_all_is_that_of_one_who_holds_everything() -> None:
-    apart, _ = merge(
-        [statistics_of(name, table, RULE) for name, table in CLINICS.items()], RULE, CHOICES
+    apart, _ = fit_preprocessor(
+        [compute_statistics(name, table, SPEC) for name, table in CLINICS.items()], SPEC, CONFIG
     )
-    whole = together(list(CLINICS.values()))
-    pooled, _ = merge([statistics_of("all", whole, RULE)], RULE, CHOICES)
+    whole = concat_tables(list(CLINICS.values()))
+    pooled, _ = fit_preprocessor([compute_statistics("all", whole, SPEC)], SPEC, CONFIG)
     assert apart is not None
     assert pooled is not None
     assert apart.features == pooled.features
     assert apart.target == pooled.target
-    np.testing.assert_allclose(apart.prepare(whole), pooled.prepare(whole), rtol=1e-6, atol=1e-6)
-    kinds = {column.name: type(column) for column in apart.columns}
+    np.testing.assert_allclose(
+        apart.transform(whole), pooled.transform(whole), rtol=1e-6, atol=1e-6
+    )
+    kinds = {column.name: type(column) for column in apart.encoders}
     assert kinds == {
         "age": Number,
         "stage": Category,
@@ -113,30 +140,30 @@ def test_the_preparation_of_all_is_that_of_one_who_holds_everything() -> None:
 
 def test_no_row_is_in_a_message() -> None:
     """Names that nearly every row has of its own are not told, nor is any order of rows."""
-    table = table_of(
+    table = table_from_values(
         {"name": [f"Person {i}" for i in range(50)], "x": np.arange(50) / 7, "ill": ["a", "b"] * 25}
     )
-    message = statistics_of("site", table, RULE)
+    message = compute_statistics("site", table, SPEC)
     assert "Person" not in to_json(message)
-    again = statistics_of("site", table.take(np.random.default_rng(0).permutation(50)), RULE)
+    again = compute_statistics("site", table.take(np.random.default_rng(0).permutation(50)), SPEC)
     same = json.loads(to_json(again))
     for column, other in zip(same["columns"], json.loads(to_json(message))["columns"], strict=True):
-        column["ordered"] = other["ordered"]
+        column["is_increasing"] = other["is_increasing"]
         column["numbers"] = other["numbers"] = (
             None  # sums in another order differ in their last digit
         )
-    assert [c["rounded"] for c in same["columns"]] == [
-        c["rounded"] for c in json.loads(to_json(message))["columns"]
+    assert [c["histogram"] for c in same["columns"]] == [
+        c["histogram"] for c in json.loads(to_json(message))["columns"]
     ]
 
 
 def test_messages_and_preparations_come_back_from_json() -> None:
-    message = statistics_of("a", CLINICS["a"], RULE)
-    assert of_json(Statistics, to_json(message), "the message") == message
-    made = federate(Tables(CLINICS), CHOICES, np.random.default_rng(0))
-    assert of_json(Preparation, made.preparation.write(), "it") == made.preparation
-    assert made.down == 3 * len(made.preparation.write().encode())
-    assert made.up > 0
+    message = compute_statistics("a", CLINICS["a"], SPEC)
+    assert from_json(ClientStatistics, to_json(message), "the message") == message
+    made = build_federation(ClientTables(CLINICS), CONFIG, np.random.default_rng(0))
+    assert from_json(Preprocessor, made.preprocessor.to_json(), "it") == made.preprocessor
+    assert made.download_bytes == 3 * len(made.preprocessor.to_json().encode())
+    assert made.upload_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -152,41 +179,44 @@ def test_messages_and_preparations_come_back_from_json() -> None:
     ],
 )
 def test_a_preparation_that_was_edited_is_refused(change, tmp_path) -> None:
-    made = federate(Tables(CLINICS), CHOICES, np.random.default_rng(0))
-    tree = json.loads(made.preparation.write())
+    made = build_federation(ClientTables(CLINICS), CONFIG, np.random.default_rng(0))
+    tree = json.loads(made.preprocessor.to_json())
     change(tree)
     (tmp_path / "preparation.json").write_text(json.dumps(tree))
     with pytest.raises(UsageError, match="damaged or of another version"):
-        Preparation.read(tmp_path / "preparation.json")
+        Preprocessor.load(tmp_path / "preparation.json")
 
 
 def test_the_server_s_rows_alone_can_decide_and_then_clients_tell_nothing() -> None:
-    choices = replace(CHOICES, prepare_by="server")
-    made = federate(Tables(CLINICS, CLINICS["c"]), choices, np.random.default_rng(0))
-    alone, _ = merge([statistics_of("server", CLINICS["c"], RULE)], RULE, choices)
+    config = replace_options(CONFIG, prepare_by="server")
+    made = build_federation(ClientTables(CLINICS, CLINICS["c"]), config, np.random.default_rng(0))
+    alone, _ = fit_preprocessor([compute_statistics("server", CLINICS["c"], SPEC)], SPEC, config)
     assert alone is not None
-    assert made.preparation == replace(alone, clients=("a", "b", "c"))
-    assert made.up == 0
-    assert made.down == 3 * len(made.preparation.write().encode())
-    lending = federate(Tables(CLINICS), choices, np.random.default_rng(0))
+    assert made.preprocessor == replace(alone, clients=("a", "b", "c"))
+    assert made.upload_bytes == 0
+    assert made.download_bytes == 3 * len(made.preprocessor.to_json().encode())
+    lending = build_federation(ClientTables(CLINICS), config, np.random.default_rng(0))
     lent = sum(len(lending.data.server(name)[1]) for name in ("public", "test"))
-    assert (lending.up, lent) == (0, sum(round(0.1 * len(table)) for table in CLINICS.values()))
-    assert (
-        lending.preparation.columns[0]
-        != federate(Tables(CLINICS), CHOICES, np.random.default_rng(0)).preparation
+    assert (lending.upload_bytes, lent) == (
+        0,
+        sum(round(0.1 * len(table)) for table in CLINICS.values()),
     )
-    healthy = CLINICS["c"].take(np.flatnonzero(CLINICS["c"].columns["age"].number < 40))
+    assert (
+        lending.preprocessor.encoders[0]
+        != build_federation(ClientTables(CLINICS), CONFIG, np.random.default_rng(0)).preprocessor
+    )
+    healthy = CLINICS["c"].take(np.flatnonzero(CLINICS["c"].columns["age"].numbers < 40))
     with pytest.raises(UsageError, match="the target has one value"):
-        federate(Tables(CLINICS, healthy), choices, np.random.default_rng(0))
+        build_federation(ClientTables(CLINICS, healthy), config, np.random.default_rng(0))
 
 
 def test_clients_whose_columns_differ_are_told_apart() -> None:
     messages = [
-        statistics_of("a", CLINICS["a"], RULE),
-        statistics_of("b", CLINICS["b"].without(frozenset({"age"})), RULE),
+        compute_statistics("a", CLINICS["a"], SPEC),
+        compute_statistics("b", CLINICS["b"].drop(frozenset({"age"})), SPEC),
     ]
-    preparation, findings = merge(messages, RULE, CHOICES)
-    assert preparation is None
-    assert [str(f) for f in findings if f.problem] == [
+    preprocessor, diagnostics = fit_preprocessor(messages, SPEC, CONFIG)
+    assert preprocessor is None
+    assert [str(f) for f in diagnostics if f.is_problem] == [
         "column 'age' of client 'a': not every client has it"
     ]

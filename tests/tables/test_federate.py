@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from equipoise.data.federated_dataset import Subset
-from equipoise.data.tables import TableChoices, Tables, federate, tables_of
-from equipoise.data.tables.reading import in_memory
+from equipoise.data.tabular import ClientTables, TableConfig, build_federation, tables_from_values
+from equipoise.data.tabular.io import align_tables
 from equipoise.utils.errors import UsageError
 
 SIZES = {"north": 60, "south": 90, "tiny": 8, "wee": 7}
 
 
-def clinics(**more: list[object]) -> Tables:
+def clinics(**more: list[object]) -> ClientTables:
     rng = np.random.default_rng(0)
     tables = {}
     for k, (name, n) in enumerate(SIZES.items()):
@@ -26,13 +26,13 @@ def clinics(**more: list[object]) -> Tables:
             "weight": rng.normal(70, 9, n),
             "ill": np.where(age > 55, "yes", "no"),
         }
-    return tables_of(tables)
+    return tables_from_values(tables)
 
 
-def made(tables: Tables, **choices: object):
-    return federate(
+def made(tables: ClientTables, **choices: object):
+    return build_federation(
         tables,
-        TableChoices(**{"target": "ill", "small": "drop", **choices}),
+        TableConfig(**{"target": "ill", "small": "drop", **choices}),
         np.random.default_rng(1),
     )
 
@@ -41,9 +41,9 @@ def everybody(data, name: str = "train"):
     return data.split(np.arange(data.clients), name)
 
 
-def told(splits: dict[str, list[str]]) -> Tables:
+def told(splits: dict[str, list[str]]) -> ClientTables:
     """Rows that say themselves what they are for; age is the number of the row."""
-    return tables_of(
+    return tables_from_values(
         {
             name: {
                 "age": list(range(len(parts))),
@@ -55,8 +55,8 @@ def told(splits: dict[str, list[str]]) -> Tables:
     )
 
 
-def shared(tables: Tables, **choices: object):
-    chosen = TableChoices(
+def shared(tables: ClientTables, **choices: object):
+    chosen = TableConfig(
         **{
             "target": "ill",
             "split_column": "part",
@@ -65,7 +65,7 @@ def shared(tables: Tables, **choices: object):
             **choices,
         }
     )
-    return federate(in_memory(tables, chosen), chosen, np.random.default_rng(1))
+    return build_federation(align_tables(tables, chosen), chosen, np.random.default_rng(1))
 
 
 def ages(data, name: str, client: int) -> list[int]:
@@ -124,10 +124,10 @@ def test_each_client_may_be_standardised_by_itself() -> None:
         x = own.x[own.start[k] : own.start[k] + own.size[k]]
         assert x.mean(0).abs().max() < 1e-5
     rows = {"age": [50.0], "weight": [70.0]}
-    north, south = (found.preparation.prepare(rows, name) for name in ("north", "south"))
+    north, south = (found.preprocessor.transform(rows, name) for name in ("north", "south"))
     assert abs(float(north[0, 0] - south[0, 0])) > 0.3
     np.testing.assert_array_equal(
-        found.preparation.prepare(rows), found.preparation.prepare(rows, "nobody")
+        found.preprocessor.transform(rows), found.preprocessor.transform(rows, "nobody")
     )
     raw = made(clinics(), standardise="none").data
     assert everybody(raw).x[:, 0].mean() > 40
@@ -143,7 +143,7 @@ def test_each_client_may_be_standardised_by_itself() -> None:
 )
 def test_small_clients(small: str, names: tuple[str, ...]) -> None:
     found = made(clinics(), small=small)
-    assert found.names == found.data.names == found.preparation.clients == names
+    assert found.names == found.data.names == found.preprocessor.clients == names
     assert found.data.clients == len(names)
 
 
@@ -156,16 +156,18 @@ def test_small_clients_are_refused_all_at_once_by_default() -> None:
 
 
 def test_too_small_a_pool_takes_the_next_larger_client() -> None:
-    alone = Tables({name: table for name, table in clinics().clients.items() if name != "wee"})
+    alone = ClientTables(
+        {name: table for name, table in clinics().clients.items() if name != "wee"}
+    )
     assert made(alone, small="pool").names == ("south", "north + tiny")
 
 
 def test_rows_without_a_target_are_left_out_or_refused() -> None:
     tables = {name: {"x": np.arange(30) / 7, "ill": [None, "?", *["a", "b"] * 14]} for name in "kl"}
-    data = made(tables_of(tables), small="refuse").data
+    data = made(tables_from_values(tables), small="refuse").data
     assert sum(int(everybody(data, name).size.sum()) for name in ("train", "val", "test")) == 2 * 25
     with pytest.raises(UsageError) as error:
-        made(tables_of(tables), missing="refuse")
+        made(tables_from_values(tables), missing="refuse")
     assert "column 'ill' of client 'k': no target in rows 1, 2" in str(error.value)
     assert "client 'l'" in str(error.value)
 
@@ -173,7 +175,7 @@ def test_rows_without_a_target_are_left_out_or_refused() -> None:
 def test_targets_of_every_kind_are_carried_by_a_federation() -> None:
     rng = np.random.default_rng(0)
     columns = {"x": rng.normal(size=40), "t": rng.gamma(2.0, 10.0, 40), "e": rng.integers(0, 2, 40)}
-    tables = tables_of({"k": columns, "l": columns})
+    tables = tables_from_values({"k": columns, "l": columns})
     regression = made(tables, target="t", kind="regression").data
     assert regression.target.kind == "regression"
     assert regression.classes == 1
@@ -186,7 +188,7 @@ def test_targets_of_every_kind_are_carried_by_a_federation() -> None:
     assert set(y[..., 1].unique().tolist()) == {0.0, 1.0}
     assert weight is None
     ragged = made(
-        tables_of({"k": columns, "l": {n: v[:30] for n, v in columns.items()}}),
+        tables_from_values({"k": columns, "l": {n: v[:30] for n, v in columns.items()}}),
         target="t",
         event="e",
     ).data
@@ -208,20 +210,20 @@ def test_a_fingerprint_is_that_of_the_content() -> None:
     north = tables.clients["north"]
     age = north.columns["age"]
     moved = replace(
-        north, columns={**north.columns, "age": replace(age, number=age.number + np.eye(60)[5])}
+        north, columns={**north.columns, "age": replace(age, numbers=age.numbers + np.eye(60)[5])}
     )
-    assert made(Tables({**tables.clients, "north": moved})).data.fingerprint() != one
+    assert made(ClientTables({**tables.clients, "north": moved})).data.fingerprint() != one
 
 
 def test_the_server_may_bring_rows_of_its_own() -> None:
     rng = np.random.default_rng(3)
     age = rng.normal(50, 10, 40)
     server = {"age": age, "weight": rng.normal(70, 9, 40), "ill": np.where(age > 55, "yes", "no")}
-    with_own = tables_of(clinics().clients, server)
+    with_own = tables_from_values(clinics().clients, server)
     data = made(with_own).data
     assert sum(len(data.server(name)[1]) for name in ("public", "test")) == 40
     assert sum(int(everybody(data, name).size.sum()) for name in ("train", "val", "test")) == 150
-    odd = tables_of(clinics().clients, {**server, "ill": ["maybe", *server["ill"][1:]]})
+    odd = tables_from_values(clinics().clients, {**server, "ill": ["maybe", *server["ill"][1:]]})
     with pytest.raises(
         UsageError, match="row 1 of the server's rows has a class that no client had"
     ):

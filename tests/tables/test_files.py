@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import equipoise
 from equipoise.cli import main
-from equipoise.data.tables import Preparation
+from equipoise.data.tabular import Preprocessor
 from equipoise.experiment.model_card import read_card
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
 from equipoise.records.run_dir import Folder
@@ -53,7 +53,7 @@ def test_one_file_for_each_client(clinics: Path) -> None:
     task = build_task(settings(clinics))
     assert task.client_names == ("a", "b", "c")
     assert task.class_names == ("old", "young")
-    assert task.preparation.features == ("age", "colour = red", "flag = 1")
+    assert task.preprocessor.features == ("age", "colour = red", "flag = 1")
     assert task.data.shape == (3,)
 
 
@@ -100,7 +100,7 @@ def test_ignored_columns_are_gone_before_anything_else(clinics: Path) -> None:
     with pytest.raises(UsageError, match="client 'c': alone has 'remark, long'"):
         build_task(settings(clinics))
     task = build_task(settings(clinics, ignore_columns='"remark, long",colour'))
-    assert task.preparation.features == ("age", "flag = 1")
+    assert task.preprocessor.features == ("age", "flag = 1")
     with pytest.raises(UsageError, match=r"no column 'remak' .did you mean"):
         build_task(settings(clinics, ignore_columns="remak"))
 
@@ -186,9 +186,9 @@ def test_names_are_in_every_result(clinics: Path, tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == ["a", "b", "c"]
     labels = list(csv.DictReader((out / "labels.csv").read_text().splitlines()))
     assert list(labels[0]) == ["client", "name", "old", "young"]
-    preparation = Preparation.read(out / "preparation.json")
-    assert preparation.clients == ("a", "b", "c")
-    new = preparation.prepare({"age": [50, None], "colour": ["red", "green"], "flag": [1, 0]})
+    preprocessor = Preprocessor.load(out / "preparation.json")
+    assert preprocessor.clients == ("a", "b", "c")
+    new = preprocessor.transform({"age": [50, None], "colour": ["red", "green"], "flag": [1, 0]})
     assert new.shape == (2, 3)
     assert summary.bytes_before.down == 3 * len((out / "preparation.json").read_bytes())
     assert summary.bytes.up > summary.bytes_before.up > 0

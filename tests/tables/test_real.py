@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.data.tables import TableChoices, federate, read_tables
-from equipoise.data.tables.preparation import Category, Date
+from equipoise.data.tabular import TableConfig, build_federation, read_tables
+from equipoise.data.tabular.preprocessing import Category, Date
 from equipoise.utils.errors import UsageError
 
 TABLES = Path(__file__).parents[3] / "shared" / "data" / "tables"
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def made(path: Path, client: str, **choices: str):
-    chosen = TableChoices(**choices)
-    return federate(read_tables(path, client, chosen), chosen, np.random.default_rng(0))
+    chosen = TableConfig(**choices)
+    return build_federation(read_tables(path, client, chosen), chosen, np.random.default_rng(0))
 
 
 HEART = {"ignore_columns": "flamby_split", "target": "num > 0"}
@@ -28,11 +28,11 @@ HEART = {"ignore_columns": "flamby_split", "target": "num > 0"}
 def test_heart_disease() -> None:
     found = made(TABLES / "heart_disease.csv", "hospital", **HEART)
     assert found.names == ("cleveland", "hungarian", "switzerland", "va")
-    kinds = {column.name: column for column in found.preparation.columns}
+    kinds = {column.name: column for column in found.preprocessor.encoders}
     assert {name for name, column in kinds.items() if isinstance(column, Category)} == {
         *("sex", "cp", "fbs", "restecg", "exang", "slope", "ca", "thal"),
     }
-    assert "thal is missing" in found.preparation.features
+    assert "thal is missing" in found.preprocessor.features
     assert np.isfinite(found.data.split(np.arange(4), "train").x.numpy()).all()
 
 
@@ -51,14 +51,14 @@ def test_heart_disease_where_one_hospital_writes_commas_and_question_marks(tmp_p
         made(TABLES / "heart_disease.csv", "hospital", **HEART),
     )
     assert apart.data.fingerprint() == one.data.fingerprint()
-    assert apart.preparation == one.preparation
+    assert apart.preprocessor == one.preprocessor
 
 
 def test_tcga_brca_is_survival() -> None:
     given = {"ignore_columns": "flamby_split", "target": "T", "event": "E"}
     found = made(TABLES / "tcga_brca.csv", "region", **given)
-    assert found.preparation.target.kind == "survival"
-    assert len(found.preparation.columns) == 39
+    assert found.preprocessor.target.kind == "survival"
+    assert len(found.preprocessor.encoders) == 39
     assert found.data.split(np.arange(6), "train").y.shape[1] == 2
     with pytest.raises(UsageError, match="no column 'EVENT'"):
         made(TABLES / "tcga_brca.csv", "region", **{**given, "event": "EVENT"})
@@ -75,10 +75,10 @@ def test_nycflights() -> None:
     assert "client 'OO': has 6 rows" in str(error.value)
     found = made(path, "carrier", ignore_columns=known_later, target="arr_delay > 15", small="drop")
     assert len(found.names) == 15
-    columns = {column.name: column for column in found.preparation.columns}
+    columns = {column.name: column for column in found.preprocessor.encoders}
     assert isinstance(columns["time_hour"], Date)
     assert isinstance(columns["dest"], Category)
-    assert columns["dest"].other
+    assert columns["dest"].has_other
     minutes = made(
         path,
         "carrier",
@@ -87,4 +87,4 @@ def test_nycflights() -> None:
         kind="regression",
         small="pool",
     )
-    assert minutes.preparation.target.mean == pytest.approx(7, abs=2)
+    assert minutes.preprocessor.target.mean == pytest.approx(7, abs=2)

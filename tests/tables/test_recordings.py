@@ -9,7 +9,7 @@ import pytest
 
 import equipoise
 from equipoise.cli import main
-from equipoise.data.tables import TableChoices
+from equipoise.data.tabular import TableConfig
 from equipoise.data.time_series import Recordings, federate_recordings, read_recordings
 from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import Folder
@@ -32,7 +32,7 @@ def archive(path: Path, **changes: object) -> Path:
 
 
 def made(recordings: Recordings, window: int = 10):
-    return federate_recordings(recordings, window, TableChoices(), np.random.default_rng(0)).data
+    return federate_recordings(recordings, window, TableConfig(), np.random.default_rng(0)).data
 
 
 def test_windows_are_half_over_the_one_before(tmp_path: Path) -> None:

@@ -5,38 +5,43 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.data.tables.choices import TableChoices
-from equipoise.data.tables.exchange import merge, rule_of, statistics_of
-from equipoise.data.tables.preparation import (
+from equipoise.data.tabular.config import TableConfig
+from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
+from equipoise.data.tabular.io import table_from_values
+from equipoise.data.tabular.preprocessing import (
     Category,
     Date,
-    LeftOut,
+    DroppedColumn,
+    Encoder,
     Number,
-    Preparation,
-    PreparedColumn,
+    Preprocessor,
 )
-from equipoise.data.tables.table import table_of
+from equipoise.data.tabular.target_spec import parse_target
 from equipoise.utils.errors import UsageError
 
 N = 120
 
 
-def prepared(values: dict[str, list[object]], **choices: str) -> Preparation:
+def prepared(values: dict[str, list[object]], **choices: str) -> Preprocessor:
     """Two clients with these columns; the first half of the rows is the first one's."""
-    table = table_of({**values, "ill": ["a", "b"] * (N // 2), "more": np.linspace(0, 1, N) ** 2})
-    made = TableChoices(**{"target": "ill", **choices})
-    rule = rule_of(made, tuple(table.columns), "it")
+    table = table_from_values(
+        {**values, "ill": ["a", "b"] * (N // 2), "more": np.linspace(0, 1, N) ** 2}
+    )
+    made = TableConfig(**{"target": "ill", **choices})
+    spec = parse_target(made, table.columns, "it")
     halves = [table.take(np.arange(N // 2)), table.take(np.arange(N // 2, N))]
-    messages = [statistics_of(name, half, rule) for name, half in zip("xy", halves, strict=True)]
-    preparation, findings = merge(messages, rule, made)
-    if preparation is None:
-        raise UsageError("; ".join(str(finding) for finding in findings if finding.problem))
-    return preparation
+    messages = [
+        compute_statistics(name, half, spec) for name, half in zip("xy", halves, strict=True)
+    ]
+    preprocessor, diagnostics = fit_preprocessor(messages, spec, made)
+    if preprocessor is None:
+        raise UsageError("; ".join(str(finding) for finding in diagnostics if finding.is_problem))
+    return preprocessor
 
 
-def column(values: list[object], **choices: str) -> PreparedColumn | LeftOut:
+def column(values: list[object], **choices: str) -> Encoder | DroppedColumn:
     made = prepared({"c": values}, **choices)
-    return next(found for found in (*made.columns, *made.left_out) if found.name == "c")
+    return next(found for found in (*made.encoders, *made.dropped) if found.name == "c")
 
 
 RNG = np.random.default_rng(0)
@@ -49,7 +54,7 @@ def test_numbers() -> None:
     assert found.mean == pytest.approx(np.mean(NUMBERS))
     assert found.scale == pytest.approx(np.std(NUMBERS))
     assert found.median == pytest.approx(np.median(NUMBERS), rel=0.005)
-    assert not found.missing
+    assert not found.marks_missing
     plain = column(NUMBERS, standardise="none")
     assert isinstance(plain, Number)
     assert (plain.mean, plain.scale) == (0, 1)
@@ -69,7 +74,7 @@ def test_words_among_numbers_are_missing_where_they_are_few_and_refused_where_a_
 ):
     few = column([*NUMBERS[: N - 3], "high", "<5", "high"])
     assert isinstance(few, Number)
-    assert few.missing
+    assert few.marks_missing
     with pytest.raises(
         UsageError, match=r"column 'c' of client 'y': 10 cells are no numbers \('high'\): it holds"
     ):
@@ -94,7 +99,7 @@ def test_two_values_are_one_column() -> None:
     assert found.features == ("c = m",)
     made = prepared({"c": [0, 1] * (N // 2)})
     assert made.features == ("c = 1", "more")
-    assert made.prepare({"c": [0, 1], "more": [0, 0]})[:, 0].tolist() == [0, 1]
+    assert made.transform({"c": [0, 1], "more": [0, 0]})[:, 0].tolist() == [0, 1]
 
 
 def test_rare_categories_are_pooled_and_new_ones_are_nothing_or_other() -> None:
@@ -103,7 +108,7 @@ def test_rare_categories_are_pooled_and_new_ones_are_nothing_or_other() -> None:
     assert found.values == ("a", "b", "c")
     assert found.features[-1] == "c = (other)"
     made = prepared({"c": ["a", "b", "c"] * (N // 3)})
-    new = made.prepare({"c": ["b", "never seen", None], "more": [0, 0, 0]})
+    new = made.transform({"c": ["b", "never seen", None], "more": [0, 0, 0]})
     assert new[:, :3].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0]]  # missing is the most frequent
 
 
@@ -120,14 +125,14 @@ def test_rare_categories_are_pooled_and_new_ones_are_nothing_or_other() -> None:
 )
 def test_columns_that_are_left_out_with_a_word(values: list[object], why: str) -> None:
     found = column(values)
-    assert isinstance(found, LeftOut)
-    assert why in found.why
+    assert isinstance(found, DroppedColumn)
+    assert why in found.reason
 
 
 def test_names_of_columns_help_to_know_identifiers() -> None:
     numbers = [int(v) for v in RNG.permutation(90_000)[:N]]
     for name in ("patient_id", "PatientID", "id", "mrn"):
-        assert [left.name for left in prepared({name: numbers}).left_out] == [name]
+        assert [left.name for left in prepared({name: numbers}).dropped] == [name]
     ages = [20 + i * 7 % 50 for i in range(N)]
     assert (
         "age_at_index" in prepared({"age_at_index": ages}).features
@@ -149,7 +154,7 @@ def test_names_of_columns_help_to_know_identifiers() -> None:
 def test_dates_and_times_in_the_forms_people_write(texts: list[object], form: str) -> None:
     found = column(texts * (N // 2))
     assert isinstance(found, Date)
-    assert found.form == form
+    assert found.format == form
 
 
 def test_a_date_that_may_be_two_is_asked_about() -> None:
@@ -160,7 +165,7 @@ def test_a_date_that_may_be_two_is_asked_about() -> None:
 def test_the_parts_of_a_date_lie_on_circles() -> None:
     made = prepared({"c": ["2020-06-01T00:00", "2020-06-01T12:00", "2020-06-08T18:00"] * (N // 3)})
     assert made.features[:3] == ("c", "c (year sine)", "c (year cosine)")
-    x = made.prepare({"c": ["2024-01-01T06:00", "2024-01-08T06:00", None], "more": [0, 0, 0]})
+    x = made.transform({"c": ["2024-01-01T06:00", "2024-01-08T06:00", None], "more": [0, 0, 0]})
     week, day = x[:, 3:5], x[:, 5:7]
     np.testing.assert_allclose(week[0], week[1], atol=1e-6)  # both are Mondays
     np.testing.assert_allclose(day[0], [1, 0], atol=1e-6)  # a quarter of the day is over
@@ -170,9 +175,9 @@ def test_the_parts_of_a_date_lie_on_circles() -> None:
 def test_missing_values_have_a_mark_and_the_median() -> None:
     made = prepared({"c": [*NUMBERS[: N - 10], *[None] * 10]})
     assert made.features == ("c", "more", "c is missing")
-    number = made.columns[0]
+    number = made.encoders[0]
     assert isinstance(number, Number)
-    x = made.prepare({"c": [None, number.mean], "more": [0, 0]})
+    x = made.transform({"c": [None, number.mean], "more": [0, 0]})
     assert x[:, 2].tolist() == [1, 0]
     assert x[0, 0] == pytest.approx((number.median - number.mean) / number.scale, rel=1e-5)
     assert x[1, 0] == pytest.approx(0, abs=1e-6)
@@ -184,9 +189,9 @@ def test_missing_values_have_a_mark_and_the_median() -> None:
 
 def test_rows_that_lack_columns_are_refused_with_all_of_them() -> None:
     made = prepared({"c": NUMBERS})
-    assert made.prepare({"more": [0.5], "extra": ["x"], "c": [100]}).shape == (1, 2)
+    assert made.transform({"more": [0.5], "extra": ["x"], "c": [100]}).shape == (1, 2)
     with pytest.raises(UsageError, match="lack columns that the model needs: 'c', 'more'"):
-        made.prepare({"extra": [1]})
+        made.transform({"extra": [1]})
 
 
 # --- the target ------------------------------------------------------------------------------------------------------
@@ -194,7 +199,9 @@ def test_rows_that_lack_columns_are_refused_with_all_of_them() -> None:
 
 def target(values: list[object], name: str = "t", **choices: str):
     made = prepared({"t": values, "e": [0, 1] * (N // 2)}, **{"target": name, **choices})
-    return made.target, made.targets(table_of({"t": values, "e": [0, 1] * (N // 2)}))
+    return made.target, made.transform_target(
+        table_from_values({"t": values, "e": [0, 1] * (N // 2)})
+    )
 
 
 def test_classes_keep_their_names() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
-from equipoise.data.tables import Preparation, TableChoices, table_of
-from equipoise.data.tables.exchange import merge, statistics_of
-from equipoise.data.tables.rule import Rule
+from equipoise.data.tabular import Preprocessor, TableConfig, table_from_values
+from equipoise.data.tabular.exchange import compute_statistics, fit_preprocessor
+from equipoise.data.tabular.target_spec import TargetSpec
 from equipoise.experiment.runner import build_task
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
@@ -69,19 +69,20 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
         main(["data", "merge", *files, "--target", "ill", "--out", str(sites / "preparation.json")])
         == 0
     )
-    made = Preparation.read(sites / "preparation.json")
+    made = Preprocessor.load(sites / "preparation.json")
     assert made.clients == SITES
     raw = [columns(seed, 80) for seed in range(2)]
     tables = [
-        table_of({**table, "age": [float(a) if a else None for a in table["age"]]}) for table in raw
+        table_from_values({**table, "age": [float(a) if a else None for a in table["age"]]})
+        for table in raw
     ]
-    pooled, _ = merge(
+    pooled, _ = fit_preprocessor(
         [
-            statistics_of(name, table, Rule("ill"))
+            compute_statistics(name, table, TargetSpec("ill"))
             for name, table in zip(SITES, tables, strict=True)
         ],
-        Rule("ill"),
-        TableChoices(target="ill"),
+        TargetSpec("ill"),
+        TableConfig(target="ill"),
     )
     assert made == pooled
     for name in (*SITES, "server"):
@@ -94,7 +95,7 @@ def test_sites_apart_prepare_as_one_who_has_everything(sites: Path) -> None:
     assert node.data.shape == server.data.shape == (len(made.features),)
     assert node.client_names == SITES
     assert node.class_names == ("no", "yes")
-    assert node.preprocessing_json() == server.preprocessing_json() == made.write()
+    assert node.preprocessing_json() == server.preprocessing_json() == made.to_json()
     with pytest.raises(UsageError, match="is of 2 sites, but clients is 3"):
         build_task(RunSettings.from_options({**given, "clients": 3, "data": str(sites / "south")}))
     write(
@@ -112,7 +113,7 @@ def test_classes_of_test_rows_are_told_too(sites: Path) -> None:
         main(["data", "merge", *told(sites), "--target", "ill", "--out", str(sites / "p.json")])
         == 0
     )
-    assert Preparation.read(sites / "p.json").target.classes == ("no", "perhaps", "yes")
+    assert Preprocessor.load(sites / "p.json").target.classes == ("no", "perhaps", "yes")
 
 
 @pytest.mark.parametrize(

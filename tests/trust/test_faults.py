@@ -23,7 +23,7 @@ WAYS = [pytest.param(how, marks=pytest.mark.slow) for how in ("full", "dies", "a
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
     """Pictures take longer than the runs that they show: a run has none here, and that of a comparison is empty."""
-    monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
+    monkeypatch.setattr("equipoise.report.html.try_write_report", lambda path: "")
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write_text("")
     )

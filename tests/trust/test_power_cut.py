@@ -12,7 +12,7 @@ from trust.test_faults import RUN, result, same
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    monkeypatch.setattr("equipoise.report.page.html.offer", lambda path: "")
+    monkeypatch.setattr("equipoise.report.html.try_write_report", lambda path: "")
 
 
 def cut(arguments, disk):

@@ -21,6 +21,7 @@ from equipoise.api.inputs import (
     new_folder,
 )
 from equipoise.api.task import Task
+from equipoise.clock.config import ClockConfig
 from equipoise.core import Method
 from equipoise.experiment import export as exporting
 from equipoise.experiment.certificate import certify_run
@@ -32,10 +33,9 @@ from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.scores import NAMED
 from equipoise.records.summary import Certificate, Summary
-from equipoise.report import paired, tables
-from equipoise.report.page import html
-from equipoise.report.paired import Difference
-from equipoise.report.trackers.tracking import Tracking
+from equipoise.report import html, tables
+from equipoise.report.statistics import PairedDifference, paired_difference
+from equipoise.report.trackers import RunTrackers
 from equipoise.settings.loading import settings_in
 from equipoise.settings.run_settings import RunSettings
 from equipoise.training.objectives import objective_of
@@ -100,7 +100,7 @@ class Run:
 
     def report(self) -> Page:
         """Draw the run's page; gives its path, which a notebook shows as the page itself."""
-        return Page(html.write([self.folder], self._folder.report))
+        return Page(html.write_report([self.folder], self._folder.report))
 
     def model(self, client: int | str | None = None) -> nn.Module:
         """The server's model with its trained weights, or the personal one of a client, by name or number."""
@@ -206,10 +206,10 @@ def go_on(
 ) -> None:
     """Run to the end with trackers and the user's own function told of every round; then draw the report."""
     done = len(folder.records()) if folder.config.is_file() else 0
-    with Tracking(log, folder.path, done) as tracking:
+    with RunTrackers(log, folder.path, done) as trackers:
 
         def watch(record: RoundRecord) -> str | None:
-            tracking(record)
+            trackers(record)
             return on_round(record) if on_round else None
 
         try:
@@ -217,7 +217,7 @@ def go_on(
         except Interrupted:
             how = f"equipoise.open({str(folder.path)!r}).resume()"
             raise KeyboardInterrupt(f"stopped after a whole round; go on with {how}") from None
-    html.offer(folder.path)
+    html.try_write_report(folder.path)
 
 
 @dataclass(frozen=True)
@@ -263,11 +263,13 @@ class Comparison:
 
     def table(self) -> Table:
         """All figures, mean and standard deviation over seeds."""
-        summaries = {label: [run.summary for run in runs] for label, runs in self.runs.items()}
-        shown = tables.columns(next(iter(summaries.values()))[0])
-        return Table([column.title for column in shown], tables.rows(summaries, shown))
+        columns = self._columns()
+        rows = tables.summary_rows(self._summaries(), columns)
+        return Table([column.title for column in columns], rows)
 
-    def paired(self, score: str = "personal", *, against: str) -> dict[str, Difference | None]:
+    def paired(
+        self, score: str = "personal", *, against: str
+    ) -> dict[str, PairedDifference | None]:
         """Every other method's score minus that of one of them: mean and 95 % interval over paired seeds.
 
         Arguments:
@@ -281,37 +283,34 @@ class Comparison:
             raise UsageError(
                 f"score is '{score}': must be one of {', '.join(NAMED)}{nearest(score, NAMED)}"
             )
-        values = self._values(score)
+        column = next(column for column in self._columns() if column.score == score)
+        summaries = self._summaries()
+        values = tables.scores_over_seeds(summaries, column)
+        if reason := tables.undefined_reason(summaries, column):
+            raise UsageError(f"{column.title} is undefined for all methods: {reason}")
         if against not in values:
             raise UsageError(
                 f"no method '{against}' with a {score} score is here{nearest(against, values)}"
             )
-        column = self._column(score)
         return {
-            label: paired.difference(found, values[against], column.higher)
+            label: paired_difference(found, values[against], column.higher_is_better)
             for label, found in values.items()
             if label != against
         }
 
     def report(self) -> Page:
         """Draw one page for all runs; gives its path, which a notebook shows as the page itself."""
-        return Page(html.write([self.folder], self.folder / "report.html"))
+        return Page(html.write_report([self.folder], self.folder / "report.html"))
 
-    def _column(self, score: str) -> tables.Column:
-        shown = [cell.column for cell in next(iter(self.table().rows.values()))]
-        return next(column for column in shown if column.title.startswith(f"{score} "))
+    def _summaries(self) -> dict[str, list[Summary]]:
+        """By method: one summary per seed."""
+        return {label: [run.summary for run in runs] for label, runs in self.runs.items()}
 
-    def _values(self, score: str) -> dict[str, list[float]]:
-        """The score over seeds of each method that has it."""
-        column = self._column(score)
-        found = {
-            label: [column.get(run.summary) for run in runs] for label, runs in self.runs.items()
-        }
-        return {
-            label: [column.scale * value for value in values if value is not None]
-            for label, values in found.items()
-            if all(value is not None for value in values)
-        }
+    def _columns(self) -> list[tables.Column]:
+        """Columns of the table; time and energy only if a run asked for a clock."""
+        first_runs = [runs[0] for runs in self.runs.values()]
+        with_clock = any(ClockConfig.requested_in(run.config) for run in first_runs)
+        return tables.summary_columns(first_runs[0].summary, with_clock=with_clock)
 
 
 def compare(
@@ -359,7 +358,7 @@ def compare(
     call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
     means = given_means(processes, state_memory)
     compare_cells(cells, seeds, folder, [call], resume=resume, overwrite=overwrite, means=means)
-    html.offer(folder)
+    html.try_write_report(folder)
     runs = {
         label: [
             Run(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import TrainingConfig
-from equipoise.data.tables.choices import written
+from equipoise.data.tabular.config import format_names
 from equipoise.data.transforms import Form
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import Model
@@ -64,7 +64,7 @@ class Task:
             name: what the task is called in the results.
             options: shares of the splits, ``event``, ``small`` and the like, as the task ``own`` has them.
         """
-        told = {"target": target, "kind": kind, "ignore_columns": written(ignore), **options}
+        told = {"target": target, "kind": kind, "ignore_columns": format_names(ignore), **options}
         unknown = [
             option
             for option in told

@@ -10,12 +10,9 @@ from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
 from equipoise.privacy.accountant import in_words
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
-from equipoise.report import tables
-from equipoise.report.page import html
-from equipoise.report.terminal.fit import output
-from equipoise.report.terminal.progress import Display
-from equipoise.report.terminal.results import to_screen
-from equipoise.report.trackers.tracking import Tracking
+from equipoise.report import html, tables
+from equipoise.report.terminal import ProgressDisplay, make_console, print_results
+from equipoise.report.trackers import RunTrackers
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.ipc import WorkerLost
 
@@ -24,7 +21,7 @@ def to_the_end(
     out: Path,
     settings: RunSettings,
     quiet: bool,
-    tracking: Tracking,
+    trackers: RunTrackers,
     done: int,
     go: Callable[[OnRoundEnd], Summary],
 ) -> int:
@@ -34,7 +31,7 @@ def to_the_end(
         out: the run's folder.
         settings: the run's options.
         quiet: whether nothing is printed but errors.
-        tracking: the trackers that are told of every round.
+        trackers: the trackers that are told of every round.
         done: how many rounds had ended before.
         go: runs to the end and calls what it is given after every round.
 
@@ -43,8 +40,8 @@ def to_the_end(
     """
     title = f"{settings.run.method} on {settings.run.task}"
     try:
-        with Display(title, settings.run.rounds, quiet, done) as display, tracking:
-            summary = go(both(display, tracking))
+        with ProgressDisplay(title, settings.run.rounds, quiet, done) as display, trackers:
+            summary = go(both(display, trackers))
     except (Interrupted, KeyboardInterrupt):
         print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
         return 1
@@ -54,7 +51,7 @@ def to_the_end(
             file=sys.stderr,
         )
         return 1
-    report = html.offer(out)
+    report = html.try_write_report(out)
     if not quiet:
         _show(title, summary, out, report)
     return 0
@@ -65,20 +62,22 @@ def telling(quiet: bool) -> OnMessage | None:
     return None if quiet else lambda remark: print(f"note: {remark}", file=sys.stderr)
 
 
-def both(display: Display, tracking: Tracking) -> OnRoundEnd:
+def both(display: ProgressDisplay, trackers: RunTrackers) -> OnRoundEnd:
     """One watcher that shows a round and tells the trackers of it."""
 
     def watch(record: RoundRecord) -> None:
         display(record)
-        tracking(record)
+        trackers(record)
 
     return watch
 
 
 def _show(title: str, summary: Summary, out: Path, report: str) -> None:
-    shown = tables.columns(summary)
-    console = output()
-    to_screen(title, tables.rows({summary.about.method: [summary]}, shown), shown, console)
+    columns = tables.summary_columns(summary)
+    by_method = {summary.about.method: [summary]}
+    notes = tables.undefined_notes(by_method, columns)
+    console = make_console()
+    print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
     if summary.stopped:
         console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
     if summary.privacy:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Pool, SelectionPolicy, State, option
-from equipoise.core.client_selection import fill_unknown, top_scores
+from equipoise.core.client_selection import has_reported, top_scores
 from equipoise.utils import rng
 
 
@@ -83,7 +83,7 @@ class Oort(SelectionPolicy):
     alpha: float = option(2.0, "how much slowness costs", low=0)
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
-        met = fill_unknown(pool)
+        met = has_reported(pool)
         explore = max(0.2, 0.9 * 0.98**pool.round)
         new = min(int((~met).sum()), math.ceil(explore * pool.count))
         old = min(int(met.sum()), pool.count - new)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -104,6 +106,18 @@ class ClockConfig(Options):
             else None
         )
         return self != real
+
+    @classmethod
+    def requested_in(cls, config: Mapping[str, Any]) -> bool:
+        """Tell whether a run asked for simulated time.
+
+        Args:
+            config: Options of the run by name, as `config.json` holds them.
+
+        Returns:
+            True if any option of this class differs from its default.
+        """
+        return any(config.get(field.name, field.default) != field.default for field in fields(cls))
 
     @property
     def carries_stale_updates(self) -> bool:

@@ -1,11 +1,6 @@
-"""The words of the design, and nothing else.
+"""Base classes and message types shared by methods, tasks and executors.
 
-One federated round is six decisions: who takes part (0), how a client trains (1), what it uploads (2), how the server
-forms the aggregate (3), which part each client gets back and how it installs it (4), which model is the personal one
-(5). A :class:`Method` is a policy at these points; its defaults are FedAvg.
-
-Client code is written for ONE client: executors map it over many. Server code sees stacks ``[K, ...]`` of the clients
-that really replied. State goes in and comes out of every hook; nothing is kept anywhere else.
+Read `method.py` first: it names the hooks of a round in their order.
 """
 
 from equipoise.config.schedules import Schedule, Scheduled

@@ -1,7 +1,7 @@
-"""Blocks of a model, and the two roles by which published methods speak of them.
+"""Blocks of a model, and the two roles that published methods use.
 
-The ``head`` is the block of that name, or else the last one that has parameters; the ``backbone`` is all the others.
-So a rule such as "the head stays at the client" means something for any number of blocks.
+The `head` is the block of that name, or else the last block that has parameters. The `backbone` is
+all the others. A rule such as "the head stays at the client" thus works for any number of blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ ROLES = ("backbone", "head")
 
 
 def head_of(blocks: Blocks) -> str:
-    """The block that has the role of the head."""
+    """Return the name of the block that has the role of the head."""
     filled = [block for block, names in blocks.items() if names]
     return "head" if "head" in blocks or not filled else filled[-1]
 
 
 def matching_blocks(blocks: Blocks, wanted: Iterable[str]) -> tuple[str, ...]:
-    """The blocks that have one of these roles or else one of these names, in the model's order."""
-    wanted, head = set(wanted), head_of(blocks)
+    """Return the blocks with one of these roles or names, in the model's order.
+
+    Args:
+        blocks: The model's blocks.
+        wanted: Roles (`backbone`, `head`) or names of blocks.
+    """
+    wanted = set(wanted)
+    head = head_of(blocks)
     return tuple(
         block
         for block in blocks
@@ -31,9 +37,19 @@ def matching_blocks(blocks: Blocks, wanted: Iterable[str]) -> tuple[str, ...]:
 
 
 def require_blocks(blocks: Blocks, wanted: Iterable[str], who: str) -> None:
-    """Refuse a name that no block has."""
+    """Check that every wanted name is a role or a block.
+
+    Args:
+        blocks: The model's blocks.
+        wanted: Roles or names of blocks.
+        who: The method that asks, for the message.
+
+    Raises:
+        UsageError: If a name is unknown.
+    """
     for block in wanted:
         if block not in blocks and block not in ROLES:
             raise UsageError(
-                f"{who} names block '{block}', and the model's blocks are {', '.join(blocks)}{nearest(block, blocks)}"
+                f"{who} names block '{block}', and the model's blocks are "
+                f"{', '.join(blocks)}{nearest(block, blocks)}"
             )

@@ -1,4 +1,4 @@
-"""Decision 0 as a policy of its own, beside any method: who is asked, of those who can be."""
+"""Client selection policies (decision 0), independent of the training method."""
 
 from __future__ import annotations
 
@@ -16,32 +16,38 @@ from equipoise.utils.rng import SELECTION
 
 @dataclass
 class Pool:
-    """Clients, ascending, and what the server knows of each: tensors in the order of ``ids``."""
+    """Clients that can be selected, and what the server knows of each.
+
+    Attributes:
+        ids: Client numbers in ascending order `[P]`; the other tensors are in this order.
+        sizes: Numbers of training examples.
+        loss: Training loss of the last received model, as reported; NaN if never reported.
+        seconds: Simulated time of the last round, also if it was too late; NaN before the first.
+        last: Round in which the client was asked last; 0 before the first.
+        replies: How often it replied in time.
+        count: How many clients to select.
+        seed: Seed of the run.
+        round: Number of the round.
+    """
 
     ids: Tensor
     sizes: Tensor
-    """Training samples."""
     loss: Tensor
-    """Training loss of the model that it received last, as it told; NaN where it has not told any."""
     seconds: Tensor
-    """Simulated time of its last round, or how long it was waited for in vain; NaN before the first."""
     last: Tensor
-    """The round in which it was asked last; 0 before the first."""
     replies: Tensor
-    """How often it replied in time."""
     count: int
-    """How many are to be chosen."""
     seed: int
     round: int
 
     def uniform(self) -> Tensor:
-        """A number in [0, 1) per client, drawn by seed, client and round."""
+        """Draw a number in [0, 1) per client `[P]`, determined by seed, client and round."""
         return torch.from_numpy(
             rng.uniform(rng.keys(self.seed, self.ids.numpy(), self.round, SELECTION[0]), 1)[:, 0]
         )
 
     def subset(self, which: Tensor) -> Pool:
-        """Some of these clients."""
+        """Return the pool of some of these clients, by index or mask."""
         parts = {
             name: value[which] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -50,55 +56,63 @@ class Pool:
 
 @dataclass
 class RoundFeedback:
-    """What a round brought."""
+    """Outcome of a round, for policies that learn.
+
+    Attributes:
+        pool: All clients that were asked, as known before the round.
+        arrived: Mask of those whose replies arrived.
+        seconds: Simulated time of the round.
+        progress: Decrease of the log of the server's public loss; 0 unless the policy needs it.
+    """
 
     pool: Pool
-    """All clients, as they were known before."""
     arrived: Tensor
-    """Booleans: whose replies came."""
     seconds: float
-    """Simulated time of the round."""
     progress: float
-    """By how much the logarithm of the server's loss on public data fell; 0 unless the policy asks for it."""
 
 
 @dataclass(frozen=True)
 class SelectionPolicy(Options):
-    """A policy of decision 0; its fields are its options. Whoever overrides ``scores`` alone has one."""
+    """A selection policy. Its fields are its options; overriding `scores` is enough."""
 
     name: ClassVar[str]
     is_stateful: ClassVar[bool] = True
-    """Whether it reads more of clients than their sizes."""
+    """Whether it uses more than the clients' sizes."""
     needs_client_loss: ClassVar[bool] = False
-    """Whether clients must tell the training loss of the model that they receive: one number per upload."""
+    """Whether clients report the training loss of the received model."""
     needs_server_loss: ClassVar[bool] = False
-    """Whether it needs the progress of the server's loss on public data: one evaluation per round."""
+    """Whether the server evaluates its loss on public data each round."""
 
     def init(self) -> State:
-        """State before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
-        """At most ``pool.count`` of ``pool.ids``, ascending; by default those with the highest scores."""
+        """Select at most `pool.count` of `pool.ids`.
+
+        Returns:
+            Client numbers in ascending order, by default those with the highest scores; and the
+            policy's state.
+        """
         return top_scores(pool, self.scores(pool)), state
 
     def scores(self, pool: Pool) -> Tensor:
-        """A number per client of the pool: the highest are asked, equal ones in an order of chance."""
+        """Return a score per client `[P]`; the highest are selected, ties at random."""
         raise NotImplementedError
 
-    def observe(self, heard: RoundFeedback, state: State) -> State:
-        """Learn from a round."""
+    def observe(self, feedback: RoundFeedback, state: State) -> State:
+        """Update the state after a round."""
         return state
 
 
 def top_scores(pool: Pool, scores: Tensor) -> Tensor:
-    """The clients with the highest scores; what is not a number comes first, for nothing is known there."""
+    """Return the clients with the highest scores; NaN counts as highest (nothing is known yet)."""
     scores = scores.double().nan_to_num(nan=torch.inf)
     by_chance = pool.uniform().argsort()
     order = by_chance[scores[by_chance].argsort(descending=True, stable=True)]
     return pool.ids[order[: pool.count].sort().values]
 
 
-def fill_unknown(pool: Pool) -> Tensor:
-    """Who has told something: has been asked and has answered once."""
+def has_reported(pool: Pool) -> Tensor:
+    """Return a mask of the clients that have reported a loss."""
     return ~pool.loss.isnan()

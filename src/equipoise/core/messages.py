@@ -1,4 +1,4 @@
-"""What goes in and out of a round's hooks: models, states, messages, calls for training."""
+"""Messages between server and clients, client state, and requests for local training."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from equipoise.config.schedules import Scheduled
 from equipoise.config.schema import Options, option
-from equipoise.utils.pytree import Params, State, index, message, static_field, to_dict
+from equipoise.utils.pytree import (
+    Params,
+    State,
+    index,
+    map_leaves,
+    message,
+    static_field,
+    to_dict,
+)
 
 Blocks = Mapping[str, tuple[str, ...]]
-"""Which parameters belong to which block of the model; any number of blocks, each parameter in one."""
+"""Block name to parameter names. Each parameter belongs to exactly one block."""
 
 Loss = Callable[[Params, Tensor, Tensor, State], Tensor]
-"""A training loss for one client: ``(params, x, y, aux) -> losses [B]``, one entry per sample."""
+"""A training loss for one client: `(params, x, y, aux) -> losses [B]`, one per example."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig(Options):
-    """How clients train unless a method decides otherwise."""
+    """Options of local training; methods may choose other epochs and rates."""
 
     epochs: Scheduled[int] = option(1, "local epochs per round", low=1)
     lr: Scheduled[float] = option(0.1, "learning rate of local SGD", above=0)
@@ -37,7 +44,12 @@ class TrainingConfig(Options):
 @message
 @dataclass
 class LocalHParams:
-    """Decision 1, as proposed or as taken: per client, a whole number of epochs and a learning rate."""
+    """Epochs and learning rate of local training (decision 1), proposed or chosen.
+
+    Attributes:
+        epochs: Whole number of local epochs, one client or `[K]`.
+        lr: Learning rate, one client or `[K]`.
+    """
 
     epochs: Tensor
     lr: Tensor
@@ -46,33 +58,44 @@ class LocalHParams:
 @message
 @dataclass
 class ServerMessage:
-    """Decision 4: what the server sends at the start of a round, to all clients of it; :meth:`row` is one client's."""
+    """What the server sends to the clients of a round (decision 4).
+
+    Attributes:
+        params: The global model. Only blocks that are marked in `sent_blocks` are transferred.
+        sent_blocks: Per block: sent to all (True), to none (False), or a mask `[K]`. Bytes are
+            counted by this.
+        hparams: The server's proposal for epochs and rate; None for the configured ones.
+        broadcast: What a method sends to all clients (SCAFFOLD's c).
+        per_client: What a method sends to each client, leading axis `[K]`.
+    """
 
     params: Params
-    """The global model. Only the blocks marked in ``sent`` travel."""
     sent_blocks: Mapping[str, bool | Tensor]
-    """Per block: sent to everybody, to nobody, or to whom (booleans ``[K]``). This is what is billed."""
     hparams: LocalHParams | None = None
-    """The server's proposal for decision 1; ``None`` means as configured, and nothing is sent."""
     broadcast: State = field(default_factory=dict)
-    """What a method broadcasts (SCAFFOLD's c)."""
     per_client: State = field(default_factory=dict)
-    """What a method sends to each client separately: leading axis ``[K]``."""
 
     def for_clients(self, which: int | slice | Tensor) -> ServerMessage:
-        """What one client is sent, or some clients: what differs between clients is taken from its leading axis."""
-        sent = {
+        """Return the message to one client, or to some clients.
+
+        Args:
+            which: Index into the leading axis `[K]`.
+        """
+        sent_blocks = {
             block: value if isinstance(value, bool) else value[which]
             for block, value in self.sent_blocks.items()
         }
-        train = None if self.hparams is None else index(self.hparams, which)
         return replace(
-            self, sent_blocks=sent, hparams=train, per_client=index(self.per_client, which)
+            self,
+            sent_blocks=sent_blocks,
+            hparams=None if self.hparams is None else index(self.hparams, which),
+            per_client=index(self.per_client, which),
         )
 
     def vmap_axes(self) -> ServerMessage:
-        """The same shape with 0 where clients have entries of their own, and ``None`` for what they share."""
-        own, shared = (partial(tree_map, lambda _, axis=axis: axis) for axis in (0, None))
+        """Return the `in_dims` of `vmap`: 0 for values per client, None for shared ones."""
+        own = partial(map_leaves, lambda _: 0)
+        shared = partial(map_leaves, lambda _: None)
         sent: Any = {
             block: None if isinstance(value, bool) else 0
             for block, value in self.sent_blocks.items()
@@ -86,7 +109,13 @@ class ServerMessage:
 @message
 @dataclass
 class ClientUpdate:
-    """Decision 2: what a client uploads. All of it is billed."""
+    """What a client uploads (decision 2). All of it counts as uploaded bytes.
+
+    Attributes:
+        params: Shared parameters of the trained model.
+        extra: Other tensors that a method uploads (SCAFFOLD's change of c_i).
+        metrics: Numbers that the server's decisions read.
+    """
 
     params: Params
     extra: State = field(default_factory=dict)
@@ -96,46 +125,61 @@ class ClientUpdate:
 @message
 @dataclass
 class ClientState:
-    """What a client keeps between rounds."""
+    """What a client keeps between rounds.
+
+    Attributes:
+        local_params: Its model; empty if no hook reads it.
+        state: State of the method's client half.
+        data_state: State of its data source or environment.
+        personal: Its personal model, where that differs from `local_params`.
+    """
 
     local_params: Params = field(default_factory=dict)
-    """The model that it holds; empty where no hook reads it."""
     state: State = field(default_factory=dict)
     data_state: State = field(default_factory=dict)
-    """State of its data source or environment."""
     personal: Params | None = None
-    """The model that it would use, where that is not the one it holds."""
 
 
 Scores = dict[str, dict[str, Params]]
-"""By split and by named evaluation (``received``, ``trained``, ``personal``): the metrics of a model."""
+"""Metrics of a model by split and by named evaluation (`received`, `trained`, `personal`)."""
 
 
 @message
 @dataclass
 class ClientResult:
-    """What comes out of a client's round. Only ``up`` is sent and billed; the runtime keeps or logs the rest."""
+    """Result of a client's round. Only `update` is uploaded; the runtime keeps or logs the rest.
+
+    Attributes:
+        update: The upload.
+        client_state: What the client keeps.
+        hparams: Epochs and rate that were used; None where privacy keeps them at the client.
+        num_steps: Gradient steps of the round; None where privacy keeps them at the client.
+        scores: Metrics of the client's models.
+        logged: Values that hooks want in the round's log.
+    """
 
     update: ClientUpdate
     client_state: ClientState = field(default_factory=ClientState)
     hparams: LocalHParams | None = None
-    """Decision 1 as taken; ``None`` where privacy keeps it at the client."""
     num_steps: Tensor | None = None
-    """Gradient steps that all training of the round took; ``None`` likewise."""
     scores: Scores = field(default_factory=dict)
     logged: Params = field(default_factory=dict)
 
     def to_message(self) -> State:
-        """What leaves a client that is elsewhere: all but what it holds."""
+        """Return what a remote client sends: everything but its own state."""
         return {name: value for name, value in to_dict(self).items() if name != "client_state"}
 
 
 @message
 @dataclass
 class ProximalTerm:
-    """The quadratic part of a local objective: strength/2 * |params - anchor|^2.
+    """Quadratic part of a local objective: mu / 2 * |params - anchor|^2.
 
-    With ``follow`` > 0 the anchor itself moves after each batch, anchor += follow * (params - anchor) (pFedMe's w_i).
+    Attributes:
+        anchor: The parameters that pull.
+        mu: Strength.
+        anchor_lr: If above 0 the anchor moves after each batch (pFedMe's w_i):
+            anchor += anchor_lr * (params - anchor).
     """
 
     anchor: Params
@@ -146,7 +190,22 @@ class ProximalTerm:
 @message
 @dataclass
 class LocalTrainRequest:
-    """One call for local training, as it reaches the task: tensors of one client, or of a stack."""
+    """One call for local training, of one client or of a stack `[K, ...]`.
+
+    Attributes:
+        params: The model to start from.
+        epochs: Local epochs.
+        lr: Learning rate.
+        proximal: Quadratic term of the objective.
+        grad_correction: Added to each gradient, by parameter name.
+        aux: Further inputs of `loss`.
+        trainable: Names of the parameters that are trained.
+        loss: Replaces the task's loss.
+        data_range: Part of the client's training rows, as fractions (FedALA uses 80 %).
+        steps_per_batch: Steps on each batch before the next is drawn.
+        clamp: Bounds of the parameters after each step.
+        stream: Calls of one round with different streams see different batch orders.
+    """
 
     params: Params
     epochs: Tensor
@@ -155,20 +214,16 @@ class LocalTrainRequest:
     grad_correction: Params | None = None
     aux: State = field(default_factory=dict)
     trainable: tuple[str, ...] = static_field(())
-    """The parameters that move."""
     loss: Loss | None = static_field(None)  # noqa: RUF009 (a field, as its name says)
     data_range: tuple[float, float] = static_field((0.0, 1.0))
-    """The share of the client's training rows that is used: support and query halves, FedALA's 80 %."""
     steps_per_batch: int = static_field(1)
-    """Steps on each batch before the next is drawn."""
     clamp: tuple[float, float] | None = static_field(None)
     stream: int = static_field(0)
-    """Calls of one round with different streams see different batch orders."""
 
 
 @dataclass(frozen=True)
 class RngContext:
-    """Where in the run a random draw stands: together with the client's id it fixes the draw."""
+    """Coordinates of a random draw: with the client's id they determine it."""
 
     seed: int
     round: int

@@ -1,4 +1,7 @@
-"""Declared ranges: which numbers a client may report beside its model. Whoever reports others is left out."""
+"""Validation of the numbers that clients report beside their models.
+
+A method declares a range per value. A client that reports a value outside of it is left out.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,32 @@ from torch import Tensor
 from equipoise.core.messages import ClientUpdate
 from equipoise.utils.pytree import State
 
-ROUNDING_SLACK = 1e-6  # room for rounding
+ROUNDING_SLACK = 1e-6  # tolerance of comparisons
 
 
 @dataclass(frozen=True)
 class ValueRange:
-    """From ``low`` to ``high``; of a vector, one pair for all its entries or one for each."""
+    """An interval. For vectors, one bound for all entries or one per entry."""
 
     low: float | tuple[float, ...]
     high: float | tuple[float, ...]
 
     def first_violation(self, values: Tensor) -> Tensor:
-        """Per client of a stack ``[K, ...]``: its first number that is not within, or NaN if all are."""
+        """Find the first value outside of the range, per client.
+
+        Args:
+            values: Reported values `[K, ...]`.
+
+        Returns:
+            The first such value `[K]` (infinity for NaN), or NaN where all values are valid.
+        """
         values = values.double()
-        low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (self.low, self.high))
-        wrong = ~(
-            (values >= low - ROUNDING_SLACK) & (values <= high + ROUNDING_SLACK)
-        )  # also what is not a number
-        rows, wrong = values.reshape(len(values), -1), wrong.reshape(len(values), -1)
+        low = torch.tensor(self.low, dtype=torch.float64)
+        high = torch.tensor(self.high, dtype=torch.float64)
+        # Negated, so that NaN is a violation too.
+        wrong = ~((values >= low - ROUNDING_SLACK) & (values <= high + ROUNDING_SLACK))
+        rows = values.reshape(len(values), -1)
+        wrong = wrong.reshape(len(values), -1)
         if not rows.shape[1]:
             return rows.new_full((len(rows),), torch.nan)
         first = rows.gather(1, wrong.int().argmax(1, keepdim=True)).squeeze(1)
@@ -42,58 +53,73 @@ FRACTION = ValueRange(0.0, 1.0)
 """Accuracies, errors, yes or no."""
 MAX_LOSS = 1e6
 LOSS = ValueRange(0.0, MAX_LOSS)
-"""A mean loss over a client's rows: above, training has diverged."""
+"""A mean loss over a client's rows. Larger values mean that training has diverged."""
 COUNT = ValueRange(0.0, 1e12)
-"""Visits and samples."""
+"""Numbers of visits or examples."""
 DEFAULT_RANGE = ValueRange(-1e6, 1e6)
-"""What a method has not declared."""
+"""For values whose range a method has not declared."""
 
-
-TRIM_FRACTION, MIN_COHORT = 0.1, 5
-"""Nearly all of a cohort: all but this share of the largest, from so many clients on."""
-MAX_MAD_RATIO = 5.0  # times as far as nearly all others' from the median may a number be that an agent learns from
+TRIM_FRACTION = 0.1  # largest values that robust statistics of a cohort ignore
+MIN_COHORT = 5  # smaller cohorts have no outliers
+MAX_MAD_RATIO = 5.0  # winsorize beyond this many times the trimmed maximal deviation
 
 
 def trimmed_max(values: Tensor) -> float:
-    """The largest of nearly all: what a few clients cannot move, whatever they say."""
-    return float(values.sort().values[len(values) - 1 - max(1, int(TRIM_FRACTION * len(values)))])
+    """Return the largest value `[K]` after the largest 10 % (at least one) are removed."""
+    return float(values.sort().values[_trimmed_index(len(values))])
 
 
 def winsorize(values: Tensor) -> Tensor:
-    """A stack ``[K, ...]`` of numbers, those that lie much further from the median than nearly all others moved nearer.
+    """Pull outliers towards the median.
 
-    Lies within a declared range can still be far from anything that honest clients report; no honest number should be.
+    Values inside the declared range can still be far from what honest clients report. Deviations
+    from the median are limited to `MAX_MAD_RATIO` times the trimmed maximal deviation.
+
+    Args:
+        values: Reported values `[K, ...]`.
+
+    Returns:
+        Values of the same shape.
     """
     if len(values) < MIN_COHORT:
         return values
-    middle = values.median(0).values
-    away = (values - middle).abs().sort(0).values
-    most = MAX_MAD_RATIO * away[len(values) - 1 - max(1, int(TRIM_FRACTION * len(values)))]
-    return torch.minimum(torch.maximum(values, middle - most), middle + most)
+    median = values.median(0).values
+    deviations = (values - median).abs().sort(0).values
+    limit = MAX_MAD_RATIO * deviations[_trimmed_index(len(values))]
+    return torch.minimum(torch.maximum(values, median - limit), median + limit)
 
 
-def validate_reports(reports: Mapping[str, ValueRange], updates: ClientUpdate) -> dict[int, str]:
-    """Rows of a stack of uploads with a number outside its range, each with one sentence about the first such number.
+def _trimmed_index(count: int) -> int:
+    """Return the index of the trimmed maximum among `count` sorted values."""
+    return count - 1 - max(1, int(TRIM_FRACTION * count))
 
-    A name of ``reports`` stands for all that lies below it in ``extra`` or ``metrics``.
+
+def validate_reports(ranges: Mapping[str, ValueRange], updates: ClientUpdate) -> dict[int, str]:
+    """Find clients that report a value outside of its range.
+
+    Args:
+        ranges: Range by name; a name stands for everything below it in `extra` or `metrics`.
+        updates: Uploads of K clients.
+
+    Returns:
+        Row of each such client in the stack, with a sentence about the first such value.
     """
-    found: dict[int, str] = {}
-    for name, value in (*_leaves(updates.metrics), *_leaves(updates.extra)):
-        allowed = next(
-            (reports[part] for part in (name, name.split("/")[0]) if part in reports), DEFAULT_RANGE
-        )
-        outside = allowed.first_violation(value)
-        for row in torch.nonzero(~outside.isnan()).flatten().tolist():
-            found.setdefault(row, f"its {name} is {float(outside[row]):.6g}: must lie in {allowed}")
-    return found
+    violations: dict[int, str] = {}
+    for name, value in (*_named_leaves(updates.metrics), *_named_leaves(updates.extra)):
+        allowed = ranges.get(name, ranges.get(name.split("/")[0], DEFAULT_RANGE))
+        wrong = allowed.first_violation(value)
+        for row in torch.nonzero(~wrong.isnan()).flatten().tolist():
+            reason = f"its {name} is {float(wrong[row]):.6g}: must lie in {allowed}"
+            violations.setdefault(row, reason)
+    return violations
 
 
-def _leaves(tree: State, above: str = "") -> list[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = []
+def _named_leaves(tree: State, prefix: str = "") -> list[tuple[str, Tensor]]:
+    """List the tensors of a tree with their paths, such as `agent/loss`."""
+    leaves: list[tuple[str, Tensor]] = []
     for name, value in tree.items():
-        found += (
-            _leaves(value, f"{above}{name}/")
-            if isinstance(value, dict)
-            else [(f"{above}{name}", value)]
-        )
-    return found
+        if isinstance(value, dict):
+            leaves += _named_leaves(value, f"{prefix}{name}/")
+        else:
+            leaves.append((f"{prefix}{name}", value))
+    return leaves

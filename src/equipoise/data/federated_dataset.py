@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.data.transforms import Form
 from equipoise.utils.errors import UsageError
+from equipoise.utils.record import Record
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "val", "test")
@@ -222,8 +223,7 @@ KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "next
 """Those that a column of a table can be."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record, frozen=True):
     """How the ``y`` of every row is to be read.
 
     Classification: int64 ``[n]``, places in ``classes``. Regression: float32 ``[n]``, as measured. Survival: float32

@@ -55,8 +55,9 @@ def needs(module: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = module.partition(".")[0]
         raise UsageError(
-            f"{what} needs {module.partition('.')[0]}: pip install 'equipoise[data]'"
+            f"{what} needs {package}: pip install 'equipoise[data]' (in a clone: pip install -e '.[data]')"
         ) from error
 
 

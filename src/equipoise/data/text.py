@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from equipoise.config.schema import option
 from equipoise.data.federated_dataset import Ints
-from equipoise.data.own import OwnShares
-from equipoise.data.tables.choices import TableChoices
-from equipoise.data.tables.findings import refuse
-from equipoise.data.tables.reading import (
+from equipoise.data.tabular.columns import ClientTables, Table
+from equipoise.data.tabular.config import TableConfig
+from equipoise.data.tabular.diagnostics import list_rows, raise_problems
+from equipoise.data.tabular.io import (
     READERS,
     SERVER,
-    by_client,
-    in_memory,
+    align_tables,
     read_tables,
-    rows_in_words,
+    split_by_client,
+    table_from_values,
 )
-from equipoise.data.tables.table import Table, Tables, table_of
+from equipoise.data.user_rows import UserRowShares
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.huggingface import library, loaded
 
@@ -32,7 +32,7 @@ SAVED = ("dataset_dict.json", "state.json")  # files by which a folder is a data
 
 
 @dataclass(frozen=True)
-class TextChoices(OwnShares):
+class TextChoices(UserRowShares):
     """Where the texts are, and what is learned from them."""
 
     data: str = option(
@@ -73,7 +73,7 @@ def read_texts(choices: TextChoices) -> Texts:
         )
     path, client = Path(choices.data).expanduser(), choices.client_column
     if path.is_file() or (path.is_dir() and not any((path / name).is_file() for name in SAVED)):
-        return texts_of(read_tables(path, client, TableChoices(target=choices.target)), choices)
+        return texts_of(read_tables(path, client, TableConfig(target=choices.target)), choices)
     if path.suffix.lower() in READERS:  # no name on the hub ends so
         raise UsageError(
             f"there is no table '{choices.data}': give an existing file or folder, see --data"
@@ -85,12 +85,12 @@ def given_texts(data: Any, choices: TextChoices) -> Texts:
     """From a data set, a pandas or Arrow table, or a table for each client's name."""
     if isinstance(data, Mapping) and not _has_splits(data) and all(map(_is_table, data.values())):
         named = {
-            str(name): table_of(_plain(table, choices.target), f"client '{name}'")
+            str(name): table_from_values(_plain(table, choices.target), f"client '{name}'")
             for name, table in data.items()
         }
         server = named.pop(SERVER, None)
         return texts_of(
-            in_memory(Tables(named, server), TableChoices(target=choices.target)), choices
+            align_tables(ClientTables(named, server), TableConfig(target=choices.target)), choices
         )
     return texts_of(_by_client(_split(data, choices), "the data", choices), choices)
 
@@ -104,12 +104,11 @@ def _has_splits(data: Any) -> bool:
     return isinstance(data, Mapping) and hasattr(data, "save_to_disk")
 
 
-def _by_client(data: Any, source: str, choices: TextChoices) -> Tables:
+def _by_client(data: Any, source: str, choices: TextChoices) -> ClientTables:
     client = choices.client_column
-    tables, findings = by_client(
-        table_of(_plain(data, choices.target), source, client), client, source
-    )
-    refuse(findings, tables.source)
+    table = table_from_values(_plain(data, choices.target), source, client)
+    tables, diagnostics = split_by_client(table, client, source)
+    raise_problems(diagnostics, tables.source)
     return tables
 
 
@@ -148,7 +147,7 @@ def _plain(data: Any, target: str) -> Any:
     return table.set_column(place, target, [called])
 
 
-def texts_of(tables: Tables, choices: TextChoices) -> Texts:
+def texts_of(tables: ClientTables, choices: TextChoices) -> Texts:
     """The columns that are learned from; texts or classes that are missing are refused."""
     named = choices.kind == "classification"
     texts, labels = [], []
@@ -188,7 +187,7 @@ def _cells(table: Table, column: str, option: str, where: str) -> list[str]:
         )
     codes, names = table.columns[column].labels
     if (codes < 0).any():
-        rows = rows_in_words(table.row[codes < 0].tolist())
+        rows = list_rows(table.row_numbers[codes < 0].tolist())
         raise UsageError(
             f"{where}: column '{column}' is empty in {rows}: fill it, or remove these rows"
         )
@@ -245,7 +244,7 @@ class TextReader:
             raise UsageError("one text was given: give a list of texts, or a table")
         if isinstance(texts, Table) or _is_table(texts):
             texts = _cells(
-                table_of(texts, "the table of rows"),
+                table_from_values(texts, "the table of rows"),
                 self.column,
                 "the run's --text",
                 "the table of rows",

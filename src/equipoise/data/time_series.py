@@ -15,11 +15,11 @@ from torch import Tensor
 
 from equipoise.data.federated_dataset import Federation, Ints, Target
 from equipoise.data.splits import client_splits
-from equipoise.data.tables.cells import spelled
-from equipoise.data.tables.choices import TableChoices
-from equipoise.data.tables.statistics import moments
-from equipoise.data.tables.typed import of_json, to_json
+from equipoise.data.tabular.columns import format_number
+from equipoise.data.tabular.config import TableConfig
+from equipoise.data.tabular.statistics import moments
 from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.record import Record, from_json, to_json
 
 SPLITS = ("train", "val", "test")
 VERSION = 1
@@ -64,8 +64,7 @@ class Recordings(Steps):
     target: str
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(Record, frozen=True):
     """How recordings become a model's input: the steps of a window, and each channel's shift and scale."""
 
     version: int
@@ -100,13 +99,14 @@ class Windows:
             np.concatenate(each),
         )
 
-    def write(self) -> str:
+    def to_json(self) -> str:
+        """Return the content of `preparation.json`."""
         return to_json(self)
 
     @staticmethod
-    def of_text(text: str, where: str) -> Windows:
-        """The inverse of :meth:`write`."""
-        return of_json(Windows, text, where)
+    def from_json(text: str, source: str) -> Windows:
+        """Read the result of `to_json`; `source` is its name in errors."""
+        return from_json(Windows, text, source)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class FederatedRecordings:
     """Recordings, made ready to learn from."""
 
     data: Federation
-    preparation: Windows
+    preprocessor: Windows
     up: int
     """Bytes that the exchange before round 1 took: moments of each channel, of all clients."""
     down: int
@@ -186,7 +186,7 @@ def _arrays(path: Path, *more: str) -> dict[str, NDArray[Any]]:
 
 
 def federate_recordings(
-    recordings: Recordings, window: int, config: TableChoices, rng: np.random.Generator
+    recordings: Recordings, window: int, config: TableConfig, rng: np.random.Generator
 ) -> FederatedRecordings:
     """Whole recordings are dealt to splits; channels are standardised by the training windows of all clients."""
     if config.standardise == "client":
@@ -213,13 +213,13 @@ def federate_recordings(
         if parts
     }
     by_server = config.prepare_by == "server"
-    preparation, up = _standardised(
+    preprocessor, up = _standardised(
         cut["server" if by_server else "train"], window, config.standardise != "none"
     )
 
     def joined(parts: list[tuple[NDArray[np.float32], Ints]]) -> tuple[Tensor, Tensor]:
         x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        return torch.from_numpy(preparation.prepare(x)), torch.from_numpy(y)
+        return torch.from_numpy(preprocessor.prepare(x)), torch.from_numpy(y)
 
     splits = {
         name: (*joined(cut[name]), np.array([len(y) for _, y in cut[name]]))
@@ -237,8 +237,8 @@ def federate_recordings(
     target = Target("classification", recordings.target, recordings.classes)
     data = Federation(splits, server, len(recordings.classes), None, target)
     data.names = recordings.names
-    down = len(preparation.write().encode()) * len(recordings.names)
-    return FederatedRecordings(data, preparation, 0 if by_server else up, down)
+    down = len(preprocessor.to_json().encode()) * len(recordings.names)
+    return FederatedRecordings(data, preprocessor, 0 if by_server else up, down)
 
 
 def _standardised(
@@ -254,7 +254,7 @@ def _standardised(
     ]
     about = [reduce(lambda a, b: a + b, each) for each in zip(*told, strict=True)]
     mean = tuple(float(np.float32(m.mean)) for m in about)
-    scale = tuple(float(np.float32(m.deviation or 1.0)) for m in about)
+    scale = tuple(float(np.float32(m.std or 1.0)) for m in about)
     return Windows(VERSION, window, mean, scale), sum(len(to_json(each).encode()) for each in told)
 
 
@@ -264,4 +264,4 @@ def _cut(recordings: Recordings, part: list[int], window: int) -> tuple[NDArray[
 
 
 def _name(value: Any) -> str:
-    return spelled(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)

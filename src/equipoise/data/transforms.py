@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from equipoise.utils.record import Record
 
-@dataclass(frozen=True)
-class Form:
+
+class Form(Record, frozen=True):
     """Numbers, used as they are."""
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -21,8 +20,7 @@ class Form:
         return x.to(dtype)
 
 
-@dataclass(frozen=True)
-class Pixels(Form):
+class Pixels(Form, frozen=True):
     """Images stored as bytes ``[H, W, C]``; prepared as ``[C, H, W]`` (channels last in memory), normalised."""
 
     mean: tuple[float, ...]
@@ -40,8 +38,7 @@ class Pixels(Form):
         return values.movedim(-1, -3)
 
 
-@dataclass(frozen=True)
-class Tokens(Form):
+class Tokens(Form, frozen=True):
     """Positions in an alphabet."""
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,6 @@ from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum, 
 from equipoise.environments.deep_task import AgentTask
 from equipoise.environments.gym_env import GymPlay, GymWorld
 from equipoise.environments.heterogeneity import Bodies, Floats
-from equipoise.environments.mujoco_env import MujocoPlay, MujocoWorld
 from equipoise.environments.vec_env import PhysicsWorld, Play
 from equipoise.utils.errors import UsageError
 
@@ -72,8 +71,6 @@ def _able_to_draw() -> Iterator[None]:
 def _rate(world: Any) -> float:
     if isinstance(world, PhysicsWorld):
         return RATES[type(world.physics)]
-    if isinstance(world, MujocoWorld):
-        return world.rate
     return float(
         world.envs(torch.zeros(1, dtype=torch.int64), 1, "scored")[0].metadata.get("render_fps")
         or 30
@@ -84,7 +81,7 @@ def picture(play: Play) -> Picture:
     """Of the first copy of the first agent."""
     from PIL import Image, ImageDraw
 
-    if isinstance(play, MujocoPlay | GymPlay):
+    if isinstance(play, GymPlay):
         with _able_to_draw():
             return Image.fromarray(play.picture())
     shown = Image.new("RGB", (WIDTH, HEIGHT), PAPER)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.clock.config import ClockConfig
 from equipoise.experiment.runner import OnRoundEnd, build_task, run
 from equipoise.records import codec
+from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Compared, Summary
-from equipoise.report import folders, paired, tables, targets
-from equipoise.report.page import pareto
+from equipoise.report import figures, tables
+from equipoise.report.run_data import method_folder_name
 from equipoise.settings.loading import settings_of
 from equipoise.settings.run_config import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
@@ -132,47 +134,55 @@ def _write(
     finished = {method: summaries for method, summaries in by_method.items() if summaries}
     if not finished:
         return []
-    shown = tables.columns(next(iter(finished.values()))[0])
-    table = tables.rows(finished, shown)
-    seeds, done = len(plan) // len(by_method), sum(map(len, finished.values()))
-    title = f"{plan[0][1].run.task}: {plan[0][1].run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-    title += f"; {done} of {len(plan)} runs finished" if done < len(plan) else ""
-    both = [column for column in shown if column.title.startswith(("global ", "personal "))]
-    least = min(map(len, finished.values()))  # seeds that all of these methods have
-    pairs = paired.to_markdown(
-        {method: summaries[:least] for method, summaries in finished.items()}, both
-    )
-    ended = (
-        {m: [Folder(f).records() for _, _, f in _of(plan, m)] for m in finished}
-        if done == len(plan)
-        else {}
-    )
-    pairs += targets.to_markdown(ended) if ended else ""
-    checkpoint.write_text(
-        out / "table.md", tables.to_markdown(title, table, shown, shlex.join(command)) + pairs
-    )
-    checkpoint.write_text(out / "table.csv", tables.to_csv(table, shown))
-    if done == len(plan):
-        means = {
-            method: tuple(row[shown.index(column)].mean for column in both)
-            for method, row in table.items()
-        }
-        points = {m: (x, y) for m, (x, y) in means.items() if x is not None and y is not None}
-        pareto.draw(
-            points, title, out / "pareto.svg", both[0].title.removeprefix("global "), both[0].higher
-        )
-    return shown
+    num_done = sum(map(len, finished.values()))
+    is_complete = num_done == len(plan)
+    with_clock = any(ClockConfig.requested_in(settings.to_dict) for _, settings, _ in plan)
+    columns = tables.summary_columns(next(iter(finished.values()))[0], with_clock=with_clock)
+    rows = tables.summary_rows(finished, columns)
+    title = _title(plan, len(by_method), num_done)
+    notes = tables.undefined_notes(finished, columns)
+    text = tables.results_markdown(title, rows, columns, shlex.join(command), notes)
+    num_seeds = min(map(len, finished.values()))  # seeds that all of these methods have
+    main_columns = [column for column in columns if column.is_main_score]
+    paired = {method: summaries[:num_seeds] for method, summaries in finished.items()}
+    text += tables.paired_markdown(paired, main_columns)
+    if is_complete:
+        records: dict[str, list[list[RoundRecord]]] = {method: [] for method in by_method}
+        for method, _, folder in plan:
+            records[method].append(Folder(folder).records())
+        text += tables.cost_to_target_markdown(records, with_clock=with_clock)
+    checkpoint.write_text(out / "table.md", text)
+    checkpoint.write_text(out / "table.csv", tables.results_csv(rows, columns))
+    if is_complete:
+        _write_pareto(out, title, rows)
+    return columns
 
 
-def _of(
-    plan: Sequence[tuple[str, RunSettings, Path]], method: str
-) -> list[tuple[str, RunSettings, Path]]:
-    return [cell for cell in plan if cell[0] == method]
+def _title(plan: Sequence[tuple[str, RunSettings, Path]], num_methods: int, num_done: int) -> str:
+    """Task, rounds and seeds; and how many runs are finished, unless all are."""
+    run = plan[0][1].run
+    seeds = len(plan) // num_methods
+    title = f"{run.task}: {run.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    if num_done < len(plan):
+        title += f"; {num_done} of {len(plan)} runs finished"
+    return title
+
+
+def _write_pareto(out: Path, title: str, rows: tables.Rows) -> None:
+    """Draw global against personal score of the methods that have both."""
+    points: dict[str, tuple[float, float]] = {}
+    for method, cells in rows.items():
+        means = {cell.column.score: cell.mean for cell in cells if cell.column.is_main_score}
+        if means["global"] is not None and means["personal"] is not None:
+            points[method] = (means["global"], means["personal"])
+    column = next(iter(rows.values()))[0].column
+    unit = column.title.removeprefix("global ")
+    figures.write_pareto_svg(points, title, out / "pareto.svg", unit, column.higher_is_better)
 
 
 def cell_folder(label: str, seed: int) -> Path:
     """Where a comparison keeps a run."""
-    return Path(folders.cell_name(label)) / f"seed-{seed}"
+    return Path(method_folder_name(label)) / f"seed-{seed}"
 
 
 def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

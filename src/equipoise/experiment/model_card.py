@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,17 +12,16 @@ from torch import Tensor, nn
 from equipoise import __version__
 from equipoise.core import Task
 from equipoise.data.federated_dataset import Target
-from equipoise.data.tables.typed import of_json, to_json
 from equipoise.data.transforms import Form, Pixels, Tokens
 from equipoise.models import MODELS
 from equipoise.models.lora import Adapter, adapted
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_config import RunConfig
 from equipoise.tasks.supervised import ExamplesTask
+from equipoise.utils.record import Record, from_json, to_json
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(Record, frozen=True):
     """Written beside the models of a run, and into every export."""
 
     version: str
@@ -49,7 +47,7 @@ class Card:
         """Of a task that learns a network from examples; agents in environments have none."""
         if not isinstance(task, ExamplesTask):
             return None
-        names = task.preparation.features if task.preparation else ()
+        names = task.preprocessor.features if task.preprocessor else ()
         about, data = (__version__, run.method, run.task, run.model, run.seed), task.data
         return Card(
             *about, data.shape, data.form, data.target, task.client_names, names, run.adapter
@@ -57,7 +55,7 @@ class Card:
 
     @staticmethod
     def read(file: Path) -> Card:
-        return of_json(Card, file.read_text(encoding="utf-8"), f"'{file}'")
+        return from_json(Card, file.read_text(encoding="utf-8"), f"'{file}'")
 
     def write(self) -> str:
         return to_json(self)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.core import SupervisedTask
-from equipoise.data.tables.choices import listed
-from equipoise.data.tables.preparation import Preparation, quoted
-from equipoise.data.tables.reading import read_file
-from equipoise.data.tables.table import table_of
+from equipoise.data.tabular.config import parse_names
+from equipoise.data.tabular.io import read_table, table_from_values
+from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.text import TextReader
 from equipoise.data.time_series import Steps, Windows, read_steps, steps_of
 from equipoise.experiment.model_card import Card, read_card
@@ -43,7 +42,7 @@ class Predictor:
 
     module: nn.Module
     card: Card
-    preparation: Preparation | Windows | None
+    preprocessor: Preprocessor | Windows | None
     """Where rows come from tables or recordings."""
     client: int | None
     known: frozenset[str]
@@ -60,7 +59,7 @@ class Predictor:
         params = read_model(folder, client)
         module, card = network_of(folder, settings)
         module.load_state_dict(params, strict=False)
-        preparation = _preparation(folder.preparation) if folder.preparation.is_file() else None
+        preprocessor = _preprocessor(folder.preparation) if folder.preparation.is_file() else None
         known: frozenset[str] = frozenset()
         config = read_config(folder.config)
         texts = (
@@ -68,36 +67,44 @@ class Predictor:
             if config.get("pretrained")
             else None
         )
-        if isinstance(preparation, Preparation):
+        if isinstance(preprocessor, Preprocessor):
             ignored = config.get("ignore_columns", "")
-            names = {column.name for column in (*preparation.columns, *preparation.left_out)}
+            names = {column.name for column in (*preprocessor.encoders, *preprocessor.dropped)}
             said = (
                 *(config.get(name, "") for name in ("client_column", "split_column")),
-                *listed(ignored),
+                *parse_names(ignored),
             )
-            known = frozenset({*names, *preparation.rule.columns, *said})
-        return Predictor(module, card, preparation, client, known, texts)
+            known = frozenset({*names, *preprocessor.target_spec.columns, *said})
+        return Predictor(module, card, preprocessor, client, known, texts)
 
     def inputs(self, rows: Any) -> Tensor:
         """Raw rows as the network takes them; what does not fit is refused."""
         if self.texts is not None:
             return torch.from_numpy(self.texts.rows(rows)).long()
-        preparation = self.preparation
-        if preparation is None:
+        preprocessor = self.preprocessor
+        if preprocessor is None:
             x, form = torch.as_tensor(np.asarray(rows)), self.card.form
             if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(
                     f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}"
                 )
             return form.prepare(x, torch.float32).contiguous()
-        if isinstance(preparation, Windows):
-            return torch.from_numpy(preparation.prepare(_windows(preparation, rows)))
-        table = table_of(rows, "the table of rows")
-        lacking = preparation.lacking(table)
+        if isinstance(preprocessor, Windows):
+            return torch.from_numpy(preprocessor.prepare(_windows(preprocessor, rows)))
+        table = table_from_values(rows, "the table of rows")
+        lacking = preprocessor.missing_columns(table)
         unknown = [name for name in table.columns if name not in self.known]
         if lacking or unknown:
-            lacks = f"lack columns that the model needs: {quoted(lacking)}" if lacking else ""
-            more = f"have columns that training did not have: {quoted(unknown)}" if unknown else ""
+            lacks = (
+                f"lack columns that the model needs: {', '.join(map(repr, lacking))}"
+                if lacking
+                else ""
+            )
+            more = (
+                f"have columns that training did not have: {', '.join(map(repr, unknown))}"
+                if unknown
+                else ""
+            )
             raise UsageError(
                 f"the rows {' and '.join(filter(None, (lacks, more)))}: add, rename or remove them"
             )
@@ -106,7 +113,7 @@ class Predictor:
             if self.client is not None and self.card.clients
             else None
         )
-        return torch.from_numpy(preparation.prepare(table, name))
+        return torch.from_numpy(preprocessor.transform(table, name))
 
     def outputs(self, rows: Any) -> Tensor:
         """The network's outputs ``[rows, outputs]``."""
@@ -152,14 +159,14 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     if not rows.is_file():
         raise UsageError(f"there is no file '{rows}'")
     predictor = Predictor.of(folder, client)
-    if isinstance(predictor.preparation, Windows):
-        found = _of_recordings(predictor, predictor.preparation, read_steps(rows))
-    elif predictor.preparation is None and predictor.texts is None:
+    if isinstance(predictor.preprocessor, Windows):
+        found = _of_recordings(predictor, predictor.preprocessor, read_steps(rows))
+    elif predictor.preprocessor is None and predictor.texts is None:
         raise UsageError(
             f"'{folder.path}' is no run on tables: predict from Python, by equipoise.open(...).predict"
         )
     else:
-        table = read_file(rows)
+        table = read_table(rows)
         found = {"row": np.arange(1, len(table) + 1), **predictor.columns(table)}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -188,11 +195,14 @@ def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
     return how.cut(steps_of(rows, "the recordings"))[0]
 
 
-def _preparation(file: Path) -> Preparation | Windows:
+def _preprocessor(file: Path) -> Preprocessor | Windows:
+    """Read how raw rows of tables, or recordings, become inputs."""
     try:
         text = file.read_text(encoding="utf-8")
         kind = json.loads(text)["type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}") from error
-    made: type[Preparation | Windows] = Windows if kind == Windows.__name__ else Preparation
-    return made.of_text(text, f"'{file}'")
+    record_type: type[Preprocessor | Windows] = (
+        Windows if kind == Windows.__name__ else Preprocessor
+    )
+    return record_type.from_json(text, f"'{file}'")

@@ -13,7 +13,7 @@ import torch
 
 from equipoise import __version__
 from equipoise.core import Blocks, ClientState, ClientUpdate, Params, ServerMessage, State, Task
-from equipoise.data.tables.preparation import Preparation
+from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
@@ -111,12 +111,14 @@ class Node:
     def _prepare(self, about: About, disk: ClientDisk) -> None:
         """The task, from what the server told with this message or an earlier one."""
         if isinstance(text := about.get("preparation"), str):
-            disk.save_preparation(Preparation.of_text(text, "the server's preparation").write())
+            disk.save_preparation(
+                Preprocessor.from_json(text, "the server's preparation").to_json()
+            )
         if not disk.preparation.is_file():
             raise Unprepared(
                 "it does not know how raw tables are prepared: it is told with the next round"
             )
-        self.settings = Agreement(Preparation.read(disk.preparation), 0).settings(self.settings)
+        self.settings = Agreement(Preprocessor.load(disk.preparation), 0).settings(self.settings)
 
     def _score(self, about: About) -> About:
         """What this client says of its own model when the run is over."""

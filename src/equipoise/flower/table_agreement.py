@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from equipoise.data.tables.preparation import Preparation
-from equipoise.data.tables.sites import merge_messages, of_server, summarise
-from equipoise.data.tables.statistics import Statistics
-from equipoise.data.tables.typed import of_json
+from equipoise.data.tabular.exchange import fit_on_server_rows, merge_messages, summarise_site
+from equipoise.data.tabular.preprocessing import Preprocessor
+from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
 from equipoise.privacy.config import Privacy
@@ -25,6 +22,7 @@ from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.remote_tables import ApartConfig, prepared_by
 from equipoise.utils.errors import UsageError
+from equipoise.utils.record import from_json
 
 if TYPE_CHECKING:
     from equipoise.flower.remote_executor import Wire
@@ -37,13 +35,15 @@ TOLD = 2**24  # bytes of one client's message, at most
 class Agreement:
     """One preparation for all, and the bytes that clients took to tell."""
 
-    preparation: Preparation
+    preprocessor: Preprocessor
     up: int
 
     def settings(self, before: RunSettings) -> RunSettings:
         """The run's settings, whose task prepares raw tables so."""
-        down = len(self.preparation.write().encode()) * len(self.preparation.clients)
-        return dataclasses.replace(before, task_spec=prepared_by(self.preparation, (self.up, down)))
+        down = len(self.preprocessor.to_json().encode()) * len(self.preprocessor.clients)
+        return dataclasses.replace(
+            before, task_spec=prepared_by(self.preprocessor, (self.up, down))
+        )
 
 
 def raw_tables(settings: RunSettings) -> ApartConfig | None:
@@ -55,7 +55,7 @@ def raw_tables(settings: RunSettings) -> ApartConfig | None:
 def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Agreement:
     """The server's side; everybody must be there, for what nobody told is in no model."""
     if config.prepare_by == "server":
-        return Agreement(of_server(config.folder, config.clients, config), 0)
+        return Agreement(fit_on_server_rows(config.folder, config.clients, config), 0)
     privacy.refuse_telling()
     present = wire.present()
     answers = wire.exchange(
@@ -75,10 +75,10 @@ def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Ag
         raise UsageError(
             f"before round 1 every client must tell of its columns, but {'; '.join(problems)}"
         )
-    preparation, notes = merge_messages(texts, config)
+    preprocessor, notes = merge_messages(texts, config)
     for note in notes:
         LOG.info(note)
-    return Agreement(preparation, sum(len(text.encode()) for text in texts.values()))
+    return Agreement(preprocessor, sum(len(text.encode()) for text in texts.values()))
 
 
 def tell(settings: RunSettings, client: int, name: str) -> About:
@@ -90,14 +90,17 @@ def tell(settings: RunSettings, client: int, name: str) -> About:
         raise Refused(
             "under dp_noise or prepare_by server this client tells nothing of its columns"
         )
-    return {"client": client, "statistics": summarise(config.folder, name or str(client), config)}
+    return {
+        "client": client,
+        "statistics": summarise_site(config.folder, name or str(client), config),
+    }
 
 
 def kept(folder: Folder) -> Agreement:
     """That of a run which is resumed."""
     told = folder.path / "flower.json"  # not there yet if the run was killed before its first round
     up = json.loads(told.read_text())["told"] if told.is_file() else 0
-    return Agreement(Preparation.read(folder.preparation), up)
+    return Agreement(Preprocessor.load(folder.preparation), up)
 
 
 def _read(answer: bytes | str, client: int) -> str:
@@ -110,20 +113,7 @@ def _read(answer: bytes | str, client: int) -> str:
     if codec.whole(about, "client", 0) != client or not isinstance(text, str):
         raise Refused("it answers another message")
     try:
-        _check(of_json(Statistics, text, "its message"))
+        from_json(ClientStatistics, text, "its message")
     except UsageError as error:
         raise Refused(str(error)[:500]) from error
     return text
-
-
-def _check(value: Any) -> None:
-    """Refuse counts below nothing, and numbers that are none."""
-    if dataclasses.is_dataclass(value):
-        _check(tuple(getattr(value, item.name) for item in dataclasses.fields(value)))
-    elif isinstance(value, tuple | Mapping):
-        for part in value:
-            _check(part)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise Refused("it tells NaN or infinity")
-    elif isinstance(value, int) and value < 0:
-        raise Refused("it tells a count below 0")

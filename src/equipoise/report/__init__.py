@@ -1,1 +1,1 @@
-"""What people look at: tables and progress in the terminal, the page, trackers."""
+"""Results for people: HTML reports, tables, terminal output and experiment trackers."""

@@ -15,7 +15,7 @@ from equipoise.clock.devices import DevicePopulation
 from equipoise.config.parsing import from_file, to_file
 from equipoise.config.schedules import Schedule
 from equipoise.core import Method, SelectionPolicy, TrainingConfig
-from equipoise.data.tables.choices import ColumnChoices
+from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
 from equipoise.privacy.config import Privacy
 from equipoise.settings.option_registry import options, resolve_names
@@ -98,7 +98,7 @@ class RunSettings:
             raise UsageError(
                 f"select {chosen} is not offered with secure: the server reads the loss of each client"
             )
-        if privacy.noisy and isinstance(task_config, ColumnChoices) and not task_config.prepare_by:
+        if privacy.noisy and isinstance(task_config, ColumnConfig) and not task_config.prepare_by:
             task_config = dataclasses.replace(
                 task_config, prepare_by="server"
             )  # what clients would tell has no bound

@@ -203,6 +203,8 @@ def _try_aggregate(
 
 def _state_is_finite(before: State, after: State) -> bool:
     """Whether nothing became infinite or NaN; what was so before is meant (a record that nobody has set yet)."""
+    if not after:
+        return True
     known = dict(pytree.tree_flatten_with_path(before)[0])
     for path, value in pytree.tree_flatten_with_path(after)[0]:
         if value.is_floating_point() and not bool(torch.isfinite(value.sum())):

@@ -16,6 +16,9 @@ MAX_CHUNKS = (
     64  # enough to share a round among processes evenly, few enough that their sums cost little
 )
 MAX_CLIENTS_PER_CHUNK = 1024  # bounds the memory of batch plans whatever the size of the cohort
+MAX_JOINED_CLIENTS = (
+    256  # larger stacks save little time (5 % of W1 at 500 clients), but take more memory
+)
 
 
 def split_into_chunks(clients: int, least: int) -> list[slice]:
@@ -28,6 +31,23 @@ def split_into_chunks(clients: int, least: int) -> list[slice]:
         parts = 1 << (parts.bit_length() - 1)
     parts = max(parts, -(-clients // MAX_CLIENTS_PER_CHUNK))
     return [slice(clients * part // parts, clients * (part + 1) // parts) for part in range(parts)]
+
+
+def groups(cuts: list[slice]) -> list[list[slice]]:
+    """Neighbouring chunks that may be computed as one stack of at most ``MAX_JOINED_CLIENTS`` clients."""
+    found: list[list[slice]] = []
+    for chunk in cuts:
+        if found and chunk.stop - found[-1][0].start <= MAX_JOINED_CLIENTS:
+            found[-1].append(chunk)
+        else:
+            found.append([chunk])
+    return found
+
+
+def shifted(cuts: list[slice]) -> list[slice]:
+    """The chunks of a group as slices of the group's own stack."""
+    first = cuts[0].start
+    return [slice(chunk.start - first, chunk.stop - first) for chunk in cuts]
 
 
 def chunk_index(chunk: slice) -> slice | Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,6 +22,7 @@ from equipoise.core import (
     Scores,
     ServerMessage,
     State,
+    SupervisedTask,
     Task,
     TrainingConfig,
 )
@@ -35,6 +38,8 @@ from equipoise.utils.pytree import Ints
 MIN_STACKED_CLIENTS = (
     48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
 )
+CLIENT_HOOKS = {"configure_training", "train", "upload", "personal_model"}
+"""Where a method may compute by itself at clients, with products whose bits depend on the number of clients."""
 
 
 Judged = Callable[[], dict[str, Params]]
@@ -96,13 +101,27 @@ class CohortResults:
     ) -> State:
         """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
         assert self.stack is not None
+        if len(cuts) == 1:
+            return chunking.add_chunk_sums(
+                [chunking.sum_chunk(method, global_params, self.stack.update, taken, weights)]
+            )
         parts: list[State | None] = []
-        for chunk in cuts:
-            here = (self.arrived >= chunk.start) & (self.arrived < chunk.stop)
-            up = self.stack.update if bool(here.all()) else pytree.index(self.stack.update, here)
+        ends = torch.searchsorted(
+            self.arrived, torch.tensor([chunk.stop for chunk in cuts])
+        ).tolist()
+        counts = torch.cat(
+            [torch.zeros(1, dtype=torch.int64), taken.cumsum(0)]
+        ).tolist()  # taken before each row
+        for first, last in pairwise([0, *ends]):
+            here = slice(first, last)
+            own = pytree.index(weights, slice(counts[first], counts[last]))
             parts.append(
                 chunking.sum_chunk(
-                    method, global_params, up, taken[here], pytree.index(weights, here[taken])
+                    method,
+                    global_params,
+                    pytree.index(self.stack.update, chunking.chunk_index(here)),
+                    taken[here],
+                    own,
                 )
             )
         return chunking.add_chunk_sums(parts)
@@ -214,6 +233,34 @@ class InProcessExecutor(Executor):
     ) -> ClientResult:
         """The replies of one chunk: what they are depends on nobody outside it."""
 
+    def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
+        """The chunks of these clients, by the stacks that are in memory together."""
+        return [[chunk] for chunk in self.chunks(len(ids))]
+
+    def group(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+        cuts: list[slice],
+    ) -> ClientResult:
+        """The replies of these clients, whose chunks are ``cuts``, to the bits of one chunk after another."""
+        if len(cuts) == 1:
+            return self.run_chunk(round, ids, message, client_state, splits)
+        parts = (
+            self.run_chunk(
+                round,
+                ids[here],
+                message.for_clients(here),
+                pytree.index(client_state, here),
+                splits,
+            )
+            for here in map(chunking.chunk_index, cuts)
+        )
+        return pytree.concat_stream(parts, len(ids))
+
     def run_clients(
         self,
         round: int,
@@ -223,22 +270,20 @@ class InProcessExecutor(Executor):
         splits: tuple[str, ...],
     ) -> CohortResults:
         with torch.no_grad():
-            cuts = [chunking.chunk_index(cut) for cut in self.chunks(len(ids))]
-            if len(cuts) == 1:
+            groups = self.groups(ids, message)
+            if len(groups) == 1:
                 return CohortResults.of_all(
-                    ids, self.run_chunk(round, ids, message, client_state, splits)
+                    ids, self.group(round, ids, message, client_state, splits, groups[0])
                 )
-            parts = (
-                self.run_chunk(
-                    round,
-                    ids[here],
-                    message.for_clients(here),
-                    pytree.index(client_state, here),
-                    splits,
+
+            def replies(cuts: list[slice]) -> ClientResult:
+                here = chunking.chunk_index(slice(cuts[0].start, cuts[-1].stop))
+                own = pytree.index(client_state, here)
+                return self.group(
+                    round, ids[here], message.for_clients(here), own, splits, chunking.shifted(cuts)
                 )
-                for here in cuts
-            )
-            return CohortResults.of_all(ids, pytree.concat_stream(parts, len(ids)))
+
+            return CohortResults.of_all(ids, pytree.concat_stream(map(replies, groups), len(ids)))
 
 
 class Loop(InProcessExecutor):
@@ -264,10 +309,54 @@ class Loop(InProcessExecutor):
 
 
 class Stacked(InProcessExecutor):
-    """All clients of a chunk at once."""
+    """All clients of a chunk at once, or of several chunks where that gives the same bits with fewer kernels."""
+
+    def __init__(
+        self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
+    ) -> None:
+        super().__init__(method, task, training, seed, rounds)
+        self._joins: dict[object, bool] = {}
+        """Whether these chunks may be computed as one stack, known since the first round of the same shapes."""
 
     def chunks(self, clients: int) -> list[slice]:
         return chunking.split_into_chunks(clients, MIN_STACKED_CLIENTS)
+
+    def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
+        cuts = self.chunks(len(ids))
+        simple = message.hparams is None and not CLIENT_HOOKS & self.method.overridden_hooks
+        if len(cuts) > 1 and simple and len(ids) == self.task.num_clients and self._alike:
+            return chunking.groups(cuts)
+        return [[chunk] for chunk in cuts]
+
+    def group(
+        self,
+        round: int,
+        ids: Tensor,
+        message: ServerMessage,
+        client_state: ClientState,
+        splits: tuple[str, ...],
+        cuts: list[slice],
+    ) -> ClientResult:
+        """Compute chunks as one stack if that gives the same bits, which their first round tries.
+
+        A product of matrices rounds otherwise where these lie otherwise in memory, modulo 16 bytes at least. So a
+        client's bits depend on its place in a stack. Where all clients take part, with equally many rows and epochs,
+        this is a matter of shapes: what holds in one round holds in all.
+        """
+        if len(cuts) == 1:
+            return self.run_chunk(round, ids, message, client_state, splits)
+        moving = bool(
+            self.training.at(round, self.rounds).momentum
+        )  # momentum has products of other shapes
+        key = (int(ids[0]), len(ids), splits, moving)
+        if self._joins.get(key):
+            return self.run_chunk(round, ids, message, client_state, splits)
+        separate = super().group(round, ids, message, client_state, splits, cuts)
+        if key not in self._joins:
+            joined = self.run_chunk(round, ids, message, client_state, splits)
+            pairs = zip(pytree.leaves(separate), pytree.leaves(joined), strict=True)
+            self._joins[key] = all(torch.equal(one, other) for one, other in pairs)
+        return separate
 
     def run_chunk(
         self,
@@ -283,6 +372,24 @@ class Stacked(InProcessExecutor):
         return vmap_primitives.over_clients(
             mapped, (0, down.vmap_axes(), 0), (ids, down, held), len(ids)
         )
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Whether all clients have equally many rows, so that the shapes of a stack do not depend on who is in it."""
+        task = self.task
+        if (
+            not isinstance(task, SupervisedTask)
+            or task.executor_depends_on_model
+            or not task.stackable
+        ):
+            return False
+        everybody = torch.arange(task.num_clients)
+        counts = [
+            task.num_rows(everybody, split)
+            for split in ("train", "val", "test")
+            if task.has_split(split)
+        ]
+        return all(bool((count == count[0]).all()) for count in counts)
 
 
 def evaluate_on_server(task: Task, params: Params, splits: tuple[str, ...]) -> dict[str, Params]:
@@ -320,35 +427,38 @@ class ChunkedRound:
     ) -> CohortResults:
         """As the executor's own, of what the store has of these clients."""
         executor = self.executor
-        method, cuts = executor.method.at(round, executor.rounds), executor.chunks(len(ids))
+        method, groups = executor.method.at(round, executor.rounds), executor.groups(ids, message)
         weights = executor.known_weights(method, ids) if self._sums_early else torch.empty(0)
         settles = not (
             method.shared_param_names(executor.task)
             or method.report_ranges
             or "upload" in method.overridden_hooks
         )
-        if len(cuts) == 1 or not (settles or len(weights)):
+        if len(groups) == 1 or not (settles or len(weights)):
             return self._whole(round, ids, message, splits)
         facts: list[UpdateDiagnostics] = []
         sums: list[State | None] = []
         size = 0
 
-        def told(cut: slice) -> ClientResult:
-            """The replies of a chunk without what is not needed any more, which ends with this call."""
+        def told(cuts: list[slice]) -> ClientResult:
+            """The replies of a group of chunks without what is not needed any more, which ends with this call."""
             nonlocal size
-            here, own = chunking.chunk_index(cut), ids[cut].numpy()
-            part = executor.run_chunk(
-                round, ids[here], message.for_clients(here), self.store.held(own), splits
+            first = cuts[0].start
+            cut = slice(first, cuts[-1].stop)
+            here, own, inner = chunking.chunk_index(cut), ids[cut].numpy(), chunking.shifted(cuts)
+            part = executor.group(
+                round, ids[here], message.for_clients(here), self.store.held(own), splits, inner
             )
             facts.append(UpdateDiagnostics.of(method, message.params, part))
             size = pytree.tree_bytes(part.update, stacked=True)
             if settles:
                 self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)
                 return replace(part, client_state=ClientState(), scores={})
-            everybody = torch.ones(len(own), dtype=torch.bool)
-            sums.append(
-                chunking.sum_chunk(method, message.params, part.update, everybody, weights[cut])
-            )
+            for chunk in inner:
+                everybody = torch.ones(chunk.stop - chunk.start, dtype=torch.bool)
+                up = pytree.index(part.update, chunking.chunk_index(chunk))
+                own_weights = weights[first + chunk.start : first + chunk.stop]
+                sums.append(chunking.sum_chunk(method, message.params, up, everybody, own_weights))
             return replace(
                 part,
                 update=ClientUpdate({}, metrics=part.update.metrics),
@@ -356,7 +466,7 @@ class ChunkedRound:
             )
 
         with torch.no_grad():
-            stack = pytree.concat_stream((told(cut) for cut in cuts), len(ids))
+            stack = pytree.concat_stream(map(told, groups), len(ids))
         known = UpdateDiagnostics.joined(facts)
         if settles:
             return CohortResults(torch.arange(len(ids)), stack, known=known, committed=True)

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.core import Task, TrainingConfig
-from equipoise.data.own import OwnRows, OwnShares, form_of
-from equipoise.data.tables import tables_of
-from equipoise.data.tables.reading import SERVER, in_memory
+from equipoise.data.tabular.io import SERVER, align_tables, tables_from_values
 from equipoise.data.text import given_texts
 from equipoise.data.transforms import Form
+from equipoise.data.user_rows import UserRows, UserRowShares, infer_form
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, text
 from equipoise.tasks import tables as own
@@ -65,17 +64,19 @@ def from_datasets(
             f"the server has samples of shape {served[0].shape[1:]}, clients of {x.shape[1:]}"
         )
     found = int(max(y.max(), -1 if served is None else served[1].max())) + 1
-    rows = OwnRows(x, y, owner, served, classes or found, names)
+    rows = UserRows(x, y, owner, served, classes or found, names)
     start = _start(model, fresh)
 
-    def build(config: OwnShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
-        data = rows.federate(config, form or form_of(x), own.generator(seed))
+    def build(config: UserRowShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
+        data = rows.federate(config, form or infer_form(x), own.generator(seed))
         module = start.module(data.shape, data.classes, seed)
         task = ExamplesTask(name, module, data, training, fresh=start.fresh)
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or own.SPEC.training
-    return TaskSpec(name, "a task made in Python", OwnShares, defaults, (), build, in_python=True)
+    return TaskSpec(
+        name, "a task made in Python", UserRowShares, defaults, (), build, in_python=True
+    )
 
 
 def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning) -> TaskSpec:
@@ -83,7 +84,7 @@ def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning
     clients = {
         str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER
     }
-    found = in_memory(tables_of(clients, tables.get(SERVER)), choices)
+    found = align_tables(tables_from_values(clients, tables.get(SERVER)), choices)
 
     def build(config: own.TableLearning, model: str, training: TrainingConfig, seed: int) -> Task:
         return own.of_tables(name, found, config, model, training, seed)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from equipoise.core import Task, TrainingConfig, option
 from equipoise.data.federated_dataset import ClientData, Ints, Split, Target
-from equipoise.data.tables.choices import ColumnChoices
-from equipoise.data.tables.preparation import Preparation
-from equipoise.data.tables.sites import PREPARATION, find_table, training_rows
+from equipoise.data.tabular.config import ColumnConfig
+from equipoise.data.tabular.exchange import PREPROCESSOR_FILE, count_train_rows, find_table
+from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
@@ -24,7 +24,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class ApartConfig(ColumnChoices):
+class ApartConfig(ColumnConfig):
     """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it).
 
     With a target, everybody's rows are raw tables: before round 1 clients tell sums and counts of their columns.
@@ -65,7 +65,7 @@ class ApartConfig(ColumnChoices):
     @property
     def samples(self) -> int:
         """Training rows of raw tables, before anybody knows how they are prepared."""
-        rows = training_rows(self.folder, self)
+        rows = count_train_rows(self.folder, self)
         return rows - int(rows * self.val_share)
 
 
@@ -73,17 +73,23 @@ class OwnFolder(ClientData):
     """One machine's rows. Whichever client is asked for, these are its rows: there are no others here."""
 
     def __init__(
-        self, config: ApartConfig, seed: int, preparation: Preparation | None = None
+        self, config: ApartConfig, seed: int, preprocessor: Preprocessor | None = None
     ) -> None:
-        """``preparation``: what all agreed on before round 1; without it, the one that lies beside the rows, if any."""
+        """Read the folder of this machine.
+
+        Args:
+            config: Where the rows are.
+            seed: Draws the validation rows.
+            preprocessor: The one of the exchange before round 1; None for that of the folder, if there is one.
+        """
         folder = config.folder
-        file = folder / PREPARATION
-        if preparation is None and file.is_file():
-            preparation = Preparation.read(file)
-        self.preparation = preparation
+        file = folder / PREPROCESSOR_FILE
+        if preprocessor is None and file.is_file():
+            preprocessor = Preprocessor.load(file)
+        self.preprocessor = preprocessor
         self.clients, self.classes = config.clients, config.classes
-        if self.preparation is not None:
-            self.names, self.classes = self.preparation.clients, self.preparation.target.outputs
+        if self.preprocessor is not None:
+            self.names, self.classes = self.preprocessor.clients, self.preprocessor.target.outputs
             if len(self.names) != config.clients:
                 raise UsageError(
                     f"the preparation is of {len(self.names)} sites, but clients is {config.clients}"
@@ -108,16 +114,16 @@ class OwnFolder(ClientData):
 
     @property
     def target(self) -> Target:
-        return self.preparation.target if self.preparation else super().target
+        return self.preprocessor.target if self.preprocessor else super().target
 
     def _read(self, folder: Path, name: str) -> Rows:
         """Raw tables where there is a preparation for them; otherwise numbers, and labels from 0 on."""
-        if self.preparation is None:
+        if self.preprocessor is None:
             return _read(folder, name, self.classes)
         table = find_table(folder, name)
         if table is None:
             raise UsageError(f"'{folder}' has neither {name}.csv nor {name}.parquet")
-        x, y = self.preparation.rows(table, f"the {name} rows in '{folder}'")
+        x, y = self.preprocessor.transform_labelled(table, f"the {name} rows in '{folder}'")
         return torch.from_numpy(x), torch.from_numpy(y)
 
     def split(self, ids: Ints, name: str) -> Split:
@@ -138,7 +144,7 @@ class Apart(ExamplesTask):
 
     def __init__(self, data: OwnFolder, model: str, training: TrainingConfig) -> None:
         super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
-        self.preparation = data.preparation
+        self.preprocessor = data.preprocessor
         self.reported: dict[int, int] = {}
 
     def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
@@ -183,11 +189,11 @@ def build(config: ApartConfig, model: str, training: TrainingConfig, seed: int) 
     return Apart(OwnFolder(config, seed), model, training)
 
 
-def prepared_by(preparation: Preparation, told: tuple[int, int]) -> TaskSpec:
+def prepared_by(preprocessor: Preprocessor, told: tuple[int, int]) -> TaskSpec:
     """The task once all have agreed how raw tables are prepared; ``told``: bytes up and down that it took."""
 
     def build(config: ApartConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-        task = Apart(OwnFolder(config, seed, preparation), model, training)
+        task = Apart(OwnFolder(config, seed, preprocessor), model, training)
         task.bytes_before = told
         return task
 

@@ -20,7 +20,6 @@ from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
 from equipoise.environments.deep_task import MODELS, AgentConfig, AgentTask, ClassicConfig, classic
 from equipoise.environments.gym_env import GymWorld, keyword_arguments, makers
 from equipoise.environments.heterogeneity import SENSES, Senses, traits_named
-from equipoise.environments.mujoco_env import HALF_CHEETAH, HOPPER, mujoco_task
 from equipoise.environments.obs_encoding import TRIED, usual_sizes
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import UsageError
@@ -156,34 +155,4 @@ SPEC_GYM = TaskSpec(
     training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
     models=(*MODELS, "cnn"),
     build=build_gym,
-)
-
-
-def build_hopper(config: AgentConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    return mujoco_task(HOPPER, config, training, seed)
-
-
-SPEC_HOPPER = TaskSpec(
-    name="hopper",
-    help="agents in MuJoCo's Hopper, each with legs of its own thickness (extra mujoco)",
-    config=AgentConfig,
-    training=TrainingConfig(epochs=250, lr=1e-3, batch_size=64),
-    models=("mlp",),
-    build=build_hopper,
-)
-
-
-def build_half_cheetah(
-    config: AgentConfig, model: str, training: TrainingConfig, seed: int
-) -> Task:
-    return mujoco_task(HALF_CHEETAH, config, training, seed)
-
-
-SPEC_HALF_CHEETAH = TaskSpec(
-    name="half-cheetah",
-    help="agents in MuJoCo's HalfCheetah, each with legs of its own thickness (extra mujoco)",
-    config=AgentConfig,
-    training=TrainingConfig(epochs=250, lr=1e-3, batch_size=64),
-    models=("mlp",),
-    build=build_half_cheetah,
 )

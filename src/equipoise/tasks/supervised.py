@@ -20,7 +20,7 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.data.federated_dataset import ClientData, Ints, Subset, part_of
-from equipoise.data.tables.preparation import Preparation
+from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.time_series import Windows
 from equipoise.data.transforms import Tokens
 from equipoise.models import blocks_of, weights
@@ -49,7 +49,7 @@ CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
 class ExamplesTask(Falsified):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.training.objectives.Objective`."""
 
-    preparation: Preparation | Windows | None = None
+    preprocessor: Preprocessor | Windows | None = None
     """How raw rows of tables, or recordings, became the rows of the data."""
     _laned: tuple[Tensor, Tensor] | None
 
@@ -218,7 +218,7 @@ class ExamplesTask(Falsified):
         return self.data.has(split)
 
     def preprocessing_json(self) -> str:
-        return self.preparation.write() if self.preparation else ""
+        return self.preprocessor.to_json() if self.preprocessor else ""
 
     def fingerprint(self) -> str:
         return self.data.fingerprint()

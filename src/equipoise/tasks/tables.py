@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from equipoise.core import Task, TrainingConfig, option
-from equipoise.data import tables
+from equipoise.data import tabular
 from equipoise.data.federated_dataset import Federation
 from equipoise.data.time_series import federate_recordings, read_recordings
 from equipoise.models import MODELS
@@ -21,7 +21,7 @@ from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TableLearning(tables.TableChoices):
+class TableLearning(tabular.TableConfig):
     """Tables, and what errors in predicting their target count."""
 
     class_weights: str = option(
@@ -84,25 +84,27 @@ def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) ->
         task = ExamplesTask(
             "tables", MODELS[model](found.data.shape, found.data.classes), found.data, training
         )
-        task.preparation, task.bytes_before = found.preparation, (found.up, found.down)
+        task.preprocessor = found.preprocessor
+        task.bytes_before = (found.up, found.down)
         return task
-    whole = tables.read_tables(config.path, config.client_column, config)
+    whole = tabular.read_tables(config.path, config.client_column, config)
     return of_tables("tables", whole, config, model, training, seed)
 
 
 def of_tables(
     name: str,
-    found: tables.Tables,
+    found: tabular.ClientTables,
     choices: TableLearning,
     model: str,
     training: TrainingConfig,
     seed: int,
 ) -> ExamplesTask:
-    """A task from everybody's tables, in files or (by :func:`~equipoise.data.tables.tables_of`) in Python."""
-    made = tables.federate(found, choices, generator(seed))
+    """A task from everybody's tables, in files or (by :func:`~equipoise.data.tabular.tables_from_values`) in Python."""
+    made = tabular.build_federation(found, choices, generator(seed))
     module = MODELS[model](made.data.shape, made.data.classes)
     task = ExamplesTask(name, module, made.data, training, objective=choices.objective(made.data))
-    task.preparation, task.bytes_before = made.preparation, (made.up, made.down)
+    task.preprocessor = made.preprocessor
+    task.bytes_before = (made.upload_bytes, made.download_bytes)
     return task
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from equipoise.core import Task, TrainingConfig, option
 from equipoise.data.federated_dataset import Target
-from equipoise.data.own import OwnRows
 from equipoise.data.text import TextChoices, Texts, Tokenizer, read_texts
 from equipoise.data.transforms import Tokens
+from equipoise.data.user_rows import UserRows
 from equipoise.models import huggingface
 from equipoise.tasks import TaskSpec, tables
 from equipoise.tasks.supervised import ExamplesTask
@@ -59,7 +59,7 @@ def of_texts(
     )
     rows = len(found.texts)
     server = (tokens[rows:], y[rows:]) if found.server else None
-    given = OwnRows(
+    given = UserRows(
         tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target
     )
     data = given.federate(config, Tokens(), tables.generator(seed))

@@ -243,8 +243,11 @@ def _gradient(task: Network, request: LocalTrainRequest) -> Gradient:
             leaves = {name: params[name].detach().requires_grad_() for name in names}
             now = {**params, **leaves}
             losses = own(now, x, y, aux) if own else task.losses_stack(now, x, y)
-            total = (losses * weight).sum()
-            return dict(zip(names, torch.autograd.grad(total, list(leaves.values())), strict=True))
+            # The derivative of the weighted sum of the losses by each of them.
+            by_loss = weight if isinstance(weight, Tensor) else torch.full_like(losses, weight)
+            return dict(
+                zip(names, torch.autograd.grad(losses, list(leaves.values()), by_loss), strict=True)
+            )
 
     return backward
 

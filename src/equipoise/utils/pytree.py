@@ -68,6 +68,11 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     Unlike torch's own maps, the result of which is no tree, this one may put any picklable value into a leaf's place.
     """
     if isinstance(tree, dict):
+        if not others:  # most calls: a tensor is mapped here, without one more call for it
+            return {
+                key: function(value) if isinstance(value, Tensor) else map_leaves(function, value)
+                for key, value in tree.items()
+            }
         return {
             key: map_leaves(function, value, *(other[key] for other in others))
             for key, value in tree.items()
@@ -90,7 +95,11 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in the order of :func:`map_leaves`; torch's own way takes several times as long."""
     if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in leaves(value)]
+        return [
+            leaf
+            for value in tree.values()
+            for leaf in ((value,) if isinstance(value, Tensor) else leaves(value))
+        ]
     if isinstance(tree, tuple):
         return [leaf for value in tree for leaf in leaves(value)]
     if type(tree) in _MESSAGES:
@@ -138,7 +147,13 @@ def _inner(kind: Any) -> dict[str, type]:
 
 def index(tree: T, which: int | slice | Tensor) -> T:
     """One client's tree out of a stack, or the stack of some of its clients."""
-    result: T = map_leaves(lambda value: value[which], tree)
+    result: T
+    if isinstance(which, Tensor) and which.dtype == torch.int64 and which.dim() == 1:
+        result = map_leaves(
+            lambda value: value.index_select(0, which), tree
+        )  # a tenth of the time that [which] takes
+    else:
+        result = map_leaves(lambda value: value[which], tree)
     return result
 
 

@@ -22,10 +22,10 @@ def main(arguments: list[str]) -> int:
     add_quiet(parser)
     chosen = parser.parse(arguments)
     from equipoise.experiment.certificate import certify_run, in_words
-    from equipoise.report.terminal.progress import steps
+    from equipoise.report.terminal import step_progress
 
-    with steps("other choices tried", chosen.quiet) as told:
-        found = certify_run(Path(chosen.folder), chosen.samples, told=told)
+    with step_progress("other choices tried", chosen.quiet) as update:
+        found = certify_run(Path(chosen.folder), chosen.samples, told=update)
     if not chosen.quiet:
         print("\n".join([*in_words(found), f"Added to {Path(chosen.folder) / 'summary.json'}."]))
     return 0

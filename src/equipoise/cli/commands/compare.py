@@ -17,12 +17,9 @@ from equipoise.methods import find_method
 from equipoise.records import codec
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Compared
-from equipoise.report import tables
-from equipoise.report.page import html
-from equipoise.report.terminal.fit import output
-from equipoise.report.terminal.progress import Display
-from equipoise.report.terminal.results import to_screen
-from equipoise.report.trackers.tracking import Tracking, named
+from equipoise.report import html, tables
+from equipoise.report.terminal import ProgressDisplay, make_console, print_results
+from equipoise.report.trackers import RunTrackers, parse_tracker_names
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
@@ -55,7 +52,7 @@ def main(arguments: list[str]) -> int:
         for name, given in cells.items():
             known = options(find_method(name), find_task(given["task"]))
             cells[name] = {**resolve_names(known, read_best(Path(chosen["tuned"]), name)), **given}
-    named(chosen["log"])  # a tracker that is not there is refused before any work
+    parse_tracker_names(chosen["log"])  # a tracker that is not there is refused before any work
     if chosen["equal_steps"]:
         cells = with_equal_steps(cells)
     out, quiet = Path(chosen["out"]), chosen["quiet"]
@@ -65,8 +62,8 @@ def main(arguments: list[str]) -> int:
         cell.close()
         done = len(Folder(folder).records()) if chosen["resume"] else 0
         title = f"{settings.run.method}, seed {settings.run.seed}"
-        display = cell.enter_context(Display(title, settings.run.rounds, quiet, done))
-        return both(display, cell.enter_context(Tracking(chosen["log"], folder, done)))
+        display = cell.enter_context(ProgressDisplay(title, settings.run.rounds, quiet, done))
+        return both(display, cell.enter_context(RunTrackers(chosen["log"], folder, done)))
 
     again = {
         "resume": chosen["resume"],
@@ -76,7 +73,7 @@ def main(arguments: list[str]) -> int:
     asked = [text for text in arguments if text not in ("--resume", "--overwrite")]
     try:
         with cell:
-            by_method, shown = compare(
+            by_method, columns = compare(
                 cells,
                 chosen["seeds"],
                 out,
@@ -90,12 +87,12 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    report = html.offer(out)
+    report = html.try_write_report(out)
     if not quiet:
-        console = output()
-        to_screen(
-            "mean ± standard deviation over seeds", tables.rows(by_method, shown), shown, console
-        )
+        console = make_console()
+        rows = tables.summary_rows(by_method, columns)
+        notes = tables.undefined_notes(by_method, columns)
+        print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
         console.print(f"tables and runs are in {out}", highlight=False)
         console.print(report, highlight=False, markup=False, soft_wrap=True)
     return 0

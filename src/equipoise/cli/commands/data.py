@@ -43,23 +43,23 @@ def _describe(arguments: list[str]) -> int:
     if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
         return _describe_tables(settings.task_config, given, chosen["json"])
     from equipoise.experiment.runner import build_task
-    from equipoise.report.terminal.describe import describe, in_words
+    from equipoise.report.data_description import describe_task, task_text
 
-    found = describe(build_task(settings))
-    print(json.dumps(found) if chosen["json"] else in_words(found))
+    found = describe_task(build_task(settings))
+    print(json.dumps(found) if chosen["json"] else task_text(found))
     return 0
 
 
 def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) -> int:
     """Tables as they are, before anything is made of them; 2 where problems stand against a run."""
-    from equipoise.data.tables.description import describe
-    from equipoise.data.tables.reading import look_at_tables
-    from equipoise.report.terminal import describe_tables
+    from equipoise.data.tabular.description import describe_tables as describe
+    from equipoise.data.tabular.io import scan_tables
+    from equipoise.report.data_description import tables_json, tables_text
 
-    tables, findings = look_at_tables(config.path, config.client_column, config)
-    found = describe(tables, config, findings)
+    tables, diagnostics = scan_tables(config.path, config.client_column, config)
+    found = describe(tables, config, diagnostics)
     told = {name.replace("_", "-"): str(value) for name, value in given.items()}
-    print((describe_tables.as_json if as_json else describe_tables.in_words)(found, told))
+    print((tables_json if as_json else tables_text)(found, told))
     return 2 if found.problems else 0
 
 
@@ -71,9 +71,9 @@ def _summarise(arguments: list[str]) -> int:
     parser.add_argument("--client", required=True, help="the name of this site")
     parser.add_argument("--out", required=True, help="the file to write and to send")
     chosen, config = _table_options(parser, arguments)
-    from equipoise.data.tables.sites import summarise
+    from equipoise.data.tabular.exchange import summarise_site
 
-    io.write_text(output_file(chosen["out"]), summarise(config.path, chosen["client"], config))
+    io.write_text(output_file(chosen["out"]), summarise_site(config.path, chosen["client"], config))
     print(f"{chosen['out']}: sums and counts of {config.path}; send it to whoever merges them")
     return 0
 
@@ -90,10 +90,10 @@ def _merge(arguments: list[str]) -> int:
         "--out", default="preparation.json", help="the preparation (default: preparation.json)"
     )
     chosen, config = _table_options(parser, arguments)
-    from equipoise.data.tables.sites import merge_files
+    from equipoise.data.tabular.exchange import merge_files
 
     made, notes = merge_files([Path(file) for file in chosen["files"]], config)
-    io.write_text(output_file(chosen["out"]), made.write())
+    io.write_text(output_file(chosen["out"]), made.to_json())
     for note in notes:
         print(note)
     print(

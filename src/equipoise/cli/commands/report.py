@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"'{folder}' is not a folder")
-    from equipoise.report.page import html
+    from equipoise.report import html
 
-    out = output_file(chosen.out) if chosen.out else html.place(folders)
-    print(html.write(folders, out))
+    out = output_file(chosen.out) if chosen.out else html.default_report_path(folders)
+    print(html.write_report(folders, out))
     return 0

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     from equipoise.cli.showing import telling, to_the_end
     from equipoise.experiment.runner import resume_run
     from equipoise.records.run_dir import Folder
-    from equipoise.report.trackers.tracking import Tracking
+    from equipoise.report.trackers import RunTrackers
     from equipoise.settings.run_config import ResourceConfig
     from equipoise.settings.run_settings import RunSettings
     from equipoise.utils.config_file import read_config
@@ -49,13 +49,13 @@ def main(arguments: list[str]) -> int:
     Folder(out).demand()
     settings = RunSettings.from_options(read_config(Folder(out).config))
     done = len(Folder(out).records())
-    tracking = Tracking(chosen.log, out, done)
+    trackers = RunTrackers(chosen.log, out, done)
     tell = telling(chosen.quiet)
     return to_the_end(
         out,
         settings,
         chosen.quiet,
-        tracking,
+        trackers,
         done,
         lambda watch: resume_run(out, watch, on_message=tell, resources=means),
     )

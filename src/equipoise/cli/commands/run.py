@@ -11,7 +11,7 @@ from equipoise.experiment.multiprocess import is_worker_rank, run_worker
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
 from equipoise.records.run_dir import Folder
-from equipoise.report.trackers.tracking import Tracking
+from equipoise.report.trackers import RunTrackers
 from equipoise.settings.option_registry import options
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         run_worker(settings, build_task(settings), means, out)
         return 0
     done = len(Folder(out).records()) if chosen["resume"] else 0
-    tracking = Tracking(chosen["log"], out, done)
+    trackers = RunTrackers(chosen["log"], out, done)
     again = {
         "resume": chosen["resume"],
         "overwrite": chosen["overwrite"],
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         out,
         settings,
         chosen["quiet"],
-        tracking,
+        trackers,
         done,
         lambda watch: run(settings, out, on_round_end=watch, **again),
     )

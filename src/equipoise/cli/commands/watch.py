@@ -15,9 +15,9 @@ def main(arguments: list[str]) -> int:
         "--every", type=float, default=1.0, help="seconds between looks (default: 1)"
     )
     chosen = parser.parse(arguments)
-    from equipoise.report.terminal.fit import output
-    from equipoise.report.terminal.live import watch
+    from equipoise.report.terminal import make_console
+    from equipoise.report.terminal_live import watch
 
     with contextlib.suppress(KeyboardInterrupt):  # the run itself goes on
-        watch(Path(chosen.folder), chosen.every, output())
+        watch(Path(chosen.folder), chosen.every, make_console())
     return 0

@@ -1,0 +1,183 @@
+"""Select the rows and clients that take part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.data.federated_dataset import SPLITS
+from equipoise.data.splits import FEWEST
+from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
+from equipoise.data.tabular.config import ColumnConfig, TableConfig
+from equipoise.data.tabular.diagnostics import Diagnostic, list_rows
+from equipoise.data.tabular.target_spec import TargetSpec, target_kind
+from equipoise.utils.errors import UsageError, nearest
+
+SPLIT_NAMES = {**{name: i for i, name in enumerate(SPLITS)}, "validation": SPLITS.index("val")}
+"""Texts of a split column (in lower case), as indices of `SPLITS`."""
+MAX_NAMES_OF_POOL = 3  # clients whose names form the name of a pool
+
+
+def read_split_column(tables: ClientTables, column: str) -> tuple[ClientTables, list[Diagnostic]]:
+    """Read the split of each row from a column.
+
+    Args:
+        tables: The tables of all clients.
+        column: The column with the texts train, val or test; rows without a text are dropped.
+
+    Returns:
+        Tables that know the split of each row and do not have the column, and diagnostics.
+    """
+    known = {name for table in tables.clients.values() for name in table.columns}
+    if column not in known:
+        raise UsageError(
+            f"{tables.source} has no column '{column}'{nearest(column, known)}: see --split-column"
+        )
+    clients = {}
+    diagnostics = []
+    for client, table in tables.clients.items():
+        if column in table.columns:
+            clients[client], about_client = _read_split(table, client, column)
+            diagnostics += about_client
+        else:
+            clients[client] = table
+            message = "is not there, and says which rows are train and test"
+            diagnostics.append(Diagnostic(message, True, client, column))
+    with_val = [client for client, table in clients.items() if _has_split(table, "val")]
+    if with_val and len(with_val) < len(clients):
+        without_val = next(client for client in clients if client not in with_val)
+        message = (
+            f"no row is val, but client '{with_val[0]}' has such: give every client some, or none"
+        )
+        diagnostics.append(Diagnostic(message, True, without_val, column))
+    server = None if tables.server is None else tables.server.drop(frozenset({column}))
+    return ClientTables(clients, server, tables.source), diagnostics
+
+
+def _read_split(table: Table, client: str, column: str) -> tuple[Table, list[Diagnostic]]:
+    """Read the split of each row of one client."""
+    codes, labels = table.columns[column].labels
+    diagnostics = []
+    if others := sorted(label for label in labels if label.lower() not in SPLIT_NAMES):
+        examples = ", ".join(map(repr, others[:3]))
+        message = f"holds {examples}: a row is train, val or test, or empty to be left out"
+        diagnostics.append(Diagnostic(message, True, client, column))
+    if num_empty := int((codes < 0).sum()):
+        message = f"is empty in {num_empty} of {len(table)} rows, which are left out"
+        diagnostics.append(Diagnostic(message, False, client, column))
+    split_of_label = [SPLIT_NAMES.get(label.lower(), -1) for label in labels]
+    splits = np.array([*split_of_label, -1], np.int64)[codes]
+    with_splits = replace(table.drop(frozenset({column})), split=splits)
+    selected = with_splits.take(np.flatnonzero(splits >= 0))
+    absent = [name for name in ("train", "test") if not _has_split(selected, name)]
+    diagnostics += [Diagnostic(f"no row is {name}", True, client, column) for name in absent]
+    return selected, diagnostics
+
+
+def _has_split(table: Table, name: str) -> bool:
+    """Whether any row is in this split."""
+    return table.split is not None and bool((table.split == SPLITS.index(name)).any())
+
+
+def drop_unlabelled_rows(
+    tables: ClientTables, spec: TargetSpec, config: ColumnConfig
+) -> tuple[ClientTables, list[Diagnostic]]:
+    """Drop rows without a target; with `--missing refuse`, report them as problems."""
+    kind = target_kind(config)
+    diagnostics = []
+    clients = {}
+    for client, table in tables.clients.items():
+        known = spec.is_known(table, kind)
+        clients[client] = table if known.all() else table.take(np.flatnonzero(known))
+        if config.missing == "refuse" and not known.all():
+            diagnostics.append(report_unlabelled_rows(table, client, spec, known))
+    server = tables.server
+    if server is not None:
+        server = server.take(np.flatnonzero(spec.is_known(server, kind)))
+    return ClientTables(clients, server, tables.source), diagnostics
+
+
+def report_unlabelled_rows(
+    table: Table, client: str, spec: TargetSpec, known: NDArray[np.bool_]
+) -> Diagnostic:
+    """Report rows without a target as a problem."""
+    rows = list_rows(table.row_numbers[~known].tolist())
+    message = f"no target in {rows}, which --missing refuse forbids"
+    return Diagnostic(message, True, client, spec.column)
+
+
+def min_client_rows(config: TableConfig) -> int:
+    """Return the number of rows that a client needs."""
+    return FEWEST if config.small == "keep" else config.min_rows
+
+
+def treat_small_clients(
+    tables: ClientTables, config: TableConfig
+) -> tuple[ClientTables, list[Diagnostic]]:
+    """Drop or pool clients with few rows, or report them as problems."""
+    num_rows = {client: len(table) for client, table in tables.clients.items()}
+    members, diagnostics = plan_small_clients(num_rows, config)
+    if not members:
+        return tables, diagnostics
+    clients = {name: table for name, table in tables.clients.items() if name not in members}
+    if config.small == "pool":
+        pool = concat_tables([tables.clients[name] for name in members])
+        clients[_pool_name(members)] = pool
+    return ClientTables(clients, tables.server, tables.source), diagnostics
+
+
+def plan_small_clients(
+    num_rows: Mapping[str, int], config: TableConfig
+) -> tuple[list[str], list[Diagnostic]]:
+    """Decide what happens to clients with few rows.
+
+    Args:
+        num_rows: Rows with a target of each client.
+        config: Options of tables.
+
+    Returns:
+        The clients that are dropped or pooled, and diagnostics.
+    """
+    min_rows = min_client_rows(config)
+    small = [client for client, count in num_rows.items() if count < min_rows]
+    if not small:
+        return [], []
+    if config.small == "drop" and len(small) < len(num_rows):
+        return small, [
+            Diagnostic(f"is left out: it has {num_rows[client]} rows", client=client)
+            for client in small
+        ]
+    if config.small == "pool" and len(num_rows) > 1:
+        members = _pool_members(num_rows, min_rows)
+        name = _pool_name(members)
+        return members, [
+            Diagnostic(f"is pooled into '{name}': it has {num_rows[client]} rows", client=client)
+            for client in members
+        ]
+    advice = f"rows with a target: a client needs {min_rows}; --small drop leaves it out, pool puts small ones together"
+    return [], [
+        Diagnostic(f"has {num_rows[client]} {advice}", True, client, option="--small drop")
+        for client in small
+    ]
+
+
+def _pool_members(num_rows: Mapping[str, int], min_rows: int) -> list[str]:
+    """Choose the small clients, and the next larger ones until the pool has enough rows."""
+    members: set[str] = set()
+    total = 0
+    for client in sorted(num_rows, key=lambda client: num_rows[client]):
+        if num_rows[client] >= min_rows and total >= min_rows:
+            break
+        members.add(client)
+        total += num_rows[client]
+    return [client for client in num_rows if client in members]
+
+
+def _pool_name(members: list[str]) -> str:
+    """Name a pool after its members, if they are few."""
+    if len(members) <= MAX_NAMES_OF_POOL:
+        return " + ".join(members)
+    return f"{len(members)} small clients"

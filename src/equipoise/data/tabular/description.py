@@ -1,0 +1,216 @@
+"""Describe the tables of all clients before a run: columns, clients, and all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from equipoise.data.federated_dataset import Target
+from equipoise.data.tabular.clients import plan_small_clients, report_unlabelled_rows
+from equipoise.data.tabular.columns import ClientTables, Table
+from equipoise.data.tabular.config import TableConfig
+from equipoise.data.tabular.dates import SECONDS_PER_DAY, Floats
+from equipoise.data.tabular.diagnostics import Diagnostic
+from equipoise.data.tabular.exchange import compute_statistics
+from equipoise.data.tabular.preprocessing import Category, Date, DroppedColumn, Encoder, Number
+from equipoise.data.tabular.schema import infer_schema
+from equipoise.data.tabular.statistics import moments
+from equipoise.data.tabular.target_spec import (
+    TargetSpec,
+    infer_target,
+    parse_target,
+    target_kind,
+)
+from equipoise.utils.errors import UsageError
+
+MAX_LISTED_CATEGORIES = 6
+
+
+@dataclass(frozen=True)
+class ColumnDescription:
+    """One column.
+
+    Attributes:
+        name: The column.
+        kind: What it becomes: number, category, date or left out.
+        values: Its values, or the reason why it is left out.
+        missing: Share of missing cells in all rows.
+        missing_at: Clients with missing cells and their shares, the largest first.
+    """
+
+    name: str
+    kind: str
+    values: str
+    missing: float
+    missing_at: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ClientDescription:
+    """One client.
+
+    Attributes:
+        name: The client.
+        rows: The number of its rows.
+        without_target: Rows without a target.
+        classes: Rows of each class.
+        mean: The mean of a regression's target; of survival, the share of events.
+    """
+
+    name: str
+    rows: int
+    without_target: int
+    classes: tuple[int, ...] = ()
+    mean: float | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """The tables of all clients.
+
+    Attributes:
+        source: The file or folder.
+        target: The target; None if there are problems with it.
+        clients: The clients.
+        columns: The input columns, in the order of the table.
+        findings: Problems and notes.
+    """
+
+    source: str
+    target: Target | None
+    clients: tuple[ClientDescription, ...]
+    columns: tuple[ColumnDescription, ...]
+    findings: tuple[Diagnostic, ...]
+
+    @property
+    def problems(self) -> tuple[Diagnostic, ...]:
+        """The problems that stop a run."""
+        return tuple(diagnostic for diagnostic in self.findings if diagnostic.is_problem)
+
+
+def describe_tables(
+    tables: ClientTables, config: TableConfig, diagnostics: Sequence[Diagnostic] = ()
+) -> Description:
+    """Describe tables without changing them.
+
+    Args:
+        tables: The tables of all clients.
+        config: Options of tables.
+        diagnostics: Problems and notes from reading the files.
+    """
+    found = list(diagnostics)
+    names = list(next(iter(tables.clients.values())).columns)
+    spec = None
+    target = None
+    try:
+        spec = parse_target(config, names, tables.source)
+    except UsageError as error:
+        found.append(Diagnostic(str(error), True))
+    messages = [compute_statistics(name, table, spec) for name, table in tables.clients.items()]
+    if spec is not None:
+        target, about_target = infer_target(messages, spec, config)
+        found += [*about_target, *_check_clients(tables, spec, config)]
+    encoders, dropped, about_columns = infer_schema(messages, config)
+    found += about_columns
+    columns = [_describe_column(column, tables) for column in (*encoders, *dropped)]
+    columns.sort(key=lambda column: names.index(column.name))
+    clients = [
+        _describe_client(name, table, spec, target, config)
+        for name, table in tables.clients.items()
+    ]
+    return Description(tables.source, target, tuple(clients), tuple(columns), tuple(found))
+
+
+def _check_clients(tables: ClientTables, spec: TargetSpec, config: TableConfig) -> list[Diagnostic]:
+    """Report rows without a target, and clients with few rows."""
+    num_rows = {}
+    diagnostics = []
+    for client, table in tables.clients.items():
+        known = spec.is_known(table, target_kind(config))
+        num_rows[client] = int(known.sum())
+        if config.missing == "refuse" and not known.all():
+            diagnostics.append(report_unlabelled_rows(table, client, spec, known))
+    return diagnostics + plan_small_clients(num_rows, config)[1]
+
+
+def _describe_column(column: Encoder | DroppedColumn, tables: ClientTables) -> ColumnDescription:
+    """Describe the values of a column, and where they are missing."""
+    num_missing = {}
+    for client, table in tables.clients.items():
+        cells = table.columns[column.name]
+        is_missing = cells.missing
+        if not isinstance(column, DroppedColumn):
+            is_missing = column.is_missing(cells)
+        num_missing[client] = int(is_missing.sum())
+    total = sum(map(len, tables.clients.values()))
+    shares = [
+        (client, count / len(tables.clients[client]))
+        for client, count in num_missing.items()
+        if count
+    ]
+    shares.sort(key=lambda pair: -pair[1])
+    missing = sum(num_missing.values()) / total if total else 0.0
+    kind, values = _describe_values(column, tables)
+    return ColumnDescription(column.name, kind, values, missing, tuple(shares))
+
+
+def _describe_values(column: Encoder | DroppedColumn, tables: ClientTables) -> tuple[str, str]:
+    """Return what a column becomes, and its values in words."""
+    if isinstance(column, DroppedColumn):
+        return "left out", column.reason
+    cells = [table.columns[column.name] for table in tables.clients.values()]
+    if isinstance(column, Number):
+        low, high = _range([cell.numbers for cell in cells])
+        return "number", f"{low:.5g} to {high:.5g}, median {column.median:.5g}"
+    if isinstance(column, Date):
+        low, high = _range([cell.days(column.format) for cell in cells])
+        return "date", f"{_format_day(low, column)} to {_format_day(high, column)}"
+    return "category", _list_categories(column)
+
+
+def _range(parts: Sequence[Floats]) -> tuple[float, float]:
+    """Return the smallest and the largest value of all clients; NaN is ignored."""
+    low = min(float(np.fmin.reduce(part, initial=np.inf)) for part in parts)
+    high = max(float(np.fmax.reduce(part, initial=-np.inf)) for part in parts)
+    return low, high
+
+
+def _list_categories(column: Category) -> str:
+    """List the first categories."""
+    text = ", ".join(column.values[:MAX_LISTED_CATEGORIES])
+    num_more = len(column.values) - MAX_LISTED_CATEGORIES
+    if num_more > 0:
+        text += f" and {num_more} more"
+    return text + (", rare ones together" if column.has_other else "")
+
+
+def _format_day(day: float, column: Date) -> str:
+    """Format a day as a date, or as a time of day."""
+    if column.format == "hour:minute":
+        minutes = round(day * 24 * 60)
+        return f"{minutes // 60}:{minutes % 60:02}"
+    date_format = "%Y-%m-%d %H:%M" if column.has_time else "%Y-%m-%d"
+    return datetime.fromtimestamp(day * SECONDS_PER_DAY, UTC).strftime(date_format)
+
+
+def _describe_client(
+    client: str, table: Table, spec: TargetSpec | None, target: Target | None, config: TableConfig
+) -> ClientDescription:
+    """Describe the targets of a client."""
+    num_rows = len(table)
+    if spec is None:
+        return ClientDescription(client, num_rows, 0)
+    known = spec.is_known(table, target_kind(config))
+    num_unknown = int((~known).sum())
+    if target is None or not known.any():
+        return ClientDescription(client, num_rows, num_unknown)
+    targets = Table({name: table.columns[name] for name in spec.columns}, table.row_numbers)
+    y = spec.read(targets.take(np.flatnonzero(known)), target)
+    if target.kind == "classification":
+        counts = np.bincount(y, minlength=len(target.classes))
+        return ClientDescription(client, num_rows, num_unknown, tuple(counts.tolist()))
+    last_column = y.reshape(len(y), -1)[:, -1].astype(np.float64)
+    return ClientDescription(client, num_rows, num_unknown, mean=moments(last_column).mean)

@@ -1,0 +1,229 @@
+"""The exchange before round 1: clients send statistics, the server returns one preprocessor.
+
+The same messages go through memory in a simulation, through files (`equipoise data summarise` and
+`equipoise data merge`), and through Flower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from equipoise.data.federated_dataset import Ints
+from equipoise.data.tabular.clients import drop_unlabelled_rows
+from equipoise.data.tabular.columns import ClientTables, Table, concat_tables
+from equipoise.data.tabular.config import ColumnConfig, parse_names
+from equipoise.data.tabular.diagnostics import Diagnostic, raise_problems
+from equipoise.data.tabular.io import READERS, SERVER, read_table
+from equipoise.data.tabular.preprocessing import FORMAT_VERSION, Preprocessor
+from equipoise.data.tabular.schema import infer_schema
+from equipoise.data.tabular.statistics import (
+    ClientStatistics,
+    Moments,
+    column_statistics,
+    moments,
+)
+from equipoise.data.tabular.target_spec import TargetSpec, infer_target, parse_target
+from equipoise.utils.errors import UsageError
+from equipoise.utils.record import from_json, to_json
+
+PREPROCESSOR_FILE = "preparation.json"
+"""The file in a site's folder that says how its rows are preprocessed."""
+
+
+def compute_statistics(
+    client: str, table: Table, spec: TargetSpec | None, train_rows: Ints | None = None
+) -> ClientStatistics:
+    """Compute the message of one client.
+
+    Args:
+        client: The client's name.
+        table: Its rows.
+        spec: The target; without it, all columns are inputs.
+        train_rows: The indices of its training rows, if not all are.
+    """
+    train = table if train_rows is None else table.take(np.sort(train_rows))
+    target_columns = spec.columns if spec else ()
+    inputs = [name for name in train.columns if name not in target_columns]
+    return ClientStatistics(
+        client,
+        columns=tuple(column_statistics(name, train.columns[name]) for name in inputs),
+        target=tuple(column_statistics(name, table.columns[name]) for name in target_columns),
+        train_target=moments(train.columns[spec.column].numbers) if spec else Moments(),
+    )
+
+
+def fit_preprocessor(
+    messages: Sequence[ClientStatistics], spec: TargetSpec, config: ColumnConfig
+) -> tuple[Preprocessor | None, list[Diagnostic]]:
+    """Fit the preprocessor of all clients to their statistics.
+
+    Args:
+        messages: The statistics of all clients.
+        spec: The target.
+        config: Options of columns.
+
+    Returns:
+        The preprocessor, or None if there are problems; and diagnostics.
+    """
+    messages, diagnostics = _align(messages)
+    target, about_target = infer_target(messages, spec, config)
+    encoders, dropped, about_columns = infer_schema(messages, config)
+    diagnostics += [*about_target, *about_columns]
+    if target is None or any(diagnostic.is_problem for diagnostic in diagnostics):
+        return None, diagnostics
+    preprocessor = Preprocessor(
+        FORMAT_VERSION,
+        tuple(encoders),
+        tuple(dropped),
+        spec,
+        target,
+        tuple(message.client for message in messages),
+    )
+    return preprocessor, diagnostics
+
+
+def _align(
+    messages: Sequence[ClientStatistics],
+) -> tuple[list[ClientStatistics], list[Diagnostic]]:
+    """Restrict messages to the columns that all clients have, in the order of the first."""
+    by_name = [{column.name: column for column in message.columns} for message in messages]
+    common = [name for name in by_name[0] if all(name in columns for columns in by_name)]
+    aligned = []
+    diagnostics = []
+    for message, columns in zip(messages, by_name, strict=True):
+        aligned.append(replace(message, columns=tuple(columns[name] for name in common)))
+        for name in columns:
+            if name not in common:
+                option = f"--ignore-columns {name}"
+                about = Diagnostic("not every client has it", True, message.client, name, option)
+                diagnostics.append(about)
+    return aligned, diagnostics
+
+
+# ----------------------------------------------------------- sites that keep their rows in folders
+
+
+def find_table(folder: Path, name: str) -> Table | None:
+    """Read the table of this name in a site's folder; None if there is none."""
+    for suffix in READERS:
+        path = folder / f"{name}{suffix}"
+        if path.is_file():
+            return read_table(path)
+    return None
+
+
+def summarise_site(folder: Path, client: str, config: ColumnConfig) -> str:
+    """Compute the message of one site.
+
+    Args:
+        folder: The site's folder, with the tables `train` and optionally `test`.
+        client: The site's name.
+        config: Options of columns.
+
+    Returns:
+        The JSON of its statistics; the classes are those of the training and the test rows.
+    """
+    train, spec = _read_labelled(folder, "train", config)
+    message = compute_statistics(client, train, spec)
+    test = find_table(folder, "test")
+    if test is not None:
+        targets = [
+            table.drop(frozenset(table.columns) - set(spec.columns)) for table in (train, test)
+        ]
+        both = ClientTables({client: concat_tables(targets)})
+        labelled, _ = drop_unlabelled_rows(both, spec, config)
+        target = compute_statistics(client, labelled.clients[client], spec).target
+        message = replace(message, target=target)
+    return to_json(message)
+
+
+def count_train_rows(folder: Path, config: ColumnConfig) -> int:
+    """Count the training rows of a site that have a target."""
+    return len(_read_labelled(folder, "train", config)[0])
+
+
+def fit_on_server_rows(folder: Path, num_clients: int, config: ColumnConfig) -> Preprocessor:
+    """Fit the preprocessor to the server's public rows alone.
+
+    No client sends anything, so the names of clients are their numbers.
+    """
+    public, spec = _read_labelled(folder, "public", config)
+    messages = [compute_statistics(SERVER, public, spec)]
+    preprocessor, _ = _fit_or_raise(messages, spec, config, f"the public rows in '{folder}'")
+    return replace(preprocessor, clients=tuple(map(str, range(num_clients))))
+
+
+def merge_files(paths: Sequence[Path], config: ColumnConfig) -> tuple[Preprocessor, list[str]]:
+    """Fit the preprocessor to files that `summarise_site` wrote; see `merge_messages`."""
+    texts = {}
+    for path in paths:
+        try:
+            texts[f"'{path}'"] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"'{path}' cannot be read: {error}") from error
+    if len(texts) < len(paths):
+        raise UsageError("a file is given twice: give that of each site once")
+    return merge_messages(texts, config)
+
+
+def merge_messages(
+    texts: Mapping[str, str], config: ColumnConfig
+) -> tuple[Preprocessor, list[str]]:
+    """Fit the preprocessor to the messages of all sites.
+
+    Args:
+        texts: The JSON of each message, by the name that it has in errors.
+        config: Options of columns.
+
+    Returns:
+        The preprocessor, and notes on columns.
+
+    Raises:
+        UsageError: If messages are damaged or do not fit together.
+    """
+    if config.standardise == "client":
+        raise UsageError(
+            "standardise is 'client': sites that are apart are standardised by the federation, or not"
+        )
+    messages = [from_json(ClientStatistics, text, source) for source, text in texts.items()]
+    columns = [column.name for column in (*messages[0].columns, *messages[0].target)]
+    spec = parse_target(config, columns, next(iter(texts)))
+    clients = [message.client for message in messages]
+    if len(set(clients)) < len(clients):
+        raise UsageError(f"two messages are of one client: {', '.join(clients)}")
+    for message in messages:
+        if tuple(column.name for column in message.target) != spec.columns:
+            raise UsageError(
+                f"client '{message.client}' was summarised for another target than '{spec.name}'"
+            )
+    return _fit_or_raise(messages, spec, config, "the statistics of the sites")
+
+
+def _fit_or_raise(
+    messages: Sequence[ClientStatistics], spec: TargetSpec, config: ColumnConfig, source: str
+) -> tuple[Preprocessor, list[str]]:
+    """Fit the preprocessor; problems are raised, notes are returned."""
+    preprocessor, diagnostics = fit_preprocessor(messages, spec, config)
+    raise_problems(diagnostics, source)
+    assert preprocessor is not None
+    notes = [str(diagnostic) for diagnostic in diagnostics]
+    notes += [f"column '{c.name}' is left out: {c.reason}" for c in preprocessor.dropped]
+    return preprocessor, notes
+
+
+def _read_labelled(folder: Path, name: str, config: ColumnConfig) -> tuple[Table, TargetSpec]:
+    """Read a site's rows that have a target, without ignored columns."""
+    table = find_table(folder, name)
+    if table is None:
+        raise UsageError(
+            f"'{folder}' has no {name}.csv or {name}.parquet: put the site's rows there"
+        )
+    table = table.drop(frozenset(parse_names(config.ignore_columns)))
+    spec = parse_target(config, table.columns, f"'{folder}'")
+    labelled, diagnostics = drop_unlabelled_rows(ClientTables({name: table}), spec, config)
+    raise_problems(diagnostics, f"'{folder}'")
+    return labelled.clients[name], spec

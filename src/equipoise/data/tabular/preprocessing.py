@@ -1,0 +1,341 @@
+"""From raw rows to the inputs of a model: fitted on the statistics of all clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from equipoise.data.federated_dataset import Target
+from equipoise.data.tabular.columns import Column, Table
+from equipoise.data.tabular.dates import Floats, cyclic_feature_names, cyclic_features
+from equipoise.data.tabular.io import table_from_values
+from equipoise.data.tabular.target_spec import TargetSpec
+from equipoise.utils.errors import UsageError
+from equipoise.utils.record import Record, from_json, to_json
+
+FORMAT_VERSION = 1
+
+
+class Number(Record, frozen=True, rename={"marks_missing": "missing"}):
+    """Encode a measurement: fill missing values with the median, then shift and scale.
+
+    Attributes:
+        name: The column.
+        median: The value of missing cells.
+        mean: The value that is subtracted.
+        scale: The value that is divided by.
+        marks_missing: Whether a feature says which values were missing.
+    """
+
+    name: str
+    median: float
+    mean: float
+    scale: float
+    marks_missing: bool
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features."""
+        return (self.name,)
+
+    def is_missing(self, column: Column) -> NDArray[np.bool_]:
+        """Whether each cell is filled `[n]`."""
+        return np.isnan(column.numbers)
+
+    def fill(self, column: Column) -> Floats:
+        """Return the numbers before they are shifted and scaled `[n]`."""
+        return np.where(np.isnan(column.numbers), self.median, column.numbers)
+
+    def encode(self, column: Column) -> Floats:
+        """Return the features `[n, 1]`."""
+        return ((self.fill(column) - self.mean) / self.scale)[:, None]
+
+
+class Category(
+    Record,
+    frozen=True,
+    rename={"most_frequent": "frequent", "has_other": "other", "marks_missing": "missing"},
+):
+    """Encode a category one-hot; of two values, the feature of the second is enough.
+
+    A value that no client had is 0 in all features.
+
+    Attributes:
+        name: The column.
+        values: The values that have a feature.
+        most_frequent: The value of missing cells.
+        has_other: Whether rare values share a feature.
+        marks_missing: Whether a feature says which values were missing.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    most_frequent: str
+    has_other: bool
+    marks_missing: bool
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features."""
+        values = self.values
+        if self.has_other:
+            values = (*values, "(other)")
+        elif len(values) == 2:
+            values = values[1:]
+        return tuple(f"{self.name} = {value}" for value in values)
+
+    def is_missing(self, column: Column) -> NDArray[np.bool_]:
+        """Whether each cell is filled `[n]`."""
+        return column.missing
+
+    def encode(self, column: Column) -> Floats:
+        """Return the features `[n, f]`."""
+        codes, labels = column.labels
+        place = {value: i for i, value in enumerate(self.values)}
+        num_values = len(self.values)
+        places = [place.get(label, num_values) for label in labels]
+        one_hot: Floats = np.eye(num_values + 1)[:, : num_values + self.has_other]
+        return one_hot[np.array([*places, place[self.most_frequent]])[codes], -len(self.features) :]
+
+
+class Date(
+    Record,
+    frozen=True,
+    rename={
+        "format": "form",
+        "has_time": "timed",
+        "fill_value": "middle",
+        "marks_missing": "missing",
+    },
+):
+    """Encode a date: its day as a number, and its place in the year, week and day.
+
+    Attributes:
+        name: The column.
+        format: One of `dates.FORMATS`.
+        has_time: Whether dates have a time of day.
+        fill_value: The value of missing cells: the mean of all.
+        mean: The value that is subtracted from the day.
+        scale: The value that the day is divided by.
+        marks_missing: Whether a feature says which values were missing.
+    """
+
+    name: str
+    format: str
+    has_time: bool
+    fill_value: float
+    mean: float
+    scale: float
+    marks_missing: bool
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features."""
+        names = cyclic_feature_names(self.format, self.has_time)
+        return (self.name, *(f"{self.name} ({name})" for name in names))
+
+    def is_missing(self, column: Column) -> NDArray[np.bool_]:
+        """Whether each cell is filled `[n]`."""
+        return np.isnan(column.days(self.format))
+
+    def fill(self, column: Column) -> Floats:
+        """Return the days before they are shifted and scaled `[n]`."""
+        days = column.days(self.format)
+        return np.where(np.isnan(days), self.fill_value, days)
+
+    def encode(self, column: Column) -> Floats:
+        """Return the features `[n, f]`."""
+        days = self.fill(column)
+        scaled = ((days - self.mean) / self.scale)[:, None]
+        return np.concatenate([scaled, cyclic_features(days, self.format, self.has_time)], axis=1)
+
+
+Encoder = Number | Category | Date
+
+
+class DroppedColumn(Record, frozen=True, tag="LeftOut", rename={"reason": "why"}):
+    """A column that is no input of the model.
+
+    Attributes:
+        name: The column.
+        reason: Why it was dropped.
+    """
+
+    name: str
+    reason: str
+
+
+class ClientScale(Record, frozen=True, tag="OwnScale"):
+    """Means and scales of one client, where each client is standardised by itself.
+
+    Attributes:
+        client: The client's name.
+        mean: The mean of each number or date.
+        scale: Their standard deviations.
+    """
+
+    client: str
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+
+class Preprocessor(
+    Record,
+    frozen=True,
+    tag="Preparation",
+    rename={
+        "encoders": "columns",
+        "dropped": "left_out",
+        "target_spec": "rule",
+        "client_scales": "own",
+    },
+):
+    """Everything that is needed to use a model on new raw rows.
+
+    It is stored as `preparation.json` in the folder of a run.
+
+    Attributes:
+        version: The version of the file format.
+        encoders: How each input column is encoded.
+        dropped: Columns that are no inputs.
+        target_spec: How the target is read from a table.
+        target: The target.
+        clients: The names of the clients.
+        client_scales: Scales of each client, if clients are standardised by themselves.
+    """
+
+    version: int
+    encoders: tuple[Encoder, ...]
+    dropped: tuple[DroppedColumn, ...]
+    target_spec: TargetSpec
+    target: Target
+    clients: tuple[str, ...]
+    client_scales: tuple[ClientScale, ...] = ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in order."""
+        encoded = tuple(name for encoder in self.encoders for name in encoder.features)
+        marks = tuple(f"{e.name} is missing" for e in self.encoders if e.marks_missing)
+        return encoded + marks
+
+    def transform(self, rows: Any, client: str | None = None) -> NDArray[np.float32]:
+        """Convert raw rows to inputs of the model.
+
+        Args:
+            rows: A table of pandas or Arrow, or columns by name.
+            client: The client whose own scales are used, if it has any.
+
+        Returns:
+            Inputs `[n, features]`.
+
+        Raises:
+            UsageError: If columns are missing.
+        """
+        table = table_from_values(rows)
+        if absent := self.missing_columns(table):
+            quoted = ", ".join(map(repr, absent))
+            raise UsageError(f"the rows lack columns that the model needs: {quoted}")
+        columns = [table.columns[encoder.name] for encoder in self.encoders]
+        parts = [np.zeros((len(table), 0))]
+        for encoder, column in zip(self._encoders_of(client), columns, strict=True):
+            parts.append(encoder.encode(column))
+        for encoder, column in zip(self.encoders, columns, strict=True):
+            if encoder.marks_missing:
+                parts.append(encoder.is_missing(column)[:, None].astype(np.float64))
+        return np.concatenate(parts, axis=1).astype(np.float32)
+
+    def transform_target(self, table: Table) -> NDArray[Any]:
+        """Read the targets `[n, ...]` of rows whose target is known; see `Target`."""
+        return self.target_spec.read(table, self.target)
+
+    def transform_labelled(
+        self, table: Table, source: str
+    ) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Convert the rows whose target is known.
+
+        Args:
+            table: Raw rows with the target.
+            source: The name of the rows in errors.
+
+        Returns:
+            Inputs `[n, features]` and targets `[n, ...]`.
+
+        Raises:
+            UsageError: If the target is not in the table, or has a class that no client had.
+        """
+        absent = [name for name in self.target_spec.columns if name not in table.columns]
+        if absent:
+            raise UsageError(f"{source} lack the column to be predicted, '{absent[0]}'")
+        known = table.take(np.flatnonzero(self.target_spec.is_known(table, self.target.kind)))
+        y = self.transform_target(known)
+        if self.target.kind == "classification" and (y < 0).any():
+            row = int(known.row_numbers[np.argmax(y < 0)])
+            raise UsageError(
+                f"row {row} of {source} has a class that no client had: correct or remove it"
+            )
+        return self.transform(known), y
+
+    def missing_columns(self, table: Table) -> list[str]:
+        """Return the inputs that a table does not have."""
+        return [encoder.name for encoder in self.encoders if encoder.name not in table.columns]
+
+    def to_json(self) -> str:
+        """Return the content of `preparation.json`."""
+        return to_json(self)
+
+    @staticmethod
+    def load(path: Path) -> Preprocessor:
+        """Read `preparation.json`.
+
+        Raises:
+            UsageError: If the file cannot be read.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"'{path}' cannot be read: {error}") from error
+        return Preprocessor.from_json(text, f"'{path}'")
+
+    @staticmethod
+    def from_json(text: str, source: str) -> Preprocessor:
+        """Read the result of `to_json`; `source` is its name in errors."""
+        preprocessor = from_json(Preprocessor, text, source)
+        if preprocessor.version != FORMAT_VERSION:
+            raise UsageError(
+                f"{source} is of version {preprocessor.version}, this program reads version {FORMAT_VERSION}"
+            )
+        return preprocessor
+
+    def _encoders_of(self, client: str | None) -> list[Encoder]:
+        """Return the encoders with the scales of a client, if it has its own."""
+        own = next((scale for scale in self.client_scales if scale.client == client), None)
+        if own is None:
+            return list(self.encoders)
+        scales = iter(zip(own.mean, own.scale, strict=True))
+        encoders: list[Encoder] = []
+        for encoder in self.encoders:
+            if isinstance(encoder, Category):
+                encoders.append(encoder)
+                continue
+            mean, scale = next(scales)
+            encoders.append(replace(encoder, mean=mean, scale=scale))
+        return encoders
+
+
+def fit_client_scale(client: str, encoders: tuple[Encoder, ...], table: Table) -> ClientScale:
+    """Compute one client's means and standard deviations, after missing values are filled."""
+    means = []
+    scales = []
+    for encoder in encoders:
+        if isinstance(encoder, Category):
+            continue
+        values = encoder.fill(table.columns[encoder.name])
+        std = float(values.std())
+        means.append(float(values.mean()))
+        scales.append(std if std > 0 else 1.0)
+    return ClientScale(client, tuple(means), tuple(scales))

@@ -1,0 +1,207 @@
+"""Decide how each column is encoded, from the statistics of all clients alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from equipoise.data.tabular.columns import MISSING_NUMBER_TEXTS, format_number
+from equipoise.data.tabular.config import ColumnConfig, parse_names
+from equipoise.data.tabular.diagnostics import Diagnostic
+from equipoise.data.tabular.preprocessing import Category, Date, DroppedColumn, Encoder, Number
+from equipoise.data.tabular.statistics import (
+    ClientStatistics,
+    ColumnStatistics,
+    DateStatistics,
+    merge_columns,
+)
+
+MIN_TYPE_SHARE = 0.9  # share of values that makes a column one of numbers, or of dates
+MAX_CATEGORY_NUMBERS = 10  # whole numbers with at most this many values are categories
+MIN_ROWS_PER_CATEGORY_NUMBER = 10  # if each has at least this many rows on average
+MIN_CATEGORY_ROWS = 5  # categories with fewer rows are merged into "(other)"
+MAX_CATEGORIES = 50
+MIN_IDENTIFIER_ROWS = 20  # columns with fewer rows are not taken for row numbers
+IDENTIFIER_NAME = re.compile(
+    r"(^|[_\s.-])(id|ids|uid|uuid|guid|nr|no|index|key|mrn)$|^unnamed|^\(column", re.IGNORECASE
+)
+CAMEL_IDENTIFIER_NAME = re.compile(r"[a-z](Id|ID|Nr|No)$")
+
+
+def infer_schema(
+    messages: Sequence[ClientStatistics], config: ColumnConfig
+) -> tuple[list[Encoder], list[DroppedColumn], list[Diagnostic]]:
+    """Decide how each input column is encoded, or that it is dropped.
+
+    Args:
+        messages: Statistics of all clients, with the same columns in the same order.
+        config: Options of columns.
+
+    Returns:
+        Encoders, dropped columns, and diagnostics.
+    """
+    encoders: list[Encoder] = []
+    dropped: list[DroppedColumn] = []
+    diagnostics: list[Diagnostic] = []
+    for index in range(len(messages[0].columns)):
+        column, about_column = infer_column(messages, index, config)
+        diagnostics += about_column
+        if isinstance(column, DroppedColumn):
+            dropped.append(column)
+        else:
+            encoders.append(column)
+    if config.missing == "refuse":
+        message = "has missing values, which --missing refuse forbids"
+        diagnostics += [
+            Diagnostic(message, True, column=encoder.name)
+            for encoder in encoders
+            if encoder.marks_missing
+        ]
+    if not encoders:
+        diagnostics.append(Diagnostic("no column is left to predict from", True))
+    return encoders, dropped, diagnostics
+
+
+def infer_column(
+    messages: Sequence[ClientStatistics], index: int, config: ColumnConfig
+) -> tuple[Encoder | DroppedColumn, list[Diagnostic]]:
+    """Decide how one column is encoded.
+
+    Args:
+        messages: Statistics of all clients.
+        index: The place of the column in them.
+        config: Options of columns.
+    """
+    column = merge_columns([message.columns[index] for message in messages])
+    if column.num_rows == column.num_missing:
+        return DroppedColumn(column.name, "it is empty"), []
+    if column.name in parse_names(config.categories):
+        return _category(column), []
+    num_invalid = _num_invalid(column)
+    is_numeric = column.numbers.count >= MIN_TYPE_SHARE * (column.numbers.count + num_invalid)
+    if is_numeric or column.name in parse_names(config.numbers):
+        return _number(column, num_invalid, config), _report_invalid_numbers(messages, index)
+    date, diagnostics = _date(column)
+    if date or diagnostics:
+        return date or DroppedColumn(column.name, "its dates are ambiguous"), diagnostics
+    return _text(column), []
+
+
+def _number(
+    column: ColumnStatistics, num_invalid: int, config: ColumnConfig
+) -> Encoder | DroppedColumn:
+    """Encode a column of numbers; few whole numbers are categories."""
+    if not column.numbers.m2 > 0:
+        return DroppedColumn(column.name, "it has one value only")
+    if column.name not in parse_names(config.numbers):
+        if _is_identifier(column):
+            return DroppedColumn(column.name, "it numbers rows or people (--numbers keeps it)")
+        if not num_invalid and _has_few_integers(column):
+            return _category(column)
+    marks_missing = column.num_missing + column.num_text > 0
+    if config.standardise == "none":
+        return Number(column.name, column.median, 0.0, 1.0, marks_missing)
+    mean = column.numbers.mean
+    return Number(column.name, column.median, mean, column.numbers.std, marks_missing)
+
+
+def _has_few_integers(column: ColumnStatistics) -> bool:
+    """Whether numbers look like codes of categories."""
+    if not column.all_integers or not column.histogram_is_exact:
+        return False
+    num_values = len(column.histogram)
+    if num_values == 2:
+        return True
+    min_rows = MIN_ROWS_PER_CATEGORY_NUMBER * num_values
+    return num_values <= MAX_CATEGORY_NUMBERS and column.numbers.count >= min_rows
+
+
+def _is_identifier(column: ColumnStatistics) -> bool:
+    """Whether numbers look like row numbers or identifiers of people."""
+    if not column.all_integers or column.numbers.count < MIN_IDENTIFIER_ROWS:
+        return False
+    if column.is_increasing:
+        return True
+    name = column.name
+    has_name = IDENTIFIER_NAME.search(name) or CAMEL_IDENTIFIER_NAME.search(name)
+    return bool(has_name) and column.num_unique >= MIN_TYPE_SHARE * column.numbers.count
+
+
+def _category(column: ColumnStatistics) -> Encoder | DroppedColumn:
+    """Encode a column of categories; rare ones are merged."""
+    if not column.histogram_is_exact:
+        return DroppedColumn(column.name, "it has too many different numbers for a category")
+    counts = {format_number(value): count for value, count in column.histogram}
+    counts |= dict(column.text_counts)
+    if len(counts) == 1:
+        return DroppedColumn(column.name, "it has one value only")
+    by_count = sorted(counts, key=lambda value: -counts[value])
+    frequent = set(counts)
+    if len(counts) > 2:
+        most_frequent = by_count[:MAX_CATEGORIES]
+        frequent = {value for value in most_frequent if counts[value] >= MIN_CATEGORY_ROWS}
+    if not frequent:
+        return DroppedColumn(column.name, "each of its texts is rare")
+    values = tuple(value for value in counts if value in frequent)
+    has_other = len(frequent) < len(counts) or column.num_suppressed > 0
+    return Category(column.name, values, by_count[0], has_other, column.num_missing > 0)
+
+
+def _text(column: ColumnStatistics) -> Encoder | DroppedColumn:
+    """Encode texts as categories, unless most rows have their own text."""
+    if 2 * column.num_suppressed <= column.num_text:
+        return _category(column)
+    if 2 * column.num_multiword > column.num_text:
+        return DroppedColumn(column.name, "it is free text")
+    return DroppedColumn(column.name, "nearly every row has its own text: it names rows or people")
+
+
+def _date(column: ColumnStatistics) -> tuple[Date | None, list[Diagnostic]]:
+    """Encode a column of dates; None if it holds no dates."""
+    min_count = MIN_TYPE_SHARE * (column.numbers.count + column.num_text)
+    candidates = [date for date in column.dates if date.days.count >= min_count]
+    if not candidates:
+        return None, []
+    best = max(candidates, key=lambda date: date.days.count)
+    formats = {date.format for date in candidates if date.days.count == best.days.count}
+    if {"day/month/year", "month/day/year"} <= formats:
+        message = "no date tells whether the day or the month comes first: write 2013-12-31, or leave the column out"
+        option = f"--ignore-columns {column.name}"
+        return None, [Diagnostic(message, True, column=column.name, option=option)]
+    return _date_encoder(column, best), []
+
+
+def _date_encoder(column: ColumnStatistics, date: DateStatistics) -> Date:
+    """Encode dates of one format."""
+    mean = date.days.mean
+    scale = date.days.std if date.days.m2 > 0 else 1.0
+    marks_missing = date.days.count < column.num_rows
+    return Date(column.name, date.format, date.has_time, mean, mean, scale, marks_missing)
+
+
+def _num_invalid(column: ColumnStatistics) -> int:
+    """Count texts that do not mean a missing number."""
+    num_missing = sum(
+        count for text, count in column.text_counts if text.lower() in MISSING_NUMBER_TEXTS
+    )
+    return column.num_text - num_missing
+
+
+def _report_invalid_numbers(messages: Sequence[ClientStatistics], index: int) -> list[Diagnostic]:
+    """Report non-numeric cells in numeric columns, per client."""
+    diagnostics = []
+    for message in messages:
+        column = message.columns[index]
+        num_invalid = _num_invalid(column)
+        if not num_invalid:
+            continue
+        examples = ", ".join(repr(text) for text, _ in column.text_counts[:3]) or "texts"
+        is_problem = 2 * num_invalid > column.num_rows - column.num_missing
+        outcome = "it holds numbers elsewhere" if is_problem else "taken as missing"
+        option = f"--ignore-columns {column.name}" if is_problem else ""
+        count = (
+            "one cell is no number" if num_invalid == 1 else f"{num_invalid} cells are no numbers"
+        )
+        text = f"{count} ({examples}): {outcome}"
+        diagnostics.append(Diagnostic(text, is_problem, message.client, column.name, option))
+    return diagnostics

@@ -1,1 +1,0 @@
-"""Trackers that are told of every round."""
