@@ -20,12 +20,12 @@ from equipoise.utils import rng
 from equipoise.utils.rng import SELECTION
 
 CONTROLS = ("learned", "zero", "random")
-FEATURES = 4
+NUM_FEATURES = 4
 LEAST = 0.05  # worth of a client that seems to do harm, as a part of the best
 
 
 @dataclass(frozen=True)
-class Learned(SelectionPolicy):
+class LearnedSelection(SelectionPolicy):
     """Features: one, log size, log of the told loss, log of the rounds since it was asked; scaled over the pool.
 
     With its controls: ``zero`` knows times only (all worths are equal), ``random`` draws its weights anew each round.
@@ -48,26 +48,26 @@ class Learned(SelectionPolicy):
 
     def init(self) -> State:
         return {
-            "A": torch.eye(FEATURES, dtype=torch.float64),
-            "b": torch.zeros(FEATURES, dtype=torch.float64),
+            "A": torch.eye(NUM_FEATURES, dtype=torch.float64),
+            "b": torch.zeros(NUM_FEATURES, dtype=torch.float64),
             "scale": torch.zeros((), dtype=torch.float64),
         }
 
     def choose(self, pool: Pool, state: State) -> tuple[Tensor, State]:
-        worth = (features(pool) @ self.weights(pool, state)).clamp(min=LEAST)
-        return fastest_worth(pool, worth, self.due(pool)), state
+        worth = (client_features(pool) @ self.sample_weights(pool, state)).clamp(min=LEAST)
+        return max_utility_per_second(pool, worth, self.overdue(pool)), state
 
-    def due(self, pool: Pool) -> Tensor:
+    def overdue(self, pool: Pool) -> Tensor:
         """Who has waited too long and is asked in any case: the slowest first, for they wait for each other anyway."""
         late = pool.subset(self.floor * pool.count * (pool.round - pool.last) > len(pool.ids))
         return torch.isin(pool.ids, top_scores(late, late.seconds))
 
-    def weights(self, pool: Pool, state: State) -> Tensor:
+    def sample_weights(self, pool: Pool, state: State) -> Tensor:
         """Thompson's draw; the first weight is a prior: every reply is worth something."""
-        prior = torch.tensor([1.0, *[0.0] * (FEATURES - 1)], dtype=torch.float64)
+        prior = torch.tensor([1.0, *[0.0] * (NUM_FEATURES - 1)], dtype=torch.float64)
         if self.control == "zero":
             return prior
-        key = rng.keys(pool.seed, np.arange(FEATURES), pool.round, SELECTION[1])
+        key = rng.keys(pool.seed, np.arange(NUM_FEATURES), pool.round, SELECTION[1])
         noise = torch.from_numpy(rng.normal_of(*rng.uniform(key, 2).T))
         if self.control == "random":
             return prior + noise
@@ -83,14 +83,14 @@ class Learned(SelectionPolicy):
         keep = self.forgetting
         size = torch.as_tensor(abs(heard.progress), dtype=torch.float64)
         scale = torch.where(state["scale"] == 0, size, keep * state["scale"] + (1 - keep) * size)
-        x = features(heard.pool)[heard.arrived].mean(0)
+        x = client_features(heard.pool)[heard.arrived].mean(0)
         y = heard.progress / scale.clamp(min=1e-12) - x[0]
-        identity = torch.eye(FEATURES, dtype=torch.float64)
+        identity = torch.eye(NUM_FEATURES, dtype=torch.float64)
         A = keep * state["A"] + (1 - keep) * identity + torch.outer(x, x)
         return {"A": A, "b": keep * state["b"] + y * x, "scale": scale}
 
 
-def features(pool: Pool) -> Tensor:
+def client_features(pool: Pool) -> Tensor:
     """``[K, 4]``: a one, and what is known, each with mean 0 and spread 1 over the pool; 0 where it is not known."""
     waited = (pool.round - pool.last).double()
     known = torch.stack(
@@ -103,7 +103,7 @@ def features(pool: Pool) -> Tensor:
     )
 
 
-def fastest_worth(pool: Pool, worth: Tensor, due: Tensor) -> Tensor:
+def max_utility_per_second(pool: Pool, worth: Tensor, due: Tensor) -> Tensor:
     """The set whose worth per second is largest, when the slowest of a set tells its time; who is ``due`` is in it.
 
     For each time that a client is known to take, the best clients that are no slower; the time whose set is best wins.

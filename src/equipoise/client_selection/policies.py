@@ -56,7 +56,7 @@ class Fair(SelectionPolicy):
 
 
 @dataclass(frozen=True)
-class Loss(SelectionPolicy):
+class PowerOfChoice(SelectionPolicy):
     """The paper's cheap variant (rpow-d): a client's loss is the one that it told when it last took part."""
 
     name: ClassVar[str] = "loss"

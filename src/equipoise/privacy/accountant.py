@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core import State
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.rounds import PrivacySpent
 
 ORDERS = tuple(range(2, 65))
@@ -35,12 +35,12 @@ def upload_cost(noise: float, among: int = 1) -> float:
     return 4 / (noise**2 * among)
 
 
-class Ledger:
+class PrivacyAccountant:
     """Counts uploads and the means made of them. Without noise there is nothing to count: epsilon is infinite."""
 
     def __init__(
         self,
-        privacy: Privacy,
+        privacy: PrivacyConfig,
         clients: int,
         cohort: int,
         sends: bool,
@@ -61,10 +61,10 @@ class Ledger:
         self.released: NDArray[np.float64] = np.zeros(clients)
         self.replies: list[int] = []
 
-    def after(self, asked: NDArray[np.int64], replies: int) -> PrivacySpent:
+    def record_round(self, asked: NDArray[np.int64], replies: int) -> PrivacySpent:
         """Note a round: who was asked, and how many uploads went into the new model (0: it stayed)."""
         self.uploads[asked] += 1
-        if self.privacy.noisy and replies:
+        if self.privacy.has_noise and replies:
             self.released[asked] += 1 / self._multiplier(replies) ** 2
         self.replies.append(replies)
         return self.spent()
@@ -74,7 +74,7 @@ class Ledger:
         p, most = self.privacy, int(self.uploads.max())
         if not self.sends:
             return PrivacySpent(0.0, 0.0, p.dp_delta, 0)
-        if not p.noisy:
+        if not p.has_noise:
             return PrivacySpent(None, None, p.dp_delta, most)
         epsilon = gaussian_epsilon(float(self.released.max()), p.dp_delta)
         # A server that sees sums alone knows no more than a reader who takes part, but it knows who was drawn.
@@ -85,14 +85,14 @@ class Ledger:
             epsilon = min(epsilon, self._sampled())
         return PrivacySpent(epsilon, server, p.dp_delta, most)
 
-    def state(self) -> State:
+    def state_dict(self) -> State:
         return {
             "uploads": torch.from_numpy(self.uploads.copy()),
             "released": torch.from_numpy(self.released.copy()),
             "replies": torch.tensor(self.replies, dtype=torch.int64),
         }
 
-    def load(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.uploads, self.released = (
             state["uploads"].numpy().copy(),
             state["released"].numpy().copy(),
@@ -125,7 +125,7 @@ def _cohort_rdp(clients: int, cohort: int, multiplier: float) -> NDArray[np.floa
     return np.asarray(accountant._rdp)  # kept, since it takes half a second and adds up over rounds
 
 
-def in_words(spent: PrivacySpent) -> str:
+def describe_spent(spent: PrivacySpent) -> str:
     """As one line for people."""
     if spent.epsilon is None:
         return "uploads are clipped; without noise nothing is promised (epsilon is infinite)"

@@ -6,22 +6,26 @@ import json
 from pathlib import Path
 
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
 
-DELTA = 1e-5  # at which a client judges its epsilon, unless it says otherwise
+DEFAULT_DELTA = 1e-5  # at which a client judges its epsilon, unless it says otherwise
 
 
 class OverBudget(UsageError):
     """This client allows no such upload; the words may be told to the server."""
 
 
-class Budget:
+class PrivacyBudget:
     """One file; 1 / multiplier^2 of each upload adds up in it. Epsilon is judged at the client's own delta."""
 
     def __init__(
-        self, file: Path, privacy: Privacy, most_epsilon: float | None, most_delta: float = DELTA
+        self,
+        file: Path,
+        privacy: PrivacyConfig,
+        most_epsilon: float | None,
+        most_delta: float = DEFAULT_DELTA,
     ) -> None:
         self.file, self.privacy, self.most, self.delta = file, privacy, most_epsilon, most_delta
 
@@ -32,7 +36,7 @@ class Budget:
         """
         if self.most is None:
             return
-        if not self.privacy.noisy:
+        if not self.privacy.has_noise:
             raise OverBudget(
                 f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise"
             )
@@ -47,7 +51,7 @@ class Budget:
 
     def spend(self, among: int = 1) -> None:
         """Before the upload leaves, so that a crash cannot make it free."""
-        if self.privacy.noisy:
+        if self.privacy.has_noise:
             checkpoint.make_folder(self.file.parent, private=True)
             spent = self._spent() + upload_cost(self.privacy.dp_noise, among)
             checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))

@@ -13,7 +13,7 @@ BIT_SHARE = 0.05  # of the budget, for the bit by which dp_clip is adapted
 
 
 @dataclass(frozen=True)
-class Privacy(Options):
+class PrivacyConfig(Options):
     """An upload's change is clipped to norm C; Gaussian noise of standard deviation sigma C is added to it."""
 
     dp_clip: float = option(
@@ -60,17 +60,17 @@ class Privacy(Options):
         return self.dp_noise / math.sqrt(1 - BIT_SHARE) if self.dp_quantile else self.dp_noise
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.dp_clip > 0
 
     @property
-    def noisy(self) -> bool:
+    def has_noise(self) -> bool:
         """Whether anything is promised: clipping alone promises nothing."""
         return self.dp_noise > 0
 
-    def refuse_telling(self) -> None:
+    def refuse_column_statistics(self) -> None:
         """Called where clients would tell of their columns before round 1."""
-        if self.noisy:
+        if self.has_noise:
             raise UsageError(
                 "dp_noise covers the rounds, but before them clients would tell sums and counts of their columns, "
                 "which have no bound that noise could hide: leave prepare_by out for the server's rows"

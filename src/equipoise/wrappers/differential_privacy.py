@@ -31,31 +31,37 @@ from equipoise.core import (
     TrainingConfig,
     ValueRange,
 )
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.simulation.client_runtime import ClientRuntime
 from equipoise.simulation.executors import init_client_states
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
 
-CLIP, UNCLIPPED = "dp_clip", "dp_unclipped"
-FAR = 6.0  # standard deviations beyond which nobody's noise reaches
-RATE = 0.2  # eta_C of Andrew et al.: how fast the bound follows
-Draw = Callable[[Client, torch.Size, int], Tensor]
+CLIP_KEY, UNCLIPPED_KEY = "dp_clip", "dp_unclipped"
+MAX_NOISE_STDS = 6.0  # standard deviations beyond which nobody's noise reaches
+CLIP_LR = 0.2  # eta_C of Andrew et al.: how fast the bound follows
+NormalSampler = Callable[[Client, torch.Size, int], Tensor]
 """Independent standard normal numbers of this shape, for the parameter of this number."""
 
 
-def private(method: Method, privacy: Privacy, draw: Draw | None = None) -> Method:
+def with_differential_privacy(
+    method: Method, privacy: PrivacyConfig, draw: NormalSampler | None = None
+) -> Method:
     """The method under these options; itself when they are off. Noise is drawn from the run's seed by default."""
-    return Private(method, privacy, draw or seeded) if privacy.on else method
+    return (
+        DifferentialPrivacy(method, privacy, draw or seeded_normal)
+        if privacy.is_enabled
+        else method
+    )
 
 
-def seeded(client: Client, shape: torch.Size, number: int) -> Tensor:
+def seeded_normal(client: Client, shape: torch.Size, number: int) -> Tensor:
     """For simulations: the same on every executor, and known to whoever knows the seed."""
     return _normal(client.uniform(*shape, stream=rng.PRIVACY[number]))
 
 
-def secret(client: Client, shape: torch.Size, number: int) -> Tensor:
+def secret_normal(client: Client, shape: torch.Size, number: int) -> Tensor:
     """For deployments: from the operating system's entropy, so that nobody can draw it again."""
     words = np.frombuffer(os.urandom(8 * shape.numel()), np.uint64)
     return _normal(
@@ -69,20 +75,20 @@ def _normal(u: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Private(MethodWrapper):
+class DifferentialPrivacy(MethodWrapper):
     """w_i reaches the server as w + clip(w_i - w, C) + N(0, (sigma C)^2), and the method below sees the mean."""
 
-    privacy: Privacy
-    draw: Draw
+    privacy: PrivacyConfig
+    draw: NormalSampler
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
-        if self.privacy.noisy and "select_clients" in self.overridden_hooks:
+        if self.privacy.has_noise and "select_clients" in self.overridden_hooks:
             raise UsageError(
                 f"{self.name} is not offered with dp_noise: it chooses who takes part, and epsilon is counted for "
                 "cohorts drawn by chance alone; choose another method"
             )
-        if self.privacy.noisy and self.privacy.dp_delta >= 1 / task.num_clients:
+        if self.privacy.has_noise and self.privacy.dp_delta >= 1 / task.num_clients:
             raise UsageError(
                 f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.num_clients}, one over the clients, else it "
                 "allows to give one of them away"
@@ -116,7 +122,7 @@ class Private(MethodWrapper):
     def init_server(self, task: Task, params: Params) -> State:
         state = super().init_server(task, params)
         return (
-            state | {CLIP: torch.tensor(self.privacy.dp_clip, dtype=torch.float64)}
+            state | {CLIP_KEY: torch.tensor(self.privacy.dp_clip, dtype=torch.float64)}
             if self._adapts
             else state
         )
@@ -124,7 +130,7 @@ class Private(MethodWrapper):
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
         down, state = super().distribute(server, ids)
         return replace(
-            down, broadcast={**down.broadcast, CLIP: server.state[CLIP]}
+            down, broadcast={**down.broadcast, CLIP_KEY: server.state[CLIP_KEY]}
         ) if self._adapts else down, state
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
@@ -133,9 +139,9 @@ class Private(MethodWrapper):
         if not self._adapts:
             return replace(up, params=params), state
         bit = within.double()
-        if self.privacy.noisy:
+        if self.privacy.has_noise:
             bit = bit + self.privacy.bit_noise * self.draw(client, torch.Size([1]), len(params))[0]
-        return replace(up, params=params, metrics={UNCLIPPED: bit}), state
+        return replace(up, params=params, metrics={UNCLIPPED_KEY: bit}), state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
@@ -153,8 +159,8 @@ class Private(MethodWrapper):
         """A noised bit lies within six standard deviations, or its client is left out."""
         if not self._adapts:
             return super().report_ranges
-        room = FAR * self.privacy.bit_noise
-        return {**super().report_ranges, UNCLIPPED: ValueRange(-room, 1 + room)}
+        room = MAX_NOISE_STDS * self.privacy.bit_noise
+        return {**super().report_ranges, UNCLIPPED_KEY: ValueRange(-room, 1 + room)}
 
     @property
     def _adapts(self) -> bool:
@@ -164,10 +170,10 @@ class Private(MethodWrapper):
         """C <- C exp(-eta_C (b - gamma)), with b the noised share of changes that were within C."""
         if not self._adapts:
             return state
-        share = updates.metrics[UNCLIPPED].mean()
-        clip = server.state[CLIP] * torch.exp(-RATE * (share - self.privacy.dp_quantile))
-        server.logged |= {CLIP: float(server.state[CLIP]), UNCLIPPED: float(share)}
-        return {**state, CLIP: clip}
+        share = updates.metrics[UNCLIPPED_KEY].mean()
+        clip = server.state[CLIP_KEY] * torch.exp(-CLIP_LR * (share - self.privacy.dp_quantile))
+        server.logged |= {CLIP_KEY: float(server.state[CLIP_KEY]), UNCLIPPED_KEY: float(share)}
+        return {**state, CLIP_KEY: clip}
 
     def _protected(self, client: Client, params: Params) -> tuple[Params, Tensor]:
         """w + clip(w_i - w, C) + N(0, (sigma C)^2), with w as it was sent; to the bit w_i if nothing is to be done.
@@ -177,14 +183,14 @@ class Private(MethodWrapper):
         if not params:
             return params, torch.tensor(True)
         sent = client.message.params
-        clip = client.message.broadcast[CLIP] if self._adapts else self.privacy.dp_clip
+        clip = client.message.broadcast[CLIP_KEY] if self._adapts else self.privacy.dp_clip
         change = {name: value.double() - sent[name].double() for name, value in params.items()}
         norm = torch.stack([value.square().sum() for value in change.values()]).sum().sqrt()
         out: Params = {}
         for number, (name, value) in enumerate(params.items()):
             clipped = sent[name].double() + change[name] * (clip / norm)
             kept = torch.where(norm <= clip, value.double(), clipped)
-            if self.privacy.noisy:
+            if self.privacy.has_noise:
                 kept = kept + self.privacy.change_noise * clip * self.draw(
                     client, value.shape, number
                 )
@@ -193,7 +199,7 @@ class Private(MethodWrapper):
 
     def _mean(self, updates: ClientUpdate) -> ClientUpdate:
         """Under noise every client counts alike, whatever a method would weigh by: all it is shown is the mean."""
-        if not self.privacy.noisy:
+        if not self.privacy.has_noise:
             return updates
         return replace(
             updates,
@@ -243,6 +249,6 @@ def strip_unprotected(method: Method, reply: ClientResult) -> ClientResult:
 
 def is_noisy(method: Method) -> bool:
     """Whether what clients upload under this method is noised, at whatever depth."""
-    if isinstance(method, Private):
-        return method.privacy.noisy
+    if isinstance(method, DifferentialPrivacy):
+        return method.privacy.has_noise
     return isinstance(method, MethodWrapper) and is_noisy(method.inner)

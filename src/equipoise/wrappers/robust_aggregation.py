@@ -36,7 +36,7 @@ CLOSE = (
 )
 
 
-def lengths(stack: Params) -> Tensor:
+def update_norms(stack: Params) -> Tensor:
     """``[K]``: the Euclidean length of each client's change over all parameters."""
     each = [
         torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
@@ -45,24 +45,24 @@ def lengths(stack: Params) -> Tensor:
     return torch.stack(each).square().sum(0).sqrt()
 
 
-def products(stack: Params) -> Tensor:
+def gram_matrix(stack: Params) -> Tensor:
     """``[K, K]``: inner products of the changes of all pairs of clients; distances and iterations need no more."""
     flat = [value.flatten(1).double() for value in stack.values()]
     return torch.stack([rows @ rows.T for rows in flat]).sum(0)
 
 
-def distances(gram: Tensor) -> Tensor:
+def squared_distances(gram: Tensor) -> Tensor:
     """``[K, K]``: squared distances, from :func:`products`."""
     own = gram.diagonal()
     return (own[:, None] + own - 2 * gram).clamp(min=0)
 
 
-def median(stack: Params) -> Params:
+def coordinate_median(stack: Params) -> Params:
     """Coordinate by coordinate; of an even number, the mean of the middle two."""
-    return trimmed(stack, 0.5)
+    return trimmed_mean(stack, 0.5)
 
 
-def trimmed(stack: Params, share: float) -> Params:
+def trimmed_mean(stack: Params, share: float) -> Params:
     """Coordinate by coordinate, the mean without this share of the clients at either end; at least one or two stay."""
     clients = len(next(iter(stack.values())))
     cut = min(math.floor(share * clients), (clients - 1) // 2)
@@ -71,7 +71,7 @@ def trimmed(stack: Params, share: float) -> Params:
     }
 
 
-def geometric(gram: Tensor, counts: Tensor | None = None) -> Tensor:
+def geometric_median_weights(gram: Tensor, counts: Tensor | None = None) -> Tensor:
     """``[K]``: weights under which the mean of the changes has the least sum of distances to them (Weiszfeld).
 
     The median is a mean of the points, so that the iteration needs only their inner products, :func:`products`.
@@ -90,7 +90,7 @@ def geometric(gram: Tensor, counts: Tensor | None = None) -> Tensor:
 
 def krum_scores(stack: Params, liars: int) -> Tensor:
     """``[K]``: the sum of squared distances to a client's K - f - 2 nearest others; low is believable."""
-    apart = distances(products(stack))
+    apart = squared_distances(gram_matrix(stack))
     near = max(len(apart) - liars - 2, 1)
     return apart.sort(1).values[:, 1 : near + 1].sum(1)
 
@@ -109,12 +109,12 @@ def multi_krum(stack: Params, liars: int) -> Tensor:
     return kept
 
 
-def clipped(stack: Params, most: float | Tensor, centre: Params | None = None) -> Params:
+def clip_norms(stack: Params, most: float | Tensor, centre: Params | None = None) -> Params:
     """Changes no longer than ``most``, measured from ``centre`` (by default from no change); the others stay."""
     from_centre = (
         stack if centre is None else {name: value - centre[name] for name, value in stack.items()}
     )
-    long = lengths(from_centre)
+    long = update_norms(from_centre)
     factor = (most / long.clamp(min=1e-300)).clamp(max=1.0)
     if bool((factor == 1).all()):
         return stack
@@ -127,16 +127,16 @@ def clipped(stack: Params, most: float | Tensor, centre: Params | None = None) -
     return result
 
 
-def centred(stack: Params, most: float | Tensor, steps: int = 3) -> Params:
+def centered_clipping(stack: Params, most: float | Tensor, steps: int = 3) -> Params:
     """v <- v + mean of clip(x_i - v, tau), from v = 0: the last global model."""
     centre = {name: torch.zeros_like(value[0]) for name, value in stack.items()}
     equal = torch.full((len(next(iter(stack.values()))),), 1.0)
     for _ in range(steps):
-        centre = weighted_mean(clipped(stack, most, centre), equal / equal.sum())
+        centre = weighted_mean(clip_norms(stack, most, centre), equal / equal.sum())
     return centre
 
 
-def rules_trust(stack: Params, gain: Tensor | None, before: Tensor, kept: float = 0.7) -> Tensor:
+def update_trust(stack: Params, gain: Tensor | None, before: Tensor, decay: float = 0.7) -> Tensor:
     """``[K]`` in [0, 1]: belief in each client, learned over rounds from how its changes lie to the others'.
 
     What is seen of a client is what our agents see of it. As FedPolicy's: how far it is from the others' centre, here
@@ -146,8 +146,8 @@ def rules_trust(stack: Params, gain: Tensor | None, before: Tensor, kept: float 
     none at a loss of twice what is usual. A client that has a twin is not believed in this round. Beliefs of the rounds
     before count ``kept``.
     """
-    gram = products(stack)
-    weights = geometric(gram, before)
+    gram = gram_matrix(stack)
+    weights = geometric_median_weights(gram, before)
     along = gram @ weights
     middle = (weights @ along).clamp(min=0)
     away = (gram.diagonal() - 2 * along + middle).clamp(min=0).sqrt()
@@ -155,11 +155,13 @@ def rules_trust(stack: Params, gain: Tensor | None, before: Tensor, kept: float 
     now = (2 - away / _usual(away) / 2).clamp(0, 1) * (0.5 + cosine / _usual(cosine)).clamp(0, 1)
     if gain is not None:
         now = now * (1 + gain / _usual(gain) / 3).clamp(0, 1)
-    apart = distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
-    return kept * before + (1 - kept) * torch.where(apart < TWIN * gram.diagonal().sqrt(), 0.0, now)
+    apart = squared_distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
+    return decay * before + (1 - decay) * torch.where(
+        apart < TWIN * gram.diagonal().sqrt(), 0.0, now
+    )
 
 
-def believed(weights: Tensor, belief: Tensor) -> Tensor:
+def cap_weights_by_trust(weights: Tensor, belief: Tensor) -> Tensor:
     """The method's weights ``[K, ...]``, each at most twice the median times the client's belief (0 to 1).
 
     A method may weigh by what clients report of themselves, and liars with false labels report, truly, that the model
@@ -191,12 +193,12 @@ DEFAULTS = {
 }
 """Rules that take a number, and the number without one."""
 RULES = (*SHORTEN, *CHOOSE, *CENTRE)
-BELIEVED = 0.3  # trust below which a client is left out
+MIN_TRUST = 0.3  # trust below which a client is left out
 STEP = 0.2  # of the median length, along a change
 FIRST_TRUST = 0.4  # who begins with a lie falls below that at once
 
 
-def robust(method: Method, text: str) -> Method:
+def with_robust_aggregation(method: Method, text: str) -> Method:
     """The method under the rule ``NAME`` or ``NAME:NUMBER``; itself under none."""
     if not text:
         return method
@@ -217,11 +219,11 @@ def robust(method: Method, text: str) -> Method:
     ):
         wanted = f"a number in [0, {top:g})" if name in DEFAULTS else "no number"
         raise UsageError(f"robust is '{text}': {name} takes {wanted}")
-    return Robust(method, name, value)
+    return RobustAggregation(method, name, value)
 
 
 @dataclass(frozen=True)
-class Robust(MethodWrapper):
+class RobustAggregation(MethodWrapper):
     """Decision 3 of the method below, on what the rule makes of the changes w_i - w; block by block where it scales."""
 
     rule: str
@@ -259,8 +261,8 @@ class Robust(MethodWrapper):
         kept, seen, state = self._judged(server, ids, updates)
         weights, below = self.inner.aggregation_weights(server.scoped("base"), ids[kept], seen)
         if self.rule == "trust":
-            belief = (state["trust"][ids[kept]].double() - BELIEVED) / (1 - BELIEVED)
-            weights = pytree.map_leaves(partial(believed, belief=belief), weights)
+            belief = (state["trust"][ids[kept]].double() - MIN_TRUST) / (1 - MIN_TRUST)
+            weights = pytree.map_leaves(partial(cap_weights_by_trust, belief=belief), weights)
         server.logged["kept"] = int(kept.sum())
         return weights, {**state, "base": below, "seen": pytree.to_dict(seen), "kept": kept}
 
@@ -295,21 +297,21 @@ class Robust(MethodWrapper):
         if self.rule == "trust":
             judges = isinstance(server.task, SupervisedTask) and self.has_global(server.task)
             gain = self._gain(server, changes) if judges else None
-            trust = rules_trust(scaled, gain, server.state["trust"][ids].double())
+            trust = update_trust(scaled, gain, server.state["trust"][ids].double())
             state = {
                 **state,
                 "trust": server.state["trust"].index_copy(
                     0, ids, trust.to(server.state["trust"].dtype)
                 ),
             }
-            kept = trust >= min(BELIEVED, float(trust.max()))
+            kept = trust >= min(MIN_TRUST, float(trust.max()))
         else:
             kept = krum(scaled, liars) if self.rule == "krum" else multi_krum(scaled, liars)
         return kept, pytree.index(updates, kept), state
 
     def _gain(self, server: Server, changes: Params) -> Tensor:
         """``[K]``: by how much a small step along each change, all of one length, lowers the loss on public data."""
-        long = lengths(changes)
+        long = update_norms(changes)
         usual = long.median().clamp(min=1e-30)
         factor = STEP * usual / long.clamp(min=CLOSE * usual)
         stepped = {
@@ -331,20 +333,22 @@ class Robust(MethodWrapper):
 
     def _centre(self, stack: Params) -> Params:
         if self.rule == "geometric":
-            weights = geometric(products(stack))
+            weights = geometric_median_weights(gram_matrix(stack))
             return {
                 name: torch.tensordot(weights.to(value.dtype), value, 1)
                 for name, value in stack.items()
             }
         if self.rule == "centred":
-            return centred(stack, self.value * lengths(stack).median())
-        return median(stack) if self.rule == "median" else trimmed(stack, self.value)
+            return centered_clipping(stack, self.value * update_norms(stack).median())
+        return (
+            coordinate_median(stack) if self.rule == "median" else trimmed_mean(stack, self.value)
+        )
 
     def _shortened(self, server: Server, params: Params, changes: Params) -> Params:
         result: Params = {}
         for block in _blocks(server.task, changes):
-            most = self.value if self.rule == "bound" else self.value * lengths(block).median()
-            short = clipped(block, most)
+            most = self.value if self.rule == "bound" else self.value * update_norms(block).median()
+            short = clip_norms(block, most)
             for name, move in short.items():
                 result[name] = params[name] if move is block[name] else server.params[name] + move
         return {name: result[name] for name in params}
@@ -377,6 +381,6 @@ def _by_blocks(task: Task, stack: Params) -> Params:
     """Each block in units of its own median length: a head does not vanish behind a backbone."""
     scaled: Params = {}
     for block in _blocks(task, stack):
-        unit = lengths(block).median().clamp(min=1e-300)
+        unit = update_norms(block).median().clamp(min=1e-300)
         scaled |= {name: value.double() / unit for name, value in block.items()}
     return scaled

@@ -29,10 +29,10 @@ from equipoise.core import (
 )
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import Private, dry_run_upload, is_noisy
+from equipoise.wrappers.differential_privacy import DifferentialPrivacy, dry_run_upload, is_noisy
 
 POINT = 32  # bits behind the point of a whole number modulo 2^64
-MOST = (
+MAX_ABS_VALUE = (
     2.0**20
 )  # of any number of a client's part, so that as many clients as may be cannot reach 2^63 together
 MOST_CLIENTS = 2**10
@@ -42,23 +42,23 @@ WORDS = "words"
 WEIGHT = "secure_weight"
 
 
-def with_secure_sums(method: Method, secure: bool) -> Method:
+def with_secure_aggregation(method: Method, secure: bool) -> Method:
     """The method with exact sums as all that its server sees; itself if that is not asked for."""
-    return Secure(method) if secure else method
+    return SecureAggregation(method) if secure else method
 
 
 @dataclass(frozen=True)
-class Secure(MethodWrapper):
+class SecureAggregation(MethodWrapper):
     """``sums`` of the method below, added up as whole numbers that clients make; then its ``step``."""
 
     aggregates_by_sum: ClassVar[bool] = True
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
-        WORDS: ValueRange(-MOST * 2.0**POINT, MOST * 2.0**POINT)
+        WORDS: ValueRange(-MAX_ABS_VALUE * 2.0**POINT, MAX_ABS_VALUE * 2.0**POINT)
     }
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         super().check(task, training)
-        below = self.inner.inner if isinstance(self.inner, Private) else self.inner
+        below = self.inner.inner if isinstance(self.inner, DifferentialPrivacy) else self.inner
         reason = ""
         if not self.shared_param_names(task):
             reason = "its clients upload no model"
@@ -104,9 +104,9 @@ class Secure(MethodWrapper):
             for name, value in sums.items()
         }
         words = {
-            "weighted": {name: encoded(value) for name, value in part.items() if weighted[name]},
-            "plain": {name: encoded(value) for name, value in part.items() if not weighted[name]},
-            "weight": encoded(weight),
+            "weighted": {name: encode(value) for name, value in part.items() if weighted[name]},
+            "plain": {name: encode(value) for name, value in part.items() if not weighted[name]},
+            "weight": encode(weight),
         }
         return ClientUpdate({}, {WORDS: words}), state
 
@@ -118,11 +118,11 @@ class Secure(MethodWrapper):
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """What is weighed is divided by the weights of those that replied, whoever was asked."""
-        total = decoded(sums["weight"])
+        total = decode(sums["weight"])
         kind = next(iter(server.params.values())).dtype
-        parts = {name: decoded(value).to(kind) for name, value in sums["plain"].items()}
+        parts = {name: decode(value).to(kind) for name, value in sums["plain"].items()}
         parts |= {
-            name: (decoded(value) / total).to(kind) for name, value in sums["weighted"].items()
+            name: (decode(value) / total).to(kind) for name, value in sums["weighted"].items()
         }
         return super().apply_sums(server, _deep(parts))
 
@@ -136,15 +136,15 @@ class Secure(MethodWrapper):
         return {name: not bool(value.any()) for name, value in under_none.items()}
 
 
-def encoded(value: Tensor) -> Tensor:
+def encode(value: Tensor) -> Tensor:
     """Fixed point: the nearest multiple of 2^-32."""
-    fits = value.double().abs() <= MOST  # no NaN does
+    fits = value.double().abs() <= MAX_ABS_VALUE  # no NaN does
     return torch.where(
         fits, (value.double().where(fits, 0.0) * 2.0**POINT).round().to(torch.int64), NO_PLACE
     )
 
 
-def decoded(words: Tensor) -> Tensor:
+def decode(words: Tensor) -> Tensor:
     return words.double() / 2.0**POINT
 
 
