@@ -17,7 +17,7 @@ from equipoise.flower import codec
 from equipoise.flower.codec import Refused
 from equipoise.flower.secagg_protocol import Keys, Member, stream, threshold, unmask
 from equipoise.methods import all_methods
-from equipoise.privacy.accountant import PrivacyAccountant
+from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import CohortResults, Loop
@@ -343,11 +343,11 @@ def test_both_epsilons_of_the_page_on_privacy() -> None:
     everybody = np.arange(100)
     spent = {}
     for secure in (False, True):
-        ledger = PrivacyAccountant(
+        ledger = GaussianAccountant(
             PrivacyConfig(dp_clip=1.0, dp_noise=0.8), 100, 100, True, amplified=True, secure=secure
         )
         for _ in range(50):
-            spent[secure] = ledger.record_round(everybody, 100)
+            spent[secure] = ledger.after(everybody, 100)
     assert spent[False].epsilon == spent[True].epsilon == spent[True].epsilon_server
     assert spent[True].epsilon_server == pytest.approx(8.6, abs=0.05)
     assert spent[False].epsilon_server == pytest.approx(231, abs=0.5)

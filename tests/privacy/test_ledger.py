@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from equipoise.cli import main
 from equipoise.methods.fedavg import FedAvg
-from equipoise.privacy.accountant import PrivacyAccountant, gaussian_epsilon
+from equipoise.privacy.accountant import GaussianAccountant, gaussian_epsilon
 from equipoise.privacy.budget import PrivacyBudget
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -31,9 +31,9 @@ def delta_of(epsilon: float, mu: float) -> float:
 @pytest.mark.parametrize(("noise", "rounds"), [(10.0, 1), (4.0, 5), (20.0, 100)])
 def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> None:
     """Server: mu = 2 sqrt(T) / sigma. Models of K = 10: a reader that is a client leaves nine noises."""
-    ledger = PrivacyAccountant(PrivacyConfig(1.0, noise), 10, 10, True, amplified=True)
+    ledger = GaussianAccountant(PrivacyConfig(1.0, noise), 10, 10, True, amplified=True)
     for _ in range(rounds):
-        told = ledger.record_round(np.arange(10), 10)
+        told = ledger.after(np.arange(10), 10)
     assert delta_of(told.epsilon_server, 2 * math.sqrt(rounds) / noise) == pytest.approx(
         1e-5, rel=1e-4
     )
@@ -45,11 +45,11 @@ def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> N
 
 def test_cohorts_are_amplified_as_the_library_does_it() -> None:
     """100 of 1000 clients, effective multiplier 2, 100 rounds: 5.379 at delta 1e-5 by dp-accounting 0.6."""
-    ledger = PrivacyAccountant(
+    ledger = GaussianAccountant(
         PrivacyConfig(1.0, 4 / math.sqrt(99)), 1000, 100, True, amplified=True
     )
     for t in range(100):
-        told = ledger.record_round(np.arange(100) + 100 * (t % 10), 100)
+        told = ledger.after(np.arange(100) + 100 * (t % 10), 100)
     library = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.SampledWithoutReplacementDpEvent(
         1000, 100, dp_accounting.GaussianDpEvent(2.0)
@@ -61,12 +61,12 @@ def test_cohorts_are_amplified_as_the_library_does_it() -> None:
 
 def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() -> None:
     hidden, known = (
-        PrivacyAccountant(PrivacyConfig(1.0, 0.5), 100, 10, True, amplified=a)
+        GaussianAccountant(PrivacyConfig(1.0, 0.5), 100, 10, True, amplified=a)
         for a in (True, False)
     )
     for t in range(10):
         ids = np.arange(10) + 10 * (t % 5)
-        one, other = hidden.record_round(ids, 10), known.record_round(ids, 10)
+        one, other = hidden.after(ids, 10), known.after(ids, 10)
     assert other.epsilon == pytest.approx(gaussian_epsilon(2 * 4 / (0.25 * 9), 1e-5))
     assert one.epsilon <= other.epsilon
     assert other.uploads == 2
@@ -76,17 +76,17 @@ def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_b
     None
 ):
     few, many = (
-        PrivacyAccountant(PrivacyConfig(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2)
+        GaussianAccountant(PrivacyConfig(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2)
     )
-    assert few.record_round(np.arange(10), 3).epsilon > many.record_round(np.arange(10), 10).epsilon
+    assert few.after(np.arange(10), 3).epsilon > many.after(np.arange(10), 10).epsilon
     before = many.spent()
-    after = many.record_round(np.arange(10), 0)
+    after = many.after(np.arange(10), 0)
     assert after.epsilon == before.epsilon
     assert after.epsilon_server > before.epsilon_server
 
 
 def test_one_reply_is_no_better_hidden_than_the_upload() -> None:
-    told = PrivacyAccountant(PrivacyConfig(1.0, 5.0), 1, 1, True, amplified=True).record_round(
+    told = GaussianAccountant(PrivacyConfig(1.0, 5.0), 1, 1, True, amplified=True).after(
         np.arange(1), 1
     )
     assert told.epsilon == told.epsilon_server
@@ -94,14 +94,14 @@ def test_one_reply_is_no_better_hidden_than_the_upload() -> None:
 
 def test_nothing_sent_costs_nothing_and_no_noise_promises_nothing() -> None:
     assert (
-        PrivacyAccountant(PrivacyConfig(1.0, 1.0), 3, 3, False, amplified=True)
-        .record_round(np.arange(3), 3)
+        GaussianAccountant(PrivacyConfig(1.0, 1.0), 3, 3, False, amplified=True)
+        .after(np.arange(3), 3)
         .epsilon
         == 0
     )
     assert (
-        PrivacyAccountant(PrivacyConfig(1.0), 3, 3, True, amplified=True)
-        .record_round(np.arange(3), 3)
+        GaussianAccountant(PrivacyConfig(1.0), 3, 3, True, amplified=True)
+        .after(np.arange(3), 3)
         .epsilon
         is None
     )
@@ -111,7 +111,7 @@ def test_a_resumed_run_goes_on_counting() -> None:
     task, privacy = small_task("linear"), PrivacyConfig(1.0, 2.0)
 
     def start() -> FederatedSimulation:
-        ledger = PrivacyAccountant(privacy, 6, 3, True, amplified=True)
+        ledger = GaussianAccountant(privacy, 6, 3, True, amplified=True)
         return FederatedSimulation(
             with_differential_privacy(FedAvg(), privacy),
             task,

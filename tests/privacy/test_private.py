@@ -178,7 +178,7 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         (
             "fedpolicy",
             {"policy": "backbone", "sync": "off"},
-            "knows nothing to clip its change of it against",
+            "has no reference to clip its update of it",
         ),
     ],
 )

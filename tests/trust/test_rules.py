@@ -41,7 +41,7 @@ def joined(tree):
 
 def test_lengths_and_distances():
     points = stack([3.0, 4.0], [0.0, 0.0], [3.0, 0.0])
-    assert robust_aggregation.update_norms(points).tolist() == [5, 0, 3]
+    assert robust_aggregation.client_norms(points).tolist() == [5, 0, 3]
     assert robust_aggregation.squared_distances(
         robust_aggregation.gram_matrix(points)
     ).tolist() == [

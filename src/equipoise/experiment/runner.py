@@ -34,7 +34,7 @@ from equipoise.experiment.multiprocess import (
     plan_for_run,
 )
 from equipoise.experiment.signals import interruptible, threads
-from equipoise.privacy.accountant import PrivacyAccountant
+from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.records.client_table import write_table
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
@@ -316,14 +316,14 @@ class RunSession:
         self.best: tuple[float, int] | None = None
         self.best_params: Params = {}
 
-    def _ledger(self) -> PrivacyAccountant | None:
+    def _ledger(self) -> GaussianAccountant | None:
         """Clients that are elsewhere know the seed, and so who is drawn: only a simulation may count on secrecy."""
         run, task = self.settings.run, self.task
         if not self.settings.privacy.is_enabled:
             return None
         cohort = len(rng.cohort(run.seed, 1, task.num_clients, run.participation))
         sends = bool(self.settings.method.shared_param_names(task))
-        return PrivacyAccountant(
+        return GaussianAccountant(
             self.settings.privacy,
             task.num_clients,
             cohort,
