@@ -30,8 +30,8 @@ from equipoise.methods import all_methods
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 TABULAR_Q = ("fedasynq-eq", "fedasynq-im", "fedasynq-ta", "feddvrq", "fedsynq")
-LINEAR_Q = ("fedq", "pfedq-rep", "q")
-LINEAR_TD = ("fedtd", "pfedtd-rep", "td")
+LINEAR_Q = ("fedq", "linear-q", "pfedq-rep")
+LINEAR_TD = ("fedtd", "linear-td", "pfedtd-rep")
 DEEP_AGENTS = ("dqn", "dqnavg", "dqnavg-im", "perdqnavg", "pfeddqn-rep")
 TIMES = ("seconds", "created", "version")  # not results
 SUPERVISED = "--task synthetic --samples 24 --epochs 2 --participation 0.9 --val-share 0.2"

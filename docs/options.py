@@ -14,7 +14,7 @@ from equipoise.config.schedules import Schedule
 from equipoise.config.schema import KINDS
 from equipoise.core import TrainingConfig
 from equipoise.methods import all_methods
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.option_registry import Option, of_config
 from equipoise.settings.run_config import ResourceConfig, RunConfig
 
@@ -35,7 +35,7 @@ def pages() -> dict[Path, list[str]]:
         **methods,
         DOCS / "options.md": [
             *runs,
-            table(of_config(Privacy, "privacy")),
+            table(of_config(PrivacyConfig, "privacy")),
             table(of_config(ResourceConfig, "run")),
         ],
     }

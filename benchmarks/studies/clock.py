@@ -17,7 +17,7 @@ from benchmarks.lab import Cell, Results, Study
 from benchmarks.lab.cell import Run, run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
-from equipoise.client_selection.learned import CONTROLS, Learned
+from equipoise.client_selection.learned import CONTROLS, LearnedSelection
 from equipoise.clock.devices import HOUR, DevicePopulation, read
 from equipoise.core import option
 from equipoise.report.statistics import paired_difference
@@ -47,7 +47,7 @@ Point = Sequence[float]
 
 
 @dataclass(frozen=True)
-class TimesOnly(Learned):
+class TimesOnly(LearnedSelection):
     """The control that knows times, and takes every reply to be worth the same."""
 
     name: ClassVar[str] = "times-only"
@@ -55,7 +55,7 @@ class TimesOnly(Learned):
 
 
 @dataclass(frozen=True)
-class AtRandom(Learned):
+class AtRandom(LearnedSelection):
     """The control whose weights are drawn anew in each round."""
 
     name: ClassVar[str] = "at-random"

@@ -15,8 +15,8 @@ from equipoise.environments.theory import fit_slope
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8d5a97", "#c17c00", "#444444")
 METHODS = {
-    "v": {"nothing": "td", "everything": "fedtd", "representation": "pfedtd-rep"},
-    "q": {"nothing": "q", "everything": "fedq", "representation": "pfedq-rep"},
+    "v": {"nothing": "linear-td", "everything": "fedtd", "representation": "pfedtd-rep"},
+    "q": {"nothing": "linear-q", "everything": "fedq", "representation": "pfedq-rep"},
 }
 DRAWS, T0, EARLY = 2000, 3000.0, 5000
 

@@ -17,10 +17,10 @@ from equipoise.methods.fedrep import FedRep
 from equipoise.methods.fedrod import FedRod
 from equipoise.methods.pfedme import PFedMe
 from equipoise.models.norm_dropout import BatchNorm, Dropout, federated
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import private
+from equipoise.wrappers.differential_privacy import with_differential_privacy
 from helpers import SMALL, TRAINING, largest_difference, simulate
 
 STATISTICS = ("1.running_mean", "1.running_var")
@@ -227,7 +227,7 @@ def test_methods_that_would_break_statistics_are_refused() -> None:
     with pytest.raises(UsageError, match="move the statistics"):
         FedRod().check(here, here.training)
     with pytest.raises(UsageError, match="variances negative"):
-        private(FedAvg(), Privacy(dp_clip=1.0)).check(here, here.training)
+        with_differential_privacy(FedAvg(), PrivacyConfig(dp_clip=1.0)).check(here, here.training)
 
 
 def test_without_batch_normalisation_fedbn_is_fedavg() -> None:

@@ -23,7 +23,7 @@ from equipoise.methods.feddyn import FedDyn
 from equipoise.methods.fedprox import FedProx
 from equipoise.methods.page.page import Page
 from equipoise.methods.rl_linear import LinearRepresentation
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.option_registry import options
 from equipoise.settings.run_config import RunConfig
 from equipoise.settings.run_settings import RunSettings
@@ -95,7 +95,7 @@ def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
         (TrainingConfig, {"momentum": 1.0}),
         (RunConfig, {"participation": 0.0}),
         (RunConfig, {"executor": "fast"}),
-        (Privacy, {"dp_delta": 1.0}),
+        (PrivacyConfig, {"dp_delta": 1.0}),
         (SyntheticConfig, {"val_share": 1.0}),
         (AgentConfig, {"target_rate": -0.1}),
         (Page, {"agent_rate": -0.1}),

@@ -11,8 +11,13 @@ import torch
 import equipoise as eq
 from equipoise.cli import main
 from equipoise.client_selection import all_selections, find_selection, recorded_name
-from equipoise.client_selection.learned import FEATURES, Learned, fastest_worth, features
-from equipoise.client_selection.policies import Fair, Loss, Oort, Size, Uniform
+from equipoise.client_selection.learned import (
+    NUM_FEATURES,
+    LearnedSelection,
+    client_features,
+    max_utility_per_second,
+)
+from equipoise.client_selection.policies import Fair, Oort, PowerOfChoice, Size, Uniform
 from equipoise.core import Pool, RoundFeedback, SelectionPolicy
 from equipoise.core.client_selection import top_scores
 from equipoise.experiment.runner import build_task, run
@@ -69,12 +74,12 @@ def test_by_size_chances_are_proportional():
 
 def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
     told = pool(2, loss=[5.0, 1.0, 4.0, 2.0, 3.0])
-    assert chosen(Loss(candidates=2.5), told) == [0, 2]  # everybody is a candidate
+    assert chosen(PowerOfChoice(candidates=2.5), told) == [0, 2]  # everybody is a candidate
     few = [
-        chosen(Loss(candidates=1.0), replace(told, round=t)) for t in range(50)
+        chosen(PowerOfChoice(candidates=1.0), replace(told, round=t)) for t in range(50)
     ]  # candidates are drawn by size
     assert len({tuple(one) for one in few}) > 5
-    assert chosen(Loss(candidates=2.5), pool(2, loss=[5.0, NAN, 4.0, 2.0, 3.0])) == [
+    assert chosen(PowerOfChoice(candidates=2.5), pool(2, loss=[5.0, NAN, 4.0, 2.0, 3.0])) == [
         0,
         1,
     ]  # unknown ones go first
@@ -110,9 +115,11 @@ def test_fair_goes_in_turn():
 def test_the_set_with_the_most_worth_per_second():
     """Worth 1 each and times 1, 2, 10: two bring 2 in 2 seconds; the third would have to be worth more."""
     three, nobody = pool(2, 3, seconds=[1.0, 2.0, 10.0]), torch.zeros(3, dtype=torch.bool)
-    assert fastest_worth(three, torch.tensor([1.0, 1.0, 1.0]), nobody).tolist() == [0, 1]
-    assert fastest_worth(three, torch.tensor([1.5, 1.0, 20.0]), nobody).tolist() == [0, 2]
-    assert fastest_worth(pool(5), torch.ones(5), torch.zeros(5, dtype=torch.bool)).tolist() == [
+    assert max_utility_per_second(three, torch.tensor([1.0, 1.0, 1.0]), nobody).tolist() == [0, 1]
+    assert max_utility_per_second(three, torch.tensor([1.5, 1.0, 20.0]), nobody).tolist() == [0, 2]
+    assert max_utility_per_second(
+        pool(5), torch.ones(5), torch.zeros(5, dtype=torch.bool)
+    ).tolist() == [
         0,
         1,
         2,
@@ -125,21 +132,27 @@ def test_whoever_is_due_is_asked_and_the_rest_fills_its_time():
     """The slow one must be in it, so the other place goes to the most worth within its ten seconds."""
     four = pool(2, 4, seconds=[1.0, 2.0, 10.0, 9.0])
     due = torch.tensor([False, False, True, False])
-    assert fastest_worth(four, torch.tensor([1.0, 1.0, 0.1, 1.5]), due).tolist() == [2, 3]
+    assert max_utility_per_second(four, torch.tensor([1.0, 1.0, 0.1, 1.5]), due).tolist() == [2, 3]
 
 
 def test_everybody_is_asked_at_least_so_often():
     """Uniform cohorts of 2 of 5 ask everybody once in 2.5 rounds; a quarter of that is once in 10; slow ones first."""
     waiting = pool(2, round=21, last=[20, 11, 10, 10, 10], seconds=[1.0, 2.0, 3.0, 5.0, 4.0])
-    assert Learned(floor=0.25).due(waiting).tolist() == [False, False, False, True, True]
-    assert Learned(floor=0.25).due(replace(waiting, round=20)).tolist() == [False] * 5
-    assert not Learned(floor=0.0).due(waiting).any()
-    assert chosen(Learned(control="zero"), waiting) == [3, 4]
+    assert LearnedSelection(floor=0.25).overdue(waiting).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert LearnedSelection(floor=0.25).overdue(replace(waiting, round=20)).tolist() == [False] * 5
+    assert not LearnedSelection(floor=0.0).overdue(waiting).any()
+    assert chosen(LearnedSelection(control="zero"), waiting) == [3, 4]
 
 
 def test_slow_clients_are_not_left_behind():
     """One client takes a thousand times as long as the others: it is asked once in 5 / 0.25 rounds, no more."""
-    learner, last = Learned(control="zero"), torch.zeros(5, dtype=torch.int64)
+    learner, last = LearnedSelection(control="zero"), torch.zeros(5, dtype=torch.int64)
     asked = []
     for t in range(1, 101):
         among = replace(pool(1, round=t, seconds=[1.0, 1.0, 1.0, 1.0, 1000.0]), last=last.clone())
@@ -151,7 +164,7 @@ def test_slow_clients_are_not_left_behind():
 
 def test_the_bandit_learns_what_brings_progress():
     """A reply brings 1 + 0.5 of the client's loss beside the others': that is what the regression finds."""
-    learner = Learned(forgetting=1.0)
+    learner = LearnedSelection(forgetting=1.0)
     state = learner.init()
     for t in range(1, 400):
         everybody = pool(
@@ -162,7 +175,7 @@ def test_the_bandit_learns_what_brings_progress():
             last=[0] * 6,
         )
         came = torch.arange(6) == t % 6
-        progress = float(0.01 * (1 + 0.5 * features(everybody)[came][0, 2]))
+        progress = float(0.01 * (1 + 0.5 * client_features(everybody)[came][0, 2]))
         state = learner.observe(
             RoundFeedback(everybody, came, 1.0, progress),
             {**state, "scale": torch.tensor(0.01).double()},
@@ -174,9 +187,9 @@ def test_the_bandit_learns_what_brings_progress():
 
 def test_regression_by_hand():
     """One round of equal clients with usual progress changes nothing: y - 1 = 0."""
-    learner, everybody = Learned(), torch.ones(5, dtype=torch.bool)
+    learner, everybody = LearnedSelection(), torch.ones(5, dtype=torch.bool)
     state = learner.observe(RoundFeedback(pool(5), everybody, 2.0, 0.3), learner.init())
-    assert torch.equal(state["b"], torch.zeros(FEATURES, dtype=torch.float64))
+    assert torch.equal(state["b"], torch.zeros(NUM_FEATURES, dtype=torch.float64))
     assert float(state["A"][0, 0]) == 2.0
     # Then half of that: the scale is 0.98 * 0.3 + 0.02 * 0.15 = 0.297, y = 0.15 / 0.297 - 1.
     state = learner.observe(RoundFeedback(pool(5), everybody, 2.0, 0.15), state)
@@ -185,14 +198,18 @@ def test_regression_by_hand():
 
 
 def test_controls_differ_from_what_is_learned():
-    state = {**Learned().init(), "b": torch.tensor([0.0, 0.0, 5.0, 0.0], dtype=torch.float64)}
+    state = {
+        **LearnedSelection().init(),
+        "b": torch.tensor([0.0, 0.0, 5.0, 0.0], dtype=torch.float64),
+    }
     told = pool(1, loss=[0.1, 0.1, 0.1, 0.1, 9.0], seconds=[1.0] * 5)
     assert all(
-        chosen(Learned(exploration=0.0), replace(told, round=t), state) == [4] for t in range(5)
+        chosen(LearnedSelection(exploration=0.0), replace(told, round=t), state) == [4]
+        for t in range(5)
     )
     for control in ("zero", "random"):
         drawn = {
-            tuple(chosen(Learned(control=control), replace(told, round=t), state))
+            tuple(chosen(LearnedSelection(control=control), replace(told, round=t), state))
             for t in range(30)
         }
         assert len(drawn) > 2
@@ -291,27 +308,27 @@ def test_a_policy_of_ones_own(tmp_path):
 def test_names():
     assert list(all_selections()) == ["fair", "learned", "loss", "oort", "size", "uniform"]
     assert all(find_selection(name) is kind for name, kind in all_selections().items())
-    assert recorded_name(Loss) == "loss"
+    assert recorded_name(PowerOfChoice) == "loss"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"selection": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
+        ({"selection": "ort"}, "selection is 'ort': must be one of fair, .*did you mean 'oort'"),
         (
             {"selection": "nowhere.py:Mine"},
-            "there is no file 'nowhere.py' to take select 'Mine' from",
+            "there is no file 'nowhere.py' to take selection 'Mine' from",
         ),
         (
             {"selection": "equipoise.client_selection.policies:Fare"},
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
         ),
         ({"selection": 3}, "give a name, or a subclass of equipoise.Selection"),
-        ({"selection": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
-        ({"selection": "oort", "secure": True}, "select oort is not offered with secure"),
+        ({"selection": "fair", "dp_clip": 1.0}, "selection fair is not offered with dp_clip"),
+        ({"selection": "oort", "secure": True}, "selection oort is not offered with secure"),
         (
             {"selection": "oort", "task": "two-state", "method": "fedasynq-im"},
-            "select oort reads losses",
+            "selection oort reads losses",
         ),
     ],
 )

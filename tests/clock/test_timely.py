@@ -73,7 +73,7 @@ def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
 def test_methods_whose_clients_train_on_trial_are_refused(method):
     task, timing = small_task("mlp"), ClockConfig(deadline="2s", adapt_epochs=True)
     with pytest.raises(
-        UsageError, match=f"cannot serve {method}, whose clients also train on trial"
+        UsageError, match=f"cannot serve {method}, whose clients also run trial training"
     ):
         with_deadline_epochs(find_method(method)(), timing).check(task, task.training)
 
@@ -95,7 +95,7 @@ def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
         )
         == 2
     )
-    assert "train on trial" in capsys.readouterr().err
+    assert "run trial training" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -9,11 +9,11 @@ import torch
 from equipoise.core import DelegatingMethod, Method, Server
 from equipoise.core.method import HOOKS
 from equipoise.methods import all_methods, find_method
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import Private, private
-from equipoise.wrappers.robust_aggregation import robust
+from equipoise.wrappers.differential_privacy import DifferentialPrivacy, with_differential_privacy
+from equipoise.wrappers.robust_aggregation import with_robust_aggregation
 from helpers import largest_difference, simulate, small_task
 
 
@@ -34,8 +34,8 @@ def test_hooks_of_its_own(name, decides):
 
 
 def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
-    wrapped = private(find_method("fedavgm")(), Privacy(dp_clip=1.0))
-    assert isinstance(wrapped, Private)
+    wrapped = with_differential_privacy(find_method("fedavgm")(), PrivacyConfig(dp_clip=1.0))
+    assert isinstance(wrapped, DifferentialPrivacy)
     assert wrapped.overridden_hooks == {
         "distribute",
         "upload",
@@ -96,7 +96,7 @@ def test_decision_0_of_a_methods_own():
     run = simulate(Oldest(), small_task(), 3)
     assert sorted(run.store.ids.tolist()) == [0, 1]
     assert run.store.counts["rounds"].tolist() == [3, 3]
-    both = simulate(robust(Oldest(), "median"), small_task(), 3)
+    both = simulate(with_robust_aggregation(Oldest(), "median"), small_task(), 3)
     assert sorted(both.store.ids.tolist()) == [0, 1]
 
 
@@ -116,9 +116,9 @@ def test_decision_0_that_is_no_cohort(ids):
 def test_noise_counts_on_chance_alone():
     task = small_task()
     with pytest.raises(UsageError, match="chooses who takes part"):
-        private(Oldest(), Privacy(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3)).check(
-            task, task.training
-        )
+        with_differential_privacy(
+            Oldest(), PrivacyConfig(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3)
+        ).check(task, task.training)
 
 
 def test_every_hook_is_forwarded():

@@ -9,12 +9,12 @@ import torch
 
 from equipoise.flower import codec
 from equipoise.privacy.accountant import gaussian_epsilon
-from equipoise.privacy.config import Privacy
-from equipoise.wrappers.differential_privacy import private, secret
+from equipoise.privacy.config import PrivacyConfig
+from equipoise.wrappers.differential_privacy import secret_normal, with_differential_privacy
 from flower.test_remote import ROUNDS, SUPERVISED, Here, federate
 from helpers import largest_difference, simulate, small_task
 
-PRIVACY = Privacy(0.5, 2.0)
+PRIVACY = PrivacyConfig(0.5, 2.0)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -23,7 +23,7 @@ def test_remote_equals_loop_to_the_bit_under_privacy(
     name: str, participation: float, tmp_path: Path
 ) -> None:
     method, task = SUPERVISED[name](), small_task("mlp")
-    shielded = private(method, PRIVACY)
+    shielded = with_differential_privacy(method, PRIVACY)
     loop = simulate(shielded, task, ROUNDS, "loop", participation)
     remote = federate(shielded, task, Here(method, task, tmp_path, privacy=PRIVACY), participation)
     for _ in range(ROUNDS):
@@ -34,7 +34,7 @@ def test_remote_equals_loop_to_the_bit_under_privacy(
 def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
     method, task = SUPERVISED["dapfl"](), small_task("mlp")
     wire = Here(method, task, tmp_path, privacy=PRIVACY)
-    log = federate(private(method, PRIVACY), task, wire).run_round()
+    log = federate(with_differential_privacy(method, PRIVACY), task, wire).run_round()
     tree, about = codec.decode(wire.nodes[0].answer(wire.sent[0][0]))
     assert {name: value for name, value in tree.items() if name != "up"} == {
         "scores": {},
@@ -49,8 +49,8 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
 def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
     """With noise from the seed, a server that asks again with another model could subtract one reply from another."""
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
-    wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret)
-    federate(private(method, PRIVACY), task, wire).run_round()
+    wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret_normal)
+    federate(with_differential_privacy(method, PRIVACY), task, wire).run_round()
     one, other = (
         codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["up"]["params"] for _ in range(2)
     )
@@ -63,7 +63,7 @@ def test_a_client_s_own_limit_ends_its_part_and_is_named_in_the_log(tmp_path: Pa
     method, task = SUPERVISED["fedavg"](), small_task("mlp")
     two = gaussian_epsilon(2 * 4 / 2.0**2, 1e-5) + 1e-6
     run = federate(
-        private(method, PRIVACY),
+        with_differential_privacy(method, PRIVACY),
         task,
         Here(method, task, tmp_path, privacy=PRIVACY, most_epsilon=two),
     )

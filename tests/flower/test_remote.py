@@ -22,12 +22,12 @@ from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
 from equipoise.flower.remote_executor import Remote
 from equipoise.methods import all_methods
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import Draw, seeded
+from equipoise.wrappers.differential_privacy import NormalSampler, seeded_normal
 from helpers import largest_difference, simulate, small_task, timeless
 
 SUPERVISED = {
@@ -46,8 +46,8 @@ class Here:
         folder: Path,
         spoil: Any = None,
         of: str = "synthetic",
-        privacy: Privacy = Privacy(),  # noqa: B008 (it cannot change)
-        draw: Draw = seeded,
+        privacy: PrivacyConfig = PrivacyConfig(),  # noqa: B008 (it cannot change)
+        draw: NormalSampler = seeded_normal,
         most_epsilon: float | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:

@@ -17,16 +17,16 @@ from equipoise.flower import codec
 from equipoise.flower.codec import Refused
 from equipoise.flower.secagg_protocol import Keys, Member, stream, threshold, unmask
 from equipoise.methods import all_methods
-from equipoise.privacy.accountant import Ledger
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.accountant import GaussianAccountant
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import CohortResults, Loop
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
-from equipoise.wrappers.differential_privacy import private, seeded
-from equipoise.wrappers.secure_aggregation import MOST, Secure, decoded, encoded
+from equipoise.wrappers.differential_privacy import seeded_normal, with_differential_privacy
+from equipoise.wrappers.secure_aggregation import MAX_ABS_VALUE, SecureAggregation, decode, encode
 from flower.test_remote import ROUNDS, Here, federate, server_side
 from helpers import largest_difference, simulate, small_task
 from helpers_own import BY_ERROR
@@ -133,12 +133,12 @@ def test_streams_are_those_of_their_seed_and_round() -> None:
 
 
 def test_fixed_point_by_hand() -> None:
-    unfit = encoded(torch.tensor([float("nan"), float("inf"), -(2.0**20) - 1]))
+    unfit = encode(torch.tensor([float("nan"), float("inf"), -(2.0**20) - 1]))
     assert unfit.tolist() == [2**62] * 3
     numbers = torch.tensor([1.5, -0.25, 2.0**-32, -(2.0**20), 2.0**-34], dtype=torch.float64)
-    assert encoded(numbers).tolist() == [3 * 2**31, -(2**30), 1, -(2**52), 0]
-    assert decoded(encoded(numbers)).tolist() == [1.5, -0.25, 2.0**-32, -(2.0**20), 0]
-    assert 2**10 * encoded(torch.tensor(MOST)).item() < 2**63  # a whole cohort at the bound
+    assert encode(numbers).tolist() == [3 * 2**31, -(2**30), 1, -(2**52), 0]
+    assert decode(encode(numbers)).tolist() == [1.5, -0.25, 2.0**-32, -(2.0**20), 0]
+    assert 2**10 * encode(torch.tensor(MAX_ABS_VALUE)).item() < 2**63  # a whole cohort at the bound
 
 
 def offered() -> dict[str, Method]:
@@ -147,7 +147,7 @@ def offered() -> dict[str, Method]:
     for name, kind in all_methods().items():
         try:
             if kind().learner_kind == "gradient":
-                Secure(kind()).check(small_task("mlp"), small_task("mlp").training)
+                SecureAggregation(kind()).check(small_task("mlp"), small_task("mlp").training)
                 found[name] = kind()
         except UsageError:
             pass
@@ -177,13 +177,13 @@ def test_a_secure_sum_changes_a_method_by_no_more_than_rounding(name: str) -> No
     task, method = small_task("mlp"), OFFERED[name]
     plain, secure = (
         simulate(method, task, ROUNDS, "stacked"),
-        simulate(Secure(method), task, ROUNDS, "stacked"),
+        simulate(SecureAggregation(method), task, ROUNDS, "stacked"),
     )
     assert largest_difference(plain.params, secure.params) < 2e-6
-    loop = simulate(Secure(method), task, ROUNDS, "loop", participation=0.7)
+    loop = simulate(SecureAggregation(method), task, ROUNDS, "loop", participation=0.7)
     assert (
         largest_difference(
-            simulate(Secure(method), task, ROUNDS, "stacked", 0.7).params, loop.params
+            simulate(SecureAggregation(method), task, ROUNDS, "stacked", 0.7).params, loop.params
         )
         < 2e-5
     )
@@ -220,10 +220,14 @@ def test_masked_sums_of_nodes_are_the_plain_ones_to_the_bit(name: str, tmp_path:
         return executor
 
     wire = Losing(method, task, tmp_path, more={"secure": True})
-    remote = federate(Secure(method), task, wire)
+    remote = federate(SecureAggregation(method), task, wire)
     logs = [remote.run_round() for _ in range(ROUNDS)]
     local = FederatedSimulation(
-        Secure(method), task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), plain
+        SecureAggregation(method),
+        task,
+        task.training,
+        RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True),
+        plain,
     )
     for _ in range(ROUNDS):
         local.run_round()
@@ -251,7 +255,7 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
             return replies
 
     federate(
-        Secure(method), task, Watched(method, task, tmp_path, more={"secure": True})
+        SecureAggregation(method), task, Watched(method, task, tmp_path, more={"secure": True})
     ).run_round()
     kinds = [kind for kind, _ in sent]
     assert kinds == [
@@ -280,7 +284,9 @@ def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
             lost = silent if (about["kind"], about["round"]) == ("mask", 1) else set()
             return {client: reply for client, reply in replies.items() if client not in lost}
 
-    remote = federate(Secure(method), task, Losing(method, task, tmp_path, more={"secure": True}))
+    remote = federate(
+        SecureAggregation(method), task, Losing(method, task, tmp_path, more={"secure": True})
+    )
     before = remote.params
     log = remote.run_round()
     assert largest_difference(before, remote.params) == 0
@@ -293,7 +299,7 @@ def test_too_few_change_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_part_that_does_not_fit_is_left_out_by_name() -> None:
     task = small_task("mlp")
     simulation = FederatedSimulation(
-        Secure(OFFERED["fedavg"]),
+        SecureAggregation(OFFERED["fedavg"]),
         task,
         task.training,
         RoundLoopConfig(1, 0, 1.0, "stacked", 1, True),
@@ -308,11 +314,11 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
     tmp_path: Path,
 ) -> None:
     privacy, task, method = (
-        Privacy(dp_clip=1.0, dp_noise=0.5, dp_delta=1e-6),
+        PrivacyConfig(dp_clip=1.0, dp_noise=0.5, dp_delta=1e-6),
         small_task("mlp"),
         OFFERED["fedavg"],
     )
-    policy = Secure(private(method, privacy, seeded))
+    policy = SecureAggregation(with_differential_privacy(method, privacy, seeded_normal))
     wire = Here(method, task, tmp_path, privacy=privacy, most_epsilon=1e6, more={"secure": True})
     remote = federate(policy, task, wire)
     logs = [remote.run_round() for _ in range(ROUNDS)]
@@ -321,7 +327,10 @@ def test_noise_in_secure_sums_equals_the_loop_and_costs_what_the_models_cost(
     assert largest_difference(loop.params, remote.params) == 0
     assert (
         largest_difference(
-            simulate(private(method, privacy, seeded), task, ROUNDS, "loop").params, loop.params
+            simulate(
+                with_differential_privacy(method, privacy, seeded_normal), task, ROUNDS, "loop"
+            ).params,
+            loop.params,
         )
         < 2e-6
     )
@@ -334,8 +343,8 @@ def test_both_epsilons_of_the_page_on_privacy() -> None:
     everybody = np.arange(100)
     spent = {}
     for secure in (False, True):
-        ledger = Ledger(
-            Privacy(dp_clip=1.0, dp_noise=0.8), 100, 100, True, amplified=True, secure=secure
+        ledger = GaussianAccountant(
+            PrivacyConfig(dp_clip=1.0, dp_noise=0.8), 100, 100, True, amplified=True, secure=secure
         )
         for _ in range(50):
             spent[secure] = ledger.after(everybody, 100)

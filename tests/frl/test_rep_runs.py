@@ -17,7 +17,14 @@ from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
 
-METHODS = {"td": "v", "fedtd": "v", "pfedtd-rep": "v", "q": "q", "fedq": "q", "pfedq-rep": "q"}
+METHODS = {
+    "linear-td": "v",
+    "fedtd": "v",
+    "pfedtd-rep": "v",
+    "linear-q": "q",
+    "fedq": "q",
+    "pfedq-rep": "q",
+}
 SMALL = {
     "task": "planted",
     "agents": 5,
@@ -68,7 +75,8 @@ def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "alone"), [("pfedtd-rep", "fedtd", "td"), ("pfedq-rep", "fedq", "q")]
+    ("one", "other", "alone"),
+    [("pfedtd-rep", "fedtd", "linear-td"), ("pfedq-rep", "fedq", "linear-q")],
 )
 def test_one_agent_learns_alone_whatever_is_shared(one, other, alone):
     models = [simulated(name, 20, agents=1).store.local for name in (one, other, alone)]
@@ -128,7 +136,7 @@ def test_two_rounds_by_definition():
 
 def test_who_shares_what():
     phi, theta, agents = 8 * 8 * 2, 8 * 2, 5
-    for name, size in (("td", 0), ("pfedtd-rep", phi), ("fedtd", phi + theta)):
+    for name, size in (("linear-td", 0), ("pfedtd-rep", phi), ("fedtd", phi + theta)):
         log = simulated(name, 1).logs[0]
         assert log.bytes == Bytes(agents * size, agents * size)
         assert bool(log.global_) == (name == "fedtd")
@@ -179,7 +187,7 @@ def test_same_seed_same_run_other_seed_another():
 
 
 def test_agents_may_take_different_numbers_of_steps():
-    _, task = built("td")
+    _, task = built("linear-td")
     ids = torch.arange(3)
     start = {name: value.expand(3, *value.shape) for name, value in task.init_params(0).items()}
 
@@ -199,13 +207,13 @@ def test_agents_may_take_different_numbers_of_steps():
 
 
 def test_generic_methods_run_too():
-    _, task = built("td")
+    _, task = built("linear-td")
     for name in ("fedavg", "fedper", "local"):
         assert simulate(find_method(name)(), task, 2).logs[-1].trained.error > 0
 
 
 def test_an_agent_that_diverged_is_dropped_not_fatal():
-    done = simulated("td", 40, beta0=50.0, t0=float("inf"), relative=False)
+    done = simulated("linear-td", 40, beta0=50.0, t0=float("inf"), relative=False)
     assert done.logs[-1].dropped
 
 
@@ -229,7 +237,7 @@ def test_the_command(task, name, tmp_path):
 
 def test_compare_and_report(tmp_path):
     pytest.importorskip("plotly")
-    command = "compare --methods td,fedtd,pfedtd-rep --task planted --agents 3 --states 6 --rounds 4 --seeds 2 --quiet"
+    command = "compare --methods linear-td,fedtd,pfedtd-rep --task planted --agents 3 --states 6 --rounds 4 --seeds 2 --quiet"
     assert main([*command.split(), "--out", str(tmp_path / "all")]) == 0
     page = next((tmp_path / "all").glob("*.html")).read_text()
     assert "Subspace distance" in page
@@ -269,10 +277,10 @@ def test_bad_options_are_refused_before_any_work(options, words):
     [
         ("--method pfedtd-rep --task synthetic", "learns values with linear features"),
         ("--method pfedq-rep --task planted", "give --model q"),
-        ("--method td --task planted --model q", "give --model v"),
+        ("--method linear-td --task planted --model q", "give --model v"),
         ("--method fedprox --task planted", "fedprox trains on a loss"),
         ("--method fedasynq-eq --task planted", "trains on a loss"),
-        ("--method td --task garnet", "trains on a loss"),
+        ("--method linear-td --task garnet", "trains on a loss"),
     ],
 )
 def test_wrong_pairs_are_refused(command, words, tmp_path, capsys):

@@ -37,7 +37,7 @@ def test_rates_stay_in_the_published_range_and_agents_learn() -> None:
     assert int(sim.store.state["player"]["agent"]["updates"].min()) > 0
 
 
-@pytest.mark.parametrize("options", [{"replay": 0}, {"lr_low": 1.0}, {"agent_rate": 0.0}])
+@pytest.mark.parametrize("options", [{"replay": 0}, {"lr_min": 1.0}, {"agent_rate": 0.0}])
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     task = small_task()
     with pytest.raises(UsageError):

@@ -21,7 +21,7 @@ from equipoise.cli import main
 from equipoise.experiment import multiprocess
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_config import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import place
@@ -36,7 +36,7 @@ from equipoise.simulation.multiprocess import (
 )
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import private
+from equipoise.wrappers.differential_privacy import with_differential_privacy
 from helpers import largest_difference, small_task, timeless
 from helpers_device import FAR, FarTensor, Pretended
 from helpers_own import BY_ERROR
@@ -258,7 +258,9 @@ def test_one_by_one_too(name):
 def test_one_by_one_under_privacy():
     task = small_task("mlp", clients=7)
     task.executor_depends_on_model = True
-    _one_by_one(private(find_method("fedper")(), Privacy(0.5, 0.3)), task, (2,))
+    _one_by_one(
+        with_differential_privacy(find_method("fedper")(), PrivacyConfig(0.5, 0.3)), task, (2,)
+    )
 
 
 def test_convolutional_models_too():

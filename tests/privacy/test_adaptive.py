@@ -13,38 +13,44 @@ import torch
 from equipoise.cli import main
 from equipoise.core import ClientUpdate, Server
 from equipoise.methods.fedavg import FedAvg
-from equipoise.privacy.config import BIT_SHARE, Privacy
+from equipoise.privacy.config import BIT_SHARE, PrivacyConfig
 from equipoise.records.rounds import PrivacySpent
 from equipoise.records.scores import Evaluations, Scores
 from equipoise.records.summary import validation_score
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import CLIP, FAR, RATE, UNCLIPPED, private
+from equipoise.wrappers.differential_privacy import (
+    CLIP_KEY,
+    CLIP_LR,
+    MAX_NOISE_STDS,
+    UNCLIPPED_KEY,
+    with_differential_privacy,
+)
 from helpers import largest_difference, simulate, small_task
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.8, 5.0])
 def test_bit_and_change_together_cost_what_dp_noise_says(noise: float) -> None:
     """1 / multiplier^2 adds up: a change moves by 2 C, a bit by 1."""
-    adaptive = Privacy(1.0, noise, dp_quantile=0.5)
+    adaptive = PrivacyConfig(1.0, noise, dp_quantile=0.5)
     cost = (2 / adaptive.change_noise) ** 2 + (1 / adaptive.bit_noise) ** 2
     assert cost == pytest.approx((2 / noise) ** 2)
     assert (1 / adaptive.bit_noise) ** 2 / cost == pytest.approx(BIT_SHARE)
-    assert Privacy(1.0, noise).change_noise == noise
+    assert PrivacyConfig(1.0, noise).change_noise == noise
 
 
 def test_the_bound_follows_by_hand() -> None:
     """Of four changes one is within C = 2, half of them should be: C <- 2 exp(-0.2 (1/4 - 1/2))."""
     task = small_task("linear")
-    method = private(FedAvg(), Privacy(2.0, 0.0, dp_quantile=0.5))
+    method = with_differential_privacy(FedAvg(), PrivacyConfig(2.0, 0.0, dp_quantile=0.5))
     params = task.init_params(0)
     state = method.init_server(task, params)
     s = Server(task, task.training, params, state, 0, 1, 1)
     up = ClientUpdate({name: value.expand(4, *value.shape) for name, value in params.items()})
-    up.metrics[UNCLIPPED] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    up.metrics[UNCLIPPED_KEY] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     _, after = method.aggregation_weights(s, torch.arange(4), up)
-    assert float(after[CLIP]) == pytest.approx(2 * math.exp(RATE / 4))
-    assert s.logged == {CLIP: 2.0, UNCLIPPED: 0.25}
+    assert float(after[CLIP_KEY]) == pytest.approx(2 * math.exp(CLIP_LR / 4))
+    assert s.logged == {CLIP_KEY: 2.0, UNCLIPPED_KEY: 0.25}
 
 
 def test_without_noise_the_bound_finds_the_quantile() -> None:
@@ -52,29 +58,38 @@ def test_without_noise_the_bound_finds_the_quantile() -> None:
     task = small_task("linear")
     ends = []
     for start in (0.01, 100.0):
-        run = simulate(private(FedAvg(), Privacy(start, 0.0, dp_quantile=0.5)), task, 120)
-        shares = [log.notes[UNCLIPPED] for log in run.logs[-20:]]  # type: ignore[attr-defined]
+        run = simulate(
+            with_differential_privacy(FedAvg(), PrivacyConfig(start, 0.0, dp_quantile=0.5)),
+            task,
+            120,
+        )
+        shares = [log.notes[UNCLIPPED_KEY] for log in run.logs[-20:]]  # type: ignore[attr-defined]
         assert sum(shares) / len(shares) == pytest.approx(
             0.5, abs=0.17
         )  # 6 clients: a third or two thirds
-        ends.append(float(run.server_state[CLIP]))
+        ends.append(float(run.server_state[CLIP_KEY]))
     assert ends[0] == pytest.approx(ends[1], rel=0.3)
 
 
 def test_executors_agree_and_noise_is_scaled_by_the_bound_of_the_round() -> None:
-    task, method = small_task("linear"), private(FedAvg(), Privacy(0.5, 0.4, dp_quantile=0.7))
+    task, method = (
+        small_task("linear"),
+        with_differential_privacy(FedAvg(), PrivacyConfig(0.5, 0.4, dp_quantile=0.7)),
+    )
     loop, stacked = (simulate(method, task, 4, executor) for executor in ("loop", "stacked"))
     assert largest_difference(loop.params, stacked.params) < 1e-5
-    assert float(loop.server_state[CLIP]) == pytest.approx(float(stacked.server_state[CLIP]))
-    assert float(loop.server_state[CLIP]) != 0.5
-    allowed = method.report_ranges[UNCLIPPED]
-    assert allowed.low == pytest.approx(-FAR * 0.4 / (2 * math.sqrt(BIT_SHARE)))
+    assert float(loop.server_state[CLIP_KEY]) == pytest.approx(
+        float(stacked.server_state[CLIP_KEY])
+    )
+    assert float(loop.server_state[CLIP_KEY]) != 0.5
+    allowed = method.report_ranges[UNCLIPPED_KEY]
+    assert allowed.low == pytest.approx(-MAX_NOISE_STDS * 0.4 / (2 * math.sqrt(BIT_SHARE)))
     assert not allowed.first_violation(torch.tensor([0.0, 1.0])).isfinite().any()
 
 
 def test_refusals() -> None:
     with pytest.raises(UsageError, match="dp_quantile adapts a bound: set dp_clip"):
-        Privacy(0.0, 0.0, dp_quantile=0.5)
+        PrivacyConfig(0.0, 0.0, dp_quantile=0.5)
     with pytest.raises(UsageError, match="secure is not offered with dp_quantile"):
         RunSettings.from_options(
             {"secure": True, "dp_clip": 1.0, "dp_noise": 1.0, "dp_quantile": 0.5}
@@ -84,7 +99,9 @@ def test_refusals() -> None:
 def test_under_noise_the_best_round_is_chosen_by_public_rows_alone() -> None:
     """What clients' own validation rows say has no noise: it counts only where nothing is promised."""
     val = Evaluations(global_=Scores({"acc": 0.5}), personal=Scores({"acc": 0.9}))
-    record = simulate(private(FedAvg(), Privacy(1.0)), small_task("linear"), 1).logs[0]  # type: ignore[attr-defined]
+    record = simulate(
+        with_differential_privacy(FedAvg(), PrivacyConfig(1.0)), small_task("linear"), 1
+    ).logs[0]  # type: ignore[attr-defined]
     plain, clipped, noised = (
         replace(record, val=val, privacy=spent)
         for spent in (None, PrivacySpent(None, None, 1e-5, 1), PrivacySpent(3.0, 40.0, 1e-5, 1))

@@ -14,11 +14,11 @@ from dp_accounting.rdp import RdpAccountant
 
 from equipoise.cli import main
 from equipoise.methods.fedavg import FedAvg
-from equipoise.privacy.accountant import Ledger, gaussian_epsilon
-from equipoise.privacy.budget import Budget
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.accountant import GaussianAccountant, gaussian_epsilon
+from equipoise.privacy.budget import PrivacyBudget
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.wrappers.differential_privacy import private
+from equipoise.wrappers.differential_privacy import with_differential_privacy
 from helpers import small_task
 
 
@@ -31,7 +31,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 @pytest.mark.parametrize(("noise", "rounds"), [(10.0, 1), (4.0, 5), (20.0, 100)])
 def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> None:
     """Server: mu = 2 sqrt(T) / sigma. Models of K = 10: a reader that is a client leaves nine noises."""
-    ledger = Ledger(Privacy(1.0, noise), 10, 10, True, amplified=True)
+    ledger = GaussianAccountant(PrivacyConfig(1.0, noise), 10, 10, True, amplified=True)
     for _ in range(rounds):
         told = ledger.after(np.arange(10), 10)
     assert delta_of(told.epsilon_server, 2 * math.sqrt(rounds) / noise) == pytest.approx(
@@ -45,7 +45,9 @@ def test_everybody_each_round_is_the_closed_form(noise: float, rounds: int) -> N
 
 def test_cohorts_are_amplified_as_the_library_does_it() -> None:
     """100 of 1000 clients, effective multiplier 2, 100 rounds: 5.379 at delta 1e-5 by dp-accounting 0.6."""
-    ledger = Ledger(Privacy(1.0, 4 / math.sqrt(99)), 1000, 100, True, amplified=True)
+    ledger = GaussianAccountant(
+        PrivacyConfig(1.0, 4 / math.sqrt(99)), 1000, 100, True, amplified=True
+    )
     for t in range(100):
         told = ledger.after(np.arange(100) + 100 * (t % 10), 100)
     library = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
@@ -58,7 +60,10 @@ def test_cohorts_are_amplified_as_the_library_does_it() -> None:
 
 
 def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() -> None:
-    hidden, known = (Ledger(Privacy(1.0, 0.5), 100, 10, True, amplified=a) for a in (True, False))
+    hidden, known = (
+        GaussianAccountant(PrivacyConfig(1.0, 0.5), 100, 10, True, amplified=a)
+        for a in (True, False)
+    )
     for t in range(10):
         ids = np.arange(10) + 10 * (t % 5)
         one, other = hidden.after(ids, 10), known.after(ids, 10)
@@ -70,7 +75,9 @@ def test_without_secrecy_of_the_cohort_a_client_pays_for_the_rounds_it_was_in() 
 def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_but_the_uploads() -> (
     None
 ):
-    few, many = (Ledger(Privacy(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2))
+    few, many = (
+        GaussianAccountant(PrivacyConfig(1.0, 5.0), 10, 10, True, amplified=True) for _ in range(2)
+    )
     assert few.after(np.arange(10), 3).epsilon > many.after(np.arange(10), 10).epsilon
     before = many.spent()
     after = many.after(np.arange(10), 0)
@@ -79,24 +86,34 @@ def test_fewer_replies_cost_more_and_a_round_without_a_new_model_costs_nothing_b
 
 
 def test_one_reply_is_no_better_hidden_than_the_upload() -> None:
-    told = Ledger(Privacy(1.0, 5.0), 1, 1, True, amplified=True).after(np.arange(1), 1)
+    told = GaussianAccountant(PrivacyConfig(1.0, 5.0), 1, 1, True, amplified=True).after(
+        np.arange(1), 1
+    )
     assert told.epsilon == told.epsilon_server
 
 
 def test_nothing_sent_costs_nothing_and_no_noise_promises_nothing() -> None:
     assert (
-        Ledger(Privacy(1.0, 1.0), 3, 3, False, amplified=True).after(np.arange(3), 3).epsilon == 0
+        GaussianAccountant(PrivacyConfig(1.0, 1.0), 3, 3, False, amplified=True)
+        .after(np.arange(3), 3)
+        .epsilon
+        == 0
     )
-    assert Ledger(Privacy(1.0), 3, 3, True, amplified=True).after(np.arange(3), 3).epsilon is None
+    assert (
+        GaussianAccountant(PrivacyConfig(1.0), 3, 3, True, amplified=True)
+        .after(np.arange(3), 3)
+        .epsilon
+        is None
+    )
 
 
 def test_a_resumed_run_goes_on_counting() -> None:
-    task, privacy = small_task("linear"), Privacy(1.0, 2.0)
+    task, privacy = small_task("linear"), PrivacyConfig(1.0, 2.0)
 
     def start() -> FederatedSimulation:
-        ledger = Ledger(privacy, 6, 3, True, amplified=True)
+        ledger = GaussianAccountant(privacy, 6, 3, True, amplified=True)
         return FederatedSimulation(
-            private(FedAvg(), privacy),
+            with_differential_privacy(FedAvg(), privacy),
             task,
             task.training,
             RoundLoopConfig(4, 0, 0.5, "stacked", 1, True),
@@ -112,19 +129,19 @@ def test_a_resumed_run_goes_on_counting() -> None:
 
 
 def test_a_client_s_own_budget_holds_over_runs(tmp_path: Path) -> None:
-    privacy = Privacy(1.0, 4.0)
+    privacy = PrivacyConfig(1.0, 4.0)
     most = gaussian_epsilon(3 * 4 / 16, 1e-5) + 1e-6
     for _ in range(3):
-        budget = Budget(tmp_path / "privacy.json", privacy, most)
+        budget = PrivacyBudget(tmp_path / "privacy.json", privacy, most)
         budget.check()
         budget.spend()
     with pytest.raises(Exception, match="would take the client's epsilon to"):
-        Budget(tmp_path / "privacy.json", privacy, most).check()
+        PrivacyBudget(tmp_path / "privacy.json", privacy, most).check()
     with pytest.raises(Exception, match="the run has no dp_noise"):
-        Budget(tmp_path / "other.json", Privacy(1.0), most).check()
+        PrivacyBudget(tmp_path / "other.json", PrivacyConfig(1.0), most).check()
     (tmp_path / "privacy.json").write_text("{}")
     with pytest.raises(Exception, match="is damaged"):
-        Budget(tmp_path / "privacy.json", privacy, most).check()
+        PrivacyBudget(tmp_path / "privacy.json", privacy, most).check()
 
 
 DP = ["--dp-clip", "1", "--dp-noise", "2", "--quiet", "--rounds", "3", "--participation", "0.5"]

@@ -14,9 +14,9 @@ from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.local import Local
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import private, secret
+from equipoise.wrappers.differential_privacy import secret_normal, with_differential_privacy
 from helpers import largest_difference, simulate, small_task
 
 SOUND = (
@@ -34,9 +34,9 @@ SOUND = (
 SOUND += ("fedrod", "finetune", "lgfedavg", "local", "pfedme")
 
 
-def protected(privacy: Privacy, sent: dict, trained: dict, draw: Any = None) -> dict:
+def protected(privacy: PrivacyConfig, sent: dict, trained: dict, draw: Any = None) -> dict:
     client: Any = SimpleNamespace(down=ServerMessage(sent, {}))
-    return private(FedAvg(), privacy, draw)._protected(client, trained)[0]  # type: ignore[attr-defined]
+    return with_differential_privacy(FedAvg(), privacy, draw)._protected(client, trained)[0]  # type: ignore[attr-defined]
 
 
 def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:
@@ -46,7 +46,9 @@ def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:
         "b": torch.tensor([1.0]),
         "own": torch.tensor([torch.nan]),
     }
-    out = protected(Privacy(1.0), sent, {"w": torch.tensor([3.0, 2.0]), "b": torch.tensor([5.0])})
+    out = protected(
+        PrivacyConfig(1.0), sent, {"w": torch.tensor([3.0, 2.0]), "b": torch.tensor([5.0])}
+    )
     assert out["w"].tolist() == pytest.approx([0.6, 2.0])
     assert out["b"].tolist() == pytest.approx([1.8])
     assert sorted(out) == ["b", "w"]
@@ -56,13 +58,14 @@ def test_a_change_within_the_bound_stays_to_the_bit() -> None:
     """0.1 - 0.3 + 0.3 is not 0.1 in float32: nothing may be taken apart and put together again."""
     trained = {"w": torch.tensor([0.1, 1e-8])}
     assert torch.equal(
-        protected(Privacy(5.0), {"w": torch.tensor([0.3, 7.0e-1])}, trained)["w"], trained["w"]
+        protected(PrivacyConfig(5.0), {"w": torch.tensor([0.3, 7.0e-1])}, trained)["w"],
+        trained["w"],
     )
 
 
 def test_noise_is_added_after_clipping_with_standard_deviation_sigma_c() -> None:
     ones = protected(
-        Privacy(2.0, 0.25),
+        PrivacyConfig(2.0, 0.25),
         {"w": torch.zeros(1)},
         {"w": torch.tensor([8.0])},
         lambda c, s, n: torch.ones(s),
@@ -72,7 +75,9 @@ def test_noise_is_added_after_clipping_with_standard_deviation_sigma_c() -> None
 
 def test_the_seed_s_noise_on_the_mean_of_six_has_the_right_size() -> None:
     task = small_task("linear", features=400)
-    quiet, noisy = (private(FedAvg(), Privacy(3.0, sigma)) for sigma in (0.0, 0.5))
+    quiet, noisy = (
+        with_differential_privacy(FedAvg(), PrivacyConfig(3.0, sigma)) for sigma in (0.0, 0.5)
+    )
     gap = simulate(noisy, task, 1).params["weight"] - _equal_mean(quiet, task)["weight"]
     assert float(gap.std()) == pytest.approx(0.5 * 3.0 / math.sqrt(6), rel=0.05)
     assert abs(float(gap.mean())) < 5 * float(gap.std()) / math.sqrt(gap.numel())
@@ -93,10 +98,11 @@ def _equal_mean(method: Any, task: Any) -> dict:
 
 def test_under_noise_every_client_counts_alike_whatever_the_method_weighs_by() -> None:
     task = small_task("mlp")
-    method = private(FedAvg(), Privacy(100.0, 1e-14))
+    method = with_differential_privacy(FedAvg(), PrivacyConfig(100.0, 1e-14))
     assert (
         largest_difference(
-            simulate(method, task, 1).params, _equal_mean(private(FedAvg(), Privacy(100.0)), task)
+            simulate(method, task, 1).params,
+            _equal_mean(with_differential_privacy(FedAvg(), PrivacyConfig(100.0)), task),
         )
         < 1e-10
     )
@@ -112,7 +118,7 @@ def test_a_method_cannot_see_single_uploads_under_noise() -> None:
             seen.append(up.params["weight"])
             return super().aggregation_weights(s, ids, up)
 
-    simulate(private(Curious(), Privacy(1.0, 0.1)), small_task("linear"), 1)
+    simulate(with_differential_privacy(Curious(), PrivacyConfig(1.0, 0.1)), small_task("linear"), 1)
     assert torch.equal(seen[0], seen[0][:1].expand_as(seen[0]))
 
 
@@ -122,7 +128,7 @@ def test_without_noise_and_bound_a_private_method_is_the_method_to_the_bit(name:
     for executor in ("loop", "stacked"):
         one, other = (
             simulate(method, task, 2, executor),
-            simulate(private(method, Privacy(math.inf)), task, 2, executor),
+            simulate(with_differential_privacy(method, PrivacyConfig(math.inf)), task, 2, executor),
         )
         assert largest_difference(one.state_dict(), other.state_dict()) == 0
 
@@ -130,7 +136,10 @@ def test_without_noise_and_bound_a_private_method_is_the_method_to_the_bit(name:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", SOUND)
 def test_loop_equals_stacked_under_privacy(name: str, participation: float) -> None:
-    method, task = private(all_methods()[name](), Privacy(0.5, 0.3)), small_task("mlp")
+    method, task = (
+        with_differential_privacy(all_methods()[name](), PrivacyConfig(0.5, 0.3)),
+        small_task("mlp"),
+    )
     loop, stacked = (
         simulate(method, task, 2, executor, participation) for executor in ("loop", "stacked")
     )
@@ -141,7 +150,7 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
     task = small_task("mlp")
     one, other = (
         simulate(FedPer(), task, 1),
-        simulate(private(FedPer(), Privacy(0.5, 0.3)), task, 1),
+        simulate(with_differential_privacy(FedPer(), PrivacyConfig(0.5, 0.3)), task, 1),
     )
     assert one.logs[0].bytes == other.logs[0].bytes
     head = task.blocks["head"]
@@ -149,7 +158,12 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         largest_difference({n: one.params[n] for n in head}, {n: other.params[n] for n in head})
         == 0
     )
-    assert simulate(private(Local(), Privacy(0.5, 0.3)), task, 1).logs[0].bytes.up == 0
+    assert (
+        simulate(with_differential_privacy(Local(), PrivacyConfig(0.5, 0.3)), task, 1)
+        .logs[0]
+        .bytes.up
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,20 +178,24 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         (
             "fedpolicy",
             {"policy": "backbone", "sync": "off"},
-            "knows nothing to clip its change of it against",
+            "has no reference to clip its update of it",
         ),
     ],
 )
 def test_an_unsound_method_is_refused_with_the_reason(name: str, options: dict, why: str) -> None:
     task = small_task("mlp")
     with pytest.raises(UsageError, match=why):
-        private(all_methods()[name](**options), Privacy(1.0, 1.0)).check(task, task.training)
+        with_differential_privacy(all_methods()[name](**options), PrivacyConfig(1.0, 1.0)).check(
+            task, task.training
+        )
 
 
 def test_refusal_costs_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     task = small_task("mlp")
     monkeypatch.setattr(task, "fit", None)
-    private(all_methods()["fedrep"](), Privacy(1.0, 1.0)).check(task, task.training)
+    with_differential_privacy(all_methods()["fedrep"](), PrivacyConfig(1.0, 1.0)).check(
+        task, task.training
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,18 +211,18 @@ def test_refusal_costs_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_bad_values_are_refused(values: dict, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        Privacy(**values)
+        PrivacyConfig(**values)
 
 
 def test_a_delta_that_gives_a_client_away_is_refused() -> None:
     task = small_task("linear")
     with pytest.raises(UsageError, match="below 1/6"):
-        private(FedAvg(), Privacy(1.0, 1.0, 0.2)).check(task, task.training)
+        with_differential_privacy(FedAvg(), PrivacyConfig(1.0, 1.0, 0.2)).check(task, task.training)
 
 
 def test_a_deployment_s_noise_is_normal_and_never_twice_the_same() -> None:
     client: Any = None
-    one, other = (secret(client, torch.Size((100, 200)), 0) for _ in range(2))
+    one, other = (secret_normal(client, torch.Size((100, 200)), 0) for _ in range(2))
     assert float(one.std()) == pytest.approx(1.0, rel=0.05)  # ten standard errors
     assert abs(float((one * other).mean())) < 0.1
     assert bool(torch.isfinite(one).all())

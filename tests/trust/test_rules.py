@@ -18,7 +18,12 @@ from equipoise.simulation.executors import Loop, Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.utils.errors import UsageError
 from equipoise.wrappers import robust_aggregation
-from equipoise.wrappers.robust_aggregation import BELIEVED, RULES, Robust, robust
+from equipoise.wrappers.robust_aggregation import (
+    MIN_TRUST,
+    RULES,
+    RobustAggregation,
+    with_robust_aggregation,
+)
 from helpers import largest_difference, simulate, small_task
 
 f64 = torch.float64
@@ -36,8 +41,10 @@ def joined(tree):
 
 def test_lengths_and_distances():
     points = stack([3.0, 4.0], [0.0, 0.0], [3.0, 0.0])
-    assert robust_aggregation.lengths(points).tolist() == [5, 0, 3]
-    assert robust_aggregation.distances(robust_aggregation.products(points)).tolist() == [
+    assert robust_aggregation.client_norms(points).tolist() == [5, 0, 3]
+    assert robust_aggregation.squared_distances(
+        robust_aggregation.gram_matrix(points)
+    ).tolist() == [
         [0, 25, 16],
         [25, 0, 9],
         [16, 9, 0],
@@ -46,31 +53,35 @@ def test_lengths_and_distances():
 
 def test_median_and_trimmed_mean_by_hand():
     points = stack([1.0, 10.0], [2.0, -5.0], [3.0, 0.0], [1000.0, 1.0])
-    assert joined(robust_aggregation.median(points)) == [2.5, 0.5]
-    assert joined(robust_aggregation.median(stack([1.0, 1.0], [2.0, 9.0], [7.0, 2.0]))) == [2, 2]
-    assert joined(robust_aggregation.trimmed(points, 0.25)) == [2.5, 0.5]
-    assert joined(robust_aggregation.trimmed(points, 0.0)) == [1006 / 4, 6 / 4]
+    assert joined(robust_aggregation.coordinate_median(points)) == [2.5, 0.5]
+    assert joined(
+        robust_aggregation.coordinate_median(stack([1.0, 1.0], [2.0, 9.0], [7.0, 2.0]))
+    ) == [2, 2]
+    assert joined(robust_aggregation.trimmed_mean(points, 0.25)) == [2.5, 0.5]
+    assert joined(robust_aggregation.trimmed_mean(points, 0.0)) == [1006 / 4, 6 / 4]
     five = stack(*([float(k), 0.0] for k in (0, 1, 2, 3, 100)))
-    assert joined(robust_aggregation.trimmed(five, 0.2)) == [2, 0]
-    assert joined(robust_aggregation.trimmed(stack([4.0, 2.0]), 0.4)) == [4, 2]
+    assert joined(robust_aggregation.trimmed_mean(five, 0.2)) == [2, 0]
+    assert joined(robust_aggregation.trimmed_mean(stack([4.0, 2.0]), 0.4)) == [4, 2]
 
 
 def test_the_geometric_median_of_a_triangle_is_fermats_point():
     """Of an equilateral triangle the centre; with an angle of 120 degrees or more, that corner."""
     height = math.sqrt(3) / 2
-    weights = robust_aggregation.geometric(
-        robust_aggregation.products(stack([0.0, 0.0], [1.0, 0.0], [0.5, height]))
+    weights = robust_aggregation.geometric_median_weights(
+        robust_aggregation.gram_matrix(stack([0.0, 0.0], [1.0, 0.0], [0.5, height]))
     )
     assert torch.allclose(weights, torch.full((3,), 1 / 3, dtype=f64))
     flat = stack([-1.0, 0.0], [1.0, 0.0], [0.0, 0.1])
-    assert robust_aggregation.geometric(robust_aggregation.products(flat))[2] > 0.999
+    assert (
+        robust_aggregation.geometric_median_weights(robust_aggregation.gram_matrix(flat))[2] > 0.999
+    )
     # On a line it is the median: one far point does not move it.
     line = stack([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [1e6, 0.0])
-    weights = robust_aggregation.geometric(robust_aggregation.products(line))
+    weights = robust_aggregation.geometric_median_weights(robust_aggregation.gram_matrix(line))
     assert abs(float(weights @ line["a"].flatten()) - 2) < 0.3
     # Who does not count is as if it were not there.
-    counted = robust_aggregation.geometric(
-        robust_aggregation.products(line), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=f64)
+    counted = robust_aggregation.geometric_median_weights(
+        robust_aggregation.gram_matrix(line), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=f64)
     )
     assert abs(float(counted @ line["a"].flatten()) - 1) < 0.01
 
@@ -85,11 +96,11 @@ def test_krum_by_hand():
 
 def test_clipping_shortens_what_is_too_long_and_leaves_the_rest_to_the_bit():
     points = stack([3.0, 4.0], [0.3, 0.4])
-    short = robust_aggregation.clipped(points, 1.0)
+    short = robust_aggregation.clip_norms(points, 1.0)
     assert joined({name: value[:1] for name, value in short.items()}) == pytest.approx([0.6, 0.8])
     assert all(torch.equal(short[name][1], points[name][1]) for name in points)
-    assert robust_aggregation.clipped(points, 5.0) is points
-    around = robust_aggregation.clipped(
+    assert robust_aggregation.clip_norms(points, 5.0) is points
+    around = robust_aggregation.clip_norms(
         stack([3.0, 0.0]), 1.0, {"a": torch.tensor([1.0]), "b": torch.tensor([0.0])}
     )
     assert joined(around) == [2, 0]
@@ -98,11 +109,17 @@ def test_clipping_shortens_what_is_too_long_and_leaves_the_rest_to_the_bit():
 def test_centred_clipping_by_hand():
     """One step from 0 with tau = 1: the mean of clipped points; the next step starts there."""
     points = stack([2.0, 0.0], [0.0, 0.0], [-1000.0, 0.0])
-    assert joined(robust_aggregation.centred(points, 1.0, steps=1)) == pytest.approx([0.0, 0.0])
+    assert joined(robust_aggregation.centered_clipping(points, 1.0, steps=1)) == pytest.approx(
+        [0.0, 0.0]
+    )
     three = stack([2.0, 0.0], [2.0, 0.0], [-1000.0, 0.0])
-    assert joined(robust_aggregation.centred(three, 1.0, steps=1)) == pytest.approx([1 / 3, 0.0])
-    assert joined(robust_aggregation.centred(three, 1.0, steps=2)) == pytest.approx([2 / 3, 0.0])
-    alone = robust_aggregation.centred(stack([0.3, 0.0]), 1.0, steps=3)
+    assert joined(robust_aggregation.centered_clipping(three, 1.0, steps=1)) == pytest.approx(
+        [1 / 3, 0.0]
+    )
+    assert joined(robust_aggregation.centered_clipping(three, 1.0, steps=2)) == pytest.approx(
+        [2 / 3, 0.0]
+    )
+    alone = robust_aggregation.centered_clipping(stack([0.3, 0.0]), 1.0, steps=3)
     assert joined(alone) == pytest.approx([0.3, 0.0])
 
 
@@ -112,15 +129,15 @@ def test_trust_falls_for_who_points_against_the_others_and_recovers():
     points = torch.cat([honest, -10 * honest[:1]])
     belief = torch.full((10,), 0.7, dtype=f64)
     for _ in range(4):
-        belief = robust_aggregation.rules_trust({"w": points}, None, belief)
+        belief = robust_aggregation.update_trust({"w": points}, None, belief)
     assert float(belief[9]) == pytest.approx(0.7**5)
     assert float(belief[:9].min()) > 0.5
     for _ in range(6):
-        belief = robust_aggregation.rules_trust(
+        belief = robust_aggregation.update_trust(
             {"w": torch.cat([honest, honest[:1] + 0.1])}, None, belief
         )
     assert float(belief[9]) > 0.5
-    belief = robust_aggregation.rules_trust(
+    belief = robust_aggregation.update_trust(
         {"w": torch.cat([honest, honest[:1]])}, None, torch.ones(10, dtype=f64)
     )  # twins
     assert belief[[0, 9]].tolist() == [0.7, 0.7]
@@ -131,10 +148,12 @@ def test_trust_by_hand_of_what_the_servers_data_say():
     """Alike in all else, belief is 1; it falls from no gain on, to none at a loss of three times the usual size."""
     points = torch.tensor([[1.0, 0.2], [1.0, -0.2], [1.0, 0.1], [1.0, -0.1]], dtype=f64)
     gain = torch.tensor([1.0, 1.0, -1.5, -9.0], dtype=f64)  # the median size is 1
-    belief = robust_aggregation.rules_trust({"w": points}, gain, torch.ones(4, dtype=f64), kept=0.0)
+    belief = robust_aggregation.update_trust(
+        {"w": points}, gain, torch.ones(4, dtype=f64), decay=0.0
+    )
     assert belief.tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0])
-    assert robust_aggregation.rules_trust(
-        {"w": points}, None, torch.ones(4, dtype=f64), kept=0.5
+    assert robust_aggregation.update_trust(
+        {"w": points}, None, torch.ones(4, dtype=f64), decay=0.5
     ).tolist() == pytest.approx([1.0] * 4)
 
 
@@ -143,7 +162,7 @@ def test_whom_nobody_believed_does_not_move_the_centre():
     torch.manual_seed(0)
     honest, lie = 1 + 0.1 * torch.randn(4, 3, dtype=f64), -1 + 0.1 * torch.randn(6, 3, dtype=f64)
     before = torch.tensor([1.0] * 4 + [0.01] * 6, dtype=f64)
-    belief = robust_aggregation.rules_trust({"w": torch.cat([honest, lie])}, None, before)
+    belief = robust_aggregation.update_trust({"w": torch.cat([honest, lie])}, None, before)
     assert belief[:4].tolist() == pytest.approx([1.0] * 4)
     assert float(belief[4:].max()) < 0.01
 
@@ -151,7 +170,7 @@ def test_whom_nobody_believed_does_not_move_the_centre():
 def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
     """Against the gradient the loss falls, along it it rises by as much; no change, however short, is no gain."""
     task = small_task("linear", clients=6)
-    method = robust(all_methods()["fedavg"](), "trust")
+    method = with_robust_aggregation(all_methods()["fedavg"](), "trust")
     params = task.init_params(0)
     trained = simulate(all_methods()["fedavg"](), task, 3).params
     way = {name: trained[name] - params[name] for name in params}
@@ -169,18 +188,22 @@ def test_a_client_weighs_at_most_twice_the_median_times_its_belief():
         torch.tensor([0.1, 0.1, 0.1, 0.7], dtype=f64),
         torch.tensor([1.0, 1.0, 0.25, 1.0], dtype=f64),
     )
-    assert robust_aggregation.believed(weights, belief).tolist() == pytest.approx(
+    assert robust_aggregation.cap_weights_by_trust(weights, belief).tolist() == pytest.approx(
         [0.1 / 0.45, 0.1 / 0.45, 0.05 / 0.45, 0.2 / 0.45]
     )
     assert torch.equal(
-        robust_aggregation.believed(weights, torch.zeros(4, dtype=f64)), weights
+        robust_aggregation.cap_weights_by_trust(weights, torch.zeros(4, dtype=f64)), weights
     )  # nobody is believed
     equal = torch.full((4,), 0.25, dtype=f64)
-    assert torch.equal(robust_aggregation.believed(equal, torch.ones(4, dtype=f64)), equal)
+    assert torch.equal(
+        robust_aggregation.cap_weights_by_trust(equal, torch.ones(4, dtype=f64)), equal
+    )
     parts = torch.tensor(
         [[0.0, 0.5], [0.0, 0.5], [0.4, 0.0], [0.6, 0.0]], dtype=f64
     )  # of each client, two numbers
-    halves = robust_aggregation.believed(parts, torch.tensor([1.0, 0.25, -0.1, 0.0], dtype=f64))
+    halves = robust_aggregation.cap_weights_by_trust(
+        parts, torch.tensor([1.0, 0.25, -0.1, 0.0], dtype=f64)
+    )
     assert halves[:, 0].tolist() == [
         0.0,
         0.0,
@@ -197,7 +220,7 @@ def test_trust_finds_liars_among_clients_that_differ(attack):
         {"clients": 30, "samples": 200, "epochs": 1, "seed": 2, "attack": attack}
     )
     method, schedule = (
-        robust(all_methods()["fedavg"](), "trust"),
+        with_robust_aggregation(all_methods()["fedavg"](), "trust"),
         RoundLoopConfig(12, 2, 1.0, "stacked", 12, False),
     )
     simulation = FederatedSimulation(
@@ -207,8 +230,8 @@ def test_trust_finds_liars_among_clients_that_differ(attack):
         simulation.run_round()
     trust = simulation.server_state["trust"]
     lying = torch.isin(torch.arange(30), hostile_clients(2, 30, 0.3))
-    assert float((trust[lying] < BELIEVED).double().mean()) > 0.8
-    assert float((trust[~lying] >= BELIEVED).double().mean()) > 0.6
+    assert float((trust[lying] < MIN_TRUST).double().mean()) > 0.8
+    assert float((trust[~lying] >= MIN_TRUST).double().mean()) > 0.6
 
 
 @pytest.mark.parametrize(
@@ -217,7 +240,7 @@ def test_trust_finds_liars_among_clients_that_differ(attack):
 def test_a_rule_withstands_a_far_point(name):
     """Nine points near (1, 1) and one at a million: what is left is near (1, 1)."""
     torch.manual_seed(1)
-    method = robust(all_methods()["fedavg"](), name)
+    method = with_robust_aggregation(all_methods()["fedavg"](), name)
     task = small_task("linear", clients=10)
     simulation = FederatedSimulation(
         method, task, task.training, RoundLoopConfig(1, 0, 1.0, "stacked", 1, True)
@@ -241,8 +264,10 @@ def test_a_rule_withstands_a_far_point(name):
 
 def test_each_rule_is_named_with_its_number():
     fedavg = all_methods()["fedavg"]()
-    assert robust(fedavg, "") is fedavg
-    assert robust(fedavg, "trimmed:0.1") == Robust(fedavg, "trimmed", 0.1)
+    assert with_robust_aggregation(fedavg, "") is fedavg
+    assert with_robust_aggregation(fedavg, "trimmed:0.1") == RobustAggregation(
+        fedavg, "trimmed", 0.1
+    )
     for text in (
         "trimed",
         "trimmed:0.5",
@@ -253,12 +278,12 @@ def test_each_rule_is_named_with_its_number():
         "trust:1",
     ):
         with pytest.raises(UsageError, match="robust"):
-            robust(fedavg, text)
+            with_robust_aggregation(fedavg, text)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_executors_agree_and_runs_resume_under_a_rule(rule, tmp_path):
-    method, task = robust(all_methods()["fedavg"](), rule), small_task("mlp")
+    method, task = with_robust_aggregation(all_methods()["fedavg"](), rule), small_task("mlp")
     one, other = simulate(method, task, 2, "loop"), simulate(method, task, 2, "stacked")
     assert largest_difference(one.params, other.params) < 1e-9
 
@@ -273,15 +298,15 @@ def test_unsound_combinations_are_refused_with_the_reason():
     ]
     for name, rule, why in refused:
         with pytest.raises(UsageError, match=why):
-            robust(methods[name](), rule).check(task, task.training)
+            with_robust_aggregation(methods[name](), rule).check(task, task.training)
     for name, rule in (
         ("scaffold", "trimmed"),
         ("page", "multikrum"),
         ("fedpolicy", "trust"),
         ("fedper", "median"),
     ):
-        robust(methods[name](), rule).check(task, task.training)
-        simulate(robust(methods[name](), rule), task, 2)
+        with_robust_aggregation(methods[name](), rule).check(task, task.training)
+        simulate(with_robust_aggregation(methods[name](), rule), task, 2)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpolicy", "fedala"])

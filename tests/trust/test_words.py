@@ -13,8 +13,8 @@ from equipoise.flower.launch import Printable
 from equipoise.flower.node import failure
 from equipoise.flower.remote_executor import believed
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
-from equipoise.privacy.budget import Budget, OverBudget
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.budget import OverBudget, PrivacyBudget
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.tasks.remote_tables import ApartConfig, OwnFolder
 from equipoise.utils.errors import UsageError
 from flower.test_remote import SUPERVISED, Here, federate
@@ -74,12 +74,12 @@ def test_text_of_others_cannot_forge_a_line_of_the_log():
 
 def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
     """A server that sets a large dp_delta makes epsilon look small; the client's own limit does not move."""
-    loose = Privacy(dp_clip=1.0, dp_noise=2.0, dp_delta=0.5)
+    loose = PrivacyConfig(dp_clip=1.0, dp_noise=2.0, dp_delta=0.5)
     own = gaussian_epsilon(upload_cost(2.0), 1e-5)
     assert gaussian_epsilon(upload_cost(2.0), 0.5) < own - 0.1
     with pytest.raises(OverBudget, match="own delta of 1e-05"):
-        Budget(tmp_path / "privacy.json", loose, own - 0.1).check()
-    Budget(tmp_path / "privacy.json", loose, own + 0.1).check()
+        PrivacyBudget(tmp_path / "privacy.json", loose, own - 0.1).check()
+    PrivacyBudget(tmp_path / "privacy.json", loose, own + 0.1).check()
     node = NodeConfig.of(
         {"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": 1.0, "max-delta": 1e-7}
     )

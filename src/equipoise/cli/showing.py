@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
-from equipoise.privacy.accountant import in_words
+from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.summary import Summary
 from equipoise.report import html, tables
@@ -81,7 +81,7 @@ def _show(title: str, summary: Summary, out: Path, report: str) -> None:
     if summary.stopped:
         console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
     if summary.privacy:
-        console.print(in_words(summary.privacy), highlight=False)
+        console.print(describe_spent(summary.privacy), highlight=False)
     if summary.about.executor:
         console.print(f"executor: {summary.about.executor}", highlight=False)
     best = f"best by validation: round {summary.best_round}; " if summary.best_round else ""

@@ -1,4 +1,8 @@
-"""Policies of decision 0, one file each, found by its name: ``loss`` is the policy of ``loss.py``."""
+"""Client selection policies, independent of the training method.
+
+`policies.py` holds the published policies and `learned.py` a contextual bandit. They are found by
+importing the files of this package.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from equipoise.utils.plugins import class_named, recorded
 
 
 def all_selections() -> dict[str, type[SelectionPolicy]]:
-    """Every policy that ships, by name."""
+    """Return every policy of this package by name."""
     found: dict[str, type[SelectionPolicy]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -22,30 +26,53 @@ def all_selections() -> dict[str, type[SelectionPolicy]]:
     return dict(sorted(found.items()))
 
 
-def find_selection(wanted: object) -> type[SelectionPolicy]:
-    """A policy by name, a class, or the user's own as ``module:Class`` or ``path/to/file.py:Class``."""
-    if isinstance(wanted, str):
-        if ":" in wanted:
-            where, _, class_name = wanted.rpartition(":")
-            wanted = class_named(wanted, "select")
-            if wanted is None:
-                raise UsageError(f"'{where}' has no class '{class_name}' that is a Selection")
-        elif wanted in (known := all_selections()):
-            return known[wanted]
-        else:
-            raise UsageError(
-                f"select is '{wanted}': must be one of {', '.join(known)}, or your own as file.py:Class"
-                f"{nearest(wanted, known)}"
-            )
-    if not (inspect.isclass(wanted) and issubclass(wanted, SelectionPolicy)):
-        raise UsageError(f"select is {wanted!r}: give a name, or a subclass of equipoise.Selection")
-    if not hasattr(wanted, "name"):
-        wanted.name = wanted.__name__.lower()
-    return wanted
+def find_selection(name: object) -> type[SelectionPolicy]:
+    """Find a selection policy.
+
+    Args:
+        name: A policy's name, a class, or a user's class as `module:Class` or
+            `path/to/file.py:Class`.
+
+    Returns:
+        The policy's class. A user's class without a `name` gets its class name in lower case.
+
+    Raises:
+        UsageError: If there is no such policy; the message names the nearest one.
+    """
+    policy = name
+    if isinstance(name, str):
+        policy = _user_policy(name) if ":" in name else _builtin_policy(name)
+    if not (inspect.isclass(policy) and issubclass(policy, SelectionPolicy)):
+        raise UsageError(
+            f"selection is {policy!r}: give a name, or a subclass of equipoise.SelectionPolicy"
+        )
+    if not hasattr(policy, "name"):
+        policy.name = policy.__name__.lower()
+    return policy
 
 
 def recorded_name(selection: type[SelectionPolicy]) -> str:
-    """How a run's config names it."""
-    return (
-        selection.name if selection.__module__.startswith(f"{__name__}.") else recorded(selection)
-    )
+    """Return the name of a policy in a run's config."""
+    if selection.__module__.startswith(f"{__name__}."):
+        return selection.name
+    return recorded(selection)
+
+
+def _builtin_policy(name: str) -> type[SelectionPolicy]:
+    """Return a policy of this package."""
+    known = all_selections()
+    if name not in known:
+        raise UsageError(
+            f"selection is '{name}': must be one of {', '.join(known)}, or your own as "
+            f"file.py:Class{nearest(name, known)}"
+        )
+    return known[name]
+
+
+def _user_policy(name: str) -> object:
+    """Return what a user's `module:Class` names."""
+    module, _, class_name = name.rpartition(":")
+    policy = class_named(name, "selection")
+    if policy is None:
+        raise UsageError(f"'{module}' has no class '{class_name}' that is a SelectionPolicy")
+    return policy

@@ -34,7 +34,7 @@ from equipoise.experiment.multiprocess import (
     plan_for_run,
 )
 from equipoise.experiment.signals import interruptible, threads
-from equipoise.privacy.accountant import Ledger
+from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.records.client_table import write_table
 from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
@@ -220,7 +220,7 @@ def build_task(settings: RunSettings) -> Task:
     task = place(task, settings.run.device)
     task.devices = DevicePopulation(settings.timing.device_classes, run.seed)
     if task.bytes_before[0]:
-        settings.privacy.refuse_telling()
+        settings.privacy.refuse_column_statistics()
     task.check()
     task.check_method(settings.method)
     _check_rounds(settings, task)
@@ -318,14 +318,14 @@ class RunSession:
         self.best: tuple[float, int] | None = None
         self.best_params: Params = {}
 
-    def _ledger(self) -> Ledger | None:
+    def _ledger(self) -> GaussianAccountant | None:
         """Clients that are elsewhere know the seed, and so who is drawn: only a simulation may count on secrecy."""
         run, task = self.settings.run, self.task
-        if not self.settings.privacy.on:
+        if not self.settings.privacy.is_enabled:
             return None
         cohort = len(rng.cohort(run.seed, 1, task.num_clients, run.participation))
         sends = bool(self.settings.method.shared_param_names(task))
-        return Ledger(
+        return GaussianAccountant(
             self.settings.privacy,
             task.num_clients,
             cohort,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config.schema import Options, option
-from equipoise.privacy.budget import DELTA
+from equipoise.privacy.budget import DEFAULT_DELTA
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
 
@@ -71,7 +71,7 @@ class NodeConfig:
     data: str
     most_epsilon: float | None = None
     """What this client's uploads may cost it, over all runs; without it, whatever the run asks for."""
-    most_delta: float = DELTA
+    most_delta: float = DEFAULT_DELTA
     """The delta at which that is judged: the run's own is the server's word."""
     name: str = ""
     """What this client is called in tables and reports; its number without one."""
@@ -91,7 +91,7 @@ class NodeConfig:
         most = table.get("max-epsilon")
         if most is not None and (type(most) not in (int, float) or not 0 < most < math.inf):
             raise UsageError(f"the node's max-epsilon is {most!r}: must be a number above 0")
-        delta = table.get("max-delta", DELTA)
+        delta = table.get("max-delta", DEFAULT_DELTA)
         if type(delta) is not float or not 0 < delta < 1:
             raise UsageError(f"the node's max-delta is {delta!r}: must be a number between 0 and 1")
         name = table.get("name", "")

@@ -21,13 +21,18 @@ from equipoise.flower.client_state import ClientDisk
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.table_agreement import Agreement, raw_tables, tell
-from equipoise.privacy.budget import Budget, OverBudget
+from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import Loop, init_client_states
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import digest, from_dict, index, to_dict
-from equipoise.wrappers.differential_privacy import Draw, private, secret, strip_unprotected
-from equipoise.wrappers.secure_aggregation import Secure, with_secure_sums
+from equipoise.wrappers.differential_privacy import (
+    NormalSampler,
+    secret_normal,
+    strip_unprotected,
+    with_differential_privacy,
+)
+from equipoise.wrappers.secure_aggregation import SecureAggregation, with_secure_aggregation
 
 LOG = logging.getLogger("equipoise")
 
@@ -40,7 +45,7 @@ class Node:
         given: dict[str, Any],
         config: NodeConfig,
         task: Task | None = None,
-        draw: Draw = secret,
+        draw: NormalSampler = secret_normal,
     ) -> None:
         """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
         if config.data and "data" in RunSettings.from_options(given).to_dict:
@@ -58,10 +63,11 @@ class Node:
             clients if self.settings.run.secure else 1
         )  # uploads in the sum that hides this client's, at most
         self.id = torch.tensor(config.client)
-        self.method = with_secure_sums(
-            private(self.settings.method, self.settings.privacy, draw), self.settings.run.secure
+        self.method = with_secure_aggregation(
+            with_differential_privacy(self.settings.method, self.settings.privacy, draw),
+            self.settings.run.secure,
         )
-        self.budget = Budget(
+        self.budget = PrivacyBudget(
             config.state / "privacy.json",
             self.settings.privacy,
             config.most_epsilon,
@@ -100,7 +106,7 @@ class Node:
 
     def _introduction(self) -> About:
         """Under differential privacy the number of samples stays here too: then every client counts alike."""
-        if self.settings.privacy.noisy:
+        if self.settings.privacy.has_noise:
             samples = 1
         else:
             samples = (
@@ -122,7 +128,7 @@ class Node:
 
     def _score(self, about: About) -> About:
         """What this client says of its own model when the run is over."""
-        if self.settings.privacy.noisy:
+        if self.settings.privacy.has_noise:
             raise Refused("under dp_noise this client tells no scores")
         disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
         if self.raw:
@@ -165,7 +171,7 @@ class Node:
                     0,
                 )
             down = unpack(tree, about, initial, self.task.blocks)
-            splits = () if s.privacy.noisy else _splits(about)
+            splits = () if s.privacy.has_noise else _splits(about)
             reply = strip_unprotected(
                 self.method, client.run_client(round, splits, self.id, down, held)
             )
@@ -175,7 +181,7 @@ class Node:
         disk.save_model(after.local_params if after.personal is None else after.personal)
         told = {**self._introduction(), "run": str(about["run"]), "round": round, "lost": lost}
         if isinstance(
-            self.method, Secure
+            self.method, SecureAggregation
         ):  # what is uploaded stays here until its masks are agreed on
             keys = secagg.begin(
                 disk, self.method, self.config.client, str(about["run"]), round, reply.update

@@ -30,7 +30,7 @@ from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
 from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
-from equipoise.wrappers.secure_aggregation import WORDS, Secure
+from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
 
 LOG = logging.getLogger("equipoise")
 TIMES = 10  # the median number of samples: what a client is believed to have at most
@@ -99,7 +99,7 @@ class Remote(Executor):
             except Refused as error:
                 absent[client] = str(error)
         total: State | None = None
-        if isinstance(self.method, Secure):
+        if isinstance(self.method, SecureAggregation):
             secure = SecureSum(
                 self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
             )
@@ -219,7 +219,7 @@ class Remote(Executor):
             reply = strip_unprotected(
                 self.method, self.run_client(round, splits, id[0], message, held)
             )
-            if isinstance(self.method, Secure):  # it comes later, masked
+            if isinstance(self.method, SecureAggregation):  # it comes later, masked
                 self._words, reply = (
                     reply.update.extra[WORDS],
                     replace(reply, update=ClientUpdate({})),

@@ -20,10 +20,10 @@ from equipoise.flower import codec
 from equipoise.flower.client_state import ClientDisk
 from equipoise.flower.codec import About, Refused
 from equipoise.flower.secagg_protocol import FEWEST, Keys, Member, Words, threshold, unmask
-from equipoise.privacy.budget import Budget
+from equipoise.privacy.budget import PrivacyBudget
 from equipoise.simulation.executors import CohortResults
 from equipoise.utils.pytree import map_leaves, tree_bytes
-from equipoise.wrappers.secure_aggregation import MOST, WORDS, Secure
+from equipoise.wrappers.secure_aggregation import MAX_ABS_VALUE, WORDS, SecureAggregation
 
 T = TypeVar("T")
 PHASES = ("share", "mask", "reveal")
@@ -58,14 +58,19 @@ def _leaves(tree: State) -> list[Tensor]:
 
 
 def begin(
-    disk: ClientDisk, method: Secure, client: int, run: str, round: int, updates: ClientUpdate
+    disk: ClientDisk,
+    method: SecureAggregation,
+    client: int,
+    run: str,
+    round: int,
+    updates: ClientUpdate,
 ) -> About:
     """After training: keep this client's part of the sum until its masks are agreed on; publish its keys."""
     if validate_reports(
         method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), updates)
     ):
         raise Refused(
-            f"a number of this client's part of the sum is not finite, or larger than {MOST:g}"
+            f"a number of this client's part of the sum is not finite, or larger than {MAX_ABS_VALUE:g}"
         )
     member = Member(client, _round_name(run, round))
     disk.keep_part(
@@ -77,7 +82,9 @@ def begin(
     return {"keys": [keys.shares.hex(), keys.masks.hex()]}
 
 
-def answer(disk: ClientDisk, budget: Budget, round: int, about: About) -> tuple[State, About]:
+def answer(
+    disk: ClientDisk, budget: PrivacyBudget, round: int, about: About
+) -> tuple[State, About]:
     """One of the later phases. What is remembered is written before anything leaves, so that none can be repeated."""
     member = Member.load(disk.member(round))
     if about["kind"] == "share":

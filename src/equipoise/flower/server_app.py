@@ -21,7 +21,7 @@ from equipoise.flower.launch import log_to_screen
 from equipoise.flower.remote_executor import Remote
 from equipoise.flower.table_agreement import agree, kept, raw_tables
 from equipoise.flower.wire import GridWire
-from equipoise.privacy.accountant import in_words
+from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.utils import io as checkpoint
@@ -94,7 +94,7 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
             "round %d of %d: %s, %.1f s", record.round, settings.run.rounds, scores, record.seconds
         )
         if record.privacy:
-            LOG.info("round %d: %s", record.round, in_words(record.privacy))
+            LOG.info("round %d: %s", record.round, describe_spent(record.privacy))
         audit.note("round", round=record.round, **outcome(record))
         if record.skipped:
             LOG.warning("round %d changed nothing: %s", record.round, record.skipped)

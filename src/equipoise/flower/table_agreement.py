@@ -17,7 +17,7 @@ from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.flower import codec
 from equipoise.flower.codec import About, Refused
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.remote_tables import ApartConfig, prepared_by
@@ -52,11 +52,11 @@ def raw_tables(settings: RunSettings) -> ApartConfig | None:
     return config if isinstance(config, ApartConfig) and config.target else None
 
 
-def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Agreement:
+def agree(config: ApartConfig, privacy: PrivacyConfig, wire: Wire, limit: float) -> Agreement:
     """The server's side; everybody must be there, for what nobody told is in no model."""
     if config.preprocess_from == "server":
         return Agreement(fit_on_server_rows(config.folder, config.clients, config), 0)
-    privacy.refuse_telling()
+    privacy.refuse_column_statistics()
     present = wire.present()
     answers = wire.exchange(
         {client: codec.encode({}, {"kind": "tell"}) for client in present}, limit
@@ -86,7 +86,7 @@ def tell(settings: RunSettings, client: int, name: str) -> About:
     config = raw_tables(settings)
     if config is None:
         raise Refused("the run has no raw tables: there is nothing to tell")
-    if settings.privacy.noisy or config.preprocess_from == "server":
+    if settings.privacy.has_noise or config.preprocess_from == "server":
         raise Refused(
             "under dp_noise or preprocess_from server this client tells nothing of its columns"
         )

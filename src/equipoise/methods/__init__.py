@@ -1,7 +1,9 @@
-"""Methods, one file each: ``fedavg`` is the class of that name in ``fedavg.py`` (``-`` in a name is ``_`` in its file).
+"""Federated learning methods.
 
-They are found by file name, so a new method is a new file and nothing else. As a namespace this package gives each
-class by its name, ``equipoise.methods.FedProx(mu=0.1)``; editors complete from the imports below.
+Most methods have a file of their own: `fedavg` is `FedAvg` in `fedavg.py`. Methods are found by
+importing the files of this package, so that a new method needs a new file and nothing else. Each
+class is also an attribute of this package, as in `equipoise.methods.FedProx(mu=0.1)`; editors
+complete from the imports below.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from equipoise.methods.user_methods import load_user_method, validate_user_metho
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.plugins import recorded
 
-if TYPE_CHECKING:  # for editors alone: a method that is not listed here works all the same
+if TYPE_CHECKING:  # For editors only: a method that is not listed here works as well.
     from equipoise.methods.autopilot import Autopilot as Autopilot
     from equipoise.methods.dapfl import DapFL as DapFL
     from equipoise.methods.ditto import Ditto as Ditto
@@ -45,10 +47,10 @@ if TYPE_CHECKING:  # for editors alone: a method that is not listed here works a
     from equipoise.methods.rl_deep import DqnAvgIm as DqnAvgIm
     from equipoise.methods.rl_deep import PerDqnAvg as PerDqnAvg
     from equipoise.methods.rl_deep import PFedDqnRep as PFedDqnRep
-    from equipoise.methods.rl_linear import TD as TD
     from equipoise.methods.rl_linear import FedQ as FedQ
     from equipoise.methods.rl_linear import FedTD as FedTD
-    from equipoise.methods.rl_linear import IndependentQ as IndependentQ
+    from equipoise.methods.rl_linear import LinearQ as LinearQ
+    from equipoise.methods.rl_linear import LinearTD as LinearTD
     from equipoise.methods.rl_linear import PFedQRep as PFedQRep
     from equipoise.methods.rl_linear import PFedTDRep as PFedTDRep
     from equipoise.methods.rl_tabular import FedAsynQEq as FedAsynQEq
@@ -75,7 +77,8 @@ def find_method(name: str | type[Method]) -> type[Method]:
     """Find a method.
 
     Args:
-        name: A method's name, a class, or the user's own as `module:Class` or `path/file.py:Class`.
+        name: A method's name, a class, or a user's class as `module:Class` or
+            `path/file.py:Class`.
 
     Returns:
         The method's class.
@@ -84,7 +87,7 @@ def find_method(name: str | type[Method]) -> type[Method]:
         UsageError: If there is no such method; the message names the nearest one.
     """
     if not isinstance(name, str):
-        return name if ships(name) else validate_user_method(name)
+        return name if is_builtin(name) else validate_user_method(name)
     if ":" in name:
         return load_user_method(name)
     # Most methods have a file of their own name: importing it alone saves time at the start.
@@ -103,14 +106,21 @@ def find_method(name: str | type[Method]) -> type[Method]:
 
 
 def recorded_name(method: type[Method]) -> str:
-    """How a run's config names this class, so that it is found again where that is possible at all."""
-    if ships(method):
+    """Return the name of a method in a run's config.
+
+    Args:
+        method: A class of this package or of the user.
+
+    Returns:
+        A name that `find_method` resolves, if the class can be imported.
+    """
+    if is_builtin(method):
         return method.name
     return recorded(method)
 
 
-def ships(method: type[Method]) -> bool:
-    """Whether it is one of the methods of this package."""
+def is_builtin(method: type[Method]) -> bool:
+    """Return whether a class is one of the methods of this package."""
     return any(method.__module__.rpartition(".")[0] == package for package in PACKAGES)
 
 
@@ -124,18 +134,17 @@ def _methods_in(module: ModuleType) -> dict[str, type[Method]]:
 
 
 def _classes() -> dict[str, type[Method]]:
+    """Return every method of this package by the name of its class."""
     return {method.__name__: method for method in all_methods().values()}
 
 
-if (
-    not TYPE_CHECKING
-):  # a type checker shall see the imports above, not a function that gives anything
+if not TYPE_CHECKING:  # A type checker must see the imports above, not these functions.
 
     def __dir__() -> list[str]:
         return [*__all__, *_classes()]
 
     def __getattr__(name: str) -> type[Method]:
-        """A method's class by its name; loaded when it is asked for."""
+        """Return a method's class by the name of the class, and import it if necessary."""
         if name.startswith("_"):
             raise AttributeError(f"module 'equipoise.methods' has no attribute '{name}'")
         known = _classes()

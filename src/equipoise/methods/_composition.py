@@ -1,4 +1,4 @@
-"""A method over another that the user names: it takes some decisions itself and leaves the others to its base."""
+"""Base class of methods that decide some hooks and leave the others to a method of choice."""
 
 from __future__ import annotations
 
@@ -18,47 +18,68 @@ from equipoise.utils.errors import UsageError, nearest
 class ComposedMethod(DelegatingMethod):
     """A wrapper whose inner method is an option."""
 
-    base: str = option("fedavg", "method whose other decisions are kept")
+    base: str = option("fedavg", "method that takes all other decisions")
     base_options: str = option("", "options of that method, as 'name=value name=value'")
 
     @cached_property
     def inner(self) -> Method:
-        kind, values = find_method(self.base), {}
-        known: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
+        """Build the base method with its options.
+
+        Raises:
+            UsageError: If the base or one of its options is unknown or invalid.
+        """
+        method = find_method(self.base)
+        known: dict[str, Field[Any]] = {item.name: item for item in fields(method)}
+        values = {}
         for text in self.base_options.split():
             name, _, value = text.partition("=")
             name = name.replace("-", "_")
             if name not in known:
                 raise UsageError(
-                    f"unknown option '{name}' of '{self.base}' in base_options{nearest(name, known)}"
+                    f"unknown option '{name}' of '{self.base}' in base_options"
+                    f"{nearest(name, known)}"
                 )
-            values[name] = parse(name, value, option_types(kind)[name], constraint_of(known[name]))
-        return kind(**values)
+            constraint = constraint_of(known[name])
+            values[name] = parse(name, value, option_types(method)[name], constraint)
+        return method(**values)
 
     def at(self, round: int, rounds: int) -> Self:
-        here, below = super().at(round, rounds), self.inner.at(round, rounds)
-        if here is self and below is self.inner:
+        """Return the method with all schedules, also those of the base, at their round's values.
+
+        Args:
+            round: The round, from 1.
+            rounds: The number of rounds of the run.
+        """
+        method = super().at(round, rounds)
+        inner = self.inner.at(round, rounds)
+        if method is self and inner is self.inner:
             return self
-        here = copy(here)
-        vars(here)["below"] = below
-        return here
+        method = copy(method)
+        vars(method)["inner"] = inner
+        return method
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse a base that decides how clients train, since the subclass does."""
         if "configure_training" in self.inner.overridden_hooks:
             raise UsageError(
-                f"{self.name} cannot sit on '{self.base}': both would decide how clients train; choose another --base"
+                f"{self.name} cannot be combined with '{self.base}': both would decide how "
+                "clients train; choose another --base"
             )
         self.inner.check(task, training)
 
-    def needs_free_weights(self, task: Task) -> None:
-        """Refuse a base whose aggregate is no mean of whole models under weights that are free to choose."""
+    def require_free_weights(self, task: Task) -> None:
+        """Refuse a base whose new model is not a mean of whole models with arbitrary weights.
+
+        Raises:
+            UsageError: If the base shares only some blocks, or needs its own weights.
+        """
         if not self.inner.has_global(task):
             raise UsageError(
-                f"{self.name} weighs whole models, but '{self.base}' keeps a part of them at the clients: "
-                "choose a --base that shares all, or --adapt alpha,eta"
+                f"{self.name} weighs whole models, but '{self.base}' keeps a part of them at the "
+                "clients: choose a --base that shares all, or --adapt alpha,eta"
             )
         if "aggregation_weights" in self.inner.overridden_hooks:
             raise UsageError(
-                f"{self.name} would choose the weights of the mean, but '{self.base}' is sound under its own alone: "
-                "choose another --base, or --adapt alpha,eta"
+                f"{self.name} would choose the weights of the mean, but '{self.base}' is only "
+                "sound under its own: choose another --base, or --adapt alpha,eta"
             )

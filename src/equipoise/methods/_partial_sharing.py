@@ -1,4 +1,4 @@
-"""What methods have in common that keep some blocks at the clients and share the others."""
+"""Base class of methods that share some blocks and keep the others at the clients."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class PartialSharing(Method):
-    """Which blocks are kept is as published unless the user names them."""
+    """Keep the blocks that the paper keeps, or those that the user names."""
 
     keep: str = option(
-        "", "blocks that stay at the clients, with commas between; empty for the published ones"
+        "", "blocks that stay at the clients, separated by commas; empty for the published ones"
     )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        require_blocks(task.blocks, self._named, "keep")
-        if self.keep and not (self.shared_blocks(task) and self.kept(task)):
+        """Refuse unknown block names, and a `keep` that leaves nothing to share."""
+        require_blocks(task.blocks, self._keep_names, "keep")
+        if self.keep and not (self.shared_blocks(task) and self.local_blocks(task)):
             raise UsageError(
-                f"keep is '{self.keep}': must leave some blocks of {', '.join(task.blocks)} to be shared"
+                f"keep is '{self.keep}': must leave some blocks of {', '.join(task.blocks)} "
+                "to be shared"
             )
         super().check(task, training)
 
-    @property
-    def _named(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.keep.split(",") if name.strip())
-
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
+        """Return the blocks that are sent and averaged."""
         if not self.keep:
             return super().shared_blocks(task)
-        return tuple(block for block in task.blocks if block not in self._named)
+        return tuple(block for block in task.blocks if block not in self._keep_names)
 
-    def kept(self, task: Task) -> tuple[str, ...]:
-        """The blocks that stay."""
-        travels = self.shared_blocks(task)
-        return tuple(block for block in task.blocks if block not in travels)
+    def local_blocks(self, task: Task) -> tuple[str, ...]:
+        """Return the blocks that stay at the clients."""
+        shared = self.shared_blocks(task)
+        return tuple(block for block in task.blocks if block not in shared)
+
+    @property
+    def _keep_names(self) -> tuple[str, ...]:
+        """Return the block names in `keep`."""
+        return tuple(name.strip() for name in self.keep.split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""A refusal that several methods share: a pull that makes SGD diverge."""
+"""A check that methods with a proximal term share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from equipoise.core import Method, TrainingConfig
 from equipoise.utils.errors import UsageError
 
 
-def refuse_unstable_pull(method: Method, name: str, training: TrainingConfig) -> None:
-    """SGD on strength/2 |p - anchor|^2 alone multiplies the distance by 1 - lr * strength: from 2 on it diverges."""
-    strength = getattr(method, name)
+def require_stable_proximal(method: Method, option: str, training: TrainingConfig) -> None:
+    """Refuse a proximal term with which SGD diverges.
+
+    One SGD step on strength/2 |w - anchor|^2 alone multiplies the distance to the anchor by
+    1 - lr * strength, so it diverges from lr * strength = 2 on.
+
+    Args:
+        method: The method.
+        option: The name of its option that holds the strength.
+        training: The run's training configuration, for the learning rate.
+
+    Raises:
+        UsageError: If the learning rate times the strength is 2 or more.
+    """
+    strength = getattr(method, option)
     if training.lr * strength >= 2:
         raise UsageError(
-            f"{method.name} with {name}={strength:g} and lr={training.lr:g} diverges, since their product is 2 or "
-            "more: lower one of them"
+            f"{method.name} with {option}={strength:g} and lr={training.lr:g} diverges, since "
+            "their product is 2 or more: lower one of them"
         )

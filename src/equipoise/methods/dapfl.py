@@ -1,4 +1,8 @@
-"""Dap-FL (Chen et al., 2023): a DDPG agent at each client chooses epochs and rate; the server averages by data size."""
+"""Dap-FL: a DDPG agent at each client chooses its epochs and learning rate.
+
+Chen et al., "Dap-FL: Federated Learning Flourishes by Adaptive Tuning and Secure Aggregation",
+IEEE TPDS 2023 (arXiv:2206.03623). The server averages by data size, as FedAvg does.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +31,37 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class DapFL(Method):
-    """State: loss and accuracy of the received model. Reward: what training improves of both, added up."""
+    """Observe loss and accuracy of the received model; reward what training improves of both."""
 
     name: ClassVar[str] = "dapfl"
     family: ClassVar[str] = "controller"
-    epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
-    lr_low: float = option(1e-4, "smallest rate that an agent may choose", above=0)
-    lr_high: float = option(1e-2, "largest rate that an agent may choose", above=0)
-    agent_rate: float = option(0.01, "rate of the critics, ten times that of the actors", above=0)
+    max_epochs: int = option(20, "largest number of epochs that an agent may choose", low=1)
+    lr_min: float = option(1e-4, "smallest learning rate that an agent may choose", above=0)
+    lr_max: float = option(1e-2, "largest learning rate that an agent may choose", above=0)
+    agent_rate: float = option(
+        0.01, "learning rate of the critics, ten times that of the actors", above=0
+    )
     warmup: int = option(35, "rounds of random actions before the agents decide", low=0)
-    explore: int = option(500, "rounds over which the agents' noise fades after the warm-up", low=0)
-    replay: int = option(1000, "transitions that an agent remembers; it sees one per round", low=1)
+    explore: int = option(
+        500, "rounds over which the agents' exploration noise decays after the warm-up", low=0
+    )
+    replay: int = option(
+        1000, "size of an agent's replay buffer; it stores one transition per round", low=1
+    )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        if not self.lr_low < self.lr_high:
-            raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
+        """Refuse an empty range of learning rates, and a task without validation data."""
+        if not self.lr_min < self.lr_max:
+            raise UsageError(f"lr_min is {self.lr_min}: must be below lr_max ({self.lr_max})")
         if not task.has_split("val"):
             raise UsageError(
-                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: set val_share"
+                "dapfl rewards its agents on validation data, and task "
+                f"'{task.name}' has none: set val_share"
             )
 
     @property
     def agent(self) -> Config:
+        """Return the configuration of the DDPG agents."""
         rate = self.agent_rate
         return Config(
             critic_lr=rate,
@@ -60,25 +73,33 @@ class DapFL(Method):
         )
 
     def init_client(self, task: Task, params: Params) -> State:
+        """Start an agent with two observations and two actions."""
         return {"player": agents.empty(self.agent, 2, 2)}
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        """Let the agent learn and choose: lr = 10^(a_0 - 3), epochs = int(20 (a_1 + 1) / 2).
+
+        At least one epoch is trained, unlike in the paper.
+        """
         learning = client.round > self.warmup
         action, playing = agents.client_turn(
-            client, self.agent, client.state["player"], _seen(client, client.start), learning
+            client, self.agent, client.state["player"], _observation(client, client.start), learning
         )
-        # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
-        return LocalHParams(
-            epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)
-        ), {"player": playing}
+        hparams = LocalHParams(
+            epochs_of(action[1], self.max_epochs), rate_of(action[0], self.lr_min, self.lr_max)
+        )
+        return hparams, {"player": playing}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        before, after = state["player"]["state"], _seen(client, client.trained)
-        gain = (before[0] - after[0]) + (after[1] - before[1])
-        return up, {"player": {**state["player"], "reward": gain}}
+        """Reward the agent with the fall of the loss plus the rise of the accuracy."""
+        update, state = super().upload(client)
+        before = state["player"]["state"]
+        after = _observation(client, client.trained)
+        reward = (before[0] - after[0]) + (after[1] - before[1])
+        return update, {"player": {**state["player"], "reward": reward}}
 
 
-def _seen(client: Client, model: Params) -> Tensor:
+def _observation(client: Client, model: Params) -> Tensor:
+    """Return loss and accuracy of a model on the client's validation data, `[2]`."""
     accuracy, loss = client.task.utility_and_loss(client.evaluate(model))
     return torch.stack([loss, accuracy]).double()

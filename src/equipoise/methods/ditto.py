@@ -1,4 +1,8 @@
-"""Ditto (Li et al., 2021): FedAvg for the global model, and a personal one that is pulled towards it."""
+"""Ditto: FedAvg for the global model, and a personal model regularised towards it.
+
+Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021
+(arXiv:2012.04221), algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +21,44 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.methods.checks import refuse_unstable_pull
+from equipoise.methods.checks import require_stable_proximal
 
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """min F_i(v_i) + lambda/2 |v_i - w|^2 (their objective and algorithm 1): v_i stays at the client, w is FedAvg's."""
+    """Every client also minimises F_i(v_i) + lambda/2 |v_i - w|^2 for a personal model v_i.
+
+    v_i stays at the client; the global model w is FedAvg's.
+    """
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "second-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
     lam: Scheduled[float] = option(
         1.0,
-        "strength lambda of the personal model's pull to the global one (0 is local training)",
+        "weight lambda of the personal model's proximal term, towards the global model "
+        "(0 is local training)",
         low=0,
     )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        refuse_unstable_pull(self, "lam", training)
+        """Refuse a lambda with which SGD diverges."""
+        require_stable_proximal(self, "lam", training)
 
     def init_client(self, task: Task, params: Params) -> State:
+        """Start v_i at the initial global model."""
         return {"v": params}
 
     def train(self, client: Client) -> tuple[Params, State]:
-        """v <- v - eta (g(v) + lambda (v - w)) on the same batches, with w as received."""
+        """Train w, and v <- v - eta (g(v) + lambda (v - w)) on the same batches.
+
+        The anchor w is the received model.
+        """
         client.logged["gradients"] = 2 * client.num_steps(client.hparams)
         v = client.fit(client.state["v"], proximal=ProximalTerm(client.start, self.lam))
         return client.fit(client.start), {"v": v}
 
     def personal_model(self, client: Client) -> Params:
+        """Return v_i."""
         v: Params = client.state["v"]
         return v

@@ -1,4 +1,7 @@
-"""Methods by family: what kind of answer each gives to clients that differ. docs/which-method.md says more."""
+"""Families of methods: how each deals with clients that differ.
+
+See docs/which-method.md for the choice among them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from equipoise.methods import all_methods
 
 
 class Family(Enum):
-    """A family, with its title and when to choose it; a method names its own as ``family``."""
+    """A family with its key (`Method.family`), its title, and when to choose it."""
 
     ONE_MODEL = (
         "one-model",
@@ -40,14 +43,22 @@ class Family(Enum):
     OTHER = "", "Others", "methods that name no family"
 
     def __init__(self, key: str, title: str, advice: str) -> None:
-        self.key, self.title, self.advice = key, title, advice
+        self.key = key
+        self.title = title
+        self.advice = advice
 
 
 def by_family() -> dict[Family, dict[str, type[Method]]]:
-    """Every method that ships, by family, in the order of the families; families without methods are left out."""
-    methods = all_methods()
-    found = {
-        family: {name: method for name, method in methods.items() if method.family == family.key}
-        for family in Family
-    }
-    return {family: members for family, members in found.items() if members}
+    """Group the methods of the package.
+
+    Returns:
+        For every family that has methods, in the order of the families: its methods by name.
+    """
+    families: dict[Family, dict[str, type[Method]]] = {}
+    for family in Family:
+        members = {
+            name: method for name, method in all_methods().items() if method.family == family.key
+        }
+        if members:
+            families[family] = members
+    return families

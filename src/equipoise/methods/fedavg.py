@@ -1,4 +1,8 @@
-"""FedAvg (McMahan et al., 2017): everybody trains the global model, the server averages by data size."""
+"""FedAvg: local SGD at the clients, and the mean of their models weighted by data size.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017 (arXiv:1602.05629), algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,10 @@ from equipoise.core import Method
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """w_i <- w; E epochs of SGD; w <- sum n_i w_i / sum n_i: the defaults of every decision."""
+    """Train the global model at every client and average: w <- sum_i n_i w_i / sum_i n_i.
+
+    These are the defaults of every hook of `Method`, so the class adds only its name.
+    """
 
     name: ClassVar[str] = "fedavg"
     family: ClassVar[str] = "one-model"

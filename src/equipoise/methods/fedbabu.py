@@ -1,4 +1,8 @@
-"""FedBABU (Oh et al., 2022): the head stays at its common random start, and is only fine-tuned for use."""
+"""FedBABU: the head stays at its common random start and is only fine-tuned for use.
+
+Oh et al., "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022
+(arXiv:2106.06042).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class FedBabu(PartialSharing):
-    """b_i trained under the fixed head; b <- sum n_i b_i / sum n_i; personal = (b, h) fine-tuned as a whole."""
+    """Train backbones b_i under the fixed head h; average b <- sum_i n_i b_i / sum_i n_i.
+
+    The personal model is (b, h), fine-tuned as a whole.
+    """
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "parts"
@@ -25,25 +32,26 @@ class FedBabu(PartialSharing):
     tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model", low=1)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse a head that starts at zero: the backbone would get no gradient."""
         super().check(task, training)
-        start = task.init_params(0)
-        if not any(
-            bool(start[name].any()) for block in self.kept(task) for name in task.blocks[block]
-        ):
+        initial = task.init_params(0)
+        head_names = [name for block in self.local_blocks(task) for name in task.blocks[block]]
+        if not any(bool(initial[name].any()) for name in head_names):
             raise UsageError(
-                "fedbabu keeps the head at its start, and one that starts at zero gives the backbone no gradient: "
-                "start it at random"
+                "fedbabu keeps the head at its start, and a head that starts at zero gives the "
+                "backbone no gradient: start it at random"
             )
 
     def train(self, client: Client) -> tuple[Params, State]:
+        """Train the backbone only."""
         return client.fit(client.start, blocks=self.shared_blocks(client.task)), client.state
 
     def personal_model(self, client: Client) -> Params:
-        tune = replace(
-            client.hparams, epochs=torch.full_like(client.hparams.epochs, self.tune_epochs)
-        )
-        return client.fit(client.start, hparams=tune, stream=1)
+        """Fine-tune backbone and head, from the received model."""
+        epochs = torch.full_like(client.hparams.epochs, self.tune_epochs)
+        hparams = replace(client.hparams, epochs=epochs)
+        return client.fit(client.start, hparams=hparams, stream=1)
 
     def has_global(self, task: Task) -> bool:
-        """The server knows the head without being sent it: everybody's is the initial one."""
+        """Return True: the server knows the head, which is the initial one at every client."""
         return True

@@ -1,4 +1,8 @@
-"""FedBN (Li et al., 2021): batch normalisation stays at the client, all else is federated."""
+"""FedBN: batch normalisation stays at the client, everything else is federated.
+
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021
+(arXiv:2102.07623).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from typing import ClassVar
 from equipoise.core import Task
 from equipoise.methods._partial_sharing import PartialSharing
 
-NORM = "norm"
+NORM_BLOCK = "norm"
 
 
 @dataclass(frozen=True)
 class FedBN(PartialSharing):
-    """FedAvg on every block but ``norm``: scales, shifts and running statistics are neither sent nor overwritten.
+    """Run FedAvg on every block but `norm` (scales, shifts and running statistics).
 
     On a model without batch normalisation it is FedAvg.
     """
@@ -23,8 +27,7 @@ class FedBN(PartialSharing):
     needs_previous_model: ClassVar[bool] = True
 
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
-        return (
-            super().shared_blocks(task)
-            if self.keep
-            else tuple(block for block in task.blocks if block != NORM)
-        )
+        """Return every block but `norm`, unless the user names the blocks to keep."""
+        if self.keep:
+            return super().shared_blocks(task)
+        return tuple(block for block in task.blocks if block != NORM_BLOCK)

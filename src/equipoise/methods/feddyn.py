@@ -1,4 +1,8 @@
-"""FedDyn (Acar et al., 2021): a dynamic regulariser that lets the clients' optima agree with the global one."""
+"""FedDyn: a dynamic regulariser that aligns the clients' optima with the global one.
+
+Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021 (arXiv:2111.04263),
+algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,15 @@ from equipoise.core import (
     equal_weights,
     option,
 )
-from equipoise.methods.checks import refuse_unstable_pull
+from equipoise.methods.checks import require_stable_proximal
 
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Their algorithm 1. Clients keep G_i, the server h, all from 0: h = mean of all G_i."""
+    """Every client keeps a gradient memory G_i and the server keeps h, the mean of all G_i.
+
+    All memories start at zero. The paper writes theta for the model.
+    """
 
     name: ClassVar[str] = "feddyn"
     family: ClassVar[str] = "one-model"
@@ -37,44 +44,58 @@ class FedDyn(Method):
     alpha: float = option(0.01, "strength of the dynamic regulariser", above=0)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        refuse_unstable_pull(self, "alpha", training)
+        """Refuse an alpha with which SGD diverges."""
+        require_stable_proximal(self, "alpha", training)
+
+    # --- client -----------------------------------------------------------------------------
 
     def init_client(self, task: Task, params: Params) -> State:
+        """Start with G_i = 0."""
         return {"G": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def init_server(self, task: Task, params: Params) -> State:
-        return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
-
     def train(self, client: Client) -> tuple[Params, State]:
-        """min F_i(theta) - <G_i, theta> + alpha/2 |theta - theta_prev|^2; G_i <- G_i - alpha (theta_i - theta_prev)."""
-        G, before = client.state["G"], client.start
+        """Minimise F_i(theta) - <G_i, theta> + alpha/2 |theta - theta_prev|^2.
+
+        Then set G_i <- G_i - alpha (theta_i - theta_prev).
+        """
+        G = client.state["G"]
+        previous = client.start
         theta = client.fit(
-            before,
+            previous,
             grad_correction={name: -G[name] for name in G},
-            proximal=ProximalTerm(before, self.alpha),
+            proximal=ProximalTerm(previous, self.alpha),
         )
-        return theta, {
-            "G": {name: G[name] - self.alpha * (theta[name] - before[name]) for name in G}
-        }
+        new_G = {name: G[name] - self.alpha * (theta[name] - previous[name]) for name in G}
+        return theta, {"G": new_G}
+
+    # --- server -----------------------------------------------------------------------------
+
+    def init_server(self, task: Task, params: Params) -> State:
+        """Start with h = 0."""
+        return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
+        """Weight all clients equally."""
         return equal_weights(ids), server.state
 
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
     ) -> State:
-        moved = {
+        """Add sum_S(theta_i - theta_prev) to the mean of the models."""
+        total_change = {
             name: (theta - global_params[name]).sum(0) for name, theta in updates.params.items()
         }
-        return super().partial_sums(global_params, updates, weights) | {"moved": moved}
+        sums = super().partial_sums(global_params, updates, weights)
+        return sums | {"total_change": total_change}
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
-        """h <- h - alpha/N sum_S(theta_i - theta_prev); theta <- mean_S theta_i - h/alpha."""
-        share = self.alpha / server.task.num_clients
-        h = {name: old - share * sums["moved"][name] for name, old in server.state["h"].items()}
+        """Set h <- h - alpha/N sum_S(theta_i - theta_prev), theta <- mean_S theta_i - h/alpha."""
+        factor = self.alpha / server.task.num_clients
         mean = sums["mean"]
-        return server.with_client_batch_stats(
-            {name: mean[name] - h[name] / self.alpha for name in mean}, mean
-        ), {"h": h}
+        new_h = {
+            name: h - factor * sums["total_change"][name] for name, h in server.state["h"].items()
+        }
+        theta = {name: mean[name] - new_h[name] / self.alpha for name in mean}
+        return server.with_client_batch_stats(theta, mean), {"h": new_h}

@@ -1,4 +1,8 @@
-"""FedEx (Khodak et al., NeurIPS 2021): clients try rates at random; what validates well is tried more often."""
+"""FedEx: exponentiated gradient over a few learning rates that clients try at random.
+
+Khodak et al., "Federated Hyperparameter Tuning: Challenges, Baselines, and Connections to
+Weight-Sharing", NeurIPS 2021 (arXiv:2106.04502), algorithm 2.
+"""
 
 from __future__ import annotations
 
@@ -26,73 +30,91 @@ from equipoise.core import (
 from equipoise.core.report_validation import LOSS
 from equipoise.utils.errors import UsageError
 
-ARMS = torch.tensor(
-    [1 / 9, 1 / 3, 1.0, 3.0, 9.0], dtype=torch.float64
-)  # factors of the configured rate
-FORGET = 0.9  # weight of the past in the mean loss that arms are held against
+LR_FACTORS = torch.tensor([1 / 9, 1 / 3, 1.0, 3.0, 9.0], dtype=torch.float64)
+"""The arms of the bandit: factors of the configured learning rate."""
+NUM_ARMS = len(LR_FACTORS)
+BASELINE_DECAY = 0.9
+"""Weight of the past in the mean loss that serves as the baseline."""
 
 
 @dataclass(frozen=True)
 class FedEx(Method):
-    """Arm a_i ~ theta;  g_a = sum p_i (f_i - mean f) [a_i = a] / theta_a;  theta ~ theta exp(-eta g).
+    """Draw an arm a_i ~ theta for every client and raise theta for arms that validate well.
 
-    f_i is the trained model's loss on the client's validation data; eta = sqrt(2 log A / sum over rounds of max g^2).
+    g_a = sum_i p_i (f_i - baseline) [a_i = a] / theta_a and theta ~ theta exp(-eta g), where f_i is
+    the trained model's loss on the client's validation data, the baseline is the discounted mean of
+    the f_i, and eta = sqrt(2 log A / sum over rounds of max_a g_a^2) with A arms.
+
+    The server state holds theta `[A]`, the sum of the squared maxima (`squares`), and the
+    discounted sums of losses and rounds, whose ratio is the baseline.
     """
 
     name: ClassVar[str] = "fedex"
     family: ClassVar[str] = "controller"
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
-        "arm": ValueRange(0.0, len(ARMS) - 1.0),
+        "arm": ValueRange(0.0, NUM_ARMS - 1.0),
         "loss": LOSS,
     }
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse a task without validation data."""
         super().check(task, training)
         if not task.has_split("val"):
             raise UsageError(
-                f"fedex compares rates on validation data, and task '{task.name}' has none: set val_share"
+                "fedex compares learning rates on validation data, and task "
+                f"'{task.name}' has none: set val_share"
             )
 
+    # --- client -----------------------------------------------------------------------------
+
     def init_client(self, task: Task, params: Params) -> State:
+        """Keep the arm of the round."""
         return {"arm": torch.zeros((), dtype=torch.int64)}
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        reached = client.message.broadcast["theta"].cumsum(0)[:-1] <= client.uniform(1)
-        arm = reached.sum()
-        return LocalHParams(client.hparams.epochs, client.hparams.lr * ARMS[arm]), {"arm": arm}
+        """Draw an arm from theta by inverting its cumulative sum."""
+        cumulative = client.message.broadcast["theta"].cumsum(0)
+        arm = (cumulative[:-1] <= client.uniform(1)).sum()
+        hparams = LocalHParams(client.hparams.epochs, client.hparams.lr * LR_FACTORS[arm])
+        return hparams, {"arm": arm}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        up.metrics |= {
-            "arm": state["arm"],
-            "loss": client.evaluate(client.trained)["loss"].double(),
-        }
-        return up, state
+        """Report the arm and the trained model's validation loss."""
+        update, state = super().upload(client)
+        loss = client.evaluate(client.trained)["loss"].double()
+        update.metrics |= {"arm": state["arm"], "loss": loss}
+        return update, state
+
+    # --- server -----------------------------------------------------------------------------
 
     def init_server(self, task: Task, params: Params) -> State:
+        """Start with equal probabilities."""
         zero = torch.zeros((), dtype=torch.float64)
-        return {
-            "theta": torch.full_like(ARMS, 1 / len(ARMS)),
-            "squares": zero,
-            "losses": zero,
-            "rounds": zero,
-        }
+        theta = torch.full_like(LR_FACTORS, 1 / NUM_ARMS)
+        return {"theta": theta, "squares": zero, "losses": zero, "rounds": zero}
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        down, state = super().distribute(server, ids)
-        return replace(down, broadcast={"theta": state["theta"]}), state
+        """Send the model and theta."""
+        message, state = super().distribute(server, ids)
+        return replace(message, broadcast={"theta": state["theta"]}), state
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
+        """Average the models as FedAvg does, and take one step on theta."""
         assert isinstance(weights, Tensor)
         params, state = super().aggregate(server, ids, updates, weights)
-        loss, theta = updates.metrics["loss"], state["theta"]
-        losses, rounds = FORGET * state["losses"] + weights @ loss, FORGET * state["rounds"] + 1
-        tried = torch.nn.functional.one_hot(updates.metrics["arm"], len(ARMS)).to(loss.dtype)
-        g = (weights * (loss - losses / rounds)) @ tried / theta
+        loss = updates.metrics["loss"]
+        theta = state["theta"]
+
+        losses = BASELINE_DECAY * state["losses"] + weights @ loss
+        rounds = BASELINE_DECAY * state["rounds"] + 1
+        advantage = loss - losses / rounds
+
+        is_arm = torch.nn.functional.one_hot(updates.metrics["arm"], NUM_ARMS).to(loss.dtype)
+        g = (weights * advantage) @ is_arm / theta
         squares = state["squares"] + g.abs().max() ** 2
-        step = math.sqrt(2 * math.log(len(ARMS))) / squares.sqrt().clamp(min=1e-12)
-        theta = (theta.log() - step * g).softmax(0)
+        eta = math.sqrt(2 * math.log(NUM_ARMS)) / squares.sqrt().clamp(min=1e-12)
+        theta = (theta.log() - eta * g).softmax(0)
         server.logged["theta"] = theta.tolist()
         return params, {"theta": theta, "squares": squares, "losses": losses, "rounds": rounds}

@@ -1,4 +1,8 @@
-"""FedExP (Jhunjhunwala et al., ICLR 2023): the server extrapolates where clients' changes agree little."""
+"""FedExP: the server extrapolates where the clients' updates disagree.
+
+Jhunjhunwala et al., "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023
+(arXiv:2301.09604).
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,33 @@ from equipoise.core import ClientUpdate, Method, Params, Server, State, option, 
 
 @dataclass(frozen=True)
 class FedExP(Method):
-    """D_i = w - w_i;  eta_g = max(1, sum p_i |D_i|^2 / (2 (|D|^2 + eps)));  w <- w - eta_g D, with D = sum p_i D_i."""
+    """Take the server step w <- w - eta_g D, where D = sum_i p_i D_i and D_i = w - w_i.
+
+    The server learning rate is eta_g = max(1, sum_i p_i |D_i|^2 / (2 (|D|^2 + epsilon))).
+    """
 
     name: ClassVar[str] = "fedexp"
     family: ClassVar[str] = "one-model"
     epsilon: float = option(
-        0.001, "what is added to |D|^2; larger values keep the step nearer to FedAvg's", low=0
+        0.001, "constant added to |D|^2; larger values keep the step nearer to FedAvg's", low=0
     )
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
+        """Average the models and extrapolate by eta_g."""
         assert isinstance(weights, Tensor)
-        mean, w = weighted_mean(updates.params, weights), server.params
-        each = torch.stack(
+        w = server.params
+        mean = weighted_mean(updates.params, weights)
+        client_sq_norms = torch.stack(
             [
                 (value - w[name]).double().flatten(1).square().sum(1)
                 for name, value in updates.params.items()
             ]
-        )
-        whole = sum(float((mean[name] - w[name]).double().square().sum()) for name in mean)
-        rate = max(1.0, float(weights @ each.sum(0)) / (2 * (whole + self.epsilon)))
-        server.logged["server_rate"] = rate
-        return server.with_client_batch_stats(
-            {name: w[name] + rate * (mean[name] - w[name]) for name in w}, mean
-        ), server.state
+        ).sum(0)
+        mean_sq_norm = sum(float((mean[name] - w[name]).double().square().sum()) for name in mean)
+        ratio = float(weights @ client_sq_norms) / (2 * (mean_sq_norm + self.epsilon))
+        server_lr = max(1.0, ratio)
+        server.logged["server_rate"] = server_lr
+        new = {name: w[name] + server_lr * (mean[name] - w[name]) for name in w}
+        return server.with_client_batch_stats(new, mean), server.state

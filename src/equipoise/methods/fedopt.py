@@ -1,4 +1,9 @@
-"""Servers that scale each coordinate of their step (Reddi et al., 2021, algorithm 2): what their three rules share."""
+"""FedOpt: server optimisers that treat the mean client update as a gradient.
+
+FedAdagrad, FedAdam and FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021
+(arXiv:2003.00295), algorithm 2. FedAvgM: Hsu et al., "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification", 2019 (arXiv:1909.06335). Clients do as in FedAvg.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.config.schema import with_default
 from equipoise.core import (
     ClientUpdate,
     Method,
@@ -25,103 +31,116 @@ from equipoise.core import (
 
 @dataclass(frozen=True)
 class AdaptiveServer(Method):
-    """D = sum p_i (w_i - w);  m <- b1 m + (1 - b1) D;  v by the rule;  w <- w + eta m / (sqrt(v) + tau)."""
+    """Take the server step w <- w + eta m / (sqrt(v) + tau), coordinate by coordinate.
 
-    server_rate: float = option(0.1, "the server's rate eta", above=0)
-    beta_one: float = option(0.9, "decay b1 of the mean change", low=0, below=1)
+    D = sum_i p_i (w_i - w) is the mean update, m <- beta_1 m + (1 - beta_1) D its moving average,
+    and v a second moment of D by the rule of the subclass. m starts at 0 and v at tau^2.
+    """
+
+    server_rate: float = option(0.1, "server learning rate eta", above=0)
+    beta_one: float = option(0.9, "decay beta_1 of the mean update", low=0, below=1)
     tau: float = option(
         0.001,
-        "degree of adaptivity; the smaller, the more equal are steps of all coordinates",
+        "degree of adaptivity; smaller values make the steps of all coordinates more equal",
         above=0,
     )
 
     @abstractmethod
-    def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """The next v, from the last one and D^2."""
+    def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:
+        """Return the next v.
+
+        Args:
+            v: The last second moment of a parameter, in its shape.
+            squared_update: D^2, in the same shape.
+        """
 
     def init_server(self, task: Task, params: Params) -> State:
+        """Start with m = 0 and v = tau^2."""
+        m = {name: torch.zeros_like(w) for name, w in params.items()}
         v = {name: torch.full_like(w, self.tau**2) for name, w in params.items()}
-        return {"m": {name: torch.zeros_like(w) for name, w in params.items()}, "v": v}
+        return {"m": m, "v": v}
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        mean, b, m, v, w = (
-            weighted_mean(updates.params, weights),
-            self.beta_one,
-            server.state["m"],
-            server.state["v"],
-            server.params,
-        )
-        change = {name: mean[name] - w[name] for name in w}
-        m = {name: b * m[name] + (1 - b) * d for name, d in change.items()}
-        v = {name: self.second(v[name], d.square()) for name, d in change.items()}
-        step = {name: self.server_rate * m[name] / (v[name].sqrt() + self.tau) for name in w}
-        return server.with_client_batch_stats({name: w[name] + step[name] for name in w}, mean), {
-            "m": m,
-            "v": v,
+        """Update m and v with the mean update, and take the server step."""
+        w = server.params
+        state = server.state
+        beta = self.beta_one
+        mean = weighted_mean(updates.params, weights)
+        update = {name: mean[name] - w[name] for name in w}
+        m = {name: beta * state["m"][name] + (1 - beta) * d for name, d in update.items()}
+        v = {
+            name: self.next_second_moment(state["v"][name], d.square())
+            for name, d in update.items()
         }
+        step = {name: self.server_rate * m[name] / (v[name].sqrt() + self.tau) for name in w}
+        new = {name: w[name] + step[name] for name in w}
+        return server.with_client_batch_stats(new, mean), {"m": m, "v": v}
 
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveServer):
-    """v <- v + D^2; no momentum, as in the paper."""
+    """Set v <- v + D^2. Without momentum by default, as in the paper."""
 
     name: ClassVar[str] = "fedadagrad"
     family: ClassVar[str] = "one-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
-    beta_one: float = option(0.0, "decay b1 of the mean change", low=0, below=1)
+    beta_one: float = with_default(AdaptiveServer, "beta_one", 0.0)
 
-    def second(self, v: Tensor, square: Tensor) -> Tensor:
-        return v + square
+    def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:
+        """Add the squared update."""
+        return v + squared_update
 
 
 @dataclass(frozen=True)
 class FedAdam(AdaptiveServer):
-    """v <- b2 v + (1 - b2) D^2."""
+    """Set v <- beta_2 v + (1 - beta_2) D^2."""
 
     name: ClassVar[str] = "fedadam"
     family: ClassVar[str] = "one-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
-    beta_two: float = option(0.99, "decay b2 of the squared changes", low=0, below=1)
+    beta_two: float = option(0.99, "decay beta_2 of the squared updates", low=0, below=1)
 
-    def second(self, v: Tensor, square: Tensor) -> Tensor:
-        return self.beta_two * v + (1 - self.beta_two) * square
+    def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:
+        """Return the moving average of the squared updates."""
+        return self.beta_two * v + (1 - self.beta_two) * squared_update
 
 
 @dataclass(frozen=True)
 class FedYogi(AdaptiveServer):
-    """v <- v - (1 - b2) D^2 sign(v - D^2): v moves by what is new, not by how far it is off."""
+    """Set v <- v - (1 - beta_2) D^2 sign(v - D^2)."""
 
     name: ClassVar[str] = "fedyogi"
     family: ClassVar[str] = "one-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_rate": (0.001, 1.0)}
-    beta_two: float = option(0.99, "decay b2 of the squared changes", low=0, below=1)
+    beta_two: float = option(0.99, "decay beta_2 of the squared updates", low=0, below=1)
 
-    def second(self, v: Tensor, square: Tensor) -> Tensor:
-        return v - (1 - self.beta_two) * square * (v - square).sign()
+    def next_second_moment(self, v: Tensor, squared_update: Tensor) -> Tensor:
+        """Move v towards D^2 by an amount that depends on D^2 only."""
+        return v - (1 - self.beta_two) * squared_update * (v - squared_update).sign()
 
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    """v <- m v + (w - sum n_i w_i / sum n_i); w <- w - v. Clients do as in FedAvg."""
+    """Take the server step with momentum: v <- m v + (w - sum_i p_i w_i), w <- w - v."""
 
     name: ClassVar[str] = "fedavgm"
     family: ClassVar[str] = "one-model"
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
     server_momentum: Scheduled[float] = option(
-        0.9, "the server's momentum m (0 is FedAvg)", low=0, below=1
+        0.9, "server momentum m (0 is FedAvg)", low=0, below=1
     )
 
     def init_server(self, task: Task, params: Params) -> State:
+        """Start with v = 0."""
         return {"v": {name: torch.zeros_like(w) for name, w in params.items()}}
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
-        mean, w = sums["mean"], server.params
-        v = {
-            name: self.server_momentum * server.state["v"][name] + (w[name] - mean[name])
-            for name in w
-        }
-        return server.with_client_batch_stats({name: w[name] - v[name] for name in w}, mean), {
-            "v": v
-        }
+        """Update the velocity with the mean update, and step."""
+        w = server.params
+        mean = sums["mean"]
+        velocity = server.state["v"]
+        v = {name: self.server_momentum * velocity[name] + (w[name] - mean[name]) for name in w}
+        new = {name: w[name] - v[name] for name in w}
+        return server.with_client_batch_stats(new, mean), {"v": v}

@@ -1,4 +1,7 @@
-"""FedPer (Arivazhagan et al., 2019): the backbone is federated, the head is personal."""
+"""FedPer: a federated backbone with personal heads.
+
+Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXiv:1912.00818).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from equipoise.methods._partial_sharing import PartialSharing
 
 @dataclass(frozen=True)
 class FedPer(PartialSharing):
-    """(b_i, h_i) trained together; b <- sum n_i b_i / sum n_i. The head is never sent nor overwritten."""
+    """Train backbone b_i and head h_i together; average b <- sum_i n_i b_i / sum_i n_i.
+
+    The head is never sent and never overwritten.
+    """
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "parts"

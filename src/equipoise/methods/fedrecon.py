@@ -1,4 +1,8 @@
-"""FedRecon (Singhal et al., 2021): local parameters are rebuilt when they are needed, never stored, never sent."""
+"""FedRecon: local parameters are reconstructed when they are needed, never stored or sent.
+
+Singhal et al., "Federated Reconstruction: Partially Local Federated Learning", NeurIPS 2021
+(arXiv:2102.03448), algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from equipoise.methods._partial_sharing import PartialSharing
 
 @dataclass(frozen=True)
 class FedRecon(PartialSharing):
-    """Their algorithm 1, with g = backbone and l = head. The only state is l's initial value, which never changes."""
+    """Share the global parameters g (backbone) and reconstruct the local ones l (head).
+
+    The only client state is the initial value of l, which never changes.
+    """
 
     name: ClassVar[str] = "fedrecon"
     family: ClassVar[str] = "parts"
@@ -32,48 +39,57 @@ class FedRecon(PartialSharing):
         above=0,
         below=1,
     )
-    server_lr: Scheduled[float] = option(1.0, "the server's rate eta_s", above=0)
+    server_lr: Scheduled[float] = option(1.0, "server learning rate eta_s", above=0)
+
+    # --- client -----------------------------------------------------------------------------
 
     def init_client(self, task: Task, params: Params) -> State:
-        return {
-            "l": {name: params[name] for block in self.kept(task) for name in task.blocks[block]}
-        }
+        """Keep the initial value of l."""
+        names = [name for block in self.local_blocks(task) for name in task.blocks[block]]
+        return {"l": {name: params[name] for name in names}}
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        return {
-            **{name: client.message.params[name] for name in self.shared_param_names(client.task)},
-            **client.state["l"],
-        }, client.state
+        """Join the received g with the initial l."""
+        g = {name: client.message.params[name] for name in self.shared_param_names(client.task)}
+        return {**g, **client.state["l"]}, client.state
 
     def train(self, client: Client) -> tuple[Params, State]:
-        """l from its start, k_r steps on the support with g frozen; then k_u steps on g on the query, l frozen."""
-        support, query = (0.0, self.support), (self.support, 1.0)
-        client.logged["gradients"] = client.num_steps(
-            self._recon(client), support
-        ) + client.num_steps(client.hparams, query)
-        rebuilt = client.fit(
+        """Reconstruct l on the support rows with g frozen, then train g on the query rows."""
+        support = (0.0, self.support)
+        query = (self.support, 1.0)
+        recon_hparams = self._recon_hparams(client)
+        recon_steps = client.num_steps(recon_hparams, support)
+        client.logged["gradients"] = recon_steps + client.num_steps(client.hparams, query)
+        reconstructed = client.fit(
             client.start,
-            hparams=self._recon(client),
-            blocks=self.kept(client.task),
+            hparams=recon_hparams,
+            blocks=self.local_blocks(client.task),
             data_range=support,
         )
-        return client.fit(
-            rebuilt, blocks=self.shared_blocks(client.task), data_range=query, stream=1
-        ), client.state
+        trained = client.fit(
+            reconstructed, blocks=self.shared_blocks(client.task), data_range=query, stream=1
+        )
+        return trained, client.state
 
     def personal_model(self, client: Client) -> Params:
-        """As at their test time: rebuild l on all training rows under the received g."""
+        """Reconstruct l on all training rows under the received g, as the paper does for tests."""
         return client.fit(
-            client.start, hparams=self._recon(client), blocks=self.kept(client.task), stream=2
+            client.start,
+            hparams=self._recon_hparams(client),
+            blocks=self.local_blocks(client.task),
+            stream=2,
         )
+
+    def _recon_hparams(self, client: Client) -> LocalHParams:
+        """Return the client's hyper-parameters with the epochs of reconstruction."""
+        epochs = torch.full_like(client.hparams.epochs, self.recon_epochs)
+        return replace(client.hparams, epochs=epochs)
+
+    # --- server -----------------------------------------------------------------------------
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
-        """g <- g + eta_s sum (n_i/n) (g_i - g)."""
-        mean, g = sums["mean"], server.params
-        moved = {name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}
-        return {**g, **server.with_client_batch_stats(moved, mean)}, server.state
-
-    def _recon(self, client: Client) -> LocalHParams:
-        return replace(
-            client.hparams, epochs=torch.full_like(client.hparams.epochs, self.recon_epochs)
-        )
+        """Set g <- g + eta_s sum_i (n_i / n) (g_i - g)."""
+        g = server.params
+        mean = sums["mean"]
+        new_g = {name: g[name] + self.server_lr * (mean[name] - g[name]) for name in mean}
+        return {**g, **server.with_client_batch_stats(new_g, mean)}, server.state

@@ -1,4 +1,8 @@
-"""FedRep (Collins et al., 2021): first the personal head on the received backbone, then the backbone under it."""
+"""FedRep: personal heads, fitted first, on a federated representation.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021
+(arXiv:2102.07078), algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from equipoise.methods._partial_sharing import PartialSharing
 
 @dataclass(frozen=True)
 class FedRep(PartialSharing):
-    """Their algorithm 1. Decision 1 is about the backbone; heads stay at the clients, backbones are averaged."""
+    """Train the head on the frozen received backbone, then the backbone under the frozen head.
+
+    Heads stay at the clients, backbones are averaged. The run's epochs are those of the backbone.
+    """
 
     name: ClassVar[str] = "fedrep"
     family: ClassVar[str] = "parts"
@@ -22,13 +29,18 @@ class FedRep(PartialSharing):
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
     needs_previous_model: ClassVar[bool] = True
     head_epochs: Scheduled[int] = option(
-        10, "epochs on the head with the backbone frozen, before the backbone's own", low=1
+        10, "epochs on the head with the backbone frozen, before those on the backbone", low=1
     )
 
     def train(self, client: Client) -> tuple[Params, State]:
-        head = replace(
-            client.hparams, epochs=torch.full_like(client.hparams.epochs, self.head_epochs)
+        """Train the head for `head_epochs`, then the backbone for the configured epochs."""
+        epochs = torch.full_like(client.hparams.epochs, self.head_epochs)
+        head_hparams = replace(client.hparams, epochs=epochs)
+        client.logged["gradients"] = client.num_steps(head_hparams) + client.num_steps(
+            client.hparams
         )
-        client.logged["gradients"] = client.num_steps(head) + client.num_steps(client.hparams)
-        with_head = client.fit(client.start, hparams=head, blocks=self.kept(client.task))
-        return client.fit(with_head, blocks=self.shared_blocks(client.task), stream=1), client.state
+        head_trained = client.fit(
+            client.start, hparams=head_hparams, blocks=self.local_blocks(client.task)
+        )
+        trained = client.fit(head_trained, blocks=self.shared_blocks(client.task), stream=1)
+        return trained, client.state

@@ -1,4 +1,8 @@
-"""Fed-ROD (Chen and Chao, 2022): a generic head for all, balanced over classes, and a personal one on top of it."""
+"""Fed-ROD: a generic head trained with a balanced loss, and a personal head on top of it.
+
+Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification",
+ICLR 2022 (arXiv:2107.00778).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,22 @@ from equipoise.core import Client, Loss, Method, Params, State, Task, TrainingCo
 from equipoise.core.task import SupervisedTask, require_supervised
 from equipoise.utils.errors import UsageError
 
+PERSONAL = "P."
+"""Prefix of the personal head's parameters while both heads train."""
+
 
 @dataclass(frozen=True)
 class FedRod(Method):
-    """Backbone f and generic head G are federated; P_i (from 0) is local. Personal logits: G(f(x)) + P_i(f(x))."""
+    """Share the backbone f and the generic head G; keep a personal head P_i, which starts at 0.
+
+    The personal model's logits are G(f(x)) + P_i(f(x)).
+    """
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "parts"
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse tasks without classes and models whose head is not one linear layer."""
         if require_supervised(self, task).target_kind != "classification":
             raise UsageError(
                 f"fedrod balances classes, and task '{task.name}' has none: choose another method"
@@ -29,51 +40,58 @@ class FedRod(Method):
         self.require_two_blocks(task)
         if task.has_train_mode:
             raise UsageError(
-                f"fedrod trains two heads at once, and a pass for each would move the statistics of task '{task.name}' "
-                "twice: choose a model without batch normalisation and dropout"
+                "fedrod trains two heads at once, and a pass for each would update the batch "
+                f"statistics of task '{task.name}' twice: choose a model without batch "
+                "normalisation and dropout"
             )
-        layers = {name.rpartition(".")[0] for name in task.param_names("head")}
-        if len(layers) > 1 or {name.rpartition(".")[2] for name in task.param_names("head")} - {
-            "weight",
-            "bias",
-        }:
+        head_names = task.param_names("head")
+        layers = {name.rpartition(".")[0] for name in head_names}
+        kinds = {name.rpartition(".")[2] for name in head_names}
+        if len(layers) > 1 or kinds - {"weight", "bias"}:
             raise UsageError(
-                f"fedrod adds two heads, which needs a head that is one linear layer, but that of task '{task.name}' "
-                f"is {', '.join(task.param_names('head'))}"
+                "fedrod adds two heads, which needs a head that is one linear layer, but that of "
+                f"task '{task.name}' is {', '.join(head_names)}"
             )
 
     def init_client(self, task: Task, params: Params) -> State:
+        """Start with P_i = 0."""
         return {"P": {name: torch.zeros_like(params[name]) for name in task.param_names("head")}}
 
     def train(self, client: Client) -> tuple[Params, State]:
-        """One SGD on both losses: neither reaches the parameters of the other."""
-        own = {f"P.{name}": value for name, value in client.state["P"].items()}
-        task = require_supervised(self, client.task)
-        log_counts = client.label_counts().to(next(iter(own.values())).dtype).log()
-        out = client.fit(
-            {**client.start, **own}, loss=_losses(task), aux={"log_counts": log_counts}
+        """Minimise both losses with one SGD; neither reaches the parameters of the other."""
+        personal = {f"{PERSONAL}{name}": value for name, value in client.state["P"].items()}
+        dtype = next(iter(personal.values())).dtype
+        trained = client.fit(
+            {**client.start, **personal},
+            loss=_losses(require_supervised(self, client.task)),
+            aux={"log_counts": client.label_counts().to(dtype).log()},
         )
-        return {name: out[name] for name in client.start}, {
-            "P": {name: out[f"P.{name}"] for name in client.state["P"]}
-        }
+        shared = {name: trained[name] for name in client.start}
+        P = {name: trained[f"{PERSONAL}{name}"] for name in client.state["P"]}
+        return shared, {"P": P}
 
     def personal_model(self, client: Client) -> Params:
-        """A linear head's outputs add as its parameters do."""
-        return {
-            **client.trained,
-            **{name: client.trained[name] + own for name, own in client.state["P"].items()},
-        }
+        """Add the heads' parameters, which for linear heads adds their logits."""
+        heads = {name: client.trained[name] + P for name, P in client.state["P"].items()}
+        return {**client.trained, **heads}
 
 
 def _losses(task: SupervisedTask) -> Loss:
-    heads, bodies = task.param_names("head"), task.param_names("backbone")
+    """Return the sum of the generic and the personal loss."""
+    head_names = task.param_names("head")
+    backbone_names = task.param_names("backbone")
 
     def losses(params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
-        """Balanced softmax -log(n_y e^g_y / sum_c n_c e^g_c) for f and G; cross-entropy of the sum for P alone."""
-        generic = task.forward({name: params[name] for name in (*bodies, *heads)}, x)
-        frozen = {name: params[name].detach() for name in bodies}
-        own = task.forward({**frozen, **{name: params[f"P.{name}"] for name in heads}}, x)
+        """Balanced softmax for f and G, cross-entropy of the summed logits for P alone.
+
+        The balanced softmax is -log(n_y exp(g_y) / sum_c n_c exp(g_c)) with the client's class
+        counts n_c.
+        """
+        generic = task.forward({name: params[name] for name in (*backbone_names, *head_names)}, x)
+        frozen = {name: params[name].detach() for name in backbone_names}
+        personal_head = {name: params[f"{PERSONAL}{name}"] for name in head_names}
+        personal = task.forward({**frozen, **personal_head}, x)
         balanced = F.cross_entropy(generic + aux["log_counts"], y, reduction="none")
-        return balanced + F.cross_entropy(generic.detach() + own, y, reduction="none")
+        return balanced + F.cross_entropy(generic.detach() + personal, y, reduction="none")
 
     return losses

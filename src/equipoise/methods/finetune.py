@@ -1,4 +1,4 @@
-"""FedAvg + fine-tuning: the global model of FedAvg, adapted by each client with a few gentle epochs of its own."""
+"""FedAvg with fine-tuning: every client adapts the global model with a few epochs of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.core import Client, LocalHParams, Method, Params, option
 
 @dataclass(frozen=True)
 class Finetune(Method):
-    """Federated training is FedAvg's; only decision 5 differs: personal = SGD from the received model."""
+    """Train as FedAvg does; the personal model is the received model after local SGD."""
 
     name: ClassVar[str] = "finetune"
     family: ClassVar[str] = "second-model"
@@ -25,8 +25,9 @@ class Finetune(Method):
     tune_lr: float = option(0.01, "learning rate of fine-tuning", above=0)
 
     def personal_model(self, client: Client) -> Params:
-        gently = LocalHParams(
+        """Fine-tune the received model."""
+        hparams = LocalHParams(
             torch.full_like(client.hparams.epochs, self.tune_epochs),
             torch.full_like(client.hparams.lr, self.tune_lr),
         )
-        return client.fit(client.start, hparams=gently, stream=1)
+        return client.fit(client.start, hparams=hparams, stream=1)

@@ -1,4 +1,8 @@
-"""LG-FedAvg (Liang et al., 2020): local representations, a federated head: the mirror of FedPer."""
+"""LG-FedAvg: local representations with a federated head, the mirror image of FedPer.
+
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", 2020 (arXiv:2001.01523).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,10 @@ from equipoise.methods._partial_sharing import PartialSharing
 
 @dataclass(frozen=True)
 class LgFedAvg(PartialSharing):
-    """(b_i, h_i) trained together; h <- sum n_i h_i / sum n_i. The backbone is never sent nor overwritten."""
+    """Train backbone b_i and head h_i together; average h <- sum_i n_i h_i / sum_i n_i.
+
+    The backbone is never sent and never overwritten.
+    """
 
     name: ClassVar[str] = "lgfedavg"
     family: ClassVar[str] = "parts"

@@ -1,4 +1,4 @@
-"""Local training: the baseline that never communicates, and that published tables hide."""
+"""Local training: the baseline without communication."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equipoise.core import Method
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Each client goes on with its own model; no block travels."""
+    """Let every client go on training its own model; no block is sent."""
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "second-model"

@@ -1,4 +1,9 @@
-"""What the federated Q-learning methods share (arXiv 2305.10697): a round is one synchronisation period."""
+"""Federated Q-learning on tables. A round is one synchronisation period.
+
+FedSynQ and FedAsynQ: Woo et al., "The Blessing of Heterogeneity in Federated Q-Learning: Linear
+Speedup and Beyond", ICML 2023 (arXiv:2305.10697). FedDVRQ: Salgia and Chi, "The
+Sample-Communication Complexity Trade-off in Federated Q-Learning", NeurIPS 2024 (arXiv:2408.16981).
+"""
 
 from __future__ import annotations
 
@@ -32,90 +37,92 @@ from equipoise.environments.tabular_task import TabularTask
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
+REFERENCE_GROWTH = 4
+"""Growth of FedDVRQ's reference samples from epoch to epoch: each epoch halves the error."""
+
 
 @dataclass(frozen=True)
 class TabularQ(Method):
-    """Learns one table of Q-values."""
+    """Base class of methods that learn one table Q `[states, actions]`."""
 
     learner_kind: ClassVar[str] = "tabular"
     family: ClassVar[str] = "agents"
     eta: float = option(0.05, "learning rate of Q-learning", above=0, below=1)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse tasks that are not tabular MDPs."""
         if not isinstance(task, TabularTask):
             raise UsageError(
-                f"{self.name} learns tables of an MDP, and task '{task.name}' has none: try --task two-state"
+                f"{self.name} learns tables of an MDP, and task '{task.name}' has none: "
+                "try --task two-state"
             )
 
 
 @dataclass(frozen=True)
 class FederatedQ(TabularQ):
-    """tau local steps Q <- (1 - eta) Q + eta (r + gamma max Q(s')), then one table of all."""
+    """Run tau local steps Q <- (1 - eta) Q + eta (r + gamma max_a' Q(s', a')), then combine."""
 
     rule: ClassVar[str]
+    """How the server combines the tables: equal, importance or targets."""
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"visits": COUNT}
     tau: int = option(50, "local steps between synchronisations", low=1)
     steps: int = option(
         0,
-        "local steps of an agent in the whole run, a multiple of tau; 0 for as many as --rounds give",
+        "local steps of an agent in the whole run, a multiple of tau; 0 to follow --rounds",
         low=0,
     )
 
     def num_rounds(self, asked: int) -> int:
+        """Return `steps` / tau, or the rounds of the run if `steps` is 0."""
         if self.steps % self.tau:
             raise UsageError(f"steps is {self.steps}: must be a multiple of tau ({self.tau})")
         return self.steps // self.tau or asked
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        """The received table; in the first round, where the task asks for it, an own random one."""
-        start, task = merge_sent_blocks(client), client.task
+        """Take the received table, or a random one in round 1 if the task asks for it."""
+        task = client.task
+        start = merge_sent_blocks(client)
         if client.round == 1 and isinstance(task, TabularTask) and task.config.random_q0:
             from equipoise.environments.tabular_q import first_table
 
-            start = {
-                "q": first_table(
-                    client.uniform(*start["q"].shape, stream=rng.FIRST_TABLES), task.mdp.gamma
-                )
-            }
+            draws = client.uniform(*start["q"].shape, stream=rng.FIRST_TABLES)
+            start = {"q": first_table(draws, task.mdp.gamma)}
         return start, client.state
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        return LocalHParams(
-            torch.full_like(client.id, self.tau),
-            torch.full_like(client.id, self.eta, dtype=torch.float64),
-        ), client.state
+        """Train for tau steps at rate eta."""
+        return _hparams(client, self.tau, self.eta), client.state
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        """Decision 3, entry by entry, by the rule; agents that report no visits are weighted alike."""
+        """Combine the tables entry by entry; agents that report no visits count equally."""
         from equipoise.environments.tabular_q import combine
 
         tables = updates.params["q"].contiguous().numpy()
         visits = updates.extra["visits"].contiguous().numpy() if updates.extra else tables
-        table = combine(
-            self.rule, tables, visits, server.params["q"].contiguous().numpy(), self.eta
-        )
+        global_table = server.params["q"].contiguous().numpy()
+        table = combine(self.rule, tables, visits, global_table, self.eta)
         return {"q": torch.from_numpy(table)}, server.state
 
 
 @dataclass(frozen=True)
 class FedSynQ(FederatedQ):
-    """Q_t(s,a) = (1 - eta) Q_{t-1}(s,a) + eta (r(s,a) + gamma max_a' Q_{t-1}(s',a')) for all (s,a); mean every tau."""
+    """Update all pairs (s, a) in every step from a generative model; average every tau steps."""
 
     name: ClassVar[str] = "fedsynq"
     rule: ClassVar[str] = "equal"
     tau: int = with_default(FederatedQ, "tau", 5)
 
     def train(self, client: Client) -> tuple[Params, State]:
-        return client.fit(
-            client.start, aux={"synchronous": torch.ones_like(client.id)}
-        ), client.state
+        """Run tau synchronous steps."""
+        synchronous = {"synchronous": torch.ones_like(client.id)}
+        return client.fit(client.start, aux=synchronous), client.state
 
 
 @dataclass(frozen=True)
 class FedAsynQEq(FederatedQ):
-    """Only the visited entry moves: Q(s,a) <- (1 - eta) Q(s,a) + eta (r + gamma max Q(s')); Q <- mean_k Q^k."""
+    """Update only the visited pair of a trajectory; Q <- mean_k Q^k (EqAvg)."""
 
     name: ClassVar[str] = "fedasynq-eq"
     rule: ClassVar[str] = "equal"
@@ -124,22 +131,26 @@ class FedAsynQEq(FederatedQ):
 
 @dataclass(frozen=True)
 class FedAsynQIm(FederatedQ):
-    """Q(s,a) <- sum_k alpha^k Q^k, alpha^k(s,a) proportional to (1 - eta)^(-N^k(s,a)); the counts N go up with Q."""
+    """Average with importance weights: Q(s, a) <- sum_k alpha^k(s, a) Q^k(s, a) (ImAvg).
+
+    alpha^k(s, a) is proportional to (1 - eta)^(-N^k(s, a)), with N^k the agent's visit counts.
+    """
 
     name: ClassVar[str] = "fedasynq-im"
     rule: ClassVar[str] = "importance"
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        return ClientUpdate(
-            {"q": client.trained["q"]}, {"visits": client.data_state["visits"]}
-        ), client.state
+        """Send the table and the visit counts."""
+        visits = client.data_state["visits"]
+        return ClientUpdate({"q": client.trained["q"]}, {"visits": visits}), client.state
 
 
 @dataclass(frozen=True)
 class FedAsynQTa(FederatedQ):
-    """An agent's table is d Q_start + (1 - d) T, d = (1 - eta)^N; T, the mean of its targets, weighs (1 - d)/(1 + d).
+    """Average the agents' targets instead of their tables (a method of this project).
 
-    It sends its evidence (1 - d) T and N; the server moves its current table towards the weighted mean of the T.
+    An agent's table is d Q_start + (1 - d) T with d = (1 - eta)^N, where T is the mean of its
+    targets. The server moves its table towards the mean of the T with weights (1 - d) / (1 + d).
     """
 
     name: ClassVar[str] = "fedasynq-ta"
@@ -147,71 +158,93 @@ class FedAsynQTa(FederatedQ):
     eta: float = with_default(FederatedQ, "eta", 0.005)
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        """Send (1 - d) T and the visit counts N."""
         visits = client.data_state["visits"]
-        evidence = (
-            client.trained["q"] - torch.exp(log1p(-self.eta) * visits.double()) * client.start["q"]
-        )
-        return ClientUpdate({"q": evidence}, {"visits": visits}), client.state
-
-
-GROWTH = 4  # of the samples for the reference, from epoch to epoch: each epoch halves the error
+        d = torch.exp(log1p(-self.eta) * visits.double())
+        weighted_targets = client.trained["q"] - d * client.start["q"]
+        return ClientUpdate({"q": weighted_targets}, {"visits": visits}), client.state
 
 
 @dataclass(frozen=True)
 class FedDVRQ(TabularQ):
-    """Epoch k is `iterations` rounds from a reference table R, the server's table when it begins.
+    """Run variance-reduced Q-learning in epochs of `iterations` rounds.
 
-    First round:  T_R = mean_m T^m(R), T^m from 4^(k-1) `reference_batch` samples of each pair;  Q <- Q + eta (T_R - Q).
-    The others:  Q <- mean_m (1 - eta) Q + eta (T^m(Q) - T^m(R) + T_R), T^m from `batch` samples, the same for Q and R.
+    R is the server's table at the start of epoch k. In the first round of the epoch agent m
+    estimates T^m(R) from 4^(k-1) `reference_batch` samples of each pair, and the server computes
+    T_R = mean_m T^m(R) and Q <- Q + eta (T_R - Q). In the others
+    Q <- mean_m (1 - eta) Q + eta (T^m(Q) - T^m(R) + T_R), with T^m from the same `batch` samples
+    for Q and R.
+
+    The server state holds R (`reference`) and T_R (`target`).
     """
 
     name: ClassVar[str] = "feddvrq"
     needs_common_start: ClassVar[bool] = True
     aggregates_by_sum: ClassVar[bool] = True
     eta: float = with_default(TabularQ, "eta", 0.8)
-    iterations: int = option(25, "rounds of an epoch; 2 / (eta (1 - gamma)) of them serve", low=1)
+    iterations: int = option(
+        25, "rounds of an epoch; about 2 / (eta (1 - gamma)) are enough", low=1
+    )
     batch: int = option(8, "samples of each state-action pair by each agent in a round", low=1)
     reference_batch: int = option(
-        32, "such samples for the first reference; 4 times as many in each next epoch", low=1
+        32, "samples of each pair for the first reference; 4 times as many in each epoch", low=1
     )
 
+    # --- client -----------------------------------------------------------------------------
+
+    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        """Set the number of samples of each pair."""
+        samples = self.batch
+        if self._starts_epoch(client.round):
+            epoch = (client.round - 1) // self.iterations
+            samples = self.reference_batch * REFERENCE_GROWTH**epoch
+        return _hparams(client, samples, self.eta), client.state
+
+    def train(self, client: Client) -> tuple[Params, State]:
+        """Estimate the target T^m and take one step of size eta towards it."""
+        known = client.message.broadcast
+        aux = {"backup": torch.ones_like(client.id)}
+        if self._starts_epoch(client.round):
+            target = client.fit(client.start, aux=aux)["q"]
+        else:
+            aux["reference"] = known["reference"]
+            target = client.fit(client.start, aux=aux)["q"] + known["target"]
+        return {"q": (1 - self.eta) * client.start["q"] + self.eta * target}, client.state
+
+    # --- server -----------------------------------------------------------------------------
+
     def init_server(self, task: Task, params: Params) -> State:
+        """Start with the initial table as reference and target."""
         return {"reference": params["q"], "target": params["q"]}
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        down, state = super().distribute(server, ids)
-        return replace(down, broadcast={} if self._begins(server.round) else dict(state)), state
-
-    def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        epoch = (client.round - 1) // self.iterations
-        samples = self.reference_batch * GROWTH**epoch if self._begins(client.round) else self.batch
-        return LocalHParams(
-            torch.full_like(client.id, samples),
-            torch.full_like(client.id, self.eta, dtype=torch.float64),
-        ), client.state
-
-    def train(self, client: Client) -> tuple[Params, State]:
-        known, backup = client.message.broadcast, {"backup": torch.ones_like(client.id)}
-        if self._begins(client.round):
-            target = client.fit(client.start, aux=backup)["q"]
-        else:
-            target = (
-                client.fit(client.start, aux={**backup, "reference": known["reference"]})["q"]
-                + known["target"]
-            )
-        return {"q": (1 - self.eta) * client.start["q"] + self.eta * target}, client.state
+        """Send the table, and within an epoch also R and T_R."""
+        message, state = super().distribute(server, ids)
+        if self._starts_epoch(server.round):
+            return message, state
+        return replace(message, broadcast=dict(state)), state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
+        """Weight all agents equally."""
         return equal_weights(ids), server.state
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
-        """The mean of the agents' tables; after an epoch's first round T_R follows from it."""
-        q, mean, state = server.params["q"], sums["mean"]["q"], server.state
-        if self._begins(server.round):
-            state = {"reference": q, "target": q + (mean - q) / self.eta}
-        return {"q": mean}, state
+        """Average the tables; after an epoch's first round also compute T_R from the mean."""
+        q = server.params["q"]
+        mean = sums["mean"]["q"]
+        if not self._starts_epoch(server.round):
+            return {"q": mean}, server.state
+        return {"q": mean}, {"reference": q, "target": q + (mean - q) / self.eta}
 
-    def _begins(self, round: int) -> bool:
+    def _starts_epoch(self, round: int) -> bool:
+        """Return whether a round is the first of its epoch."""
         return (round - 1) % self.iterations == 0
+
+
+def _hparams(client: Client, steps: int, lr: float) -> LocalHParams:
+    """Return a number of steps (or samples) and a learning rate for this client."""
+    return LocalHParams(
+        torch.full_like(client.id, steps), torch.full_like(client.id, lr, dtype=torch.float64)
+    )

@@ -1,4 +1,7 @@
-"""Methods of the user's own: found in a module, a file or a notebook cell, and explained where their author erred."""
+"""Methods written by users: load them, check them, and explain their mistakes in a sentence.
+
+A user's method is a subclass of `Method` in a module, a file or a notebook cell.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from equipoise.core.method import HOOKS
 from equipoise.utils.errors import UsageError
 from equipoise.utils.plugins import class_named
 
-GIVES: dict[str, tuple[str, tuple[type, ...]]] = {
+HOOK_RESULTS: dict[str, tuple[str, tuple[type, ...]]] = {
     "receive": ("the model to train from", (dict,)),
     "configure_training": ("a LocalHParams", (LocalHParams,)),
     "train": ("the trained model", (dict,)),
@@ -28,74 +31,106 @@ GIVES: dict[str, tuple[str, tuple[type, ...]]] = {
     "apply_sums": ("the next global model", (dict,)),
     "aggregate": ("the next global model", (dict,)),
 }
-"""What hooks return in front of the state."""
-SURE = 0.8  # how alike a name and a hook's must be to be taken for a slip of the pen
+"""The first value that a hook returns, in words and as types; the second one is the state."""
+MISSPELLING_SIMILARITY = 0.8
+"""From this similarity to a hook's name on, a method's name counts as a misspelling of it."""
 
 
 def load_user_method(name: str) -> type[Method]:
-    """The class that ``module:Class`` or ``path/to/file.py:Class`` names."""
-    where, _, class_name = name.rpartition(":")
+    """Load a user's method.
+
+    Args:
+        name: `module:Class` or `path/to/file.py:Class`.
+
+    Returns:
+        The class, checked by `validate_user_method`.
+
+    Raises:
+        UsageError: If there is no such class, or it is not a sound method.
+    """
+    module, _, class_name = name.rpartition(":")
     method = class_named(name, "method")
     if not (inspect.isclass(method) and issubclass(method, Method)):
-        raise UsageError(f"'{where}' has no class '{class_name}' that is a Method")
+        raise UsageError(f"'{module}' has no class '{class_name}' that is a Method")
     return validate_user_method(method)
 
 
 def validate_user_method(method: type[Method]) -> type[Method]:
-    """The class, checked for what its author may have overlooked; its hooks will say in a sentence what they did wrong.
+    """Check a user's class for common mistakes.
 
-    A class without a ``name`` is called as it is written, in small letters.
+    Its hooks are wrapped, so that a wrong result or an operation that cannot be vectorised is
+    reported in a sentence. A class without a `name` gets its class name in lower case.
+
+    Args:
+        method: The class.
+
+    Returns:
+        The same class.
+
+    Raises:
+        UsageError: If it is not a `Method`, has options but is no dataclass, has a method whose
+            name looks like a misspelt hook, or a type annotation that is unknown.
     """
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise UsageError(
-            f"method is {method!r}: give a name, a subclass of equipoise.Method, or an instance of one"
+            f"method is {method!r}: give a name, a subclass of equipoise.Method, or an instance "
+            "of one"
         )
     if not hasattr(method, "name"):
         method.name = method.__name__.lower()
-    own = [
-        kind
-        for kind in method.__mro__
-        if issubclass(kind, Method) and not kind.__module__.startswith("equipoise.")
-    ]
-    for kind in own:
-        _refuse_no_dataclass(kind)
-        for name, function in list(vars(kind).items()):
-            if not isinstance(function, FunctionType) or name.startswith("_"):
-                continue
-            _refuse_misspelt(kind, name)
-            if name in GIVES and not hasattr(function, "_explained"):
-                setattr(kind, name, _with_helpful_errors(kind, name, function))
+    for cls in method.__mro__:
+        if issubclass(cls, Method) and not cls.__module__.startswith("equipoise."):
+            _validate_class(cls)
     try:
         get_type_hints(method)
     except NameError as error:
         raise UsageError(
-            f"a type in {method.__name__} is not known where the class is defined ({error}): import it at the top"
+            f"a type in {method.__name__} is not known where the class is defined ({error}): "
+            "import it at the top"
         ) from error
     return method
 
 
-def _refuse_no_dataclass(kind: type[Method]) -> None:
-    options = [name for name, value in vars(kind).items() if isinstance(value, dataclasses.Field)]
+def _validate_class(cls: type[Method]) -> None:
+    """Check one class of a user and wrap the hooks that it defines."""
+    _require_dataclass(cls)
+    for name, function in list(vars(cls).items()):
+        if not isinstance(function, FunctionType) or name.startswith("_"):
+            continue
+        _refuse_misspelt_hook(cls, name)
+        if name in HOOK_RESULTS and not hasattr(function, "_has_helpful_errors"):
+            setattr(cls, name, _with_helpful_errors(cls, name, function))
+
+
+def _require_dataclass(cls: type[Method]) -> None:
+    """Refuse a class with options that is not a dataclass."""
+    options = [name for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)]
     if options:
         raise UsageError(
-            f"{kind.__name__} has the option '{options[0]}': write @dataclass(frozen=True) above the class"
+            f"{cls.__name__} has the option '{options[0]}': write @dataclass(frozen=True) above "
+            "the class"
         )
 
 
-def _refuse_misspelt(kind: type[Method], name: str) -> None:
-    hooks = [*HOOKS, "check", "client_init", "server_init"]
-    close = [] if hasattr(Method, name) else difflib.get_close_matches(name, hooks, 1, SURE)
-    if close:
+def _refuse_misspelt_hook(cls: type[Method], name: str) -> None:
+    """Refuse a name that is nearly, but not quite, the name of a hook."""
+    if hasattr(Method, name):
+        return
+    hooks = [*HOOKS, "check", "init_client", "init_server"]
+    similar = difflib.get_close_matches(name, hooks, 1, MISSPELLING_SIMILARITY)
+    if similar:
         raise UsageError(
-            f"{kind.__name__}.{name} is not a hook of a method, so nothing would call it: did you mean '{close[0]}'? "
-            f"If it is a helper of yours, call it _{name}"
+            f"{cls.__name__}.{name} is not a hook of a method, so nothing would call it: did you "
+            f"mean '{similar[0]}'? If it is a helper of yours, call it _{name}"
         )
 
 
 def _with_helpful_errors(
-    kind: type[Method], hook: str, function: Callable[..., Any]
+    cls: type[Method], hook: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    what, types = GIVES[hook]
+    """Wrap a hook, so that its mistakes are reported in a sentence."""
+    expected, types = HOOK_RESULTS[hook]
+    where = f"{cls.__name__}.{hook}"
 
     @functools.wraps(function)
     def call(self: Method, *arguments: Any) -> Any:
@@ -106,36 +141,44 @@ def _with_helpful_errors(
             if "vmap" not in reason and "functorch" not in reason:
                 raise
             raise UsageError(
-                f"{kind.__name__}.{hook} cannot be computed for many clients at once: {_cure(reason)}"
-            ) from (error)
+                f"{where} cannot be computed for many clients at once: {_vmap_advice(reason)}"
+            ) from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            given = (
-                f"{len(result)} values"
-                if isinstance(result, tuple)
-                else f"one value ({type(result).__name__})"
-            )
-            given = (
-                "something else than a state as its second value" if given == "2 values" else given
-            )
             raise UsageError(
-                f"{kind.__name__}.{hook} returns {given}: it must return two, {what} and the state"
+                f"{where} returns {_describe(result)}: it must return two, {expected} and the state"
             )
         if not isinstance(result[0], types):
             raise UsageError(
-                f"{kind.__name__}.{hook} returns a {type(result[0]).__name__} as its first value: it must be {what}"
+                f"{where} returns a {type(result[0]).__name__} as its first value: it must be "
+                f"{expected}"
             )
         return result
 
-    call._explained = True  # type: ignore[attr-defined]
+    call._has_helpful_errors = True  # type: ignore[attr-defined]
     return call
 
 
-def _cure(reason: str) -> str:
-    """What to write instead of what cannot be mapped."""
+def _describe(result: Any) -> str:
+    """Describe a result that is not a pair of a value and a state."""
+    if not isinstance(result, tuple):
+        return f"one value ({type(result).__name__})"
+    if len(result) == 2:
+        return "something else than a state as its second value"
+    return f"{len(result)} values"
+
+
+def _vmap_advice(reason: str) -> str:
+    """Say what to write instead of an operation that `torch.vmap` refuses."""
     if "random" in reason:
-        return "it draws random numbers of torch; use c.uniform(...), which depends on seed, client and round only"
+        return (
+            "it draws random numbers of torch; use client.uniform(...), which depends on seed, "
+            "client and round only"
+        )
     if ".item()" in reason:
-        return "it takes a number out of a tensor with .item(), int() or float(); compute with the tensor itself"
+        return (
+            "it takes a number out of a tensor with .item(), int() or float(); compute with the "
+            "tensor itself"
+        )
     if "control flow" in reason:
         return "it branches on a tensor's value; use torch.where(condition, a, b)"
     return f"{reason}; --executor loop takes one client after another"

@@ -1,1 +1,5 @@
-"""Client-level differential privacy around any sound method: what is promised, and to whom, is in docs/privacy.md."""
+"""Client-level differential privacy: options, accounting and the clients' own budgets.
+
+docs/privacy.md says what is guaranteed, and to whom. The mechanism itself is in
+`equipoise.wrappers.differential_privacy`.
+"""

@@ -1,8 +1,9 @@
-"""What the clients' privacy has cost so far, by Google's dp-accounting.
+"""Privacy accounting with Google's dp-accounting.
 
-Neighbours differ in all the data of one client, so its clipped change moves by 2 C at most: noise of sigma C on an
-upload is a Gaussian mechanism of noise multiplier sigma / 2. The mean of K uploads moves by 2 C / K and carries noise
-of sigma C / sqrt(K); a client that reads it knows its own noise and takes it off, which leaves sigma sqrt(K - 1) / 2.
+Neighbouring datasets differ in all the data of one client, so a clipped update moves by at most
+2 C. Noise of standard deviation sigma C on an upload is a Gaussian mechanism with noise multiplier
+sigma / 2. The mean of K uploads moves by 2 C / K and carries noise of sigma C / sqrt(K). A client
+that reads it knows its own noise and can subtract it, which leaves sigma sqrt(K - 1) / 2.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core import State
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.rounds import PrivacySpent
 
-ORDERS = tuple(range(2, 65))
+RDP_ORDERS = tuple(range(2, 65))
 
 
 def gaussian_epsilon(mu_squared: float, delta: float) -> float:
-    """Of Gaussian mechanisms whose 1 / multiplier^2 add up to this: exact (Balle and Wang, 2018)."""
+    """Return epsilon of a composition of Gaussian mechanisms, exactly (Balle and Wang, 2018).
+
+    Args:
+        mu_squared: The sum of 1 / multiplier^2 over the mechanisms.
+        delta: The delta at which epsilon is computed.
+    """
     if mu_squared == 0:
         return 0.0
     from dp_accounting import get_epsilon_gaussian
@@ -30,62 +36,90 @@ def gaussian_epsilon(mu_squared: float, delta: float) -> float:
     return float(get_epsilon_gaussian(mu_squared**-0.5, delta))
 
 
-def upload_cost(noise: float, among: int = 1) -> float:
-    """1 / multiplier^2 of one upload as the server sees it: by itself, or in a secure sum of so many."""
-    return 4 / (noise**2 * among)
+def upload_cost(noise: float, num_summed: int = 1) -> float:
+    """Return 1 / multiplier^2 of one upload as the server sees it.
+
+    Args:
+        noise: Standard deviation of the noise over the clipping norm.
+        num_summed: Number of uploads in a secure sum; 1 if the server sees each upload.
+    """
+    return 4 / (noise**2 * num_summed)
 
 
-class Ledger:
-    """Counts uploads and the means made of them. Without noise there is nothing to count: epsilon is infinite."""
+class GaussianAccountant:
+    """Account for uploads and the means made of them. Without noise epsilon is infinite."""
 
     def __init__(
         self,
-        privacy: Privacy,
+        privacy: PrivacyConfig,
         clients: int,
         cohort: int,
         sends: bool,
         amplified: bool,
         secure: bool = False,
     ) -> None:
-        """``amplified``: whether nobody but the server knows who was drawn for a round's cohort; ``secure``: whether
-        it sees uploads only as their sum."""
-        self.privacy, self.clients, self.cohort, self.sends, self.secure = (
-            privacy,
-            clients,
-            cohort,
-            sends,
-            secure,
-        )
+        """Start with nothing spent.
+
+        Args:
+            privacy: Clipping norm, noise and delta.
+            clients: Number of clients.
+            cohort: Number of clients in a round.
+            sends: Whether clients upload anything.
+            amplified: Whether only the server knows who was drawn into a round's cohort.
+            secure: Whether the server sees only the sum of the uploads.
+        """
+        self.privacy = privacy
+        self.clients = clients
+        self.cohort = cohort
+        self.sends = sends
+        self.secure = secure
         self.amplified = amplified and cohort < clients
         self.uploads: NDArray[np.int64] = np.zeros(clients, np.int64)
         self.released: NDArray[np.float64] = np.zeros(clients)
         self.replies: list[int] = []
 
     def after(self, asked: NDArray[np.int64], replies: int) -> PrivacySpent:
-        """Note a round: who was asked, and how many uploads went into the new model (0: it stayed)."""
+        """Account for a round.
+
+        Args:
+            asked: The clients that were asked.
+            replies: The number of uploads in the new model; 0 if the model stayed.
+
+        Returns:
+            What all rounds have spent so far.
+        """
         self.uploads[asked] += 1
-        if self.privacy.noisy and replies:
+        if self.privacy.has_noise and replies:
             self.released[asked] += 1 / self._multiplier(replies) ** 2
         self.replies.append(replies)
         return self.spent()
 
     def spent(self) -> PrivacySpent:
-        """``epsilon`` of all models released so far; ``epsilon_server`` of all uploads of the client that made most."""
-        p, most = self.privacy, int(self.uploads.max())
+        """Return what has been spent so far.
+
+        Returns:
+            `epsilon` of all models released; `epsilon_server` of all uploads of the client with
+            the most uploads.
+        """
+        privacy = self.privacy
+        max_uploads = int(self.uploads.max())
         if not self.sends:
-            return PrivacySpent(0.0, 0.0, p.dp_delta, 0)
-        if not p.noisy:
-            return PrivacySpent(None, None, p.dp_delta, most)
-        epsilon = gaussian_epsilon(float(self.released.max()), p.dp_delta)
-        # A server that sees sums alone knows no more than a reader who takes part, but it knows who was drawn.
-        server = (
-            epsilon if self.secure else gaussian_epsilon(most * upload_cost(p.dp_noise), p.dp_delta)
-        )
-        if self.amplified:  # both are upper bounds: the smaller one holds
-            epsilon = min(epsilon, self._sampled())
-        return PrivacySpent(epsilon, server, p.dp_delta, most)
+            return PrivacySpent(0.0, 0.0, privacy.dp_delta, 0)
+        if not privacy.has_noise:
+            return PrivacySpent(None, None, privacy.dp_delta, max_uploads)
+        epsilon = gaussian_epsilon(float(self.released.max()), privacy.dp_delta)
+        # A server that sees only sums learns no more than a client that takes part, but it knows
+        # who was drawn, so sampling does not amplify its epsilon.
+        server_epsilon = epsilon
+        if not self.secure:
+            cost = max_uploads * upload_cost(privacy.dp_noise)
+            server_epsilon = gaussian_epsilon(cost, privacy.dp_delta)
+        if self.amplified:  # Both are upper bounds: the smaller one holds.
+            epsilon = min(epsilon, self._amplified_epsilon())
+        return PrivacySpent(epsilon, server_epsilon, privacy.dp_delta, max_uploads)
 
     def state(self) -> State:
+        """Return the state for a checkpoint."""
         return {
             "uploads": torch.from_numpy(self.uploads.copy()),
             "released": torch.from_numpy(self.released.copy()),
@@ -93,43 +127,44 @@ class Ledger:
         }
 
     def load(self, state: State) -> None:
-        self.uploads, self.released = (
-            state["uploads"].numpy().copy(),
-            state["released"].numpy().copy(),
-        )
+        """Restore a state from `state`."""
+        self.uploads = state["uploads"].numpy().copy()
+        self.released = state["released"].numpy().copy()
         self.replies = state["replies"].tolist()
 
     def _multiplier(self, replies: int) -> float:
+        """Return the noise multiplier of a mean of uploads, as a participating client sees it."""
         return self.privacy.dp_noise * math.sqrt(max(1, replies - 1)) / 2
 
-    def _sampled(self) -> float:
-        """Cohorts drawn without replacement hide who took part (Wang, Balle, Kasiviswanathan, 2019)."""
+    def _amplified_epsilon(self) -> float:
+        """Return epsilon under sampling without replacement (Wang et al., 2019)."""
         from dp_accounting.rdp import compute_epsilon
 
-        total = np.zeros(len(ORDERS))
+        total = np.zeros(len(RDP_ORDERS))
         for replies in set(self.replies) - {0}:
-            one = _cohort_rdp(self.clients, self.cohort, self._multiplier(replies))
-            total = total + self.replies.count(replies) * one
-        return float(compute_epsilon(ORDERS, total, self.privacy.dp_delta)[0])
+            round_rdp = _round_rdp(self.clients, self.cohort, self._multiplier(replies))
+            total = total + self.replies.count(replies) * round_rdp
+        return float(compute_epsilon(RDP_ORDERS, total, self.privacy.dp_delta)[0])
 
 
-@cache
-def _cohort_rdp(clients: int, cohort: int, multiplier: float) -> NDArray[np.float64]:
-    """Rényi divergences of one round, by order."""
+@cache  # It takes half a second, and equal rounds add up.
+def _round_rdp(clients: int, cohort: int, multiplier: float) -> NDArray[np.float64]:
+    """Return the Rényi divergences of one round, by order."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant = RdpAccountant(RDP_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
     accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, gaussian))
-    return np.asarray(accountant._rdp)  # kept, since it takes half a second and adds up over rounds
+    return np.asarray(accountant._rdp)
 
 
-def in_words(spent: PrivacySpent) -> str:
-    """As one line for people."""
+def describe_spent(spent: PrivacySpent) -> str:
+    """Return what has been spent as one line of text."""
     if spent.epsilon is None:
-        return "uploads are clipped; without noise nothing is promised (epsilon is infinite)"
+        return "uploads are clipped; without noise nothing is guaranteed (epsilon is infinite)"
     return (
-        f"epsilon {spent.epsilon:.3g} for the global models, {spent.epsilon_server:.3g} for uploads as the server "
-        f"sees them (delta {spent.delta:g}; client-level: all the data of one client, not one row)"
+        f"epsilon {spent.epsilon:.3g} for the global models, {spent.epsilon_server:.3g} for "
+        f"uploads as the server sees them (delta {spent.delta:g}; client-level: all the data of "
+        "one client, not one row)"
     )

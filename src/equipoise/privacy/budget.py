@@ -1,4 +1,4 @@
-"""A client's own account of what its uploads cost it, over all runs: the server cannot change it."""
+"""A client's own record of its privacy loss over all runs, which the server cannot change."""
 
 from __future__ import annotations
 
@@ -6,58 +6,86 @@ import json
 from pathlib import Path
 
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
-from equipoise.privacy.config import Privacy
-from equipoise.utils import io as checkpoint
+from equipoise.privacy.config import PrivacyConfig
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
-DELTA = 1e-5  # at which a client judges its epsilon, unless it says otherwise
+DEFAULT_DELTA = 1e-5
+"""The delta at which a client computes its epsilon, unless it sets another."""
 
 
 class OverBudget(UsageError):
-    """This client allows no such upload; the words may be told to the server."""
+    """An upload would exceed the client's budget. The message may be sent to the server."""
 
 
-class Budget:
-    """One file; 1 / multiplier^2 of each upload adds up in it. Epsilon is judged at the client's own delta."""
+class PrivacyBudget:
+    """The sum of 1 / multiplier^2 over a client's uploads, in one file."""
 
     def __init__(
-        self, file: Path, privacy: Privacy, most_epsilon: float | None, most_delta: float = DELTA
+        self,
+        file: Path,
+        privacy: PrivacyConfig,
+        max_epsilon: float | None,
+        delta: float = DEFAULT_DELTA,
     ) -> None:
-        self.file, self.privacy, self.most, self.delta = file, privacy, most_epsilon, most_delta
+        """Open a budget.
 
-    def check(self, among: int = 1) -> None:
-        """Refuse the next upload if it would cost more than this client allows.
-
-        ``among``: uploads that the server sees only as a sum, where it sees none by itself.
+        Args:
+            file: The file of the record; it is created with the first upload.
+            privacy: The run's noise.
+            max_epsilon: The largest epsilon that the client allows; None for no limit.
+            delta: The client's own delta, at which epsilon is computed.
         """
-        if self.most is None:
+        self.file = file
+        self.privacy = privacy
+        self.max_epsilon = max_epsilon
+        self.delta = delta
+
+    def check(self, num_summed: int = 1) -> None:
+        """Check that the budget allows one more upload.
+
+        Args:
+            num_summed: Number of uploads in a secure sum; 1 if the server sees each upload.
+
+        Raises:
+            OverBudget: If the upload would exceed the largest epsilon, or has no noise.
+        """
+        if self.max_epsilon is None:
             return
-        if not self.privacy.noisy:
+        if not self.privacy.has_noise:
             raise OverBudget(
-                f"this client takes part with max-epsilon={self.most:g} only, and the run has no dp_noise"
+                f"this client takes part with max-epsilon={self.max_epsilon:g} only, and the run "
+                "has no dp_noise"
             )
-        epsilon = gaussian_epsilon(
-            self._spent() + upload_cost(self.privacy.dp_noise, among), self.delta
-        )
-        if epsilon > self.most:
+        epsilon = gaussian_epsilon(self._spent_after(num_summed), self.delta)
+        if epsilon > self.max_epsilon:
             raise OverBudget(
-                f"this upload would take the client's epsilon to {epsilon:.3g} at its own delta of {self.delta:g}, its "
-                f"max-epsilon is {self.most:g}"
+                f"this upload would take the client's epsilon to {epsilon:.3g} at its own delta "
+                f"of {self.delta:g}, its max-epsilon is {self.max_epsilon:g}"
             )
 
-    def spend(self, among: int = 1) -> None:
-        """Before the upload leaves, so that a crash cannot make it free."""
-        if self.privacy.noisy:
-            checkpoint.make_folder(self.file.parent, private=True)
-            spent = self._spent() + upload_cost(self.privacy.dp_noise, among)
-            checkpoint.write_text(self.file, json.dumps({"mu_squared": spent}))
+    def spend(self, num_summed: int = 1) -> None:
+        """Record one upload. Call it before the upload leaves, so that a crash cannot hide it.
+
+        Args:
+            num_summed: Number of uploads in a secure sum; 1 if the server sees each upload.
+        """
+        if not self.privacy.has_noise:
+            return
+        io.make_folder(self.file.parent, private=True)
+        io.write_text(self.file, json.dumps({"mu_squared": self._spent_after(num_summed)}))
+
+    def _spent_after(self, num_summed: int) -> float:
+        """Return the sum of 1 / multiplier^2 with one more upload."""
+        return self._spent() + upload_cost(self.privacy.dp_noise, num_summed)
 
     def _spent(self) -> float:
+        """Read the sum of 1 / multiplier^2 from the file."""
         if not self.file.exists():
             return 0.0
         try:
             return float(json.loads(self.file.read_text())["mu_squared"])
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"'{self.file}' is damaged: this client's account of its privacy is lost"
+                f"'{self.file}' is damaged: this client's record of its privacy loss is lost"
             ) from error

@@ -1,4 +1,4 @@
-"""The options of differential privacy, and their refusals."""
+"""Options of differential privacy."""
 
 from __future__ import annotations
 
@@ -9,69 +9,86 @@ from dataclasses import dataclass
 from equipoise.config.schema import Options, option
 from equipoise.utils.errors import UsageError
 
-BIT_SHARE = 0.05  # of the budget, for the bit by which dp_clip is adapted
+BIT_SHARE = 0.05
+"""Share of the privacy budget for the bit that adapts dp_clip."""
 
 
 @dataclass(frozen=True)
-class Privacy(Options):
-    """An upload's change is clipped to norm C; Gaussian noise of standard deviation sigma C is added to it."""
+class PrivacyConfig(Options):
+    """Clip each client's update to norm C and add Gaussian noise of standard deviation sigma C."""
 
     dp_clip: float = option(
         0.0,
-        "L2 norm C to which a client's change of the model is clipped; 0 for no clipping",
+        "L2 norm C to which a client's update of the model is clipped; 0 for no clipping",
         low=0,
         high=math.inf,
     )
     dp_noise: float = option(
         0.0, "standard deviation of the noise on each upload, over C; 0 for none", low=0
     )
-    dp_delta: float = option(1e-5, "delta at which epsilon is told", above=0, below=1)
+    dp_delta: float = option(1e-5, "delta at which epsilon is reported", above=0, below=1)
     dp_quantile: float = option(
         0.0,
-        "share of the changes that should stay unclipped: dp_clip follows it from round to round; 0 to keep it",
+        "share of the updates that should stay unclipped: dp_clip follows it from round to round; "
+        "0 for a constant dp_clip",
         low=0,
         below=1,
     )
 
     def __post_init__(self) -> None:
+        """Refuse noise or adaptation without clipping, and noise without the accountant."""
         super().__post_init__()
-        if self.dp_noise and not 0 < self.dp_clip < math.inf:
+        is_clipped = 0 < self.dp_clip < math.inf
+        if self.dp_noise and not is_clipped:
             raise UsageError(
-                "dp_noise protects nobody whose change is not clipped: set dp_clip too"
+                "dp_noise protects nobody whose update is not clipped: set dp_clip too"
             )
-        if self.dp_quantile and not 0 < self.dp_clip < math.inf:
+        if self.dp_quantile and not is_clipped:
             raise UsageError("dp_quantile adapts a bound: set dp_clip, from where it starts")
         if self.dp_noise and importlib.util.find_spec("dp_accounting") is None:
             raise UsageError(
-                "dp_noise needs the accountant of the extra 'privacy': pip install 'equipoise[privacy]'"
+                "dp_noise needs the accountant of the extra 'privacy': "
+                "pip install 'equipoise[privacy]'"
             )
 
     @property
     def bit_noise(self) -> float:
-        """Standard deviation of the noise on the bit that says whether a change was clipped.
+        """Return the standard deviation of the noise on the bit "was not clipped".
 
-        A bit moves by 1 where a change moves by 2 C, so that it costs 1 / bit_noise^2, a share of the 4 / dp_noise^2.
+        The bit moves by 1 where an update moves by 2 C, so it costs 1 / bit_noise^2, which is
+        BIT_SHARE of the 4 / dp_noise^2 of an upload.
         """
         return self.dp_noise / (2 * math.sqrt(BIT_SHARE))
 
     @property
     def change_noise(self) -> float:
-        """Standard deviation of the noise on a change, over C: what the bit does not cost, the change may."""
-        return self.dp_noise / math.sqrt(1 - BIT_SHARE) if self.dp_quantile else self.dp_noise
+        """Return the standard deviation of the noise on an update, over C.
+
+        With an adaptive dp_clip the update gets the budget that the bit leaves.
+        """
+        if not self.dp_quantile:
+            return self.dp_noise
+        return self.dp_noise / math.sqrt(1 - BIT_SHARE)
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
+        """Return whether updates are clipped."""
         return self.dp_clip > 0
 
     @property
-    def noisy(self) -> bool:
-        """Whether anything is promised: clipping alone promises nothing."""
+    def has_noise(self) -> bool:
+        """Return whether there is a guarantee: clipping alone gives none."""
         return self.dp_noise > 0
 
-    def refuse_telling(self) -> None:
-        """Called where clients would tell of their columns before round 1."""
-        if self.noisy:
+    def refuse_column_statistics(self) -> None:
+        """Refuse statistics of columns before round 1, which noise does not protect.
+
+        Raises:
+            UsageError: If there is noise.
+        """
+        if self.has_noise:
             raise UsageError(
-                "dp_noise covers the rounds, but before them clients would tell sums and counts of their columns, "
-                "which have no bound that noise could hide: leave preprocess_from out for the server's rows"
+                "dp_noise covers the rounds, but before them clients would send sums and counts of "
+                "their columns, which have no bound that noise could hide: leave preprocess_from "
+                "out for the server's rows"
             )

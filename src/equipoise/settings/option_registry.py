@@ -14,7 +14,7 @@ from typing import Any
 from equipoise.clock.config import ClockConfig
 from equipoise.config.schema import Constraint, OptionType, constraint_of, documented, option_types
 from equipoise.core import Method, Options, TrainingConfig
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_config import RunConfig
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import UsageError, nearest
@@ -52,7 +52,7 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
         *of_config(RunConfig, "run"),
         *of_config(ClockConfig, "timing"),
         *of_config(TrainingConfig, "training", task.training),
-        *of_config(Privacy, "privacy"),
+        *of_config(PrivacyConfig, "privacy"),
         *of_config(task.config, "task"),
         *of_config(method, "method"),
     ]

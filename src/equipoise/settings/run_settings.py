@@ -17,17 +17,17 @@ from equipoise.config.schedules import Schedule
 from equipoise.core import Method, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
 from equipoise.methods import find_method, recorded_name
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.option_registry import options, resolve_names
 from equipoise.settings.run_config import RunConfig
 from equipoise.simulation.attacks import parse as parse_attack
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.wrappers.deadline import with_deadline_epochs
-from equipoise.wrappers.differential_privacy import private
+from equipoise.wrappers.differential_privacy import with_differential_privacy
 from equipoise.wrappers.loss_reporting import with_loss_reporting
-from equipoise.wrappers.robust_aggregation import robust
-from equipoise.wrappers.secure_aggregation import with_secure_sums
+from equipoise.wrappers.robust_aggregation import with_robust_aggregation
+from equipoise.wrappers.secure_aggregation import with_secure_aggregation
 
 Config = TypeVar("Config")
 OWNERS = ("run", "timing", "training", "privacy", "task", "method")
@@ -40,7 +40,7 @@ class RunSettings:
     run: RunConfig
     timing: ClockConfig
     training: TrainingConfig
-    privacy: Privacy
+    privacy: PrivacyConfig
     task_spec: TaskSpec
     task_config: Any
     method: Method
@@ -73,7 +73,7 @@ class RunSettings:
 
         run, privacy, timing = (
             made(RunConfig, "run"),
-            made(Privacy, "privacy"),
+            made(PrivacyConfig, "privacy"),
             made(ClockConfig, "timing"),
         )
         training = made(lambda **changes: dataclasses.replace(task.training, **changes), "training")
@@ -90,7 +90,7 @@ class RunSettings:
         if wrong:
             raise UsageError("; ".join(wrong))
         run = _completed(run, policy, privacy, timing, task)
-        if privacy.on and selection is not Uniform:
+        if privacy.is_enabled and selection is not Uniform:
             raise UsageError(
                 f"selection {chosen} is not offered with dp_clip: epsilon is counted for cohorts drawn by chance alone"
             )
@@ -99,7 +99,7 @@ class RunSettings:
                 f"selection {chosen} is not offered with secure: the server reads the loss of each client"
             )
         if (
-            privacy.noisy
+            privacy.has_noise
             and isinstance(task_config, ColumnConfig)
             and not task_config.preprocess_from
         ):
@@ -112,8 +112,10 @@ class RunSettings:
     def wrapped_method(self) -> Method:
         """The method as it is run: private, in secure sums, under a robust rule, if asked for."""
         fitting = with_deadline_epochs(self.method, self.timing)
-        inner = with_secure_sums(private(fitting, self.privacy), self.run.secure)
-        return with_loss_reporting(robust(inner, self.run.robust), self.selection)
+        inner = with_secure_aggregation(
+            with_differential_privacy(fitting, self.privacy), self.run.secure
+        )
+        return with_loss_reporting(with_robust_aggregation(inner, self.run.robust), self.selection)
 
     @property
     def client_selection(self) -> SelectionPolicy | None:
@@ -136,25 +138,25 @@ class RunSettings:
 
 
 def _completed(
-    run: RunConfig, method: Method, privacy: Privacy, timing: ClockConfig, task: TaskSpec
+    run: RunConfig, method: Method, privacy: PrivacyConfig, timing: ClockConfig, task: TaskSpec
 ) -> RunConfig:
     """The run with its model and rounds filled in, and what several configs must agree on checked."""
-    if timing.carries_stale_updates and (run.robust or run.secure or privacy.on):
+    if timing.carries_stale_updates and (run.robust or run.secure or privacy.is_enabled):
         raise UsageError(
             f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a round's own replies"
         )
-    if privacy.noisy and not DevicePopulation(timing.device_classes, run.seed).always_there:
+    if privacy.has_noise and not DevicePopulation(timing.device_classes, run.seed).always_there:
         raise UsageError(
             "dp_noise is not offered with devices that are away at times: epsilon is counted for cohorts that are "
             "drawn from everybody"
         )
     if run.attack:
         parse_attack(run.attack)
-    if run.robust and privacy.noisy:
+    if run.robust and privacy.has_noise:
         raise UsageError(
             "robust is not offered with dp_noise: it must see every upload of the round as it is"
         )
-    robust(method, run.robust)
+    with_robust_aggregation(method, run.robust)
     if run.secure and run.robust:
         raise UsageError(
             "secure is not offered with robust: its server must see every upload by itself, and sees their sum alone"
@@ -164,11 +166,11 @@ def _completed(
             "secure is not offered with dp_quantile: whether a change was clipped would be told beside the sum; "
             "choose a fixed dp_clip"
         )
-    if run.patience and privacy.noisy:
+    if run.patience and privacy.has_noise:
         raise UsageError(
             "patience is not offered with dp_noise: when to stop would be told by validation scores without noise"
         )
-    if privacy.on and isinstance(run.participation, Schedule):
+    if privacy.is_enabled and isinstance(run.participation, Schedule):
         raise UsageError(
             "participation must be one number with dp_clip: epsilon is counted for cohorts of one size"
         )

@@ -1,1 +1,1 @@
-"""Any method made private, robust, secure or timely: methods around methods."""
+"""Wrappers that make any method private, robust, secure, or fit for a deadline."""

@@ -1,7 +1,9 @@
-"""Any method, made private: clients clip and noise what they upload, the server sees no more of it than its mean.
+"""Client-level differential privacy: clients clip their updates and add Gaussian noise.
 
-The bound may follow a quantile of the changes' lengths (Andrew et al. 2021). The rest of a method stays as it is: what
-it does with noised uploads cannot weaken the promise (post-processing).
+Abadi et al., "Deep Learning with Differential Privacy", CCS 2016 (arXiv:1607.00133), with local
+noise. The clipping norm can follow a quantile of the update norms: Andrew et al., "Differentially
+Private Learning with Adaptive Clipping", NeurIPS 2021 (arXiv:1905.03871). The inner method sees the
+noised mean only; what it does with it cannot weaken the guarantee (post-processing).
 """
 
 from __future__ import annotations
@@ -31,177 +33,219 @@ from equipoise.core import (
     TrainingConfig,
     ValueRange,
 )
-from equipoise.privacy.config import Privacy
+from equipoise.privacy.config import PrivacyConfig
 from equipoise.simulation.client_runtime import ClientRuntime
 from equipoise.simulation.executors import init_client_states
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import index
 
-CLIP, UNCLIPPED = "dp_clip", "dp_unclipped"
-FAR = 6.0  # standard deviations beyond which nobody's noise reaches
-RATE = 0.2  # eta_C of Andrew et al.: how fast the bound follows
-Draw = Callable[[Client, torch.Size, int], Tensor]
-"""Independent standard normal numbers of this shape, for the parameter of this number."""
+CLIP_KEY = "dp_clip"
+UNCLIPPED_KEY = "dp_unclipped"
+MAX_NOISE_STDS = 6.0
+"""Reports with more noise than this many standard deviations are rejected."""
+CLIP_LR = 0.2
+"""Learning rate eta_C of the clipping norm (Andrew et al.)."""
+
+NormalSampler = Callable[[Client, torch.Size, int], Tensor]
+"""Draws independent standard normal numbers of a shape, for the parameter of a number."""
 
 
-def private(method: Method, privacy: Privacy, draw: Draw | None = None) -> Method:
-    """The method under these options; itself when they are off. Noise is drawn from the run's seed by default."""
-    return Private(method, privacy, draw or seeded) if privacy.on else method
+def with_differential_privacy(
+    method: Method, privacy: PrivacyConfig, draw: NormalSampler | None = None
+) -> Method:
+    """Wrap a method with clipping and noise.
+
+    Args:
+        method: Any method.
+        privacy: Clipping norm, noise and delta.
+        draw: The source of the noise; by default the run's seed.
+
+    Returns:
+        The wrapped method, or `method` itself if clipping is off.
+    """
+    if not privacy.is_enabled:
+        return method
+    return DifferentialPrivacy(method, privacy, draw or seeded_normal)
 
 
-def seeded(client: Client, shape: torch.Size, number: int) -> Tensor:
-    """For simulations: the same on every executor, and known to whoever knows the seed."""
-    return _normal(client.uniform(*shape, stream=rng.PRIVACY[number]))
+def seeded_normal(client: Client, shape: torch.Size, number: int) -> Tensor:
+    """Draw noise from the run's seed, for simulations: equal on every executor, but predictable."""
+    return _to_normal(client.uniform(*shape, stream=rng.PRIVACY[number]))
 
 
-def secret(client: Client, shape: torch.Size, number: int) -> Tensor:
-    """For deployments: from the operating system's entropy, so that nobody can draw it again."""
+def secret_normal(client: Client, shape: torch.Size, number: int) -> Tensor:
+    """Draw noise from the operating system's entropy, for deployments."""
     words = np.frombuffer(os.urandom(8 * shape.numel()), np.uint64)
-    return _normal(
-        torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
-    )
+    uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return _to_normal(torch.from_numpy(uniform).reshape(shape))
 
 
-def _normal(u: Tensor) -> Tensor:
-    normal: Tensor = torch.special.ndtri(u.clamp(2.0**-54, 1 - 2.0**-53))
+def _to_normal(uniform: Tensor) -> Tensor:
+    """Map uniform numbers in [0, 1) to standard normal ones by the inverse distribution."""
+    normal: Tensor = torch.special.ndtri(uniform.clamp(2.0**-54, 1 - 2.0**-53))
     return normal
 
 
 @dataclass(frozen=True)
-class Private(MethodWrapper):
-    """w_i reaches the server as w + clip(w_i - w, C) + N(0, (sigma C)^2), and the method below sees the mean."""
+class DifferentialPrivacy(MethodWrapper):
+    """Upload w + clip(w_i - w, C) + N(0, (sigma C)^2) instead of w_i.
 
-    privacy: Privacy
-    draw: Draw
+    Under noise the inner method sees the mean of the uploads in place of each of them. With
+    `dp_quantile` the clipping norm C is server state; clients report one noised bit, whether their
+    update was within C.
+    """
+
+    privacy: PrivacyConfig
+    draw: NormalSampler
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse methods and tasks for which the guarantee would not hold."""
         super().check(task, training)
-        if self.privacy.noisy and "select_clients" in self.overridden_hooks:
-            raise UsageError(
-                f"{self.name} is not offered with dp_noise: it chooses who takes part, and epsilon is counted for "
-                "cohorts drawn by chance alone; choose another method"
-            )
-        if self.privacy.noisy and self.privacy.dp_delta >= 1 / task.num_clients:
-            raise UsageError(
-                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.num_clients}, one over the clients, else it "
-                "allows to give one of them away"
-            )
+        if self.privacy.has_noise:
+            self._check_accounting(task)
         if set(task.batch_stat_names) & set(self.shared_param_names(task)):
             raise UsageError(
-                f"{self.name} is not offered with dp_clip on batch normalisation whose running statistics travel: "
-                "noise would make variances negative; keep them at the clients (fedbn), or use GroupNorm"
+                f"{self.name} is not offered with dp_clip on batch normalisation whose running "
+                "statistics are shared: noise would make variances negative; keep them at the "
+                "clients (fedbn), or use GroupNorm"
             )
         if self.needs_common_start:
             raise UsageError(
-                f"{self.name} is not offered with dp_clip: clients and server each keep a memory of the uploads, and "
-                "clipping or noise would part the two; choose another method"
+                f"{self.name} is not offered with dp_clip: clients and server each keep a memory "
+                "of the uploads, and clipping or noise would make the two differ; choose another "
+                "method"
             )
-        up, sent = dry_run_upload(self.inner, task, training)
-        if up.extra or up.metrics:
+        self._check_upload(task, training)
+
+    def _check_accounting(self, task: Task) -> None:
+        """Refuse what the accountant's epsilon would not cover."""
+        if "select_clients" in self.overridden_hooks:
+            raise UsageError(
+                f"{self.name} is not offered with dp_noise: it chooses who takes part, and epsilon "
+                "is computed for cohorts drawn at random; choose another method"
+            )
+        if self.privacy.dp_delta >= 1 / task.num_clients:
+            raise UsageError(
+                f"dp_delta is {self.privacy.dp_delta:g}: must be below 1/{task.num_clients}, one "
+                "over the clients, else it allows to give one of them away"
+            )
+
+    def _check_upload(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse uploads that clipping and noise do not cover."""
+        update, sent = dry_run_upload(self.inner, task, training)
+        if update.extra or update.metrics:
+            unprotected = next(iter([*update.extra, *update.metrics]))
             raise UsageError(
                 f"{self.name} is not offered with dp_clip: beside its model a client uploads "
-                f"'{next(iter([*up.extra, *up.metrics]))}', which would leave it unprotected; choose another method"
+                f"'{unprotected}', which would leave it unprotected; choose another method"
             )
-        if any(
-            sent[block] is not True
-            for block, names in task.blocks.items()
-            if set(names) & set(up.params)
-        ):
-            raise UsageError(
-                f"{self.name} is not offered with dp_clip: a client that was not sent a block knows nothing to clip "
-                "its change of it against; choose a method that sends all the blocks that it collects"
-            )
+        for block, names in task.blocks.items():
+            if set(names) & set(update.params) and sent[block] is not True:
+                raise UsageError(
+                    f"{self.name} is not offered with dp_clip: a client that was not sent a block "
+                    "has no reference to clip its update of it; choose a method that sends all "
+                    "the blocks that it collects"
+                )
 
-    def init_server(self, task: Task, params: Params) -> State:
-        state = super().init_server(task, params)
-        return (
-            state | {CLIP: torch.tensor(self.privacy.dp_clip, dtype=torch.float64)}
-            if self._adapts
-            else state
-        )
-
-    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        down, state = super().distribute(server, ids)
-        return replace(
-            down, broadcast={**down.broadcast, CLIP: server.state[CLIP]}
-        ) if self._adapts else down, state
+    # --- client -----------------------------------------------------------------------------
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        params, within = self._protected(client, up.params)
-        if not self._adapts:
-            return replace(up, params=params), state
-        bit = within.double()
-        if self.privacy.noisy:
-            bit = bit + self.privacy.bit_noise * self.draw(client, torch.Size([1]), len(params))[0]
-        return replace(up, params=params, metrics={UNCLIPPED: bit}), state
+        """Clip and noise the update; report the noised bit if the clipping norm is adaptive."""
+        update, state = super().upload(client)
+        params, unclipped = self._privatize(client, update.params)
+        if not self._is_adaptive:
+            return replace(update, params=params), state
+        bit = unclipped.double()
+        if self.privacy.has_noise:
+            noise = self.draw(client, torch.Size([1]), len(params))[0]
+            bit = bit + self.privacy.bit_noise * noise
+        return replace(update, params=params, metrics={UNCLIPPED_KEY: bit}), state
 
-    def aggregation_weights(
-        self, server: Server, ids: Tensor, updates: ClientUpdate
-    ) -> tuple[Tensor | Params, State]:
-        weights, state = super().aggregation_weights(server, ids, self._mean(updates))
-        return weights, self._adapted(server, state, updates)
+    def _privatize(self, client: Client, params: Params) -> tuple[Params, Tensor]:
+        """Return w + clip(w_i - w, C) + N(0, (sigma C)^2), and whether the update was within C.
 
-    def aggregate(
-        self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
-    ) -> tuple[Params, State]:
-        return super().aggregate(server, ids, self._mean(updates), weights)
-
-    @property
-    def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
-        """A noised bit lies within six standard deviations, or its client is left out."""
-        if not self._adapts:
-            return super().report_ranges
-        room = FAR * self.privacy.bit_noise
-        return {**super().report_ranges, UNCLIPPED: ValueRange(-room, 1 + room)}
-
-    @property
-    def _adapts(self) -> bool:
-        return self.privacy.dp_quantile > 0
-
-    def _adapted(self, server: Server, state: State, updates: ClientUpdate) -> State:
-        """C <- C exp(-eta_C (b - gamma)), with b the noised share of changes that were within C."""
-        if not self._adapts:
-            return state
-        share = updates.metrics[UNCLIPPED].mean()
-        clip = server.state[CLIP] * torch.exp(-RATE * (share - self.privacy.dp_quantile))
-        server.logged |= {CLIP: float(server.state[CLIP]), UNCLIPPED: float(share)}
-        return {**state, CLIP: clip}
-
-    def _protected(self, client: Client, params: Params) -> tuple[Params, Tensor]:
-        """w + clip(w_i - w, C) + N(0, (sigma C)^2), with w as it was sent; to the bit w_i if nothing is to be done.
-
-        And whether the change was within the bound.
+        w is the model as it was sent. Without noise, an update within C is uploaded to the bit.
         """
         if not params:
             return params, torch.tensor(True)
         sent = client.message.params
-        clip = client.message.broadcast[CLIP] if self._adapts else self.privacy.dp_clip
+        clip = client.message.broadcast[CLIP_KEY] if self._is_adaptive else self.privacy.dp_clip
         change = {name: value.double() - sent[name].double() for name, value in params.items()}
         norm = torch.stack([value.square().sum() for value in change.values()]).sum().sqrt()
-        out: Params = {}
+        is_within = norm <= clip
+        noise_std = self.privacy.change_noise * clip
+        private: Params = {}
         for number, (name, value) in enumerate(params.items()):
             clipped = sent[name].double() + change[name] * (clip / norm)
-            kept = torch.where(norm <= clip, value.double(), clipped)
-            if self.privacy.noisy:
-                kept = kept + self.privacy.change_noise * clip * self.draw(
-                    client, value.shape, number
-                )
-            out[name] = kept.to(value.dtype)
-        return out, norm <= clip
+            result = torch.where(is_within, value.double(), clipped)
+            if self.privacy.has_noise:
+                result = result + noise_std * self.draw(client, value.shape, number)
+            private[name] = result.to(value.dtype)
+        return private, is_within
 
-    def _mean(self, updates: ClientUpdate) -> ClientUpdate:
-        """Under noise every client counts alike, whatever a method would weigh by: all it is shown is the mean."""
-        if not self.privacy.noisy:
+    # --- server -----------------------------------------------------------------------------
+
+    def init_server(self, task: Task, params: Params) -> State:
+        """Add the clipping norm to the state if it is adaptive."""
+        state = super().init_server(task, params)
+        if not self._is_adaptive:
+            return state
+        return state | {CLIP_KEY: torch.tensor(self.privacy.dp_clip, dtype=torch.float64)}
+
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        """Send the clipping norm along if it is adaptive."""
+        message, state = super().distribute(server, ids)
+        if not self._is_adaptive:
+            return message, state
+        broadcast = {**message.broadcast, CLIP_KEY: server.state[CLIP_KEY]}
+        return replace(message, broadcast=broadcast), state
+
+    def aggregation_weights(
+        self, server: Server, ids: Tensor, updates: ClientUpdate
+    ) -> tuple[Tensor | Params, State]:
+        """Ask the inner method for weights of the mean, and adapt the clipping norm."""
+        weights, state = super().aggregation_weights(server, ids, self._with_mean(updates))
+        return weights, self._with_next_clip(server, state, updates)
+
+    def aggregate(
+        self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
+    ) -> tuple[Params, State]:
+        """Let the inner method aggregate the mean."""
+        return super().aggregate(server, ids, self._with_mean(updates), weights)
+
+    @property
+    def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        """Return the ranges of the inner method and that of the noised bit."""
+        if not self._is_adaptive:
+            return super().report_ranges
+        margin = MAX_NOISE_STDS * self.privacy.bit_noise
+        return {**super().report_ranges, UNCLIPPED_KEY: ValueRange(-margin, 1 + margin)}
+
+    def _with_mean(self, updates: ClientUpdate) -> ClientUpdate:
+        """Replace every model by the mean under noise, so that all clients count equally."""
+        if not self.privacy.has_noise:
             return updates
-        return replace(
-            updates,
-            params={
-                name: value.mean(0, keepdim=True).expand_as(value)
-                for name, value in updates.params.items()
-            },
-        )
+        params = {
+            name: value.mean(0, keepdim=True).expand_as(value)
+            for name, value in updates.params.items()
+        }
+        return replace(updates, params=params)
+
+    def _with_next_clip(self, server: Server, state: State, updates: ClientUpdate) -> State:
+        """Set C <- C exp(-eta_C (b - gamma)), with b the noised share of unclipped updates."""
+        if not self._is_adaptive:
+            return state
+        clip = server.state[CLIP_KEY]
+        share = updates.metrics[UNCLIPPED_KEY].mean()
+        server.logged |= {CLIP_KEY: float(clip), UNCLIPPED_KEY: float(share)}
+        factor = torch.exp(-CLIP_LR * (share - self.privacy.dp_quantile))
+        return {**state, CLIP_KEY: clip * factor}
+
+    @property
+    def _is_adaptive(self) -> bool:
+        """Return whether the clipping norm follows a quantile."""
+        return self.privacy.dp_quantile > 0
 
 
 class _NoTrainClient(ClientRuntime):
@@ -214,35 +258,54 @@ class _NoTrainClient(ClientRuntime):
         blocks: tuple[str, ...] | None,
         training: TrainingConfig | None = None,
     ) -> tuple[Params, Params]:
+        """Return the model and the anchor unchanged."""
         return request.params, request.proximal.anchor if request.proximal else {}
 
 
 def dry_run_upload(
     method: Method, task: Task, training: TrainingConfig
 ) -> tuple[ClientUpdate, Mapping[str, bool | Tensor]]:
-    """What a client of this method would upload, and what it is sent: known without training."""
-    ids, initial = torch.zeros(1, dtype=torch.int64), task.init_params(0)
+    """Find out what a client of a method uploads, without training.
+
+    Args:
+        method: The method.
+        task: The task.
+        training: The run's training configuration.
+
+    Returns:
+        The first client's upload in round 1, and which blocks it was sent.
+    """
+    ids = torch.zeros(1, dtype=torch.int64)
+    initial = task.init_params(0)
     with torch.no_grad():
         server = Server(task, training, initial, method.init_server(task, initial), 0, 1, 1)
-        down, _ = method.distribute(server, ids)
-        held = index(init_client_states(method, task, ids, initial, keeps_local=True), 0)
-        c = _NoTrainClient(
-            task, training, RngContext(0, 1, training), 1, ids[0], down.for_clients(0), held
+        message, _ = method.distribute(server, ids)
+        client_state = index(init_client_states(method, task, ids, initial, keeps_local=True), 0)
+        client = _NoTrainClient(
+            task,
+            training,
+            RngContext(0, 1, training),
+            1,
+            ids[0],
+            message.for_clients(0),
+            client_state,
         )
-        c.start, c.state = method.receive(c)
-        c.hparams, c.state = method.configure_training(c)
-        c.trained, c.state = method.train(c)
-        up, _ = method.upload(c)
-    return up, down.sent_blocks
+        client.start, client.state = method.receive(client)
+        client.hparams, client.state = method.configure_training(client)
+        client.trained, client.state = method.train(client)
+        update, _ = method.upload(client)
+    return update, message.sent_blocks
 
 
 def strip_unprotected(method: Method, reply: ClientResult) -> ClientResult:
-    """A client's reply without what noise does not protect: scores, decisions, notes."""
-    return ClientResult(reply.update, reply.client_state) if is_noisy(method) else reply
+    """Remove from a client's reply what noise does not protect: scores, decisions and logs."""
+    if not is_noisy(method):
+        return reply
+    return ClientResult(reply.update, reply.client_state)
 
 
 def is_noisy(method: Method) -> bool:
-    """Whether what clients upload under this method is noised, at whatever depth."""
-    if isinstance(method, Private):
-        return method.privacy.noisy
+    """Return whether a method, or any method that it wraps, adds noise to uploads."""
+    if isinstance(method, DifferentialPrivacy):
+        return method.privacy.has_noise
     return isinstance(method, MethodWrapper) and is_noisy(method.inner)

@@ -1,4 +1,4 @@
-"""Any method whose clients tell the training loss of the model that they receive, for policies of decision 0."""
+"""Let clients report the training loss of the received model, for client selection policies."""
 
 from __future__ import annotations
 
@@ -19,20 +19,29 @@ from equipoise.simulation.client_selector import TOLD
 
 
 def with_loss_reporting(method: Method, selection: SelectionPolicy) -> Method:
-    """The method with clients that tell what the policy asks for; itself where it asks for nothing."""
+    """Wrap a method so that its clients report what the selection policy needs.
+
+    Args:
+        method: Any method.
+        selection: The policy that selects clients.
+
+    Returns:
+        The wrapped method, or `method` itself if the policy needs no loss.
+    """
     return LossReporting(method) if selection.needs_client_loss else method
 
 
 @dataclass(frozen=True)
 class LossReporting(MethodWrapper):
-    """One number more in each upload: it is billed, and it must lie in its range."""
+    """Add one metric to each upload. Its bytes are counted and its range is validated."""
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
+        """Return the ranges of the inner method and that of the loss."""
         return {**super().report_ranges, TOLD: LOSS}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        return replace(
-            up, metrics={**up.metrics, TOLD: client.evaluate(client.start, "train")["loss"]}
-        ), state
+        """Add the training loss of the received model."""
+        update, state = super().upload(client)
+        loss = client.evaluate(client.start, "train")["loss"]
+        return replace(update, metrics={**update.metrics, TOLD: loss}), state

@@ -1,7 +1,12 @@
-"""Robust rules as functions of stacks ``[K, ...]`` of changes: lengths, distances, centres, and who is believed.
+"""Robust aggregation: clip updates, drop outliers, or replace all updates by a robust mean.
 
-Blanchard et al. 2017 (Krum), Yin et al. 2018 (coordinate median, trimmed mean), Pillutla et al. 2022 (geometric
-median), Karimireddy et al. 2021 (centred clipping).
+Rules, by what they do with a stack `[K, ...]` of updates w_i - w:
+
+- clip: `bound` (a fixed norm), `adaptive` (a multiple of the median norm);
+- select: `krum` and `multikrum` (Blanchard et al., NeurIPS 2017, arXiv:1703.02757), `trust` (ours);
+- replace by a centre: `median` and `trimmed` (coordinate-wise; Yin et al., ICML 2018,
+  arXiv:1803.01498), `geometric` (geometric median; Pillutla et al., 2022, arXiv:1912.13445),
+  `centred` (centered clipping; Karimireddy et al., ICML 2021, arXiv:2012.10333).
 """
 
 from __future__ import annotations
@@ -29,159 +34,11 @@ from equipoise.core.task import SupervisedTask
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError, nearest
 
-STEPS = 50  # of Weiszfeld's iteration
-TWIN = 0.01  # of a change's own length: two honest clients are never so near to each other
-CLOSE = (
-    1e-6  # of the mean distance: points nearer than this to the geometric median count as that far
-)
-
-
-def lengths(stack: Params) -> Tensor:
-    """``[K]``: the Euclidean length of each client's change over all parameters."""
-    each = [
-        torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
-        for value in stack.values()
-    ]
-    return torch.stack(each).square().sum(0).sqrt()
-
-
-def products(stack: Params) -> Tensor:
-    """``[K, K]``: inner products of the changes of all pairs of clients; distances and iterations need no more."""
-    flat = [value.flatten(1).double() for value in stack.values()]
-    return torch.stack([rows @ rows.T for rows in flat]).sum(0)
-
-
-def distances(gram: Tensor) -> Tensor:
-    """``[K, K]``: squared distances, from :func:`products`."""
-    own = gram.diagonal()
-    return (own[:, None] + own - 2 * gram).clamp(min=0)
-
-
-def median(stack: Params) -> Params:
-    """Coordinate by coordinate; of an even number, the mean of the middle two."""
-    return trimmed(stack, 0.5)
-
-
-def trimmed(stack: Params, share: float) -> Params:
-    """Coordinate by coordinate, the mean without this share of the clients at either end; at least one or two stay."""
-    clients = len(next(iter(stack.values())))
-    cut = min(math.floor(share * clients), (clients - 1) // 2)
-    return {
-        name: value.sort(0).values[cut : clients - cut].mean(0) for name, value in stack.items()
-    }
-
-
-def geometric(gram: Tensor, counts: Tensor | None = None) -> Tensor:
-    """``[K]``: weights under which the mean of the changes has the least sum of distances to them (Weiszfeld).
-
-    The median is a mean of the points, so that the iteration needs only their inner products, :func:`products`.
-    ``counts``: how much each point counts; by default all alike.
-    """
-    own, weights = gram.diagonal(), torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
-    for _ in range(STEPS):
-        along = gram @ weights
-        away = (own - 2 * along + weights @ along).clamp(min=0).sqrt()
-        inverse = (1 if counts is None else counts) / away.clamp(
-            min=max(CLOSE * float(away.mean()), 1e-300)
-        )
-        weights = inverse / inverse.sum()
-    return weights
-
-
-def krum_scores(stack: Params, liars: int) -> Tensor:
-    """``[K]``: the sum of squared distances to a client's K - f - 2 nearest others; low is believable."""
-    apart = distances(products(stack))
-    near = max(len(apart) - liars - 2, 1)
-    return apart.sort(1).values[:, 1 : near + 1].sum(1)
-
-
-def krum(stack: Params, liars: int) -> Tensor:
-    """``[K]`` booleans: the one client with the lowest score."""
-    scores = krum_scores(stack, liars)
-    return torch.arange(len(scores)) == scores.argmin()
-
-
-def multi_krum(stack: Params, liars: int) -> Tensor:
-    """``[K]`` booleans: the K - f clients with the lowest scores."""
-    scores = krum_scores(stack, liars)
-    kept = torch.zeros(len(scores), dtype=torch.bool)
-    kept[scores.argsort(stable=True)[: max(len(scores) - liars, 1)]] = True
-    return kept
-
-
-def clipped(stack: Params, most: float | Tensor, centre: Params | None = None) -> Params:
-    """Changes no longer than ``most``, measured from ``centre`` (by default from no change); the others stay."""
-    from_centre = (
-        stack if centre is None else {name: value - centre[name] for name, value in stack.items()}
-    )
-    long = lengths(from_centre)
-    factor = (most / long.clamp(min=1e-300)).clamp(max=1.0)
-    if bool((factor == 1).all()):
-        return stack
-    result = {}
-    for name, value in stack.items():
-        shape = (-1, *[1] * (value.dim() - 1))
-        nearer = from_centre[name] * factor.to(value.dtype).view(shape)
-        nearer = nearer if centre is None else nearer + centre[name]
-        result[name] = torch.where((factor == 1).view(shape), value, nearer)
-    return result
-
-
-def centred(stack: Params, most: float | Tensor, steps: int = 3) -> Params:
-    """v <- v + mean of clip(x_i - v, tau), from v = 0: the last global model."""
-    centre = {name: torch.zeros_like(value[0]) for name, value in stack.items()}
-    equal = torch.full((len(next(iter(stack.values()))),), 1.0)
-    for _ in range(steps):
-        centre = weighted_mean(clipped(stack, most, centre), equal / equal.sum())
-    return centre
-
-
-def rules_trust(stack: Params, gain: Tensor | None, before: Tensor, kept: float = 0.7) -> Tensor:
-    """``[K]`` in [0, 1]: belief in each client, learned over rounds from how its changes lie to the others'.
-
-    What is seen of a client is what our agents see of it. As FedPolicy's: how far it is from the others' centre, here
-    the geometric median, and the cosine between the two. As PAGE's: ``gain``, by how much a small step along its change
-    lowers the loss on the server's own data. And whether another sends nearly the same. From twice the median distance
-    on belief falls, to none at four times; from half the median cosine on, to none at the opposite; from no gain on, to
-    none at a loss of twice what is usual. A client that has a twin is not believed in this round. Beliefs of the rounds
-    before count ``kept``.
-    """
-    gram = products(stack)
-    weights = geometric(gram, before)
-    along = gram @ weights
-    middle = (weights @ along).clamp(min=0)
-    away = (gram.diagonal() - 2 * along + middle).clamp(min=0).sqrt()
-    cosine = along / (gram.diagonal() * middle).sqrt().clamp(min=1e-300)
-    now = (2 - away / _usual(away) / 2).clamp(0, 1) * (0.5 + cosine / _usual(cosine)).clamp(0, 1)
-    if gain is not None:
-        now = now * (1 + gain / _usual(gain) / 3).clamp(0, 1)
-    apart = distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
-    return kept * before + (1 - kept) * torch.where(apart < TWIN * gram.diagonal().sqrt(), 0.0, now)
-
-
-def believed(weights: Tensor, belief: Tensor) -> Tensor:
-    """The method's weights ``[K, ...]``, each at most twice the median times the client's belief (0 to 1).
-
-    A method may weigh by what clients report of themselves, and liars with false labels report, truly, that the model
-    serves them ill. Who weighs nothing does not count in the median. The sum of the weights stays; where none of those
-    who weigh is believed, the weights stay.
-    """
-    usual = torch.where(weights > 0, weights, torch.nan).nanmedian(0).values.nan_to_num()
-    most = 2 * usual * belief.clamp(min=0).to(weights.dtype).view(-1, *[1] * (weights.dim() - 1))
-    bounded = weights.minimum(most)
-    left = bounded.sum(0)
-    return torch.where(left > 0, bounded * (weights.sum(0) / left), weights)
-
-
-def _usual(values: Tensor) -> Tensor:
-    """The median size."""
-    return values.abs().median().clamp(min=1e-300)
-
-
-SHORTEN = ("bound", "adaptive")
-CHOOSE = ("krum", "multikrum", "trust")
-CENTRE = ("median", "trimmed", "geometric", "centred")
-DEFAULTS = {
+CLIP_RULES = ("bound", "adaptive")
+SELECT_RULES = ("krum", "multikrum", "trust")
+CENTRE_RULES = ("median", "trimmed", "geometric", "centred")
+RULES = (*CLIP_RULES, *SELECT_RULES, *CENTRE_RULES)
+DEFAULT_VALUES = {
     "bound": 1.0,
     "adaptive": 2.0,
     "krum": 0.2,
@@ -189,15 +46,39 @@ DEFAULTS = {
     "trimmed": 0.2,
     "centred": 1.0,
 }
-"""Rules that take a number, and the number without one."""
-RULES = (*SHORTEN, *CHOOSE, *CENTRE)
-BELIEVED = 0.3  # trust below which a client is left out
-STEP = 0.2  # of the median length, along a change
-FIRST_TRUST = 0.4  # who begins with a lie falls below that at once
+"""The rules that take a number, with its default."""
+SHARE_RULES = ("krum", "multikrum", "trimmed")
+"""The rules whose number is a share of the clients, below one half."""
+
+MIN_TRUST = 0.3
+"""Clients with less trust than this are left out."""
+INITIAL_TRUST = 0.4
+"""So near to MIN_TRUST that a client whose first update is hostile is left out at once."""
+PROBE_STEP = 0.2
+"""Length of the step whose gain is measured, relative to the median norm of the updates."""
+MIN_PROBE_NORM = 1e-6
+"""Updates shorter than this, relative to the median norm, count as this long in the probe."""
+TWIN_DISTANCE = 0.01
+"""Two updates this near, relative to their norm, are copies: honest clients never are."""
+WEISZFELD_STEPS = 50
+MIN_RELATIVE_DISTANCE = 1e-6
+"""Lower bound of a distance to the geometric median, relative to the mean distance."""
+TINY = 1e-300
 
 
-def robust(method: Method, text: str) -> Method:
-    """The method under the rule ``NAME`` or ``NAME:NUMBER``; itself under none."""
+def with_robust_aggregation(method: Method, text: str) -> Method:
+    """Wrap a method with a robust rule.
+
+    Args:
+        method: Any method.
+        text: The rule as `NAME` or `NAME:NUMBER`, or empty for none.
+
+    Returns:
+        The wrapped method, or `method` itself without a rule.
+
+    Raises:
+        UsageError: If the rule is unknown or its number is out of range.
+    """
     if not text:
         return method
     name, _, number = text.partition(":")
@@ -206,177 +87,405 @@ def robust(method: Method, text: str) -> Method:
             f"unknown rule '{name}'{nearest(name, RULES)}: robust must be one of {', '.join(RULES)}"
         )
     try:
-        value = float(number) if number else DEFAULTS.get(name, 0.0)
+        value = float(number) if number else DEFAULT_VALUES.get(name, 0.0)
     except ValueError:
         value = math.nan
-    top = 0.5 if name in ("krum", "multikrum", "trimmed") else math.inf
-    if (
-        (number and name not in DEFAULTS)
-        or not 0 <= value < top
-        or (not value and name in (*SHORTEN, "centred"))
-    ):
-        wanted = f"a number in [0, {top:g})" if name in DEFAULTS else "no number"
-        raise UsageError(f"robust is '{text}': {name} takes {wanted}")
-    return Robust(method, name, value)
+    upper = 0.5 if name in SHARE_RULES else math.inf
+    is_unexpected = bool(number) and name not in DEFAULT_VALUES
+    is_zero_norm = value == 0 and name in (*CLIP_RULES, "centred")
+    if is_unexpected or is_zero_norm or not 0 <= value < upper:
+        expected = f"a number in [0, {upper:g})" if name in DEFAULT_VALUES else "no number"
+        raise UsageError(f"robust is '{text}': {name} takes {expected}")
+    return RobustAggregation(method, name, value)
 
 
 @dataclass(frozen=True)
-class Robust(MethodWrapper):
-    """Decision 3 of the method below, on what the rule makes of the changes w_i - w; block by block where it scales."""
+class RobustAggregation(MethodWrapper):
+    """Let the inner method aggregate what a robust rule makes of the updates.
+
+    Attributes:
+        rule: One of `RULES`.
+        value: The rule's number; 0 for rules without one.
+    """
 
     rule: str
     value: float
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse rules that would break the inner method."""
         super().check(task, training)
-        reason = ""
-        if not self.shared_param_names(task):
-            reason = "its clients upload no model"
-        elif self.needs_common_start and self.rule not in CENTRE:
-            reason = (
-                "its server and its clients each keep a memory of every upload, and a rule that shortens some or "
-                f"leaves them out parts the two: choose {', '.join(CENTRE)}"
-            )
-        elif self.needs_same_round_replies and self.rule in CENTRE:
-            reason = (
-                "its agents learn from every upload, and this rule leaves one centre for all of them: choose "
-                f"{', '.join((*SHORTEN, *CHOOSE))}"
-            )
+        reason = self._unsupported_reason(task)
         if reason:
             raise UsageError(f"{self.name} is not offered with --robust {self.rule}: {reason}")
 
+    def _unsupported_reason(self, task: Task) -> str:
+        """Return why the inner method does not work under the rule, or an empty text."""
+        if not self.shared_param_names(task):
+            return "its clients upload no model"
+        if self.needs_common_start and self.rule not in CENTRE_RULES:
+            return (
+                "its server and its clients each keep a memory of every upload, and a rule that "
+                "clips some or leaves them out makes the two differ: choose "
+                f"{', '.join(CENTRE_RULES)}"
+            )
+        if self.needs_same_round_replies and self.rule in CENTRE_RULES:
+            return (
+                "its agents learn from every upload, and this rule replaces all of them by one "
+                f"centre: choose {', '.join((*CLIP_RULES, *SELECT_RULES))}"
+            )
+        return ""
+
     def init_server(self, task: Task, params: Params) -> State:
+        """Add the trust in every client, `[N]`, for the rule `trust`."""
         state = super().init_server(task, params)
-        return (
-            state | {"trust": torch.full((task.num_clients,), FIRST_TRUST)}
-            if self.rule == "trust"
-            else state
-        )
+        if self.rule != "trust":
+            return state
+        return state | {"trust": torch.full((task.num_clients,), INITIAL_TRUST)}
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
-        kept, seen, state = self._judged(server, ids, updates)
-        weights, below = self.inner.aggregation_weights(server.scoped("base"), ids[kept], seen)
+        """Apply the rule and ask the inner method for weights of the result."""
+        kept, robust, state = self._apply_rule(server, ids, updates)
+        weights, inner_state = self.inner.aggregation_weights(
+            server.scoped("base"), ids[kept], robust
+        )
         if self.rule == "trust":
-            belief = (state["trust"][ids[kept]].double() - BELIEVED) / (1 - BELIEVED)
-            weights = pytree.map_leaves(partial(believed, belief=belief), weights)
+            trust = (state["trust"][ids[kept]].double() - MIN_TRUST) / (1 - MIN_TRUST)
+            weights = pytree.map_leaves(partial(cap_weights_by_trust, trust=trust), weights)
         server.logged["kept"] = int(kept.sum())
-        return weights, {**state, "base": below, "seen": pytree.to_dict(seen), "kept": kept}
+        # `aggregate` needs the result of the rule; the state carries it there.
+        return weights, {
+            **state,
+            "base": inner_state,
+            "robust_updates": pytree.to_dict(robust),
+            "kept": kept,
+        }
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        seen, kept = pytree.from_dict(ClientUpdate, server.state["seen"]), server.state["kept"]
-        state = {key: value for key, value in server.state.items() if key not in ("seen", "kept")}
-        params, below = self.inner.aggregate(server.scoped("base"), ids[kept], seen, weights)
-        return params, {**state, "base": below}
+        """Let the inner method aggregate what the rule left."""
+        state = dict(server.state)
+        robust = pytree.from_dict(ClientUpdate, state.pop("robust_updates"))
+        kept = state.pop("kept")
+        params, inner_state = self.inner.aggregate(
+            server.scoped("base"), ids[kept], robust, weights
+        )
+        return params, {**state, "base": inner_state}
 
-    def _judged(
+    def _apply_rule(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor, ClientUpdate, State]:
-        """Who counts, what of them the method below sees, and the state."""
+        """Return a mask `[K]` of the clients that count, their robust updates, and the state."""
         everybody = torch.ones(len(ids), dtype=torch.bool)
         changes = {name: value - server.params[name] for name, value in updates.params.items()}
-        if self.rule in CENTRE:
-            one, extra = self._one(server.params, changes), _everywhere(self._centre, updates.extra)
-            return everybody, replace(updates, params=one, extra=extra), server.state
-        if self.rule in SHORTEN:
-            return (
-                everybody,
-                replace(updates, params=self._shortened(server, updates.params, changes)),
-                server.state,
-            )
-        scaled, state, liars = (
-            _by_blocks(server.task, changes),
-            server.state,
-            math.floor(self.value * len(ids)),
-        )
+        if self.rule in CENTRE_RULES:
+            params = self._all_at_centre(server.params, changes)
+            extra = _replace_by_centre(self._centre, updates.extra)
+            return everybody, replace(updates, params=params, extra=extra), server.state
+        if self.rule in CLIP_RULES:
+            params = self._clipped(server, updates.params, changes)
+            return everybody, replace(updates, params=params), server.state
+
+        scaled = _scale_blocks(server.task, changes)
         if self.rule == "trust":
-            judges = isinstance(server.task, SupervisedTask) and self.has_global(server.task)
-            gain = self._gain(server, changes) if judges else None
-            trust = rules_trust(scaled, gain, server.state["trust"][ids].double())
-            state = {
-                **state,
-                "trust": server.state["trust"].index_copy(
-                    0, ids, trust.to(server.state["trust"].dtype)
-                ),
-            }
-            kept = trust >= min(BELIEVED, float(trust.max()))
-        else:
-            kept = krum(scaled, liars) if self.rule == "krum" else multi_krum(scaled, liars)
-        return kept, pytree.index(updates, kept), state
+            trust = self._next_trust(server, ids, changes, scaled)
+            all_trust = server.state["trust"]
+            all_trust = all_trust.index_copy(0, ids, trust.to(all_trust.dtype))
+            kept = trust >= min(MIN_TRUST, float(trust.max()))
+            return kept, pytree.index(updates, kept), {**server.state, "trust": all_trust}
 
-    def _gain(self, server: Server, changes: Params) -> Tensor:
-        """``[K]``: by how much a small step along each change, all of one length, lowers the loss on public data."""
-        long = lengths(changes)
-        usual = long.median().clamp(min=1e-30)
-        factor = STEP * usual / long.clamp(min=CLOSE * usual)
-        stepped = {
-            name: server.params[name]
-            + change * factor.to(change.dtype).view(-1, *[1] * (change.dim() - 1))
-            for name, change in changes.items()
-        }
-        before = server.evaluate({name: value[None] for name, value in server.params.items()})[
-            "loss"
-        ]
-        return before.double() - server.evaluate(stepped)["loss"].double()
+        num_byzantine = math.floor(self.value * len(ids))
+        select = krum if self.rule == "krum" else multi_krum
+        kept = select(scaled, num_byzantine)
+        return kept, pytree.index(updates, kept), server.state
 
-    def _one(self, params: Params, changes: Params) -> Params:
-        """Everybody's model is the global one, moved by the centre of the changes."""
-        centre, count = self._centre(changes), len(next(iter(changes.values())))
+    def _clipped(self, server: Server, params: Params, changes: Params) -> Params:
+        """Clip the updates block by block; models within the bound stay to the bit."""
+        result: Params = {}
+        for block in _split_blocks(server.task, changes):
+            max_norm: float | Tensor = self.value
+            if self.rule == "adaptive":
+                max_norm = self.value * client_norms(block).median()
+            for name, change in clip_norms(block, max_norm).items():
+                is_unchanged = change is block[name]
+                result[name] = params[name] if is_unchanged else server.params[name] + change
+        return {name: result[name] for name in params}
+
+    def _all_at_centre(self, params: Params, changes: Params) -> Params:
+        """Replace every client's model by the global one plus the centre of the updates."""
+        count = len(next(iter(changes.values())))
         return {
-            name: (params[name] + move).expand(count, *move.shape) for name, move in centre.items()
+            name: (params[name] + change).expand(count, *change.shape)
+            for name, change in self._centre(changes).items()
         }
 
     def _centre(self, stack: Params) -> Params:
+        """Return the robust mean of a stack by the rule."""
         if self.rule == "geometric":
-            weights = geometric(products(stack))
-            return {
-                name: torch.tensordot(weights.to(value.dtype), value, 1)
-                for name, value in stack.items()
-            }
+            weights = geometric_median_weights(gram_matrix(stack))
+            return weighted_mean(stack, weights)
         if self.rule == "centred":
-            return centred(stack, self.value * lengths(stack).median())
-        return median(stack) if self.rule == "median" else trimmed(stack, self.value)
+            return centered_clipping(stack, self.value * client_norms(stack).median())
+        if self.rule == "median":
+            return coordinate_median(stack)
+        return trimmed_mean(stack, self.value)
 
-    def _shortened(self, server: Server, params: Params, changes: Params) -> Params:
-        result: Params = {}
-        for block in _blocks(server.task, changes):
-            most = self.value if self.rule == "bound" else self.value * lengths(block).median()
-            short = clipped(block, most)
-            for name, move in short.items():
-                result[name] = params[name] if move is block[name] else server.params[name] + move
-        return {name: result[name] for name in params}
+    def _next_trust(self, server: Server, ids: Tensor, changes: Params, scaled: Params) -> Tensor:
+        """Return the trust `[K]` in these clients after this round."""
+        gain = None
+        if isinstance(server.task, SupervisedTask) and self.has_global(server.task):
+            gain = self._probe_gain(server, changes)
+        return update_trust(scaled, gain, server.state["trust"][ids].double())
+
+    def _probe_gain(self, server: Server, changes: Params) -> Tensor:
+        """Return by how much a small step along each update lowers the public loss, `[K]`.
+
+        All steps have the same length.
+        """
+        norms = client_norms(changes)
+        median_norm = norms.median().clamp(min=1e-30)
+        factor = PROBE_STEP * median_norm / norms.clamp(min=MIN_PROBE_NORM * median_norm)
+        stepped = {
+            name: server.params[name] + change * _broadcast(factor.to(change.dtype), change)
+            for name, change in changes.items()
+        }
+        before = server.evaluate({name: value[None] for name, value in server.params.items()})
+        after = server.evaluate(stepped)
+        return before["loss"].double() - after["loss"].double()
 
 
-def _everywhere(centre: Callable[[Params], Params], tree: State) -> State:
-    """What clients send beside their models and is summed like them (SCAFFOLD's c), each replaced by its centre."""
-    flat = {
+# --- rules: functions of stacks `[K, ...]` ------------------------------------------------------
+
+
+def client_norms(stack: Params) -> Tensor:
+    """Return the Euclidean norm of each client's update over all parameters, `[K]`."""
+    norms = [
+        torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+        for value in stack.values()
+    ]
+    return torch.stack(norms).square().sum(0).sqrt()
+
+
+def gram_matrix(stack: Params) -> Tensor:
+    """Return the inner products of the updates of all pairs of clients, `[K, K]`."""
+    flat = [value.flatten(1).double() for value in stack.values()]
+    return torch.stack([rows @ rows.T for rows in flat]).sum(0)
+
+
+def squared_distances(gram: Tensor) -> Tensor:
+    """Return the squared distances of all pairs of updates, `[K, K]`, from `gram_matrix`."""
+    sq_norms = gram.diagonal()
+    return (sq_norms[:, None] + sq_norms - 2 * gram).clamp(min=0)
+
+
+def coordinate_median(stack: Params) -> Params:
+    """Return the coordinate-wise median; for even K the mean of the middle two."""
+    return trimmed_mean(stack, 0.5)
+
+
+def trimmed_mean(stack: Params, share: float) -> Params:
+    """Return the coordinate-wise mean without a share of the clients at either end.
+
+    Args:
+        stack: Updates `[K, ...]`.
+        share: The share that is cut at each end; at least one or two clients stay.
+    """
+    clients = len(next(iter(stack.values())))
+    cut = min(math.floor(share * clients), (clients - 1) // 2)
+    return {
+        name: value.sort(0).values[cut : clients - cut].mean(0) for name, value in stack.items()
+    }
+
+
+def geometric_median_weights(gram: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Find the geometric median with Weiszfeld's iteration.
+
+    The geometric median is a weighted mean of the points, so that the iteration needs only their
+    inner products.
+
+    Args:
+        gram: The inner products `[K, K]`, from `gram_matrix`.
+        counts: The multiplicity of each point `[K]`; by default 1.
+
+    Returns:
+        The weights `[K]` of the points in the geometric median.
+    """
+    sq_norms = gram.diagonal()
+    weights = torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
+    for _ in range(WEISZFELD_STEPS):
+        products = gram @ weights
+        distance = (sq_norms - 2 * products + weights @ products).clamp(min=0).sqrt()
+        min_distance = max(MIN_RELATIVE_DISTANCE * float(distance.mean()), TINY)
+        inverse = (1 if counts is None else counts) / distance.clamp(min=min_distance)
+        weights = inverse / inverse.sum()
+    return weights
+
+
+def krum_scores(stack: Params, num_byzantine: int) -> Tensor:
+    """Return the sums of squared distances to the K - f - 2 nearest others, `[K]`.
+
+    Args:
+        stack: Updates `[K, ...]`.
+        num_byzantine: The assumed number f of hostile clients.
+    """
+    distances = squared_distances(gram_matrix(stack))
+    num_nearest = max(len(distances) - num_byzantine - 2, 1)
+    return distances.sort(1).values[:, 1 : num_nearest + 1].sum(1)
+
+
+def krum(stack: Params, num_byzantine: int) -> Tensor:
+    """Return a mask `[K]` of the one client with the lowest Krum score."""
+    scores = krum_scores(stack, num_byzantine)
+    return torch.arange(len(scores)) == scores.argmin()
+
+
+def multi_krum(stack: Params, num_byzantine: int) -> Tensor:
+    """Return a mask `[K]` of the K - f clients with the lowest Krum scores."""
+    scores = krum_scores(stack, num_byzantine)
+    num_kept = max(len(scores) - num_byzantine, 1)
+    kept = torch.zeros(len(scores), dtype=torch.bool)
+    kept[scores.argsort(stable=True)[:num_kept]] = True
+    return kept
+
+
+def clip_norms(stack: Params, max_norm: float | Tensor, centre: Params | None = None) -> Params:
+    """Clip updates to a norm; those within it stay to the bit.
+
+    Args:
+        stack: Updates `[K, ...]`.
+        max_norm: The largest norm.
+        centre: The point from which norms are measured; by default 0.
+
+    Returns:
+        The clipped updates; `stack` itself if all are within the norm.
+    """
+    from_centre = stack
+    if centre is not None:
+        from_centre = {name: value - centre[name] for name, value in stack.items()}
+    factor = (max_norm / client_norms(from_centre).clamp(min=TINY)).clamp(max=1.0)
+    is_within = factor == 1
+    if bool(is_within.all()):
+        return stack
+    result = {}
+    for name, value in stack.items():
+        clipped = from_centre[name] * _broadcast(factor.to(value.dtype), value)
+        if centre is not None:
+            clipped = clipped + centre[name]
+        result[name] = torch.where(_broadcast(is_within, value), value, clipped)
+    return result
+
+
+def centered_clipping(stack: Params, max_norm: float | Tensor, steps: int = 3) -> Params:
+    """Iterate v <- v + mean_i clip(x_i - v, tau), from v = 0, the last global model.
+
+    Args:
+        stack: Updates x_i `[K, ...]`.
+        max_norm: The clipping norm tau.
+        steps: The number of iterations.
+    """
+    centre = {name: torch.zeros_like(value[0]) for name, value in stack.items()}
+    ones = torch.full((len(next(iter(stack.values()))),), 1.0)
+    for _ in range(steps):
+        centre = weighted_mean(clip_norms(stack, max_norm, centre), ones / ones.sum())
+    return centre
+
+
+def update_trust(stack: Params, gain: Tensor | None, trust: Tensor, decay: float = 0.7) -> Tensor:
+    """Update the trust in each client from how its update compares with the others'.
+
+    Three factors between 0 and 1 are multiplied: the distance to the geometric median (1 up to
+    twice the median distance, 0 from four times on), the cosine to it (1 from half the median
+    cosine on, 0 at minus half), and the gain (1 from no loss on, 0 at a loss of three times the
+    median size). A client whose update is a copy of another's gets 0 in this round.
+
+    Args:
+        stack: Updates `[K, ...]`.
+        gain: By how much a small step along each update lowers the server's loss, `[K]`, if known.
+        trust: The trust before this round, `[K]` in [0, 1]; also the points' multiplicity in the
+            geometric median.
+        decay: Weight of the trust before this round.
+
+    Returns:
+        The new trust `[K]` in [0, 1].
+    """
+    gram = gram_matrix(stack)
+    weights = geometric_median_weights(gram, trust)
+    products = gram @ weights
+    centre_sq_norm = (weights @ products).clamp(min=0)
+    distance = (gram.diagonal() - 2 * products + centre_sq_norm).clamp(min=0).sqrt()
+    cosine = products / (gram.diagonal() * centre_sq_norm).sqrt().clamp(min=TINY)
+    by_distance = (2 - distance / _median_size(distance) / 2).clamp(0, 1)
+    by_cosine = (0.5 + cosine / _median_size(cosine)).clamp(0, 1)
+    observed = by_distance * by_cosine
+    if gain is not None:
+        observed = observed * (1 + gain / _median_size(gain) / 3).clamp(0, 1)
+    nearest_other = squared_distances(gram).fill_diagonal_(torch.inf).min(1).values.sqrt()
+    is_copy = nearest_other < TWIN_DISTANCE * gram.diagonal().sqrt()
+    return decay * trust + (1 - decay) * torch.where(is_copy, 0.0, observed)
+
+
+def cap_weights_by_trust(weights: Tensor, trust: Tensor) -> Tensor:
+    """Limit each client's weight to twice the median weight times its trust.
+
+    Methods can weigh by what clients report, and clients with poisoned labels truthfully report a
+    high loss. The sum of the weights is kept. Where no client with a positive weight is trusted,
+    the weights stay as they are.
+
+    Args:
+        weights: The method's weights `[K, ...]`.
+        trust: `[K]`, at most 1.
+
+    Returns:
+        The limited weights `[K, ...]`.
+    """
+    median = torch.where(weights > 0, weights, torch.nan).nanmedian(0).values.nan_to_num()
+    max_weight = 2 * median * _broadcast(trust.clamp(min=0).to(weights.dtype), weights)
+    capped = weights.minimum(max_weight)
+    total = capped.sum(0)
+    return torch.where(total > 0, capped * (weights.sum(0) / total), weights)
+
+
+def _median_size(values: Tensor) -> Tensor:
+    """Return the median absolute value."""
+    return values.abs().median().clamp(min=TINY)
+
+
+def _broadcast(per_client: Tensor, like: Tensor) -> Tensor:
+    """Reshape `[K]` so that it broadcasts against `[K, ...]`."""
+    return per_client.view(-1, *[1] * (like.dim() - 1))
+
+
+def _replace_by_centre(centre: Callable[[Params], Params], tree: State) -> State:
+    """Replace what clients upload beside their models (such as SCAFFOLD's c) by its centre."""
+    result = dict(tree)
+    stacks = {
         name: value
         for name, value in tree.items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
-    one = (
-        {name: value.expand_as(flat[name]) for name, value in centre(flat).items()} if flat else {}
-    )
-    inner = {
-        name: _everywhere(centre, value) for name, value in tree.items() if isinstance(value, dict)
-    }
-    return {**tree, **one, **inner}
+    if stacks:
+        for name, value in centre(stacks).items():
+            result[name] = value.expand_as(stacks[name])
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            result[name] = _replace_by_centre(centre, value)
+    return result
 
 
-def _blocks(task: Task, stack: Params) -> list[Params]:
+def _split_blocks(task: Task, stack: Params) -> list[Params]:
+    """Return the parts of a stack by the blocks of the model, without empty ones."""
     blocks = [
         {name: stack[name] for name in names if name in stack} for names in task.blocks.values()
     ]
     return [block for block in blocks if block]
 
 
-def _by_blocks(task: Task, stack: Params) -> Params:
-    """Each block in units of its own median length: a head does not vanish behind a backbone."""
+def _scale_blocks(task: Task, stack: Params) -> Params:
+    """Divide each block by its median norm, so that a head counts beside a large backbone."""
     scaled: Params = {}
-    for block in _blocks(task, stack):
-        unit = lengths(block).median().clamp(min=1e-300)
-        scaled |= {name: value.double() / unit for name, value in block.items()}
+    for block in _split_blocks(task, stack):
+        median_norm = client_norms(block).median().clamp(min=TINY)
+        scaled |= {name: value.double() / median_norm for name, value in block.items()}
     return scaled

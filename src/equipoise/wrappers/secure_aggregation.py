@@ -1,8 +1,10 @@
-"""Any method that needs only sums of its uploads, with sums that are all the server ever sees.
+"""Secure aggregation: the server sees only sums of the clients' uploads.
 
-A client works out its own part of the method's sums, in whole numbers modulo 2^64 (fixed point), so that the parts add
-up exactly, in any order. In a deployment every part is masked before it leaves, and the masks cancel in the sum
-(:mod:`equipoise.flower.secagg_protocol`); in a simulation nobody looks, and masks would change no bit.
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
+A client computes its own term of the inner method's sums in fixed point, as integers modulo 2^64,
+so that the terms add up exactly and in any order. In a deployment every term is masked before it
+leaves, and the masks cancel in the sum (`equipoise.flower.secagg_protocol`). In a simulation masks
+would change no bit and are left out.
 """
 
 from __future__ import annotations
@@ -29,142 +31,173 @@ from equipoise.core import (
 )
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
-from equipoise.wrappers.differential_privacy import Private, dry_run_upload, is_noisy
+from equipoise.wrappers.differential_privacy import (
+    DifferentialPrivacy,
+    dry_run_upload,
+    is_noisy,
+)
 
-POINT = 32  # bits behind the point of a whole number modulo 2^64
-MOST = (
-    2.0**20
-)  # of any number of a client's part, so that as many clients as may be cannot reach 2^63 together
-MOST_CLIENTS = 2**10
-NO_PLACE = 2**62  # stands for what is larger, or no number: nobody who sends it is in the sum
-FEWEST = 3  # clients of a round: of two, each would know the other's
+FRACTION_BITS = 32
+"""Bits behind the binary point of the fixed-point numbers."""
+MAX_ABS_VALUE = 2.0**20
+"""Bound of a client's numbers: MAX_CLIENTS of them in fixed point stay below 2^63."""
+MAX_CLIENTS = 2**10
+OVERFLOW = 2**62
+"""Stands for a number above the bound or NaN; a client that sends it is rejected."""
+MIN_CLIENTS = 3
+"""Of two clients each would know the other's upload from the sum."""
 WORDS = "words"
 WEIGHT = "secure_weight"
 
 
-def with_secure_sums(method: Method, secure: bool) -> Method:
-    """The method with exact sums as all that its server sees; itself if that is not asked for."""
-    return Secure(method) if secure else method
+def with_secure_aggregation(method: Method, secure: bool) -> Method:
+    """Wrap a method so that its server sees exact sums only.
+
+    Args:
+        method: Any method.
+        secure: Whether secure aggregation is asked for.
+
+    Returns:
+        The wrapped method, or `method` itself.
+    """
+    return SecureAggregation(method) if secure else method
 
 
 @dataclass(frozen=True)
-class Secure(MethodWrapper):
-    """``sums`` of the method below, added up as whole numbers that clients make; then its ``step``."""
+class SecureAggregation(MethodWrapper):
+    """Add up the inner method's `partial_sums` as integers, then call its `apply_sums`."""
 
     aggregates_by_sum: ClassVar[bool] = True
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
-        WORDS: ValueRange(-MOST * 2.0**POINT, MOST * 2.0**POINT)
+        WORDS: ValueRange(-MAX_ABS_VALUE * 2.0**FRACTION_BITS, MAX_ABS_VALUE * 2.0**FRACTION_BITS)
     }
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Refuse methods whose server needs more than sums."""
         super().check(task, training)
-        below = self.inner.inner if isinstance(self.inner, Private) else self.inner
-        reason = ""
-        if not self.shared_param_names(task):
-            reason = "its clients upload no model"
-        elif not below.aggregates_by_sum:
-            reason = "its server must see the upload of every client, and would see their sum alone"
-        else:
-            up, _ = dry_run_upload(self.inner, task, training)
-            if up.metrics:
-                told = next(iter(up.metrics))
-                reason = f"beside its model a client reports '{told}', which the server must read of each by itself"
+        reason = self._unsupported_reason(task, training)
         if reason:
             raise UsageError(
                 f"{self.name} is not offered with --secure: {reason}; choose another method"
             )
 
-    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        """Each client is told its weight: one is the mean of those that are asked."""
-        if not FEWEST <= len(ids) <= MOST_CLIENTS:
-            raise UsageError(
-                f"secure is for {FEWEST} to {MOST_CLIENTS} clients per round, here are {len(ids)}"
+    def _unsupported_reason(self, task: Task, training: TrainingConfig) -> str:
+        """Return why the inner method cannot work on sums, or an empty text."""
+        method = self.inner
+        if isinstance(method, DifferentialPrivacy):
+            method = method.inner
+        if not self.shared_param_names(task):
+            return "its clients upload no model"
+        if not method.aggregates_by_sum:
+            return "its server must see the upload of every client, and would see their sum only"
+        update, _ = dry_run_upload(self.inner, task, training)
+        if update.metrics:
+            metric = next(iter(update.metrics))
+            return (
+                f"beside its model a client reports '{metric}', which the server must read from "
+                "each client"
             )
-        down, state = super().distribute(server, ids)
+        return ""
+
+    # --- client -----------------------------------------------------------------------------
+
+    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        """Send this client's term of the sums, in fixed point."""
+        update, state = super().upload(client)
+        sent = client.message.params
+        weight = client.message.per_client[WEIGHT]
+        cohort_of_one = pytree.map_leaves(lambda value: value.unsqueeze(0), update)
+        sums = _flatten(self.inner.partial_sums(sent, cohort_of_one, torch.ones(1)))
+        is_weighted = self._weighted_sums(sent, update)
+        weighted = {}
+        plain = {}
+        for name, value in sums.items():
+            if is_weighted[name]:
+                weighted[name] = encode(value.double() * weight)
+            else:
+                plain[name] = encode(value.double())
+        words = {"weighted": weighted, "plain": plain, "weight": encode(weight)}
+        return ClientUpdate({}, {WORDS: words}), state
+
+    def _weighted_sums(self, sent: Params, update: ClientUpdate) -> dict[str, bool]:
+        """Return which sums are weighted: those that vanish under a weight of 0."""
+        ones = pytree.map_leaves(
+            lambda value: torch.ones(1, *value.shape, dtype=value.dtype), update
+        )
+        zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in sent.items()}
+        sums = _flatten(self.inner.partial_sums(zeros, ones, torch.zeros(1)))
+        return {name: not bool(value.any()) for name, value in sums.items()}
+
+    # --- server -----------------------------------------------------------------------------
+
+    def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
+        """Send each client its aggregation weight, scaled to a mean of 1 over the cohort."""
+        if not MIN_CLIENTS <= len(ids) <= MAX_CLIENTS:
+            raise UsageError(
+                f"secure is for {MIN_CLIENTS} to {MAX_CLIENTS} clients per round, here are "
+                f"{len(ids)}"
+            )
+        message, state = super().distribute(server, ids)
         weights = torch.ones(len(ids), dtype=torch.float64)
-        if not is_noisy(self.inner):  # under noise all count alike
-            found, _ = self.inner.aggregation_weights(server.scoped("base"), ids, ClientUpdate({}))
-            if not isinstance(found, Tensor):
+        if not is_noisy(self.inner):  # Under noise all clients count equally.
+            inner_weights, _ = self.inner.aggregation_weights(
+                server.scoped("base"), ids, ClientUpdate({})
+            )
+            if not isinstance(inner_weights, Tensor):
                 raise UsageError(
                     f"{self.name} is not offered with --secure: it weighs parameters one by one"
                 )
-            weights = found.double() * len(ids)
-        return replace(down, per_client={**down.per_client, WEIGHT: weights}), state
-
-    def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        alone = pytree.map_leaves(lambda value: value.unsqueeze(0), up)
-        sums, weighted = (
-            _flat(self.inner.partial_sums(client.message.params, alone, torch.ones(1))),
-            self._weighted(client.message.params, up),
-        )
-        weight = client.message.per_client[WEIGHT]
-        part = {
-            name: value.double() * (weight if weighted[name] else 1.0)
-            for name, value in sums.items()
-        }
-        words = {
-            "weighted": {name: encoded(value) for name, value in part.items() if weighted[name]},
-            "plain": {name: encoded(value) for name, value in part.items() if not weighted[name]},
-            "weight": encoded(weight),
-        }
-        return ClientUpdate({}, {WORDS: words}), state
+            weights = inner_weights.double() * len(ids)
+        return replace(message, per_client={**message.per_client, WEIGHT: weights}), state
 
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
     ) -> State:
+        """Add the integers of these clients."""
         words: State = pytree.map_leaves(lambda value: value.sum(0), updates.extra[WORDS])
         return words
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
-        """What is weighed is divided by the weights of those that replied, whoever was asked."""
-        total = decoded(sums["weight"])
-        kind = next(iter(server.params.values())).dtype
-        parts = {name: decoded(value).to(kind) for name, value in sums["plain"].items()}
-        parts |= {
-            name: (decoded(value) / total).to(kind) for name, value in sums["weighted"].items()
-        }
-        return super().apply_sums(server, _deep(parts))
-
-    def _weighted(self, sent: Params, updates: ClientUpdate) -> dict[str, bool]:
-        """Which sums are weighed: those that vanish under a weight of 0, whatever clients upload."""
-        ones = pytree.map_leaves(
-            lambda value: torch.ones(1, *value.shape, dtype=value.dtype), updates
-        )
-        zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in sent.items()}
-        under_none = _flat(self.inner.partial_sums(zeros, ones, torch.zeros(1)))
-        return {name: not bool(value.any()) for name, value in under_none.items()}
+        """Decode the sums and divide the weighted ones by the weights of those that replied."""
+        total_weight = decode(sums["weight"])
+        dtype = next(iter(server.params.values())).dtype
+        decoded = {name: decode(value).to(dtype) for name, value in sums["plain"].items()}
+        for name, value in sums["weighted"].items():
+            decoded[name] = (decode(value) / total_weight).to(dtype)
+        return super().apply_sums(server, _unflatten(decoded))
 
 
-def encoded(value: Tensor) -> Tensor:
-    """Fixed point: the nearest multiple of 2^-32."""
-    fits = value.double().abs() <= MOST  # no NaN does
-    return torch.where(
-        fits, (value.double().where(fits, 0.0) * 2.0**POINT).round().to(torch.int64), NO_PLACE
-    )
+def encode(value: Tensor) -> Tensor:
+    """Convert to fixed point: the nearest multiple of 2^-32, as int64; OVERFLOW if out of range."""
+    value = value.double()
+    fits = value.abs() <= MAX_ABS_VALUE  # False for NaN.
+    words = (value.where(fits, 0.0) * 2.0**FRACTION_BITS).round().to(torch.int64)
+    return torch.where(fits, words, OVERFLOW)
 
 
-def decoded(words: Tensor) -> Tensor:
-    return words.double() / 2.0**POINT
+def decode(words: Tensor) -> Tensor:
+    """Convert fixed-point numbers back to floats."""
+    return words.double() / 2.0**FRACTION_BITS
 
 
-def _flat(tree: State, above: str = "") -> Params:
-    found: Params = {}
+def _flatten(tree: State, prefix: str = "") -> Params:
+    """Return the tensors of a tree by their paths, such as `mean/weight`."""
+    flat: Params = {}
     for name, value in tree.items():
-        found |= (
-            _flat(value, f"{above}{name}/")
-            if isinstance(value, dict)
-            else {f"{above}{name}": value}
-        )
-    return found
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}/")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
-def _deep(flat: Params) -> State:
+def _unflatten(flat: Params) -> State:
+    """Invert `_flatten`."""
     tree: State = {}
-    for name, value in flat.items():
-        *above, last = name.split("/")
-        inner = tree
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
     return tree

@@ -271,7 +271,7 @@ class Game(ComposedMethod):
             )
         super().check(task, training)
         if "p" in self.factors:
-            self.needs_free_weights(task)
+            self.require_free_weights(task)
         check_bias(self.bias, self.factors, self.inner, self.read.published)
         energy.check(self.resources, self.own)
 
