@@ -23,9 +23,9 @@ from torch import nn
 from benchmarks.lab.provenance import measured
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments.classic_control import CartPole
-from equipoise.environments.deep_task import ClassicConfig, classic
-from equipoise.environments.mujoco_env import HOPPER, MujocoWorld, model
-from equipoise.tasks.rl_deep import SPEC
+from equipoise.environments.deep_task import ClassicControlConfig, build_classic_control
+from equipoise.environments.mujoco_env import HOPPER, MujocoVecEnv, load_model
+from equipoise.tasks.rl_deep import CARTPOLE
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
 Way = Callable[[int, int], Callable[[], None]]
@@ -96,8 +96,8 @@ class SingleDqn:
 
 def stacked(copies: int, steps: int) -> Callable[[], None]:
     """So many steps of our ten agents, through the task as the rounds use it."""
-    config = ClassicConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learn_after=1)
-    task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
+    config = ClassicControlConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learning_starts=1)
+    task = build_classic_control("cartpole", CartPole(), config, "mlp", CARTPOLE.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}
     fit = LocalTrainRequest(
@@ -162,9 +162,9 @@ def measure(
 def bodies(steps: int) -> dict[str, float]:
     """Environment steps of ten Hoppers per CPU second, by Gymnasium's environment and driven directly."""
     actions = np.random.default_rng(0).uniform(-1, 1, (steps, AGENTS, 1, 3))
-    world = MujocoWorld(HOPPER, [model(HOPPER, 0.5)] * AGENTS)
-    draws = np.random.default_rng(1).random((AGENTS, 1, world.resets))
-    play = world.begin(torch.arange(AGENTS), draws)
+    world = MujocoVecEnv(HOPPER, [load_model(HOPPER, 0.5)] * AGENTS)
+    draws = np.random.default_rng(1).random((AGENTS, 1, world.reset_noise_dim))
+    play = world.reset(torch.arange(AGENTS), draws)
     envs = [gymnasium.make(HOPPER.env_id) for _ in range(AGENTS)]
     for env in envs:
         env.reset(seed=0)

@@ -46,7 +46,7 @@ def everybody(table, agents=3):
 
 def test_a_backup_is_the_mean_of_steps_of_fedsynq():
     """A step of FedSynQ at rate eta is (1 - eta) q + eta T(q) from one sample: the backup of n is the mean of n."""
-    problem, eta = tabular_q.Problem([garnet(1, 6, 3, 4)], 2), 0.25
+    problem, eta = tabular_q.TabularProblem([garnet(1, 6, 3, 4)], 2), 0.25
     q = np.random.default_rng(0).normal(size=(2, 3, 6, 3))
     each, ids, none = [], np.arange(2), np.zeros((2, 3), np.int64)
     for taken in range(7):
@@ -117,13 +117,13 @@ def test_fewer_errors_from_as_many_samples_than_fedsynq(tmp_path):
     error = run(RunSettings.from_options({**common, **refined}), tmp_path / "refined").extra[
         "error"
     ]
-    plain, problem = [], tabular_q.Problem([garnet(4, 4, 2, 3)], 4)
+    plain, problem = [], tabular_q.TabularProblem([garnet(4, 4, 2, 3)], 4)
     for eta in (0.02, 0.05, 0.1, 0.2, 0.4):
         state = tabular_q.init_state(problem, 20, 4, False)
         for _ in range(109):
-            tabular_q.local_period(problem, state, 4, eta, 8)
+            tabular_q.run_local_steps(problem, state, 4, eta, 8)
             tabular_q.synchronise(state, "equal", eta)
-        plain.append(tabular_q.errors(state.table, problem.mdp).mean())
+        plain.append(tabular_q.normalised_errors(state.table, problem.mdp).mean())
     assert error < 0.75 * min(plain)
 
 

@@ -37,14 +37,14 @@ def test_rounds_of_the_contract_are_the_rounds_of_the_driver(name, policy):
     problem = task.sweeps if name == "fedsynq" else task.walks
     state = tabular_q.init_state(problem, sims=3, seed=4)
     for _ in range(5):
-        tabular_q.local_period(problem, state, 4, 0.1, 20)
+        tabular_q.run_local_steps(problem, state, 4, 0.1, 20)
         tabular_q.synchronise(state, settings.method.rule, 0.1)
     if name == "fedasynq-ta":  # exp in torch and in NumPy may differ in the last bit
         np.testing.assert_allclose(done.params["q"].numpy(), state.table, rtol=1e-12)
     else:
         np.testing.assert_array_equal(done.params["q"].numpy(), state.table)
     assert done.logs[-1].global_.error == pytest.approx(
-        tabular_q.errors(state.table, task.mdp).mean(), rel=1e-10
+        tabular_q.normalised_errors(state.table, task.mdp).mean(), rel=1e-10
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from equipoise.cli import main
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments import linear_mdp
-from equipoise.environments.tabular_mdp import planted
+from equipoise.environments.tabular_mdp import planted_mdps
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
@@ -60,7 +60,7 @@ def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
     fade = 1 + np.arange(30) / 10.0
     rates = np.stack([0.1 / fade ** (2 / 3), 0.2 / fade], axis=1)
     kind = {"share_theta": name in ("fedtd", "fedq"), "relative": relative}
-    phis, thetas = linear_mdp.federate(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
+    phis, thetas = linear_mdp.run_federated(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
     for mark, rounds in enumerate((1, 30)):
         done = simulated(name, rounds, relative=relative)
         torch.testing.assert_close(done.params["phi"], phis[mark], rtol=1e-9, atol=1e-9)
@@ -135,14 +135,14 @@ def test_who_shares_what():
 
 
 def test_identical_environments_make_one_value_function_right_for_all():
-    problem = linear_mdp.LinearProblem(planted(1, np.full(5, 0.5), 8, 1, 3, 2, 0.8), 2)
+    problem = linear_mdp.LinearProblem(planted_mdps(1, np.full(5, 0.5), 8, 1, 3, 2, 0.8), 2)
     fade = 1 + np.arange(20000) / 1000.0
     rates = np.stack([0.05 / fade ** (2 / 3), 0.3 / fade], axis=1)
-    phis, thetas = linear_mdp.federate(
+    phis, thetas = linear_mdp.run_federated(
         problem, 0, rates, 10, np.array([1, 20000]), share_theta=True
     )
     errors = linear_mdp.value_error(
-        torch.einsum("msd,mnd->mns", phis, thetas), problem.values
+        torch.einsum("msd,mnd->mns", phis, thetas), problem.true_values
     ).mean(1)
     assert errors[1] < 0.1 < 0.8 < errors[0]
 
@@ -154,12 +154,12 @@ def test_sharing_the_representation_beats_learning_alone_and_one_value_function_
 
     def error(mdps, share=False):
         problem = linear_mdp.LinearProblem(mdps, 2)
-        phis, thetas = linear_mdp.federate(problem, 0, rates, 10, marks, share)
+        phis, thetas = linear_mdp.run_federated(problem, 0, rates, 10, marks, share)
         values = torch.einsum("msd,mnd->mns", phis, thetas)
-        distances = linear_mdp.subspace_distance(phis, problem.span)
-        return linear_mdp.value_error(values, problem.values).mean(1), distances
+        distances = linear_mdp.subspace_distance(phis, problem.best_subspace)
+        return linear_mdp.value_error(values, problem.true_values).mean(1), distances
 
-    mdps = planted(0, (np.arange(16) + 0.5) / 16, 20, 1, 3, 2, 0.8)
+    mdps = planted_mdps(0, (np.arange(16) + 0.5) / 16, 20, 1, 3, 2, 0.8)
     shared, distances = error(mdps)
     one_for_all, _ = error(mdps, share=True)
     alone = torch.stack([error([mdp])[0] for mdp in mdps]).mean(0)

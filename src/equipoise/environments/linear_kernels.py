@@ -13,7 +13,7 @@ from numba import njit, prange
 
 from equipoise.environments.tabular_kernels import _CHUNKS, _GOLDEN, _LOW32, _R32, _mix
 
-MEMORY = 0.01  # of the mean of squared TD errors: the weight of the newest, once there are more than 1 / MEMORY
+MIN_EMA_WEIGHT = 0.01  # of the mean of squared TD errors: the weight of the newest, once there are more than 1 / MEMORY
 
 
 @njit(cache=True, parallel=True)
@@ -51,7 +51,9 @@ def walk_features(  # type: ignore[no-untyped-def]
                 row, delta, s = transition(
                     features, weights, s, key[w], choice_key[w], t, epsilon, tables
                 )
-                surprise[w] += (delta * delta - surprise[w]) * max(MEMORY, 1.0 / (taken[w] + t))
+                surprise[w] += (delta * delta - surprise[w]) * max(
+                    MIN_EMA_WEIGHT, 1.0 / (taken[w] + t)
+                )
                 scale = relative_scale(weights, surprise[w]) if relative else 1.0
                 for j in range(d):
                     f, v = features[row, j], weights[j]
@@ -162,7 +164,9 @@ def federate(  # type: ignore[no-untyped-def]
                 row, delta, s = transition(
                     phi, weights, s, key[i], choice_key[i], taken + k, epsilon, tables
                 )
-                surprise[i] += (delta * delta - surprise[i]) * max(MEMORY, 1.0 / (taken + k))
+                surprise[i] += (delta * delta - surprise[i]) * max(
+                    MIN_EMA_WEIGHT, 1.0 / (taken + k)
+                )
                 scale = relative_scale(weights, surprise[i]) if relative else 1.0
                 for j in range(d):
                     if k <= local_steps:

@@ -20,16 +20,16 @@ from equipoise.environments.tabular_q import (
     STREAM_ACTION,
     STREAM_NEXT,
     Ints,
-    Problem,
-    qkernel,
-    start_positions,
+    TabularProblem,
+    kernels,
+    initial_states,
 )
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
 # After `tabular`, which says what to do where Numba is missing; its dispatchers carry no signatures to check.
 kernel: Any = import_module("equipoise.environments.linear_kernels")
-NEGLIGIBLE = 1e-9  # singular values below this share of the largest one are rounding
+MIN_SINGULAR_RATIO = 1e-9  # singular values below this share of the largest one are rounding
 
 
 class LinearProblem:
@@ -44,37 +44,39 @@ class LinearProblem:
         if not 0.0 <= epsilon <= 1.0:
             raise UsageError(f"epsilon is {epsilon}; a probability lies between 0 and 1.")
         self.mdps, self.rank, self.epsilon, self.agents = list(mdps), rank, epsilon, len(mdps)
-        self.walks = Problem(self.mdps, self.agents)
+        self.tabular = TabularProblem(self.mdps, self.agents)
 
     @property
-    def entries(self) -> int:
+    def num_rows(self) -> int:
         """Rows of the representation: states x actions."""
         return int(self.mdps[0].R.size)
 
     @cached_property
-    def values(self) -> Tensor:
+    def true_values(self) -> Tensor:
         """[N, S * A] the agents' optimal values, with one action the values of the chain itself."""
         return torch.from_numpy(np.stack([mdp.q_star.reshape(-1) for mdp in self.mdps]))
 
     @cached_property
-    def span(self) -> Tensor:
+    def best_subspace(self) -> Tensor:
         """[S * A, <= d] orthonormal: the subspace that holds most of all agents' values (all, where they were planted).
 
         It has fewer than d columns where the values have a lower rank: two agents span two dimensions.
         """
-        u, s, _ = torch.linalg.svd(self.values.T, full_matrices=False)
-        span: Tensor = u[:, : min(self.rank, int((s > NEGLIGIBLE * s[0]).sum()))].contiguous()
+        u, s, _ = torch.linalg.svd(self.true_values.T, full_matrices=False)
+        span: Tensor = u[
+            :, : min(self.rank, int((s > MIN_SINGULAR_RATIO * s[0]).sum()))
+        ].contiguous()
         return span
 
-    def start(self, seed: int) -> Ints:
+    def initial_states(self, seed: int) -> Ints:
         """[N] where the agents begin."""
-        return np.ascontiguousarray(start_positions(self.walks, 1, seed)[:, 0])
+        return np.ascontiguousarray(initial_states(self.tabular, 1, seed)[:, 0])
 
-    def keys(self, seed: int, ids: Ints, taken: Ints) -> tuple[Any, Any]:
+    def rng_keys(self, seed: int, ids: Ints, taken: Ints) -> tuple[Any, Any]:
         """Heads of the agents' random numbers for transitions and for actions, after so many steps taken."""
 
         def heads(stream: int) -> Any:
-            return qkernel.skip_draws(qkernel.stream_keys(seed, stream, self.agents, 1)[ids], taken)
+            return kernels.skip_draws(kernels.stream_keys(seed, stream, self.agents, 1)[ids], taken)
 
         return heads(STREAM_NEXT), heads(STREAM_ACTION)
 
@@ -98,16 +100,16 @@ def advance(
     """
     arrays = [value.numpy() for value in (phi, theta, position, surprise)]
     how = (taken, steps.numpy(), rate.numpy(), problem.epsilon, moves)
-    kernel.walk_features(*arrays, problem.walks.env_of[ids], *keys, *problem.walks.tables, *how)
+    kernel.walk_features(*arrays, problem.tabular.env_of[ids], *keys, *problem.tabular.tables, *how)
 
 
-def first_features(problem: LinearProblem, seed: int) -> Tensor:
+def initial_features(problem: LinearProblem, seed: int) -> Tensor:
     """The representation of the first round: random, of the size that rounds give it."""
-    draw = rng.generator(seed, rng.LINEAR_START).standard_normal((problem.entries, problem.rank))
+    draw = rng.generator(seed, rng.LINEAR_START).standard_normal((problem.num_rows, problem.rank))
     return orthonormal(torch.from_numpy(draw))
 
 
-def federate(
+def run_federated(
     problem: LinearProblem,
     seed: int,
     rates: Floats,
@@ -123,16 +125,16 @@ def federate(
     contract's rounds give the same.
     """
     phi, theta = (
-        first_features(problem, seed).numpy().copy(),
+        initial_features(problem, seed).numpy().copy(),
         np.zeros((problem.agents, problem.rank)),
     )
     ids = np.arange(problem.agents)
     walk = (
         phi,
         theta,
-        problem.start(seed),
-        *problem.keys(seed, ids, np.zeros_like(ids)),
-        *problem.walks.tables,
+        problem.initial_states(seed),
+        *problem.rng_keys(seed, ids, np.zeros_like(ids)),
+        *problem.tabular.tables,
     )
     phis, thetas = kernel.federate(
         *walk, problem.epsilon, rates, local_steps, share_theta, relative, marks
@@ -149,7 +151,7 @@ def orthonormal(phi: Tensor) -> Tensor:
     return basis
 
 
-def refit(phi: Tensor, values: Tensor) -> Tensor:
+def fit_theta(phi: Tensor, values: Tensor) -> Tensor:
     """theta of least squares, phi theta = values, for a phi of :func:`orthonormal`: phi^+ = (d/S) phi^T."""
     weights: Tensor = (phi.shape[-1] / phi.shape[-2]) * torch.einsum(
         "...sd,...s->...d", phi, values

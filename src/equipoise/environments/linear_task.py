@@ -21,7 +21,7 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.environments.agent_task import Agents
+from equipoise.environments.agent_task import RLTask
 from equipoise.environments.tabular_mdp import DEFAULT_GAMMA, TabularMDP
 from equipoise.utils.errors import UsageError
 
@@ -43,7 +43,7 @@ class LinearConfig(Options):
     )
 
 
-class LinearTask(Agents):
+class LinearTask(RLTask):
     """Scores: `error` |V - V^i| / |V^i| against the agent's own true values; `visited` the same, weighted by how often
 
     the agent's policy visits them (with actions: the best policy with its chance of random ones); `subspace` the sine
@@ -78,13 +78,13 @@ class LinearTask(Agents):
 
     def init_params(self, seed: int) -> Params:
         """Random features of unit size, weights of zero."""
-        from equipoise.environments.linear_mdp import first_features
+        from equipoise.environments.linear_mdp import initial_features
 
         theta = torch.zeros(self.problem.rank, dtype=torch.float64)
-        return {"phi": first_features(self.problem, seed), "theta": theta}
+        return {"phi": initial_features(self.problem, seed), "theta": theta}
 
     def init_data_state(self, ids: Tensor) -> State:
-        position = torch.from_numpy(self.problem.start(self.seed))[ids]
+        position = torch.from_numpy(self.problem.initial_states(self.seed))[ids]
         surprise = torch.zeros(len(ids), dtype=torch.float64)
         return {"position": position, "taken": torch.zeros_like(ids), "surprise": surprise}
 
@@ -107,7 +107,7 @@ class LinearTask(Agents):
             raise UsageError(
                 f"task '{self.name}' has no loss: choose a method without one of its own"
             )
-        tabular_q.use_threads(torch.get_num_threads())
+        tabular_q.set_num_threads(torch.get_num_threads())
         params, before = request.params, (source["position"], source["surprise"])
         phi, theta, position, surprise = (
             value.contiguous().clone() for value in (params["phi"], params["theta"], *before)
@@ -118,7 +118,7 @@ class LinearTask(Agents):
             "theta" in request.trainable,
             "relative" in request.aux,
         )
-        keys = self.problem.keys(rng.seed, agents, taken)
+        keys = self.problem.rng_keys(rng.seed, agents, taken)
         linear_mdp.advance(
             self.problem,
             agents,
@@ -144,9 +144,11 @@ class LinearTask(Agents):
 
         values = torch.einsum("ksd,kd->ks", params["phi"], params["theta"])
         scores = {
-            "error": linear_mdp.value_error(values, self.problem.values[ids]),
-            "visited": linear_mdp.value_error(values, self.problem.values[ids], self._visits[ids]),
-            "subspace": linear_mdp.subspace_distance(params["phi"], self.problem.span),
+            "error": linear_mdp.value_error(values, self.problem.true_values[ids]),
+            "visited": linear_mdp.value_error(
+                values, self.problem.true_values[ids], self._visits[ids]
+            ),
+            "subspace": linear_mdp.subspace_distance(params["phi"], self.problem.best_subspace),
         }
         if self.model == "q":
             own = {name: stack[ids] for name, stack in self._mdps.items()}
@@ -173,17 +175,17 @@ class LinearTask(Agents):
         """The least mean error that any representation of this rank allows."""
         from equipoise.environments.linear_mdp import value_error
 
-        truth, span = self.problem.values, self.problem.span
+        truth, span = self.problem.true_values, self.problem.best_subspace
         return {"floor": float(value_error(truth @ span @ span.mT, truth).mean())}
 
     @cached_property
     def _visits(self) -> Tensor:
         """Long-run shares of steps, ``[K, S A]``."""
-        from equipoise.environments.tabular_mdp import soft_greedy
+        from equipoise.environments.tabular_mdp import epsilon_greedy_policy
         from equipoise.environments.theory import occupancy
 
         each = [
-            occupancy(mdp, soft_greedy(mdp, self.config.epsilon)).reshape(-1)
+            occupancy(mdp, epsilon_greedy_policy(mdp, self.config.epsilon)).reshape(-1)
             for mdp in self.problem.mdps
         ]
         return torch.from_numpy(np.stack(each))

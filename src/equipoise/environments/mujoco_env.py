@@ -1,7 +1,8 @@
-"""MuJoCo's Hopper and HalfCheetah, each agent with legs of its own thickness: the model's XML with other sizes.
+"""MuJoCo's Hopper and HalfCheetah, each agent with its own leg thickness.
 
-MuJoCo is driven directly, by the rules of Gymnasium's Hopper-v5 and HalfCheetah-v5: from the same state the same action
-leads to the same state to the bit and the same reward to 1e-12, without the time that a stack of wrappers takes.
+The agent's model is Gymnasium's XML file with other capsule radii. MuJoCo is called directly, with
+the rules of Gymnasium's Hopper-v5 and HalfCheetah-v5: the same action in the same state leads to
+the same state to the bit and to the same reward to 1e-12, without the overhead of wrappers.
 """
 
 from __future__ import annotations
@@ -23,204 +24,280 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State, TrainingConfig
-from equipoise.environments.deep_task import AgentConfig, AgentTask
-from equipoise.environments.heterogeneity import Flags, Floats, Ints, Seen
-from equipoise.environments.sac_agent import normal
-from equipoise.environments.vec_env import Moved, Play, World
+from equipoise.environments.deep_task import DeepRLConfig, DeepRLTask
+from equipoise.environments.heterogeneity import Bools, Floats, Ints, Obs
+from equipoise.environments.sac_agent import standard_normal
+from equipoise.environments.vec_env import StepResult, VecEnv, VecEnvState
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
+MAX_EPISODE_STEPS = 1000
+# Hopper's healthy range, and the bound of its observed speeds.
+MIN_HEIGHT = 0.7
+MAX_TILT = 0.2
+MAX_STATE = 100.0
+MAX_OBS_SPEED = 10.0
+FRAME_WIDTH = 320
+FRAME_HEIGHT = 200
+
 
 @dataclass(frozen=True)
-class Body:
-    """A model of Gymnasium's, which of its capsules are legs, and the rules of its environment."""
+class Robot:
+    """One of Gymnasium's MuJoCo models and the rules of its environment."""
 
     name: str
     env_id: str
     asset: str
+    """File name of the model."""
     legs: tuple[str, ...]
-    best: float
-    """A good return, for FedPolicy."""
-    frames: int
-    """Steps of the simulator under one action."""
-    effort: float
-    """What the square of an action costs."""
-    noise: float
-    """How far first positions and speeds may be off."""
-    falls: bool
-    """Whether a step upright pays 1 and a fall ends the episode (Hopper); its speeds are shown up to 10 then."""
+    """Names of the capsules whose radius differs between agents."""
+    good_return: float
+    """Upper end of the range of returns, for utilities in [0, 1]."""
+    frame_skip: int
+    """Simulator steps per action."""
+    control_cost: float
+    """Cost of the squared action."""
+    reset_noise: float
+    """Scale of the noise on initial positions and speeds."""
+    can_fall: bool
+    """Whether a healthy step pays 1 and a fall terminates; observed speeds are clipped then."""
 
 
-HOPPER = Body("hopper", "Hopper-v5", "hopper.xml", ("leg_geom",), 1000.0, 4, 1e-3, 5e-3, True)
-CHEETAH_LEGS = ("bthigh", "bshin", "fthigh", "fshin")
-HALF_CHEETAH = Body(
-    "half-cheetah", "HalfCheetah-v5", "half_cheetah.xml", CHEETAH_LEGS, 3000.0, 5, 0.1, 0.1, False
+HOPPER = Robot(
+    name="hopper",
+    env_id="Hopper-v5",
+    asset="hopper.xml",
+    legs=("leg_geom",),
+    good_return=1000.0,
+    frame_skip=4,
+    control_cost=1e-3,
+    reset_noise=5e-3,
+    can_fall=True,
 )
-LIMIT = 1000  # steps of an episode
-LOWEST, LEAN, WILDEST, FASTEST = (
-    0.7,
-    0.2,
-    100.0,
-    10.0,
-)  # Hopper: height, angle, other numbers; speeds that are shown
-WIDTH, HEIGHT = 320, 200  # of pictures
+HALF_CHEETAH = Robot(
+    name="half-cheetah",
+    env_id="HalfCheetah-v5",
+    asset="half_cheetah.xml",
+    legs=("bthigh", "bshin", "fthigh", "fshin"),
+    good_return=3000.0,
+    frame_skip=5,
+    control_cost=0.1,
+    reset_noise=0.1,
+    can_fall=False,
+)
 
 
-def radius(own: float, u: float) -> float:
-    """own + 0.02 (u - 1/2): Hopper's leg has 0.04, HalfCheetah's have 0.046."""
-    return own + 0.02 * (u - 0.5)
+def leg_radius(default: float, u: float) -> float:
+    """Return default + 0.02 (u - 1/2). Defaults: Hopper 0.04, HalfCheetah 0.046."""
+    return default + 0.02 * (u - 0.5)
 
 
-def edited(xml: str, legs: tuple[str, ...], u: float) -> str:
-    """The model with capsules of another radius; lengths stay."""
+def with_leg_radius(xml: str, legs: tuple[str, ...], u: float) -> str:
+    """Return the model's XML with other capsule radii; lengths stay.
+
+    Raises:
+        UsageError: If the model has no such capsules.
+    """
     for leg in legs:
-        found = re.search(rf'(<geom [^>]*name="{leg}"[^>]*size=")([0-9.]+)( )', xml)
-        if found is None:
+        match = re.search(rf'(<geom [^>]*name="{leg}"[^>]*size=")([0-9.]+)( )', xml)
+        if match is None:
             raise UsageError(
                 f"the model of this Gymnasium has no geom '{leg}' with a size: use Gymnasium 1.x"
             )
-        xml = (
-            xml[: found.start()]
-            + f"{found[1]}{radius(float(found[2]), u):.6g}{found[3]}"
-            + xml[found.end() :]
-        )
+        geom = f"{match[1]}{leg_radius(float(match[2]), u):.6g}{match[3]}"
+        xml = xml[: match.start()] + geom + xml[match.end() :]
     return xml
 
 
-def simulator() -> Any:
+def import_mujoco() -> Any:
+    """Return the module `mujoco`, which is an optional dependency."""
     return importlib.import_module("mujoco")
 
 
-def model(body: Body, u: float) -> Any:
-    """The model of an agent."""
+def load_model(robot: Robot, u: float) -> Any:
+    """Return the MuJoCo model of an agent with heterogeneity u."""
     import gymnasium
 
-    xml = (Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / body.asset).read_text()
-    # MuJoCo writes what it thinks of a model into the working directory.
+    assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+    xml = (assets / robot.asset).read_text()
+    # MuJoCo writes its log file into the working directory.
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        return simulator().MjModel.from_xml_string(edited(xml, body.legs, u))
+        return import_mujoco().MjModel.from_xml_string(with_leg_radius(xml, robot.legs, u))
 
 
-class MujocoWorld(World):
-    """One model per agent; all that episodes go on from is in the state that is kept."""
+class MujocoVecEnv(VecEnv):
+    """One MuJoCo model per agent; the state is fully exported."""
 
-    continuous, limit = True, LIMIT
+    continuous = True
+    max_episode_steps = MAX_EPISODE_STEPS
 
-    def __init__(self, body: Body, models: Sequence[Any]) -> None:
-        self.body, self.models, one = body, models, models[0]
-        self.places, self.actions = int(one.nq), int(one.nu)
-        self.resets, self.observations = int(one.nq + one.nv), int(one.nq + one.nv - 1)
-        self.lowest, self.highest = 0.0, body.best
-        self.whole = simulator().mjtState.mjSTATE_INTEGRATION
-        self.state_size = int(simulator().mj_stateSize(one, self.whole))
-        self.rate = 1.0 / (float(one.opt.timestep) * body.frames)  # actions per second
+    def __init__(self, robot: Robot, models: Sequence[Any]) -> None:
+        """Create the environments.
 
-    def subset(self, ids: Ints) -> World:
-        return MujocoWorld(self.body, [self.models[agent] for agent in ids])
+        Args:
+            robot: The rules of the environment.
+            models: The MuJoCo model of each agent.
+        """
+        self.robot = robot
+        self.models = models
+        model = models[0]
+        self.num_positions = int(model.nq)
+        self.num_actions = int(model.nu)
+        self.reset_noise_dim = int(model.nq + model.nv)
+        self.obs_dim = int(model.nq + model.nv - 1)
+        self.min_return = 0.0
+        self.max_return = robot.good_return
+        self.state_spec = import_mujoco().mjtState.mjSTATE_INTEGRATION
+        self.state_size = int(import_mujoco().mj_stateSize(model, self.state_spec))
+        self.fps = 1.0 / (float(model.opt.timestep) * robot.frame_skip)  # actions per second
 
-    def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
-        draws = rng.uniform(
-            rng.keys(seed, ids.numpy(), 0, rng.FIRST_STATES[0]), copies * self.resets
-        )
-        return self.begin(ids, draws.reshape(len(ids), copies, self.resets)).kept()
+    def subset(self, ids: Ints) -> VecEnv:
+        """Return the environments of these agents alone."""
+        return MujocoVecEnv(self.robot, [self.models[agent] for agent in ids])
 
-    def open(self, ids: Tensor, kept: State, draws: Floats) -> Play:
-        play = MujocoPlay(self, ids, kept["clock"].numpy().copy())
-        play.load(kept["state"].numpy())
-        return play
+    def init_state(self, ids: Tensor, num_envs: int, seed: int) -> State:
+        """Draw the first states of agents that have not acted yet."""
+        keys = rng.keys(seed, ids.numpy(), 0, rng.FIRST_STATES[0])
+        draws = rng.uniform(keys, num_envs * self.reset_noise_dim)
+        return self.reset(ids, draws.reshape(len(ids), num_envs, self.reset_noise_dim)).state_dict()
 
-    def begin(self, ids: Tensor, draws: Floats) -> Play:
-        play = MujocoPlay(self, ids, np.zeros(draws.shape[:2], np.int64))
-        play.start(np.ones(draws.shape[:2], bool), draws)
-        return play
+    def resume(self, ids: Tensor, state: State, draws: Floats) -> VecEnvState:
+        """Continue the episodes of a `state_dict`."""
+        env_state = MujocoEnvState(self, ids, state["clock"].numpy().copy())
+        env_state.load(state["state"].numpy())
+        return env_state
+
+    def reset(self, ids: Tensor, draws: Floats) -> VecEnvState:
+        """Start new episodes."""
+        env_state = MujocoEnvState(self, ids, np.zeros(draws.shape[:2], np.int64))
+        env_state.start(np.ones(draws.shape[:2], bool), draws)
+        return env_state
 
 
-class MujocoPlay(Play):
-    def __init__(self, world: MujocoWorld, ids: Tensor, clock: Ints) -> None:
-        self.world, self.body, self.clock, self.mujoco = world, world.body, clock, simulator()
+class MujocoEnvState(VecEnvState):
+    """Running episodes in MuJoCo."""
+
+    def __init__(self, env: MujocoVecEnv, ids: Tensor, clock: Ints) -> None:
+        """Allocate the simulators; call `load` or `start` next.
+
+        Args:
+            env: All agents' environments.
+            ids: ``[K]``, the agents.
+            clock: ``[K, E]``, steps taken in each running episode.
+        """
+        self.env = env
+        self.robot = env.robot
+        self.clock = clock
+        self.mujoco = import_mujoco()
         agents = [agent for agent in ids.tolist() for _ in range(clock.shape[1])]
-        self.pairs = [
-            (world.models[agent], self.mujoco.MjData(world.models[agent])) for agent in agents
+        self.simulators = [
+            (env.models[agent], self.mujoco.MjData(env.models[agent])) for agent in agents
         ]
-        self.forces = [data.ctrl for _, data in self.pairs]  # these are the simulator's own memory
-        self.parts = [part for _, data in self.pairs for part in (data.qpos, data.qvel)]
+        # These arrays are views of the simulators' own memory.
+        self.controls = [data.ctrl for _, data in self.simulators]
+        self.coordinates = [part for _, data in self.simulators for part in (data.qpos, data.qvel)]
 
-    def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
-        force = np.clip(action.astype(np.float64), -1.0, 1.0)
-        before, step, frames = self.state[..., 0], self.mujoco.mj_step, self.body.frames
-        for (model, data), own, given in zip(
-            self.pairs, self.forces, force.reshape(len(self.pairs), -1), strict=True
+    def step(self, action: npt.NDArray[np.generic], draws: Floats) -> StepResult:
+        """Take one step in every copy and reset the copies whose episode ended."""
+        control = np.clip(action.astype(np.float64), -1.0, 1.0)
+        before = self.state[..., 0]
+        mj_step = self.mujoco.mj_step
+        frame_skip = self.robot.frame_skip
+        flat_control = control.reshape(len(self.simulators), -1)
+        for (model, data), target, source in zip(
+            self.simulators, self.controls, flat_control, strict=True
         ):
-            own[:] = given
-            step(model, data, frames)
-        self._read()
-        following, fallen = self.seen, self._fallen()
-        reward = (self.state[..., 0] - before) * self.world.rate - self.body.effort * np.square(
-            force
-        ).sum(-1)
-        if self.body.falls:
+            target[:] = source
+            mj_step(model, data, frame_skip)
+        self._observe()
+        next_obs = self.obs
+        fallen = self._fallen()
+        progress = (self.state[..., 0] - before) * self.env.fps
+        reward = progress - self.robot.control_cost * np.square(control).sum(-1)
+        if self.robot.can_fall:
             reward = reward + ~fallen
         self.clock += 1
-        truncated = ~fallen & (self.clock >= self.world.limit)
-        over = fallen | truncated
-        if over.any():
-            self.clock[over] = 0
-            self.start(over, draws)
-        return Moved(following, reward, fallen, truncated)
+        truncated = ~fallen & (self.clock >= self.env.max_episode_steps)
+        done = fallen | truncated
+        if done.any():
+            self.clock[done] = 0
+            self.start(done, draws)
+        return StepResult(next_obs, reward, fallen, truncated)
 
-    def start(self, which: Flags, draws: Floats) -> None:
-        """Anew, these copies: near the model's own pose, by uniform ``draws`` ``[K, E, resets]``."""
-        noise, places = self.body.noise, self.world.places
+    def start(self, which: Bools, draws: Floats) -> None:
+        """Start new episodes near the model's default pose.
+
+        Args:
+            which: ``[K, E]``, the copies to reset.
+            draws: ``[K, E, reset_noise_dim]``, uniform numbers.
+        """
+        noise = self.robot.reset_noise
+        flat_draws = draws.reshape(len(self.simulators), -1)
         for number in np.flatnonzero(which):
-            (model, data), drawn = self.pairs[number], draws.reshape(len(self.pairs), -1)[number]
+            model, data = self.simulators[number]
+            position_draws = flat_draws[number][: self.env.num_positions]
+            speed_draws = flat_draws[number][self.env.num_positions :]
             self.mujoco.mj_resetData(model, data)
-            data.qpos[:] += noise * (2.0 * drawn[:places] - 1.0)
-            speed = drawn[places:]
-            data.qvel[:] += noise * (
-                2.0 * speed - 1.0 if self.body.falls else normal(speed).numpy()
-            )
+            data.qpos[:] += noise * (2.0 * position_draws - 1.0)
+            if self.robot.can_fall:
+                data.qvel[:] += noise * (2.0 * speed_draws - 1.0)
+            else:
+                data.qvel[:] += noise * standard_normal(speed_draws).numpy()
             self.mujoco.mj_forward(model, data)
-        self._read()
+        self._observe()
 
     def load(self, state: Floats) -> None:
-        for (model, data), own in zip(self.pairs, state.reshape(len(self.pairs), -1), strict=True):
-            self.mujoco.mj_setState(model, data, own, self.world.whole)
-        self._read()
+        """Load exported states ``[K, E, state_size]``."""
+        flat = state.reshape(len(self.simulators), -1)
+        for (model, data), own in zip(self.simulators, flat, strict=True):
+            self.mujoco.mj_setState(model, data, own, self.env.state_spec)
+        self._observe()
 
-    def kept(self) -> State:
-        state = np.empty((len(self.pairs), self.world.state_size))
-        for (model, data), own in zip(self.pairs, state, strict=True):
-            self.mujoco.mj_getState(model, data, own, self.world.whole)
-        whole = torch.from_numpy(state.reshape(*self.clock.shape, -1))
-        return {"state": whole, "clock": torch.from_numpy(self.clock)}
+    def state_dict(self) -> State:
+        """Return what `MujocoVecEnv.resume` continues from."""
+        state = np.empty((len(self.simulators), self.env.state_size))
+        for (model, data), own in zip(self.simulators, state, strict=True):
+            self.mujoco.mj_getState(model, data, own, self.env.state_spec)
+        return {
+            "state": torch.from_numpy(state.reshape(*self.clock.shape, -1)),
+            "clock": torch.from_numpy(self.clock),
+        }
 
-    def picture(self) -> npt.NDArray[np.uint8]:
-        """Of the first copy of the first agent, from the model's own camera."""
-        self._renderer.update_scene(self.pairs[0][1], "track")
+    def render(self) -> npt.NDArray[np.uint8]:
+        """Render the first copy of the first agent with the model's own camera."""
+        self._renderer.update_scene(self.simulators[0][1], "track")
         return np.asarray(self._renderer.render())
 
     @cached_property
     def _renderer(self) -> Any:
-        return self.mujoco.Renderer(self.pairs[0][0], HEIGHT, WIDTH)
+        return self.mujoco.Renderer(self.simulators[0][0], FRAME_HEIGHT, FRAME_WIDTH)
 
-    def _read(self) -> None:
-        """All positions and speeds, and what agents see of them: not how far they have come."""
-        self.state: Floats = np.concatenate(self.parts).reshape(*self.clock.shape, -1)
-        seen = self.state[..., 1:].astype(np.float32)
-        if self.body.falls:
-            speeds = seen[..., self.world.places - 1 :]
-            np.clip(speeds, -FASTEST, FASTEST, out=speeds)
-        self.seen: Seen = seen
+    def _observe(self) -> None:
+        """Read all coordinates; agents observe all but the horizontal position."""
+        self.state: Floats = np.concatenate(self.coordinates).reshape(*self.clock.shape, -1)
+        obs = self.state[..., 1:].astype(np.float32)
+        if self.robot.can_fall:
+            speeds = obs[..., self.env.num_positions - 1 :]
+            np.clip(speeds, -MAX_OBS_SPEED, MAX_OBS_SPEED, out=speeds)
+        self.obs: Obs = obs
 
-    def _fallen(self) -> Flags:
-        if not self.body.falls:
+    def _fallen(self) -> Bools:
+        """Return which copies left the healthy range, ``[K, E]``."""
+        if not self.robot.can_fall:
             return np.zeros(self.clock.shape, bool)
-        upright = (self.state[..., 1] > LOWEST) & (np.abs(self.state[..., 2]) < LEAN)
-        return ~(upright & (np.abs(self.state[..., 2:]) < WILDEST).all(-1))
+        upright = (self.state[..., 1] > MIN_HEIGHT) & (np.abs(self.state[..., 2]) < MAX_TILT)
+        return ~(upright & (np.abs(self.state[..., 2:]) < MAX_STATE).all(-1))
 
 
-def mujoco_task(body: Body, config: AgentConfig, training: TrainingConfig, seed: int) -> AgentTask:
+def build_mujoco(
+    robot: Robot, config: DeepRLConfig, training: TrainingConfig, seed: int
+) -> DeepRLTask:
+    """Build the task of agents with this robot.
+
+    Raises:
+        UsageError: If MuJoCo or Gymnasium is not installed.
+    """
     if importlib.util.find_spec("mujoco") is None or importlib.util.find_spec("gymnasium") is None:
-        raise UsageError(f"task '{body.name}' needs MuJoCo: pip install 'equipoise[mujoco]'")
-    world = MujocoWorld(body, [model(body, float(u)) for u in config.numbers])
-    return AgentTask(body.name, world, config, "mlp", training, seed)
+        raise UsageError(f"task '{robot.name}' needs MuJoCo: pip install 'equipoise[mujoco]'")
+    models = [load_model(robot, float(u)) for u in config.heterogeneity_values]
+    return DeepRLTask(robot.name, MujocoVecEnv(robot, models), config, "mlp", training, seed)

@@ -35,11 +35,11 @@ class TabularMDP:
     name: str = "mdp"
 
     @property
-    def states(self) -> int:
+    def num_states(self) -> int:
         return int(self.P.shape[0])
 
     @property
-    def actions(self) -> int:
+    def num_actions(self) -> int:
         return int(self.P.shape[1])
 
     @cached_property
@@ -110,7 +110,7 @@ def _floats(value: npt.ArrayLike, what: str, name: str) -> Floats:
 def optimal_q(mdp: TabularMDP, tolerance: float = 1e-12) -> Floats:
     """Q* by value iteration, until the contraction bounds the error by `tolerance` (relative to max |Q*| above 1)."""
     q: Floats = np.zeros_like(mdp.R)
-    flat = mdp.P.reshape(-1, mdp.states)
+    flat = mdp.P.reshape(-1, mdp.num_states)
     while True:
         new = mdp.R + (flat @ (mdp.discount * q.max(axis=1))).reshape(q.shape)
         bound = float(np.abs(new - q).max()) * mdp.gamma / (1.0 - mdp.gamma)
@@ -145,7 +145,7 @@ def garnet(
     return make_mdp(P, rng.random((states, actions)), gamma, name="garnet")
 
 
-def perturbed(mdp: TabularMDP, seed: int, strength: float) -> TabularMDP:
+def perturb(mdp: TabularMDP, seed: int, strength: float) -> TabularMDP:
     """The MDP of an agent elsewhere: rows mixed with random ones on their support, rewards moved, by `strength`."""
     rng = streams.generator(seed, streams.VARIANTS)
     noise = rng.exponential(size=mdp.P.shape) * (mdp.P > 0)
@@ -155,7 +155,7 @@ def perturbed(mdp: TabularMDP, seed: int, strength: float) -> TabularMDP:
     return make_mdp(P, R, mdp.gamma, mdp.start, mdp.discount == 0.0, name=f"{mdp.name}, perturbed")
 
 
-def from_file(path: str | Path, gamma: float | None = None) -> TabularMDP:
+def load_mdp(path: str | Path, gamma: float | None = None) -> TabularMDP:
     """The user's own arrays: an .npz file with P and R, and optionally gamma, start and terminal."""
     try:
         with np.load(path) as stored:
@@ -182,7 +182,7 @@ def from_file(path: str | Path, gamma: float | None = None) -> TabularMDP:
     )
 
 
-def toy_text(name: str, gamma: float = DEFAULT_GAMMA, **options: Any) -> TabularMDP:
+def gymnasium_mdp(name: str, gamma: float = DEFAULT_GAMMA, **options: Any) -> TabularMDP:
     """A tabular Gymnasium environment by its transition table, restricted to the states that can be reached."""
     if name not in TOY_TEXT:
         raise UsageError(
@@ -235,13 +235,13 @@ def _reachable(mdp: TabularMDP) -> npt.NDArray[np.intp]:
         seen = grown
 
 
-ROWS, COLUMNS = 4, 12
-MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: Gymnasium's order
-DOWN = 2
-JUMP = 0.1  # chance to go on in any state of a planted MDP
+CLIFF_ROWS, CLIFF_COLUMNS = 4, 12
+CLIFF_MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: Gymnasium's order
+MOVE_DOWN = 2
+JUMP_PROBABILITY = 0.1  # chance to go on in any state of a planted MDP
 
 
-def spread(agents: int) -> Floats:
+def evenly_spaced(agents: int) -> Floats:
     """The agents' u, evenly over (0, 1): their federation is as diverse for few agents as for many."""
     if agents < 1:
         raise UsageError(f"The number of agents is {agents}; at least one is needed.")
@@ -255,7 +255,7 @@ def planted_weights(u: Floats, rank: int) -> Floats:
     return np.asarray(waves / np.sqrt(rank))
 
 
-def planted(
+def planted_mdps(
     seed: int, u: Floats, states: int, actions: int, branching: int, rank: int, gamma: float
 ) -> list[TabularMDP]:
     """Random MDPs whose optimal values are Q^i = B w(u_i) exactly, with one B [S * A, d] for all.
@@ -273,13 +273,15 @@ def planted(
     basis = np.sqrt(states * actions) * np.linalg.qr(draw)[0]
     mdps = []
     for share, weights in zip(u, planted_weights(u, rank), strict=True):
-        P = (1.0 - JUMP) * ((1.0 - share) * ends[0] + share * ends[1]) + JUMP / states
+        P = (1.0 - JUMP_PROBABILITY) * (
+            (1.0 - share) * ends[0] + share * ends[1]
+        ) + JUMP_PROBABILITY / states
         q = (basis @ weights).reshape(states, actions)
         mdps.append(make_mdp(P, q - gamma * P @ q.max(axis=1), gamma, name="planted"))
     return mdps
 
 
-def windy_cliff(u: Floats, wind: float, gamma: float, goal: float = 0.0) -> list[TabularMDP]:
+def windy_cliff_mdps(u: Floats, wind: float, gamma: float, goal: float = 0.0) -> list[TabularMDP]:
     """CliffWalking where, with chance wind * u, a gust moves the agent one cell down instead of where it wanted.
 
     The table of Gymnasium's CliffWalking at u = 0, with rewards over 100: -0.01 per step, -1 and back to start for a
@@ -288,21 +290,27 @@ def windy_cliff(u: Floats, wind: float, gamma: float, goal: float = 0.0) -> list
     if not 0.0 <= wind <= 1.0:
         raise UsageError(f"wind is {wind}: a probability lies between 0 and 1")
     cells = [
-        (y, x) for y in range(ROWS) for x in range(COLUMNS) if y < ROWS - 1 or x in (0, COLUMNS - 1)
+        (y, x)
+        for y in range(CLIFF_ROWS)
+        for x in range(CLIFF_COLUMNS)
+        if y < CLIFF_ROWS - 1 or x in (0, CLIFF_COLUMNS - 1)
     ]
     index = {cell: i for i, cell in enumerate(cells)}
-    first, goal_cell = index[ROWS - 1, 0], index[ROWS - 1, COLUMNS - 1]
-    P, R = np.zeros((len(cells), len(MOVES), len(cells))), np.full((len(cells), len(MOVES)), -0.01)
+    first, goal_cell = index[CLIFF_ROWS - 1, 0], index[CLIFF_ROWS - 1, CLIFF_COLUMNS - 1]
+    P, R = (
+        np.zeros((len(cells), len(CLIFF_MOVES), len(cells))),
+        np.full((len(cells), len(CLIFF_MOVES)), -0.01),
+    )
     for s, (y, x) in enumerate(cells):
-        for a, (dy, dx) in enumerate(MOVES):
-            there = min(max(y + dy, 0), ROWS - 1), min(max(x + dx, 0), COLUMNS - 1)
+        for a, (dy, dx) in enumerate(CLIFF_MOVES):
+            there = min(max(y + dy, 0), CLIFF_ROWS - 1), min(max(x + dx, 0), CLIFF_COLUMNS - 1)
             P[s, a, index.get(there, first)] = 1.0
             if there not in index:
                 R[s, a] = -1.0
             elif index[there] == goal_cell:
                 R[s, a] += goal
     start, ends = np.eye(len(cells))[first], np.arange(len(cells)) == goal_cell
-    gusts = P[:, [DOWN]], R[:, [DOWN]]
+    gusts = P[:, [MOVE_DOWN]], R[:, [MOVE_DOWN]]
     return [
         make_mdp(
             (1 - w) * P + w * gusts[0],
@@ -316,7 +324,7 @@ def windy_cliff(u: Floats, wind: float, gamma: float, goal: float = 0.0) -> list
     ]
 
 
-def under_policy(mdp: TabularMDP, policy: Floats) -> TabularMDP:
+def mdp_under_policy(mdp: TabularMDP, policy: Floats) -> TabularMDP:
     """The chain that a policy [S, A] makes of an MDP, as an MDP with one action: its optimal values are V^policy."""
     P, R = np.einsum("sa,sat->st", policy, mdp.P), (policy * mdp.R).sum(axis=1)
     return make_mdp(
@@ -324,53 +332,53 @@ def under_policy(mdp: TabularMDP, policy: Floats) -> TabularMDP:
     )
 
 
-def soft_greedy(mdp: TabularMDP, epsilon: float) -> Floats:
+def epsilon_greedy_policy(mdp: TabularMDP, epsilon: float) -> Floats:
     """The optimal policy of an MDP, softened: [S, A]."""
-    policy = np.full(mdp.R.shape, epsilon / mdp.actions)
-    policy[np.arange(mdp.states), mdp.q_star.argmax(axis=1)] += 1.0 - epsilon
+    policy = np.full(mdp.R.shape, epsilon / mdp.num_actions)
+    policy[np.arange(mdp.num_states), mdp.q_star.argmax(axis=1)] += 1.0 - epsilon
     return policy
 
 
-POLICIES = ("fixed", "epsilon", "regions", "uniform")
+BEHAVIOURS = ("fixed", "epsilon", "regions", "uniform")
 
 
-def behaviour(kind: str, mdp: TabularMDP, agents: int, epsilon: float) -> Floats:
+def behaviour_policies(kind: str, mdp: TabularMDP, agents: int, epsilon: float) -> Floats:
     """The policies of all agents, by name; `epsilon` serves the epsilon-random kind alone."""
     if agents < 1:
         raise UsageError(f"The number of agents is {agents}; at least one is needed.")
     if kind == "fixed":
-        return preferred_action(mdp, agents, 0.0)
+        return preferred_action_policies(mdp, agents, 0.0)
     if kind == "epsilon":
-        return preferred_action(mdp, agents, epsilon)
+        return preferred_action_policies(mdp, agents, epsilon)
     if kind == "uniform":
-        return preferred_action(mdp, agents, 1.0)
+        return preferred_action_policies(mdp, agents, 1.0)
     if kind == "regions":
-        return regions(mdp, agents)
-    raise UsageError(f"There is no behaviour policy '{kind}'; known are {', '.join(POLICIES)}.")
+        return region_policies(mdp, agents)
+    raise UsageError(f"There is no behaviour policy '{kind}'; known are {', '.join(BEHAVIOURS)}.")
 
 
-def preferred_action(mdp: TabularMDP, agents: int, epsilon: float) -> Floats:
+def preferred_action_policies(mdp: TabularMDP, agents: int, epsilon: float) -> Floats:
     """Agent k plays action k mod A with probability 1 - epsilon, else any action uniformly (0 fixed, 1 uniform)."""
     if not 0.0 <= epsilon <= 1.0:
         raise UsageError(f"epsilon is {epsilon}; a probability lies between 0 and 1.")
-    pi = np.full((agents, mdp.states, mdp.actions), epsilon / mdp.actions)
+    pi = np.full((agents, mdp.num_states, mdp.num_actions), epsilon / mdp.num_actions)
     k = np.arange(agents)
-    pi[k, :, k % mdp.actions] += 1.0 - epsilon
+    pi[k, :, k % mdp.num_actions] += 1.0 - epsilon
     return pi
 
 
-def regions(mdp: TabularMDP, agents: int) -> Floats:
+def region_policies(mdp: TabularMDP, agents: int) -> Floats:
     """Agent k plays every action in its own block of states, and outside takes the one action that leads back there.
 
     With two actions or more no agent covers all state-action pairs alone; together they do, if the MDP lets each agent
     reach its block.
     """
-    blocks = min(agents, mdp.states)
-    block_of = np.arange(mdp.states) * blocks // mdp.states
-    pi = np.zeros((agents, mdp.states, mdp.actions))
+    blocks = min(agents, mdp.num_states)
+    block_of = np.arange(mdp.num_states) * blocks // mdp.num_states
+    pi = np.zeros((agents, mdp.num_states, mdp.num_actions))
     for block in range(blocks):
         inside = block_of == block
-        pi[block::blocks, inside] = 1.0 / mdp.actions
+        pi[block::blocks, inside] = 1.0 / mdp.num_actions
         outside = np.flatnonzero(~inside)
         pi[block::blocks, outside, _action_towards(mdp, inside)[outside]] = 1.0
     return pi

@@ -27,14 +27,14 @@ except ImportError:
         "Federated Q-learning needs Numba; install it with: pip install 'equipoise[rl]'."
     ) from None
 
-qkernel: Any = _qkernel  # Numba's dispatchers carry no signatures that a type checker could read
+kernels: Any = _qkernel  # Numba's dispatchers carry no signatures that a type checker could read
 qaverage: Any = _qaverage
 Ints = npt.NDArray[np.int64]
-RULES = ("equal", "importance", "targets")
+AVERAGING_RULES = ("equal", "importance", "targets")
 STREAM_NEXT, STREAM_ACTION, STREAM_START = range(3)
 
 
-class Problem:
+class TabularProblem:
     """MDPs and behaviour policies, prepared for the kernels: alias tables, or plain actions where nobody chooses.
 
     `mdps` holds one MDP for everybody, or one per agent; `policies` is pi[k, s, a], or None for FedSynQ, whose agents
@@ -56,19 +56,19 @@ class Problem:
             )
         self.mdp, self.agents = mdps[0], agents
         self.env_of = np.arange(agents) if len(mdps) > 1 else np.zeros(agents, np.int64)
-        self.transitions = qkernel.alias_tables(np.stack([mdp.P for mdp in mdps]))
+        self.transitions = kernels.alias_tables(np.stack([mdp.P for mdp in mdps]))
         self.reward = np.stack([mdp.R for mdp in mdps])
         self.discount = np.stack([mdp.discount for mdp in mdps])
         self.policies = policies
         if policies is not None:
-            _check_policies(policies, (agents, self.mdp.states, self.mdp.actions))
+            _check_policies(policies, (agents, self.mdp.num_states, self.mdp.num_actions))
             self.action = np.ascontiguousarray(policies.argmax(axis=2))
-            self.choices = qkernel.alias_tables(policies)
+            self.policy_alias = kernels.alias_tables(policies)
 
     @property
-    def fixed(self) -> bool:
+    def is_deterministic(self) -> bool:
         """Whether every agent's action is a function of the state."""
-        return self.policies is not None and self.choices.threshold.shape[2] == 1
+        return self.policies is not None and self.policy_alias.threshold.shape[2] == 1
 
     @property
     def tables(self) -> tuple[Any, ...]:
@@ -108,49 +108,51 @@ class QState:
     """local steps taken so far"""
 
 
-def check_rates(eta: float, tau: int) -> None:
+def check_step_options(eta: float, tau: int) -> None:
     if not 0.0 < eta < 1.0:
         raise UsageError(f"The learning rate eta is {eta}; it must lie strictly between 0 and 1.")
     if tau < 1:
         raise UsageError(f"The synchronisation period tau is {tau}; it must be at least one step.")
 
 
-def start_positions(problem: Problem, sims: int, seed: int) -> Ints:
+def initial_states(problem: TabularProblem, sims: int, seed: int) -> Ints:
     """[K, sims] states drawn from the start distribution."""
-    u = rng.uniform(qkernel.stream_keys(seed, STREAM_START, problem.agents, sims), 1)[:, 0]
+    u = rng.uniform(kernels.stream_keys(seed, STREAM_START, problem.agents, sims), 1)[:, 0]
     drawn = np.searchsorted(np.cumsum(problem.mdp.start), u, side="right")
     inside = np.minimum(drawn, np.flatnonzero(problem.mdp.start)[-1]).astype(np.int64)
     return np.asarray(inside.reshape(problem.agents, sims))
 
 
-def initial_tables(problem: Problem, sims: int, seed: int, random_start: bool) -> Floats:
+def initial_q(problem: TabularProblem, sims: int, seed: int, random_start: bool) -> Floats:
     """[K, sims, S, A]: zero, or uniform in (0, 1/(1 - gamma)] for each agent on its own, as the paper's curves need."""
-    shape = (problem.agents, sims, problem.mdp.states, problem.mdp.actions)
+    shape = (problem.agents, sims, problem.mdp.num_states, problem.mdp.num_actions)
     if not random_start:
         return np.zeros(shape)
     u = rng.uniform(
         rng.keys(seed, np.arange(problem.agents), 1, rng.FIRST_TABLES), sims * shape[2] * shape[3]
     )
-    return np.asarray(first_table(u, problem.mdp.gamma)).reshape(shape)
+    return np.asarray(random_q_entries(u, problem.mdp.gamma)).reshape(shape)
 
 
-def first_table(u: Any, gamma: float) -> Any:
+def random_q_entries(u: Any, gamma: float) -> Any:
     """Numbers in [0, 1) as entries of a random first table."""
     return (1.0 - u) / (1.0 - gamma)
 
 
-def init_state(problem: Problem, sims: int, seed: int, random_start: bool = True) -> QState:
+def init_state(problem: TabularProblem, sims: int, seed: int, random_start: bool = True) -> QState:
     """Before the first round the server holds the plain mean of the agents' tables."""
     if sims < 1:
         raise UsageError(f"The number of simulations is {sims}; at least one is needed.")
-    q = initial_tables(problem, sims, seed, random_start)
+    q = initial_q(problem, sims, seed, random_start)
     counts = np.zeros(q.shape, np.int64)
-    return QState(q, counts, start_positions(problem, sims, seed), q.copy(), q.mean(axis=0), 0)
+    return QState(q, counts, initial_states(problem, sims, seed), q.copy(), q.mean(axis=0), 0)
 
 
-def local_period(problem: Problem, state: QState, seed: int, eta: float, tau: int) -> None:
+def run_local_steps(
+    problem: TabularProblem, state: QState, seed: int, eta: float, tau: int
+) -> None:
     """tau local steps of every agent in every simulation, in place (FedSynQ where the problem has no policies)."""
-    check_rates(eta, tau)
+    check_step_options(eta, tau)
     ids = np.arange(problem.agents)
     taken = np.full(problem.agents, state.step)
     advance(problem, ids, state.q, state.counts, state.position, taken, seed, eta, tau)
@@ -158,7 +160,7 @@ def local_period(problem: Problem, state: QState, seed: int, eta: float, tau: in
 
 
 def advance(
-    problem: Problem,
+    problem: TabularProblem,
     ids: Ints,
     q: Floats,
     counts: Ints,
@@ -174,19 +176,24 @@ def advance(
     flat, env = q.reshape(-1, *q.shape[2:]), problem.env_of[agent]
     if problem.policies is None:
         key = _keys(problem, ids, sims, seed, STREAM_NEXT, before * problem.mdp.R.size)
-        qkernel.sweep(flat, env, key, *problem.tables, tau, eta)
+        kernels.sweep(flat, env, key, *problem.tables, tau, eta)
         return
     key = _keys(problem, ids, sims, seed, STREAM_NEXT, before)
     walkers = (flat, counts.reshape(flat.shape), position.reshape(-1), agent, env, key)
-    if problem.fixed:
-        qkernel.walk_fixed(*walkers, problem.action, *problem.tables, tau, eta)
+    if problem.is_deterministic:
+        kernels.walk_fixed(*walkers, problem.action, *problem.tables, tau, eta)
     else:
         choice_key = _keys(problem, ids, sims, seed, STREAM_ACTION, before)
-        qkernel.walk_random(*walkers, choice_key, *problem.choices, *problem.tables, tau, eta)
+        kernels.walk_random(*walkers, choice_key, *problem.policy_alias, *problem.tables, tau, eta)
 
 
 def sampled_backup(
-    problem: Problem, ids: Ints, tables: Sequence[Floats], taken: Ints, seed: int, samples: int
+    problem: TabularProblem,
+    ids: Ints,
+    tables: Sequence[Floats],
+    taken: Ints,
+    seed: int,
+    samples: int,
 ) -> Floats:
     """T(q) of one stack [len(ids), sims, S, A]; T(q) - T(reference) of two, with the same samples for both.
 
@@ -199,29 +206,33 @@ def sampled_backup(
     found = q.reshape(shape).copy()
     other = reference[0].reshape(shape) if reference else np.zeros_like(found)
     threshold, outcome, reward, discount = problem.tables
-    qkernel.contrast(found, other, env, key, threshold, outcome, discount, samples)
+    kernels.contrast(found, other, env, key, threshold, outcome, discount, samples)
     return np.asarray(found if reference else found + reward[env]).reshape(q.shape)
 
 
-def _keys(problem: Problem, ids: Ints, sims: int, seed: int, stream: int, draws: Ints) -> Any:
+def _keys(
+    problem: TabularProblem, ids: Ints, sims: int, seed: int, stream: int, draws: Ints
+) -> Any:
     """Heads of the walkers' random numbers in a stream, after so many draws."""
     walker = np.repeat(ids, sims) * sims + np.tile(np.arange(sims), len(ids))
-    return qkernel.skip_draws(
-        qkernel.stream_keys(seed, stream, problem.agents, sims)[walker], draws
+    return kernels.skip_draws(
+        kernels.stream_keys(seed, stream, problem.agents, sims)[walker], draws
     )
 
 
-def use_threads(count: int) -> None:
+def set_num_threads(count: int) -> None:
     """Threads of the kernels, as far as the machine has cores."""
     most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     numba.set_num_threads(max(1, min(count, most)))
 
 
-def combine(rule: str, tables: Floats, counts: Ints, current: Floats, eta: float) -> Floats:
+def average_tables(rule: str, tables: Floats, counts: Ints, current: Floats, eta: float) -> Floats:
     """One table [...] of the stacks [K, ...] that came up: the agents' tables, or (rule "targets") their evidence."""
     K, shape = len(tables), tables.shape[1:]
-    if rule not in RULES:
-        raise UsageError(f"There is no averaging rule '{rule}'; known are {', '.join(RULES)}.")
+    if rule not in AVERAGING_RULES:
+        raise UsageError(
+            f"There is no averaging rule '{rule}'; known are {', '.join(AVERAGING_RULES)}."
+        )
     if rule == "equal":
         return np.asarray(qaverage.average_equal(tables.reshape(K, -1))).reshape(shape)
     powers = qaverage.decay_powers(eta, int(counts.max()))
@@ -244,13 +255,13 @@ def synchronise(state: QState, rule: str, eta: float, present: Ints | None = Non
         return
     q, counts = state.q[who], state.counts[who]
     sent = evidence(q, counts, state.base[who], eta) if rule == "targets" else q
-    state.table = combine(rule, sent, counts, state.table, eta)
+    state.table = average_tables(rule, sent, counts, state.table, eta)
     state.q[who] = state.table
     state.base[who] = state.table
     state.counts[who] = 0
 
 
-def errors(table: Floats, mdp: TabularMDP) -> Floats:
+def normalised_errors(table: Floats, mdp: TabularMDP) -> Floats:
     """Normalised error (1 - gamma) max |Q - Q*| of tables [..., S, A]."""
     gap: Floats = (1.0 - mdp.gamma) * np.abs(table - mdp.q_star).max(axis=(-2, -1))
     return gap

@@ -68,13 +68,13 @@ class LinearRepresentation(Method):
 
     def receive(self, client: Client) -> tuple[Params, State]:
         """Phi <- sqrt(S/d) Q of its thin QR; theta as keeps the values that its owner had with the old Phi best."""
-        from equipoise.environments.linear_mdp import orthonormal, refit
+        from equipoise.environments.linear_mdp import orthonormal, fit_theta
 
         phi = orthonormal(merge_sent_blocks(client)["phi"])
         owner = (
             client.message.params if "head" in self.default_shared_blocks else client.local_params
         )
-        return {"phi": phi, "theta": refit(phi, owner["phi"] @ owner["theta"])}, client.state
+        return {"phi": phi, "theta": fit_theta(phi, owner["phi"] @ owner["theta"])}, client.state
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         return _train(

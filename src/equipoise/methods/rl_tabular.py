@@ -70,10 +70,10 @@ class FederatedQ(TabularQ):
         """The received table; in the first round, where the task asks for it, an own random one."""
         start, task = merge_sent_blocks(client), client.task
         if client.round == 1 and isinstance(task, TabularTask) and task.config.random_q0:
-            from equipoise.environments.tabular_q import first_table
+            from equipoise.environments.tabular_q import random_q_entries
 
             start = {
-                "q": first_table(
+                "q": random_q_entries(
                     client.uniform(*start["q"].shape, stream=rng.FIRST_TABLES), task.mdp.gamma
                 )
             }
@@ -89,11 +89,11 @@ class FederatedQ(TabularQ):
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
         """Decision 3, entry by entry, by the rule; agents that report no visits are weighted alike."""
-        from equipoise.environments.tabular_q import combine
+        from equipoise.environments.tabular_q import average_tables
 
         tables = updates.params["q"].contiguous().numpy()
         visits = updates.extra["visits"].contiguous().numpy() if updates.extra else tables
-        table = combine(
+        table = average_tables(
             self.rule, tables, visits, server.params["q"].contiguous().numpy(), self.eta
         )
         return {"q": torch.from_numpy(table)}, server.state
