@@ -96,7 +96,9 @@ class SingleDqn:
 
 def stacked(copies: int, steps: int) -> Callable[[], None]:
     """So many steps of our ten agents, through the task as the rounds use it."""
-    config = ClassicControlConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learning_starts=1)
+    config = ClassicControlConfig(
+        parallel=copies, width=WIDTH, capacity=CAPACITY, learning_starts=1
+    )
     task = build_classic_control("cartpole", CartPole(), config, "mlp", CARTPOLE.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}

@@ -19,7 +19,13 @@ import numpy as np
 
 from benchmarks.lab.provenance import measured
 from equipoise.environments import tabular_q
-from equipoise.environments.tabular_mdp import TabularMDP, behaviour_policies, garnet, gymnasium_mdp, two_state
+from equipoise.environments.tabular_mdp import (
+    TabularMDP,
+    behaviour_policies,
+    garnet,
+    gymnasium_mdp,
+    two_state,
+)
 from equipoise.simulation.executor_selection import available_cores
 
 AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
@@ -88,7 +94,9 @@ def main() -> None:
     updates, rates = AGENTS * STEPS * SIMS, {"equal": 0.2, "importance": 0.05, "targets": 0.005}
 
     def uniform(place: TabularMDP) -> tabular_q.TabularProblem:
-        return tabular_q.TabularProblem([place], AGENTS, behaviour_policies("uniform", place, AGENTS, 0.0))
+        return tabular_q.TabularProblem(
+            [place], AGENTS, behaviour_policies("uniform", place, AGENTS, 0.0)
+        )
 
     numpy_ns, agents_ns, error = {}, {}, {}
     for rule in ("equal", "importance"):
@@ -132,7 +140,9 @@ def main() -> None:
             )
             for name, (problem, tau) in cases.items()
         }
-        synchronous = partial(compiled, tabular_q.TabularProblem([big], AGENTS), "equal", 0.1, 50, 5, 10)
+        synchronous = partial(
+            compiled, tabular_q.TabularProblem([big], AGENTS), "equal", 0.1, 50, 5, 10
+        )
         timed["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(
             synchronous, samples, args.repeats
         )

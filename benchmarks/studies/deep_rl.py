@@ -112,8 +112,12 @@ def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
         else task.init_params(seed + 1000)
     )
     stack = {key: value.expand(len(UNSEEN), *value.shape) for key, value in start.items()}
-    world = PhysicsVecEnv.from_traits(task.env.physics, np.array(UNSEEN), (options["differ"],), seed + 1000)
-    each = adapt(task, world, stack, MARKS, trainable_blocks(method, task), LEARNING_STARTS, seed).mean((1, 2))
+    world = PhysicsVecEnv.from_traits(
+        task.env.physics, np.array(UNSEEN), (options["differ"],), seed + 1000
+    )
+    each = adapt(
+        task, world, stack, MARKS, trainable_blocks(method, task), LEARNING_STARTS, seed
+    ).mean((1, 2))
     return {
         str(mark): round(float(value), 1) for mark, value in zip((0, *MARKS), each, strict=True)
     }

@@ -66,10 +66,12 @@ def measured(
     values = torch.einsum("msd,mnd->mns", phis, thetas)
     out = {"distance": linear_mdp.subspace_distance(phis, problem.best_subspace)}
     out["error"] = linear_mdp.value_error(values, problem.true_values).mean(1)
-    visits = np.stack([occupancy(mdp, epsilon_greedy_policy(mdp, epsilon)).reshape(-1) for mdp in mdps])
-    out["visited"] = linear_mdp.value_error(values, problem.true_values, torch.from_numpy(visits)).mean(
-        1
+    visits = np.stack(
+        [occupancy(mdp, epsilon_greedy_policy(mdp, epsilon)).reshape(-1) for mdp in mdps]
     )
+    out["visited"] = linear_mdp.value_error(
+        values, problem.true_values, torch.from_numpy(visits)
+    ).mean(1)
     if mdps[0].num_actions > 1:
         stack = {
             name: np.stack([getattr(mdp, name) for mdp in mdps])

@@ -122,7 +122,9 @@ def test_result_does_not_depend_on_the_number_of_threads(kind):
     if numba.config.NUMBA_NUM_THREADS < 2:
         pytest.skip("one core only")
     mdp = mdps.garnet(3, 6, 4, 3)
-    problem = tabular_q.TabularProblem([mdp], 13, None if kind is None else behaviour_policies(kind, mdp, 13, 0.3))
+    problem = tabular_q.TabularProblem(
+        [mdp], 13, None if kind is None else behaviour_policies(kind, mdp, 13, 0.3)
+    )
     results, before = [], numba.get_num_threads()
     for threads in (1, 2):
         numba.set_num_threads(threads)

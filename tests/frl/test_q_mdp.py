@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from equipoise.environments import tabular_mdp as mdps
-from equipoise.environments.tabular_mdp import behaviour_policies, preferred_action_policies, region_policies
+from equipoise.environments.tabular_mdp import (
+    behaviour_policies,
+    preferred_action_policies,
+    region_policies,
+)
 from equipoise.environments.theory import occupancy
 from equipoise.utils.errors import UsageError
 

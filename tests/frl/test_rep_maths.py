@@ -149,7 +149,9 @@ def plain(problem, k, phi, theta, steps, rate, moves, seed):
 @pytest.mark.parametrize("moves", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("actions", [1, 3])
 def test_the_kernel_is_plain_python(moves, actions):
-    problem = linear_mdp.LinearProblem(planted_mdps(5, evenly_spaced(4), 6, actions, 2, 2, 0.8), 2, epsilon=0.4)
+    problem = linear_mdp.LinearProblem(
+        planted_mdps(5, evenly_spaced(4), 6, actions, 2, 2, 0.8), 2, epsilon=0.4
+    )
     rng = np.random.default_rng(0)
     phi, theta = rng.standard_normal((6 * actions, 2)), rng.standard_normal(2)
     stack, weights, position = walked(problem, phi, theta, 200, 0.05, moves, seed=3)
@@ -221,7 +223,11 @@ def test_planted_values_are_exact_and_share_one_subspace():
         assert float(singular[2] / singular[0]) < 1e-10
         assert problem.best_subspace.shape == (10 * actions, 2)
         assert (
-            float(linear_mdp.value_error(values @ problem.best_subspace @ problem.best_subspace.T, values).max())
+            float(
+                linear_mdp.value_error(
+                    values @ problem.best_subspace @ problem.best_subspace.T, values
+                ).max()
+            )
             < 1e-10
         )
         for mdp in problem.mdps:  # the Bellman equation
@@ -251,7 +257,9 @@ def test_planted_weights_are_as_diverse_for_few_agents_as_for_many():
 
 
 def test_one_agent_spans_one_dimension():
-    assert linear_mdp.LinearProblem(planted_mdps(0, evenly_spaced(1), 8, 1, 3, 2, 0.9), 2).best_subspace.shape == (8, 1)
+    assert linear_mdp.LinearProblem(
+        planted_mdps(0, evenly_spaced(1), 8, 1, 3, 2, 0.9), 2
+    ).best_subspace.shape == (8, 1)
 
 
 def test_every_agent_wants_to_reach_a_goal_that_pays():

@@ -111,9 +111,7 @@ def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
         return params, kept
 
     monkeypatch.setattr(heldout.dqn_agent, "train", watched)
-    heldout.heldout_returns(
-        task, task.heldout_clients, find_method(name)(), task.init_params(1), 3
-    )
+    heldout.heldout_returns(task, task.heldout_clients, find_method(name)(), task.init_params(1), 3)
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
     for part in task.blocks["backbone"]:
         assert torch.equal(before[part], after[part])

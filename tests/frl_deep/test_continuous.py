@@ -18,7 +18,14 @@ from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate
 
 F64 = torch.float64
-TINY = {"agents": 2, "parallel": 2, "width": 8, "capacity": 60, "learning_starts": 20, "episodes": 1}
+TINY = {
+    "agents": 2,
+    "parallel": 2,
+    "width": 8,
+    "capacity": 60,
+    "learning_starts": 20,
+    "episodes": 1,
+}
 SMALL = {**TINY, "task": "gym", "env_id": "Pendulum-v1", "epochs": 15, "batch_size": 8, "seed": 3}
 needs_mujoco = pytest.mark.skipif(
     importlib.util.find_spec("mujoco") is None,

@@ -152,7 +152,10 @@ def test_the_memory_holds_the_last_transitions():
 
 def test_returns_of_three_steps_by_hand():
     """Each transition is s, a, r + 0.9 r' + 0.81 r'', the state after, and 0.9^3; shorter at an episode's end."""
-    net, settings = Net(1, 2, 2), replace(SETTINGS, num_envs=1, capacity=40, learning_starts=40, n_step=3)
+    net, settings = (
+        Net(1, 2, 2),
+        replace(SETTINGS, num_envs=1, capacity=40, learning_starts=40, n_step=3),
+    )
     kept = dqn_agent.init_state(net, settings, 1, F64)
     one = dqn_agent.Learner(net, settings, rhythm(1), stack(net, 1), kept, np.full((1, 9, 10), 0.5))
     # reward, terminated, truncated: an episode of four steps that ends, one of two that is cut, then three more
@@ -216,7 +219,14 @@ def test_what_is_handed_over_is_the_mean_of_the_last_nets():
         == 0
     )
     one, _ = train(
-        world, net, replace(SETTINGS, weight_avg_steps=9), rhythm(4), ids, stack(net, 4), kept, u[:, :1]
+        world,
+        net,
+        replace(SETTINGS, weight_avg_steps=9),
+        rhythm(4),
+        ids,
+        stack(net, 4),
+        kept,
+        u[:, :1],
     )
     assert torch.equal(
         one, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :1])[0]

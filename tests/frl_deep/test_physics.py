@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
-from equipoise.environments.heterogeneity import PHYSICS_TRAITS, INTERFACE_TRAITS, BodyParams, AgentInterface, parse_traits
+from equipoise.environments.heterogeneity import (
+    PHYSICS_TRAITS,
+    INTERFACE_TRAITS,
+    BodyParams,
+    AgentInterface,
+    parse_traits,
+)
 from equipoise.environments.vec_env import PhysicsVecEnv
 from equipoise.utils.errors import UsageError
 
@@ -136,7 +142,10 @@ def test_sensors_and_motors_of_an_agents_own():
 
 
 def test_unknown_traits_are_refused():
-    assert parse_traits("length, reversed", (*PHYSICS_TRAITS, *INTERFACE_TRAITS)) == ("length", "reversed")
+    assert parse_traits("length, reversed", (*PHYSICS_TRAITS, *INTERFACE_TRAITS)) == (
+        "length",
+        "reversed",
+    )
     with pytest.raises(UsageError, match=r"there is no 'lenght' here .did you mean 'length'"):
         parse_traits("lenght", (*PHYSICS_TRAITS, *INTERFACE_TRAITS))
     with pytest.raises(UsageError, match="there is no 'gravity' here"):

@@ -75,7 +75,7 @@ def occupancy(mdp: TabularMDP, policy: Floats) -> Floats:
 def mixing_time(
     mdp: TabularMDP, policy: Floats, visits: Floats | None = None, longest: int = 1 << 20
 ) -> float:
-    """Compute the steps until (s, a) is within total variation 1/4 of stationary, in the worst case.
+    """Compute the steps until (s, a) is within total variation 1/4 of stationary, at worst.
 
     Args:
         mdp: The MDP.
