@@ -34,9 +34,9 @@ def built(**options):
 
 def backup(task, tables, taken, samples):
     """Of all agents, after so many samples."""
-    ids = np.arange(task.clients)
+    ids = np.arange(task.num_clients)
     return tabular_q.sampled_backup(
-        task.sweeps, ids, tables, np.full(task.clients, taken), 4, samples
+        task.generative_problem, ids, tables, np.full(task.num_clients, taken), 4, samples
     )
 
 
@@ -133,7 +133,7 @@ def test_loop_equals_stacked(participation):
     for executor in ("loop", "stacked"):
         settings, task = built(perturbation=0.3)
         both.append(simulate(settings.method, task, 5, executor, participation))
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-14
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-14
 
 
 def test_resume_after_an_interruption_to_the_bit(tmp_path):

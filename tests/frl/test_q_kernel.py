@@ -35,7 +35,7 @@ def plain_q_learning(problem, seed, eta, steps, q, s, k=0, sim=0, sims=1, first=
     e, mdp = int(problem.env_of[k]), problem.mdp
     q, visits = [[float(v) for v in row] for row in q], np.zeros(mdp.R.shape, int)
     for t in range(first, first + steps):
-        a = draw(keys[1], t, problem.choices, (k, s))
+        a = draw(keys[1], t, problem.policy_alias, (k, s))
         s2 = draw(keys[0], t, problem.transitions, (e, s, a))
         target = float(problem.reward[e, s, a]) + float(problem.discount[e, s2]) * max(q[s2])
         q[s][a] = (1.0 - eta) * q[s][a] + eta * target

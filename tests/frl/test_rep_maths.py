@@ -28,12 +28,14 @@ def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0, relative=Fa
     ids = np.arange(problem.agents)
     stack = torch.tensor(phi, dtype=torch.float64).expand(problem.agents, -1, -1).clone()
     weights = torch.tensor(theta, dtype=torch.float64).expand(problem.agents, -1).clone()
-    position = torch.from_numpy(problem.start(seed) if at is None else np.full(len(ids), at))
+    position = torch.from_numpy(
+        problem.initial_states(seed) if at is None else np.full(len(ids), at)
+    )
     every = torch.full((len(ids),), steps), torch.full((len(ids),), rate, dtype=torch.float64)
-    keys = problem.keys(seed, ids, np.zeros_like(ids))
-    surprise = torch.zeros(len(ids), dtype=torch.float64)
+    keys = problem.rng_keys(seed, ids, np.zeros_like(ids))
+    sq_td_error = torch.zeros(len(ids), dtype=torch.float64)
     how = keys, np.zeros_like(ids), *every, (*moves, relative)
-    linear_mdp.advance(problem, ids, stack, weights, position, surprise, *how)
+    linear_mdp.advance(problem, ids, stack, weights, position, sq_td_error, *how)
     return stack, weights, position
 
 
@@ -120,10 +122,15 @@ def test_q_learning_takes_the_best_next_action_by_hand():
 
 def plain(problem, k, phi, theta, steps, rate, moves, seed):
     """The same in plain Python, from the alias tables and the counter-based random numbers."""
-    mdp, tables = problem.mdps[k], problem.walks.transitions
-    next_key, action_key = problem.keys(seed, np.array([k]), np.array([0]))
+    mdp, tables = problem.mdps[k], problem.tabular.transitions
+    next_key, action_key = problem.rng_keys(seed, np.array([k]), np.array([0]))
     outcomes, choices = random.bits(next_key, steps)[0], random.bits(action_key, steps)[0]
-    phi, theta, s, A = phi.copy(), theta.copy(), int(problem.start(seed)[k]), mdp.actions
+    phi, theta, s, A = (
+        phi.copy(),
+        theta.copy(),
+        int(problem.initial_states(seed)[k]),
+        mdp.num_actions,
+    )
     for x, y in zip(outcomes.tolist(), choices.tolist(), strict=True):
         a = 0
         if A > 1:

@@ -49,7 +49,7 @@ def test_loop_equals_stacked(name, participation):
     for executor in ("loop", "stacked"):
         settings, task = built(name)
         both.append(simulate(settings.method, task, 5, executor, participation))
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-12
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-12
     assert both[0].logs[-1].bytes == both[1].logs[-1].bytes
 
 
@@ -83,16 +83,16 @@ def test_a_frozen_representation_is_td_on_fixed_features():
     torch.testing.assert_close(done.params["phi"], start["phi"], rtol=1e-12, atol=1e-12)
     theta = torch.zeros(5, 2, dtype=torch.float64)
     phi = start["phi"].expand(5, -1, -1).contiguous()
-    where, taken = torch.from_numpy(task.problem.start(3)), np.zeros(5, np.int64)
+    where, taken = torch.from_numpy(task.problem.initial_states(3)), np.zeros(5, np.int64)
     for _ in range(6):  # four steps learn, the fifth, the representation's, passes
         for steps, rate in ((4, 0.1), (1, 0.0)):
             every = torch.full((5,), steps), torch.full((5,), rate, dtype=torch.float64)
-            keys, surprise = (
-                task.problem.keys(3, ids.numpy(), taken),
+            keys, sq_td_error = (
+                task.problem.rng_keys(3, ids.numpy(), taken),
                 torch.zeros(5, dtype=torch.float64),
             )
             how = keys, taken, *every, (False, True, False)
-            linear_mdp.advance(task.problem, ids.numpy(), phi, theta, where, surprise, *how)
+            linear_mdp.advance(task.problem, ids.numpy(), phi, theta, where, sq_td_error, *how)
             taken += steps
     torch.testing.assert_close(done.store.local["theta"], theta, rtol=1e-10, atol=1e-12)
 
