@@ -23,8 +23,8 @@ from torch import nn
 from benchmarks.lab.provenance import measured
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments.classic_control import CartPole
-from equipoise.environments.deep_task import ClassicConfig, classic
-from equipoise.tasks.rl_deep import SPEC
+from equipoise.environments.deep_task import ClassicControlConfig, build_classic_control
+from equipoise.tasks.rl_deep import CARTPOLE
 
 AGENTS, BATCH, WIDTH, CAPACITY = 10, 64, 64, 20000
 Way = Callable[[int, int], Callable[[], None]]
@@ -95,8 +95,10 @@ class SingleDqn:
 
 def stacked(copies: int, steps: int) -> Callable[[], None]:
     """So many steps of our ten agents, through the task as the rounds use it."""
-    config = ClassicConfig(parallel=copies, width=WIDTH, capacity=CAPACITY, learn_after=1)
-    task = classic("cartpole", CartPole(), config, "mlp", SPEC.training, 0)
+    config = ClassicControlConfig(
+        parallel=copies, width=WIDTH, capacity=CAPACITY, learning_starts=1
+    )
+    task = build_classic_control("cartpole", CartPole(), config, "mlp", CARTPOLE.training, 0)
     ids, one = torch.arange(AGENTS), task.init_params(0)
     start = {name: value.expand(AGENTS, *value.shape) for name, value in one.items()}
     fit = LocalTrainRequest(

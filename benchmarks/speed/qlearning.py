@@ -19,7 +19,13 @@ import numpy as np
 
 from benchmarks.lab.provenance import measured
 from equipoise.environments import tabular_q
-from equipoise.environments.tabular_mdp import TabularMDP, behaviour, garnet, toy_text, two_state
+from equipoise.environments.tabular_mdp import (
+    TabularMDP,
+    behaviour_policies,
+    garnet,
+    gymnasium_mdp,
+    two_state,
+)
 from equipoise.simulation.executor_selection import available_cores
 
 AGENTS, TAU, STEPS, SIMS = 20, 50, 2000, 100
@@ -30,7 +36,7 @@ def numpy_version(
 ) -> np.ndarray:
     """K agents x sims simulations as one vector; per step a handful of gathers. Returns the tables [sims, S, A]."""
     rng = np.random.default_rng(seed)
-    n, A = AGENTS * sims, mdp.actions
+    n, A = AGENTS * sims, mdp.num_actions
     action = np.repeat(np.arange(AGENTS) % A, sims)
     q = rng.uniform(0, 1 / (1 - mdp.gamma), (AGENTS, sims, 2, A))
     rows, flat = q.reshape(n * 2, A), q.reshape(-1)
@@ -59,11 +65,11 @@ def numpy_version(
 
 
 def compiled(
-    problem: tabular_q.Problem, rule: str, eta: float, steps: int, tau: int, sims: int
+    problem: tabular_q.TabularProblem, rule: str, eta: float, steps: int, tau: int, sims: int
 ) -> np.ndarray:
     state = tabular_q.init_state(problem, sims, seed=0)
     for _ in range(steps // tau):
-        tabular_q.local_period(problem, state, 0, eta, tau)
+        tabular_q.run_local_steps(problem, state, 0, eta, tau)
         tabular_q.synchronise(state, rule, eta)
     return state.table
 
@@ -83,12 +89,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, available_cores()])
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    mdp, big, taxi = two_state(0), garnet(0, 100, 10, 10), toy_text("taxi")
-    paper = tabular_q.Problem([mdp], AGENTS, behaviour("fixed", mdp, AGENTS, 0.0))
+    mdp, big, taxi = two_state(0), garnet(0, 100, 10, 10), gymnasium_mdp("taxi")
+    paper = tabular_q.TabularProblem([mdp], AGENTS, behaviour_policies("fixed", mdp, AGENTS, 0.0))
     updates, rates = AGENTS * STEPS * SIMS, {"equal": 0.2, "importance": 0.05, "targets": 0.005}
 
-    def uniform(place: TabularMDP) -> tabular_q.Problem:
-        return tabular_q.Problem([place], AGENTS, behaviour("uniform", place, AGENTS, 0.0))
+    def uniform(place: TabularMDP) -> tabular_q.TabularProblem:
+        return tabular_q.TabularProblem(
+            [place], AGENTS, behaviour_policies("uniform", place, AGENTS, 0.0)
+        )
 
     numpy_ns, agents_ns, error = {}, {}, {}
     for rule in ("equal", "importance"):
@@ -100,7 +108,7 @@ def main() -> None:
             "compiled": compiled(paper, rule, rates[rule], STEPS, TAU, SIMS),
         }
         error[rule] = {
-            name: round(float(tabular_q.errors(table, mdp).mean()), 4)
+            name: round(float(tabular_q.normalised_errors(table, mdp).mean()), 4)
             for name, table in tables.items()
         }
     cases = {
@@ -132,7 +140,9 @@ def main() -> None:
             )
             for name, (problem, tau) in cases.items()
         }
-        synchronous = partial(compiled, tabular_q.Problem([big], AGENTS), "equal", 0.1, 50, 5, 10)
+        synchronous = partial(
+            compiled, tabular_q.TabularProblem([big], AGENTS), "equal", 0.1, 50, 5, 10
+        )
         timed["garnet 100 x 10, FedSynQ (per sample)"] = nanoseconds(
             synchronous, samples, args.repeats
         )

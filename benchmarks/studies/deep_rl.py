@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import Run, built, run
 from benchmarks.studies import deep_rl_page as page
-from equipoise.environments.deep_task import AgentTask
-from equipoise.environments.heldout import WARMUP, adapt, what_learns
-from equipoise.environments.vec_env import PhysicsWorld
+from equipoise.environments.deep_task import DeepRLTask
+from equipoise.environments.heldout import LEARNING_STARTS, adapt, trainable_blocks
+from equipoise.environments.vec_env import PhysicsVecEnv
 
 SEEDS = range(500, 520)
 EVALUATIONS = 5
@@ -114,8 +114,8 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
 def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
     """Mean return of agents that nobody has seen after so many steps of their own, from what their method offers."""
     method, task = built(options)
-    assert isinstance(task, AgentTask)
-    assert isinstance(task.world, PhysicsWorld)
+    assert isinstance(task, DeepRLTask)
+    assert isinstance(task.env, PhysicsVecEnv)
     seed = options["seed"]
     start = (
         done.server_model(task.init_params(seed))
@@ -123,8 +123,12 @@ def newcomers(options: Mapping[str, Any], done: Run) -> dict[str, float]:
         else task.init_params(seed + 1000)
     )
     stack = {key: value.expand(len(UNSEEN), *value.shape) for key, value in start.items()}
-    world = PhysicsWorld.of(task.world.physics, np.array(UNSEEN), (options["differ"],), seed + 1000)
-    each = adapt(task, world, stack, MARKS, what_learns(method, task), WARMUP, seed).mean((1, 2))
+    world = PhysicsVecEnv.from_traits(
+        task.env.physics, np.array(UNSEEN), (options["differ"],), seed + 1000
+    )
+    each = adapt(
+        task, world, stack, MARKS, trainable_blocks(method, task), LEARNING_STARTS, seed
+    ).mean((1, 2))
     return {
         str(mark): round(float(value), 1) for mark, value in zip((0, *MARKS), each, strict=True)
     }

@@ -12,7 +12,7 @@ from benchmarks.lab import Cell, Results, Study, grid
 from benchmarks.lab.cell import built
 from benchmarks.lab.tables import table
 from equipoise.core import LocalTrainRequest, RngContext
-from equipoise.environments.deep_task import AgentTask
+from equipoise.environments.deep_task import DeepRLTask
 
 AGENTS, SEED, EPISODES, MARKS = 10, 9000, 20, 5
 GATES: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ def cells(results: Results) -> list[Cell]:
     own = {
         "method": "dqn",
         "agents": AGENTS,
-        "u": ",".join(["0.5"] * AGENTS),
+        "heterogeneity": ",".join(["0.5"] * AGENTS),
         "episodes": EPISODES,
         "seed": SEED,
     }
@@ -38,7 +38,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     """Returns of each agent after parts of its steps. Agents share nothing, their first nets neither."""
     gate: Mapping[str, Any] = GATES[cell.axes["task"]]
     _, task = built(cell.options)
-    assert isinstance(task, AgentTask)
+    assert isinstance(task, DeepRLTask)
     training, ids = task.training, torch.arange(AGENTS)
     first = [task.init_params(SEED + k) for k in range(AGENTS)]
     params = {part: torch.stack([one[part] for one in first]) for part in first[0]}

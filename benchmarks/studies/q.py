@@ -15,11 +15,11 @@ from equipoise.environments import tabular_q, theory
 from equipoise.environments.tabular_mdp import (
     TabularMDP,
     garnet,
+    gymnasium_mdp,
     make_mdp,
-    perturbed,
-    preferred_action,
-    regions,
-    toy_text,
+    perturb,
+    preferred_action_policies,
+    region_policies,
     two_state,
 )
 
@@ -45,7 +45,7 @@ PATTERNS: dict[str, Present | None] = {
 
 
 def curve(
-    problem: tabular_q.Problem,
+    problem: tabular_q.TabularProblem,
     rule: str,
     eta: float,
     tau: int,
@@ -68,9 +68,9 @@ def curve(
         state.q[:], state.base[:], state.table[:] = one.q, one.base, one.table
     out = []
     for r in range(steps // tau):
-        tabular_q.local_period(problem, state, seed, eta, tau)
+        tabular_q.run_local_steps(problem, state, seed, eta, tau)
         tabular_q.synchronise(state, rule, eta, None if present is None else present(r))
-        out.append(tabular_q.errors(state.table, yardstick or problem.mdp))
+        out.append(tabular_q.normalised_errors(state.table, yardstick or problem.mdp))
     return np.array(out)
 
 
@@ -87,7 +87,7 @@ def summary(errors: np.ndarray) -> Kept:
     return {name: round(value, 5) for name, value in found.items()}
 
 
-def tuned(problem: tabular_q.Problem, rule: str, tau: int, steps: int, **how: Any) -> Kept:
+def tuned(problem: tabular_q.TabularProblem, rule: str, tau: int, steps: int, **how: Any) -> Kept:
     """The rate with the least final error on the tuning seed, and what it reaches on the reporting seed."""
     trials = {
         eta: float(curve(problem, rule, eta, tau, steps, seed=TUNING_SEED, **how)[-1].mean())
@@ -104,7 +104,7 @@ def rounds_to(errors: np.ndarray, target: float) -> int | None:
 
 
 def fastest(
-    problem: tabular_q.Problem, rule: str, tau: int, steps: int, target: float, sims: int
+    problem: tabular_q.TabularProblem, rule: str, tau: int, steps: int, target: float, sims: int
 ) -> Kept:
     """The rate that reaches the target first on the tuning seed, and its rounds on the reporting seed."""
     trials = {
@@ -121,8 +121,8 @@ def fastest(
     }
 
 
-def walkers(mdp: TabularMDP, epsilon: float = 0.0, agents: int = 20) -> tabular_q.Problem:
-    return tabular_q.Problem([mdp], agents, preferred_action(mdp, agents, epsilon))
+def walkers(mdp: TabularMDP, epsilon: float = 0.0, agents: int = 20) -> tabular_q.TabularProblem:
+    return tabular_q.TabularProblem([mdp], agents, preferred_action_policies(mdp, agents, epsilon))
 
 
 def fig3(rule: str, rate: str) -> Kept:
@@ -163,7 +163,7 @@ def tables(rule: str) -> Kept:
 
 def synq(tau: int) -> Kept:
     """FedSynQ's error against tau: T = 1000, K = 20, at one rate and at the best one."""
-    problem = tabular_q.Problem([garnet(0, 5, 3, 5)], 20)
+    problem = tabular_q.TabularProblem([garnet(0, 5, 3, 5)], 20)
     fixed = summary(curve(problem, "equal", 0.05, tau, 1000, random_start=False)[-1])
     return {
         **FULL,
@@ -174,7 +174,7 @@ def synq(tau: int) -> Kept:
 
 def fades(gamma: float, K: int) -> Kept:
     """FedSynQ's error against K at the best rate, for several horizons 1 / (1 - gamma): T = 500, tau = 5."""
-    problem = tabular_q.Problem([garnet(0, 5, 3, 5, gamma)], K)
+    problem = tabular_q.TabularProblem([garnet(0, 5, 3, 5, gamma)], K)
     return tuned(problem, "equal", 5, 500, sims=30, random_start=False)
 
 
@@ -188,11 +188,11 @@ def at_300(rule: str, K: int = 20, tau: int = 50) -> Kept:
 def slope(method: str, K: int, T: int) -> Kept:
     """Error against K and T with eta = 14 / ((1 - gamma) mu T): predicted slope -1/2."""
     mdp = garnet(0, 5, 3, 5)
-    policies = None if method == "fedsynq" else preferred_action(mdp, K, 1.0)
+    policies = None if method == "fedsynq" else preferred_action_policies(mdp, K, 1.0)
     share = 1.0 if policies is None else theory.coverage(mdp, policies).mu_avg
     eta = 14.0 / ((1.0 - mdp.gamma) * share * T)
     rule = "importance" if method == "fedasynq-im" else "equal"
-    problem = tabular_q.Problem([mdp], K, policies)
+    problem = tabular_q.TabularProblem([mdp], K, policies)
     errors = curve(problem, rule, eta, 5 if policies is None else 50, T, random_start=False)[-1]
     return {"eta": eta, **FULL, **summary(errors)}
 
@@ -222,7 +222,7 @@ def refined(cell: Cell, folder: Path) -> Kept:
     """Its error, and that of FedSynQ at its best rate from as many samples."""
     summary, config = run(cell.options, folder).summary, cell.options
     seen = sum(config["reference_batch"] * 4**epoch + 24 * config["batch"] for epoch in range(4))
-    problem = tabular_q.Problem([garnet(0, 5, 3, 5)], config["agents"])
+    problem = tabular_q.TabularProblem([garnet(0, 5, 3, 5)], config["agents"])
     plain = tuned(problem, "equal", 8, seen, random_start=False, sims=30)
     own = {
         "error": round(summary["error"], 6),
@@ -249,10 +249,10 @@ def heterogeneity(mdp: str, epsilon: float) -> Kept:
         (two_state(0), 2000, 0.06) if mdp == "two-state" else (garnet(3, 10, 5, 3), 4000, 0.05)
     )
     problem = walkers(place, epsilon)
-    cover = theory.coverage(place, preferred_action(place, 20, epsilon))
+    cover = theory.coverage(place, preferred_action_policies(place, 20, epsilon))
     known = {name: getattr(cover, name) for name in ("mu_min", "mu_avg", "c_het", "t_mix")}
     out: Kept = {"K": 20, "tau": 50, "T": T, "target": target, **known}
-    for rule in tabular_q.RULES:
+    for rule in tabular_q.AVERAGING_RULES:
         rounds = fastest(problem, rule, 50, 3 * T, target, 50)["rounds"]
         out[rule] = {**tuned(problem, rule, 50, T, sims=50), "steps": rounds and 50 * rounds}
         if rule in METHOD:
@@ -265,15 +265,15 @@ def heterogeneity(mdp: str, epsilon: float) -> Kept:
 
 def partial_coverage(mdp: str, T: int) -> Kept:
     """Regions: no agent covers the space alone, all together do."""
-    place = garnet(2, 12, 3, 3) if mdp == "garnet" else toy_text("frozen-lake")
-    policies = regions(place, 6)
+    place = garnet(2, 12, 3, 3) if mdp == "garnet" else gymnasium_mdp("frozen-lake")
+    policies = region_policies(place, 6)
     cover, how = theory.coverage(place, policies), {"sims": 30, "random_start": False}
     known = {name: getattr(cover, name) for name in ("mu_min", "mu_avg", "c_het")}
     problem, alone = (
-        tabular_q.Problem([place], 6, policies),
-        tabular_q.Problem([place], 1, policies[:1]),
+        tabular_q.TabularProblem([place], 6, policies),
+        tabular_q.TabularProblem([place], 1, policies[:1]),
     )
-    rules = {rule: tuned(problem, rule, 100, T, **how) for rule in tabular_q.RULES}
+    rules = {rule: tuned(problem, rule, 100, T, **how) for rule in tabular_q.AVERAGING_RULES}
     return {
         "K": 6,
         "tau": 100,
@@ -283,7 +283,7 @@ def partial_coverage(mdp: str, T: int) -> Kept:
     }
 
 
-SETTINGS: dict[str, tuple[Callable[[], tabular_q.Problem], bool]] = {
+SETTINGS: dict[str, tuple[Callable[[], tabular_q.TabularProblem], bool]] = {
     "two-state disjoint, random Q0": (lambda: walkers(two_state(0)), True),
     "two-state disjoint, Q0 = 0": (lambda: walkers(two_state(0)), False),
     "garnet epsilon 0.3, Q0 = 0": (lambda: walkers(garnet(3, 10, 5, 3), 0.3), False),
@@ -295,23 +295,23 @@ def straggler(setting: str, pattern: str) -> Kept:
     """Agents that skip synchronisations or come late; they walk on meanwhile with the table they hold."""
     make, random_start = SETTINGS[setting]
     how: Kept = {"sims": 50, "random_start": random_start, "present": PATTERNS[pattern]}
-    rules = {rule: tuned(make(), rule, 50, 6000, **how) for rule in tabular_q.RULES}
+    rules = {rule: tuned(make(), rule, 50, 6000, **how) for rule in tabular_q.AVERAGING_RULES}
     return {"K": 20, "tau": 50, "T": 6000, **rules}
 
 
 def environment(strength: float, epsilon: float, pattern: str) -> Kept:
     """Each agent lives in its own perturbed MDP; the yardstick is Q* of the mean MDP."""
     centre = garnet(3, 10, 5, 3)
-    mdps = [perturbed(centre, 100 + k, strength) for k in range(20)]
+    mdps = [perturb(centre, 100 + k, strength) for k in range(20)]
     mean = make_mdp(
         np.mean([m.P for m in mdps], axis=0), np.mean([m.R for m in mdps], axis=0), centre.gamma
     )
-    problem = tabular_q.Problem(mdps, 20, preferred_action(centre, 20, epsilon))
+    problem = tabular_q.TabularProblem(mdps, 20, preferred_action_policies(centre, 20, epsilon))
     how: Kept = {"sims": 30, "random_start": False, "yardstick": mean, "present": PATTERNS[pattern]}
     return {
         "K": 20,
         "T": 6000,
-        **{rule: tuned(problem, rule, 50, 6000, **how) for rule in tabular_q.RULES},
+        **{rule: tuned(problem, rule, 50, 6000, **how) for rule in tabular_q.AVERAGING_RULES},
     }
 
 
@@ -326,7 +326,7 @@ def cells(results: Results) -> list[Cell]:
     def of(experiment: str, **axes: Any) -> list[Cell]:
         return grid(experiment=[experiment], **axes)
 
-    rules, long = tabular_q.RULES, (25_000, 50_000, 100_000, 200_000, 400_000)
+    rules, long = tabular_q.AVERAGING_RULES, (25_000, 50_000, 100_000, 200_000, 400_000)
     found = [
         *of("fig3", rule=rules, rate=("tuned",)),
         *of("fig3", rule=PAPER_RATE, rate=("paper",)),

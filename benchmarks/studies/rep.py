@@ -14,15 +14,15 @@ from benchmarks.studies import rep_page
 from equipoise.environments import linear_mdp
 from equipoise.environments.tabular_mdp import (
     TabularMDP,
+    epsilon_greedy_policy,
+    evenly_spaced,
     make_mdp,
-    planted,
-    soft_greedy,
-    spread,
-    under_policy,
-    windy_cliff,
+    mdp_under_policy,
+    planted_mdps,
+    windy_cliff_mdps,
 )
 from equipoise.environments.theory import occupancy
-from equipoise.tasks.rl_tabular import WindyCliffConfig
+from equipoise.tasks.rl_linear import WindyCliffConfig
 
 SEEDS, FRESH_SEEDS = tuple(range(10)), tuple(range(10, 20))
 STATES, RANK, BRANCHING, GAMMA, LOCAL_STEPS = 20, 2, 3, 0.8, 10
@@ -47,7 +47,7 @@ def rates(rounds: int, alpha0: float, beta0: float, t0: float) -> np.ndarray:
 
 def chains(seed: int, agents: int) -> list[TabularMDP]:
     """The theory task: policy evaluation, values planted in a subspace of dimension 2."""
-    return planted(seed, spread(agents), STATES, 1, BRANCHING, RANK, GAMMA)
+    return planted_mdps(seed, evenly_spaced(agents), STATES, 1, BRANCHING, RANK, GAMMA)
 
 
 def measured(
@@ -60,17 +60,19 @@ def measured(
         alone = [measured([mdp], seed, steps, marks, **how) for mdp in mdps]
         return {name: np.mean([one[name] for one in alone], axis=0) for name in alone[0]}
     problem = linear_mdp.LinearProblem(mdps, rank, epsilon)
-    phis, thetas = linear_mdp.federate(
+    phis, thetas = linear_mdp.run_federated(
         problem, seed, steps, LOCAL_STEPS, marks, sharing == "everything", relative
     )
     values = torch.einsum("msd,mnd->mns", phis, thetas)
-    out = {"distance": linear_mdp.subspace_distance(phis, problem.span)}
-    out["error"] = linear_mdp.value_error(values, problem.values).mean(1)
-    visits = np.stack([occupancy(mdp, soft_greedy(mdp, epsilon)).reshape(-1) for mdp in mdps])
-    out["visited"] = linear_mdp.value_error(values, problem.values, torch.from_numpy(visits)).mean(
-        1
+    out = {"distance": linear_mdp.subspace_distance(phis, problem.best_subspace)}
+    out["error"] = linear_mdp.value_error(values, problem.true_values).mean(1)
+    visits = np.stack(
+        [occupancy(mdp, epsilon_greedy_policy(mdp, epsilon)).reshape(-1) for mdp in mdps]
     )
-    if mdps[0].actions > 1:
+    out["visited"] = linear_mdp.value_error(
+        values, problem.true_values, torch.from_numpy(visits)
+    ).mean(1)
+    if mdps[0].num_actions > 1:
         stack = {
             name: np.stack([getattr(mdp, name) for mdp in mdps])
             for name in ("P", "R", "discount", "start")
@@ -130,14 +132,14 @@ def first(agents: int, sharing: str) -> dict[str, Any]:
 
 def worlds(kind: str, seed: int) -> tuple[list[TabularMDP], int]:
     if kind == "planted-q":
-        return planted(seed, spread(16), STATES, 4, BRANCHING, 3, 0.9), 3
-    windy = windy_cliff(spread(16), CLIFF.wind, CLIFF.gamma, CLIFF.goal)
+        return planted_mdps(seed, evenly_spaced(16), STATES, 4, BRANCHING, 3, 0.9), 3
+    windy = windy_cliff_mdps(evenly_spaced(16), CLIFF.wind, CLIFF.gamma, CLIFF.goal)
     if kind == "windy-cliff-q":
         return windy, CLIFF.rank
-    policy = soft_greedy(
-        windy_cliff(np.zeros(1), CLIFF.wind, CLIFF.gamma, CLIFF.goal)[0], CLIFF.epsilon
+    policy = epsilon_greedy_policy(
+        windy_cliff_mdps(np.zeros(1), CLIFF.wind, CLIFF.gamma, CLIFF.goal)[0], CLIFF.epsilon
     )
-    return [under_policy(mdp, policy) for mdp in windy], CLIFF.rank
+    return [mdp_under_policy(mdp, policy) for mdp in windy], CLIFF.rank
 
 
 def control(kind: str, sharing: str, step: str) -> dict[str, Any]:

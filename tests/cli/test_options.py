@@ -16,7 +16,7 @@ from equipoise.cli import main
 from equipoise.config.schedules import Schedule, cosine, steps
 from equipoise.core import Method, Options, Scheduled, TrainingConfig, option
 from equipoise.data.datasets.synthetic import SyntheticConfig
-from equipoise.environments.deep_task import AgentConfig
+from equipoise.environments.deep_task import DeepRLConfig
 from equipoise.flower.config import Deployment
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
@@ -97,7 +97,7 @@ def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
         (RunConfig, {"executor": "fast"}),
         (PrivacyConfig, {"dp_delta": 1.0}),
         (SyntheticConfig, {"val_share": 1.0}),
-        (AgentConfig, {"target_rate": -0.1}),
+        (DeepRLConfig, {"target_tau": -0.1}),
         (Page, {"agent_rate": -0.1}),
         (LinearRepresentation, {"t0": math.nan}),
         (Deployment, {"out": "/x", "below": "wait"}),

@@ -34,9 +34,9 @@ def built(**options):
 
 def backup(task, tables, taken, samples):
     """Of all agents, after so many samples."""
-    ids = np.arange(task.clients)
+    ids = np.arange(task.num_clients)
     return tabular_q.sampled_backup(
-        task.sweeps, ids, tables, np.full(task.clients, taken), 4, samples
+        task.generative_problem, ids, tables, np.full(task.num_clients, taken), 4, samples
     )
 
 
@@ -46,7 +46,7 @@ def everybody(table, agents=3):
 
 def test_a_backup_is_the_mean_of_steps_of_fedsynq():
     """A step of FedSynQ at rate eta is (1 - eta) q + eta T(q) from one sample: the backup of n is the mean of n."""
-    problem, eta = tabular_q.Problem([garnet(1, 6, 3, 4)], 2), 0.25
+    problem, eta = tabular_q.TabularProblem([garnet(1, 6, 3, 4)], 2), 0.25
     q = np.random.default_rng(0).normal(size=(2, 3, 6, 3))
     each, ids, none = [], np.arange(2), np.zeros((2, 3), np.int64)
     for taken in range(7):
@@ -117,13 +117,13 @@ def test_fewer_errors_from_as_many_samples_than_fedsynq(tmp_path):
     error = run(RunSettings.from_options({**common, **refined}), tmp_path / "refined").extra[
         "error"
     ]
-    plain, problem = [], tabular_q.Problem([garnet(4, 4, 2, 3)], 4)
+    plain, problem = [], tabular_q.TabularProblem([garnet(4, 4, 2, 3)], 4)
     for eta in (0.02, 0.05, 0.1, 0.2, 0.4):
         state = tabular_q.init_state(problem, 20, 4, False)
         for _ in range(109):
-            tabular_q.local_period(problem, state, 4, eta, 8)
+            tabular_q.run_local_steps(problem, state, 4, eta, 8)
             tabular_q.synchronise(state, "equal", eta)
-        plain.append(tabular_q.errors(state.table, problem.mdp).mean())
+        plain.append(tabular_q.normalised_errors(state.table, problem.mdp).mean())
     assert error < 0.75 * min(plain)
 
 
@@ -133,7 +133,7 @@ def test_loop_equals_stacked(participation):
     for executor in ("loop", "stacked"):
         settings, task = built(perturbation=0.3)
         both.append(simulate(settings.method, task, 5, executor, participation))
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-14
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-14
 
 
 def test_resume_after_an_interruption_to_the_bit(tmp_path):

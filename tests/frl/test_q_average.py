@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from equipoise.environments import tabular_mdp as mdps
 from equipoise.environments import tabular_q
-from equipoise.environments.tabular_mdp import preferred_action
+from equipoise.environments.tabular_mdp import preferred_action_policies
 
 COUNTS = st.lists(st.integers(0, 400), min_size=1, max_size=8)
 
@@ -18,7 +18,7 @@ def combine(rule, q, counts, eta, base=None, current=None):
     current = np.zeros(q.shape[1:]) if current is None else np.asarray(current, float)
     counts = np.asarray(counts, np.int64)
     sent = tabular_q.evidence(q, counts, base, eta) if rule == "targets" else q
-    return tabular_q.combine(rule, sent, counts, current, eta)
+    return tabular_q.average_tables(rule, sent, counts, current, eta)
 
 
 def test_hand_computed_weights():
@@ -109,9 +109,9 @@ def test_targets_recover_what_a_late_agent_saw():
 
 def test_absent_agents_walk_on_and_only_the_present_are_averaged():
     mdp = mdps.two_state(0)
-    problem = tabular_q.Problem([mdp], 4, preferred_action(mdp, 4, 0.0))
+    problem = tabular_q.TabularProblem([mdp], 4, preferred_action_policies(mdp, 4, 0.0))
     state = tabular_q.init_state(problem, 2, seed=0)
-    tabular_q.local_period(problem, state, 0, 0.1, 10)
+    tabular_q.run_local_steps(problem, state, 0, 0.1, 10)
     before, counts = state.q.copy(), state.counts.copy()
     tabular_q.synchronise(state, "equal", 0.1, np.array([1, 3]))
     np.testing.assert_allclose(state.table, (before[1] + before[3]) / 2)
@@ -119,7 +119,7 @@ def test_absent_agents_walk_on_and_only_the_present_are_averaged():
     np.testing.assert_array_equal(state.counts[[0, 2]], counts[[0, 2]])
     np.testing.assert_array_equal(state.q[1], state.table)
     assert state.counts[1].sum() == 0
-    tabular_q.local_period(problem, state, 0, 0.1, 10)
+    tabular_q.run_local_steps(problem, state, 0, 0.1, 10)
     assert state.counts[0].sum() == 40
     assert state.counts[1].sum() == 20
     table = state.table.copy()

@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.environments import tabular_kernels, tabular_q
 from equipoise.environments import tabular_mdp as mdps
-from equipoise.environments.tabular_mdp import behaviour, preferred_action
+from equipoise.environments.tabular_mdp import behaviour_policies, preferred_action_policies
 from equipoise.utils.errors import UsageError
 
 MASK = (1 << 64) - 1
@@ -35,7 +35,7 @@ def plain_q_learning(problem, seed, eta, steps, q, s, k=0, sim=0, sims=1, first=
     e, mdp = int(problem.env_of[k]), problem.mdp
     q, visits = [[float(v) for v in row] for row in q], np.zeros(mdp.R.shape, int)
     for t in range(first, first + steps):
-        a = draw(keys[1], t, problem.choices, (k, s))
+        a = draw(keys[1], t, problem.policy_alias, (k, s))
         s2 = draw(keys[0], t, problem.transitions, (e, s, a))
         target = float(problem.reward[e, s, a]) + float(problem.discount[e, s2]) * max(q[s2])
         q[s][a] = (1.0 - eta) * q[s][a] + eta * target
@@ -57,12 +57,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_agent_is_plain_q_learning_to_the_bit(case):
     mdp, kind = CASES[case]
-    problem = tabular_q.Problem([mdp], 1, behaviour(kind, mdp, 1, 0.4))
-    for rule in tabular_q.RULES:
+    problem = tabular_q.TabularProblem([mdp], 1, behaviour_policies(kind, mdp, 1, 0.4))
+    for rule in tabular_q.AVERAGING_RULES:
         state = tabular_q.init_state(problem, sims=1, seed=9)
         start, position = state.q[0, 0].copy(), int(state.position[0, 0])
         for _ in range(6):
-            tabular_q.local_period(problem, state, 9, eta=0.3, tau=35)
+            tabular_q.run_local_steps(problem, state, 9, eta=0.3, tau=35)
             if rule != "targets":  # recovering a target and applying it again costs the last bits
                 tabular_q.synchronise(state, rule, 0.3)
         expected, visits, end = plain_q_learning(problem, 9, 0.3, 210, start, position)
@@ -76,10 +76,10 @@ def test_one_agent_is_plain_q_learning_to_the_bit(case):
 
 def test_every_agent_and_simulation_walks_its_own_path():
     mdp = mdps.garnet(2, 7, 3, 4)
-    problem = tabular_q.Problem([mdp], 3, preferred_action(mdp, 3, 0.5))
+    problem = tabular_q.TabularProblem([mdp], 3, preferred_action_policies(mdp, 3, 0.5))
     state = tabular_q.init_state(problem, sims=4, seed=1)
     before = state.q.copy(), state.position.copy()
-    tabular_q.local_period(problem, state, 1, eta=0.1, tau=50)
+    tabular_q.run_local_steps(problem, state, 1, eta=0.1, tau=50)
     for k in range(3):
         for sim in range(4):
             q, visits, s = plain_q_learning(
@@ -93,25 +93,25 @@ def test_every_agent_and_simulation_walks_its_own_path():
 def test_trajectories_do_not_notice_where_a_period_ends():
     mdp = mdps.garnet(2, 7, 3, 4)
     for kind in ("fixed", "uniform"):
-        problem = tabular_q.Problem([mdp], 5, behaviour(kind, mdp, 5, 0.0))
+        problem = tabular_q.TabularProblem([mdp], 5, behaviour_policies(kind, mdp, 5, 0.0))
         whole, parts = (tabular_q.init_state(problem, sims=3, seed=1) for _ in range(2))
-        tabular_q.local_period(problem, whole, 1, 0.1, 60)
+        tabular_q.run_local_steps(problem, whole, 1, 0.1, 60)
         for tau in (1, 9, 50):
-            tabular_q.local_period(problem, parts, 1, 0.1, tau)
+            tabular_q.run_local_steps(problem, parts, 1, 0.1, tau)
         for name in ("q", "counts", "position"):
             np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
 
 
 def test_fixed_and_random_kernels_agree_on_fixed_actions():
     mdp = mdps.garnet(3, 6, 4, 3)
-    problem = tabular_q.Problem([mdp], 5, preferred_action(mdp, 5, 0.0))
+    problem = tabular_q.TabularProblem([mdp], 5, preferred_action_policies(mdp, 5, 0.0))
     fixed, general = (tabular_q.init_state(problem, sims=5, seed=2) for _ in range(2))
-    tabular_q.local_period(problem, fixed, 2, 0.2, 80)
+    tabular_q.run_local_steps(problem, fixed, 2, 0.2, 80)
     agent, env = np.repeat(np.arange(5), 5), np.zeros(25, np.int64)
     keys = [tabular_kernels.stream_keys(2, stream, 5, 5) for stream in (0, 1)]
     views = [x.reshape(25, *x.shape[2:]) for x in (general.q, general.counts, general.position)]
     tabular_kernels.walk_random(
-        *views, agent, env, *keys, *problem.choices, *problem.tables, 80, 0.2
+        *views, agent, env, *keys, *problem.policy_alias, *problem.tables, 80, 0.2
     )
     np.testing.assert_array_equal(fixed.q, general.q)
     np.testing.assert_array_equal(fixed.counts, general.counts)
@@ -122,13 +122,15 @@ def test_result_does_not_depend_on_the_number_of_threads(kind):
     if numba.config.NUMBA_NUM_THREADS < 2:
         pytest.skip("one core only")
     mdp = mdps.garnet(3, 6, 4, 3)
-    problem = tabular_q.Problem([mdp], 13, None if kind is None else behaviour(kind, mdp, 13, 0.3))
+    problem = tabular_q.TabularProblem(
+        [mdp], 13, None if kind is None else behaviour_policies(kind, mdp, 13, 0.3)
+    )
     results, before = [], numba.get_num_threads()
     for threads in (1, 2):
         numba.set_num_threads(threads)
         state = tabular_q.init_state(problem, sims=11, seed=2)
-        for rule in tabular_q.RULES:
-            tabular_q.local_period(problem, state, 2, 0.2, 20)
+        for rule in tabular_q.AVERAGING_RULES:
+            tabular_q.run_local_steps(problem, state, 2, 0.2, 20)
             tabular_q.synchronise(state, rule, 0.2)
         results.append(state)
     numba.set_num_threads(before)
@@ -137,21 +139,21 @@ def test_result_does_not_depend_on_the_number_of_threads(kind):
 
 def test_a_simulation_does_not_depend_on_how_many_there_are():
     mdp = mdps.garnet(3, 6, 4, 3)
-    problem = tabular_q.Problem([mdp], 4, preferred_action(mdp, 4, 0.5))
+    problem = tabular_q.TabularProblem([mdp], 4, preferred_action_policies(mdp, 4, 0.5))
     few, many = tabular_q.init_state(problem, 2, seed=5), tabular_q.init_state(problem, 9, seed=5)
     for state in (few, many):
-        tabular_q.local_period(problem, state, 5, 0.1, 40)
+        tabular_q.run_local_steps(problem, state, 5, 0.1, 40)
         tabular_q.synchronise(state, "importance", 0.1)
     np.testing.assert_array_equal(few.table, many.table[:2])
 
 
 def test_seeds_change_the_result():
     mdp = mdps.garnet(3, 6, 4, 3)
-    problem = tabular_q.Problem([mdp], 4, preferred_action(mdp, 4, 0.5))
+    problem = tabular_q.TabularProblem([mdp], 4, preferred_action_policies(mdp, 4, 0.5))
     tables = []
     for seed in (0, 1):
         state = tabular_q.init_state(problem, 1, seed=0, random_start=False)
-        tabular_q.local_period(problem, state, seed, 0.1, 40)
+        tabular_q.run_local_steps(problem, state, seed, 0.1, 40)
         tables.append(state.q)
     assert (tables[0] != tables[1]).any()
 
@@ -176,24 +178,24 @@ def test_draws_follow_the_probabilities():
     # one state, visits of each action under a known policy: within 5 standard deviations of their expectation
     mdp = mdps.make_mdp(np.ones((1, 4, 1)), np.zeros((1, 4)))
     pi = np.array([0.1, 0.2, 0.3, 0.4])
-    problem = tabular_q.Problem([mdp], 1, pi.reshape(1, 1, 4))
+    problem = tabular_q.TabularProblem([mdp], 1, pi.reshape(1, 1, 4))
     state = tabular_q.init_state(problem, sims=1, seed=0)
     n = 1_000_000
-    tabular_q.local_period(problem, state, 0, 0.1, n)
+    tabular_q.run_local_steps(problem, state, 0, 0.1, n)
     assert (np.abs(state.counts[0, 0, 0] - n * pi) < 5 * np.sqrt(n * pi * (1 - pi))).all()
 
 
 def test_start_states_follow_the_start_distribution():
     mdp = mdps.make_mdp(np.full((3, 1, 3), 1 / 3), np.zeros((3, 1)), start=[0.0, 0.25, 0.75])
-    problem = tabular_q.Problem([mdp], 10, np.ones((10, 3, 1)))
-    seen = np.bincount(tabular_q.start_positions(problem, 1000, seed=4).ravel(), minlength=3)
+    problem = tabular_q.TabularProblem([mdp], 10, np.ones((10, 3, 1)))
+    seen = np.bincount(tabular_q.initial_states(problem, 1000, seed=4).ravel(), minlength=3)
     assert seen[0] == 0
     assert abs(seen[1] - 2500) < 5 * np.sqrt(10000 * 0.25 * 0.75)
 
 
 def test_random_first_tables_are_independent_and_in_range():
     mdp = mdps.two_state(0)
-    problem = tabular_q.Problem([mdp], 20, preferred_action(mdp, 20, 0.0))
+    problem = tabular_q.TabularProblem([mdp], 20, preferred_action_policies(mdp, 20, 0.0))
     q = tabular_q.init_state(problem, sims=50, seed=0).q
     assert q.min() > 0
     assert q.max() <= 10
@@ -203,12 +205,12 @@ def test_random_first_tables_are_independent_and_in_range():
 
 def test_synchronous_sweep_against_plain_python():
     mdp = mdps.garnet(2, 5, 3, 4)
-    problem = tabular_q.Problem([mdp], 2)
+    problem = tabular_q.TabularProblem([mdp], 2)
     state = tabular_q.init_state(problem, sims=2, seed=3)
     q = state.q[1, 0].copy()
     key = tabular_kernels.stream_keys(3, 0, 2, 2)[2]
     for tau in (4, 3):
-        tabular_q.local_period(problem, state, 3, 0.2, tau)
+        tabular_q.run_local_steps(problem, state, 3, 0.2, tau)
     for t in range(7):
         ahead = mdp.discount * q.max(axis=1)
         for s in range(5):
@@ -220,11 +222,11 @@ def test_synchronous_sweep_against_plain_python():
 
 def test_synchronous_with_period_one_is_one_learner_with_a_k_sample_target():
     mdp, K = mdps.garnet(2, 5, 3, 4), 6
-    problem = tabular_q.Problem([mdp], K)
+    problem = tabular_q.TabularProblem([mdp], K)
     state = tabular_q.init_state(problem, sims=1, seed=3, random_start=False)
     keys, q = tabular_kernels.stream_keys(3, 0, K, 1), np.zeros((5, 3))
     for t in range(30):
-        tabular_q.local_period(problem, state, 3, 0.2, 1)
+        tabular_q.run_local_steps(problem, state, 3, 0.2, 1)
         tabular_q.synchronise(state, "equal", 0.2)
         ahead, new = mdp.discount * q.max(axis=1), q.copy()
         for s in range(5):
@@ -241,16 +243,16 @@ def test_synchronous_with_period_one_is_one_learner_with_a_k_sample_target():
 @pytest.mark.parametrize("kind", ["epsilon", None])
 def test_agents_with_their_own_mdps(kind):
     ms = [mdps.garnet(seed, 4, 2, 2) for seed in range(3)]
-    policies = None if kind is None else preferred_action(ms[0], 3, 0.5)
-    together = tabular_q.Problem(ms, 3, policies)
+    policies = None if kind is None else preferred_action_policies(ms[0], 3, 0.5)
+    together = tabular_q.TabularProblem(ms, 3, policies)
     state = tabular_q.init_state(together, 1, seed=1)
     before = state.q.copy(), state.position.copy()
-    tabular_q.local_period(together, state, 1, 0.2, 40)
+    tabular_q.run_local_steps(together, state, 1, 0.2, 40)
     for k in range(3):
-        alone = tabular_q.Problem([ms[k]], 3, policies)
+        alone = tabular_q.TabularProblem([ms[k]], 3, policies)
         single = tabular_q.init_state(alone, 1, seed=1)
         single.q[:], single.position[:] = before
-        tabular_q.local_period(alone, single, 1, 0.2, 40)
+        tabular_q.run_local_steps(alone, single, 1, 0.2, 40)
         np.testing.assert_array_equal(state.q[k], single.q[k])
 
 
@@ -258,37 +260,37 @@ def test_learning_reaches_q_star():
     mdp = mdps.garnet(2, 5, 3, 4)
     for policies, rule in (
         (None, "equal"),
-        *((preferred_action(mdp, 8, 0.5), rule) for rule in tabular_q.RULES),
+        *((preferred_action_policies(mdp, 8, 0.5), rule) for rule in tabular_q.AVERAGING_RULES),
     ):
-        problem = tabular_q.Problem([mdp], 8, policies)
+        problem = tabular_q.TabularProblem([mdp], 8, policies)
         state = tabular_q.init_state(problem, 4, seed=0)
-        start = tabular_q.errors(state.table, mdp).mean()
+        start = tabular_q.normalised_errors(state.table, mdp).mean()
         for _ in range(400):
-            tabular_q.local_period(problem, state, 0, 0.05, 25)
+            tabular_q.run_local_steps(problem, state, 0, 0.05, 25)
             tabular_q.synchronise(state, rule, 0.05)
-        assert tabular_q.errors(state.table, mdp).mean() < min(0.03, start / 5)
+        assert tabular_q.normalised_errors(state.table, mdp).mean() < min(0.03, start / 5)
 
 
 def test_bad_usage_is_refused():
     mdp = mdps.two_state(0)
     with pytest.raises(UsageError, match="at least one"):
-        tabular_q.Problem([mdp], 0)
+        tabular_q.TabularProblem([mdp], 0)
     with pytest.raises(UsageError, match="2 MDPs for 3 agents"):
-        tabular_q.Problem([mdp, mdp], 3)
+        tabular_q.TabularProblem([mdp, mdp], 3)
     with pytest.raises(UsageError, match="differ in their numbers"):
-        tabular_q.Problem([mdp, mdps.garnet(0, 3, 2, 2)], 2)
+        tabular_q.TabularProblem([mdp, mdps.garnet(0, 3, 2, 2)], 2)
     with pytest.raises(UsageError, match="shape"):
-        tabular_q.Problem([mdp], 2, np.ones((2, 2, 3)) / 3)
+        tabular_q.TabularProblem([mdp], 2, np.ones((2, 2, 3)) / 3)
     with pytest.raises(UsageError, match="sum to 1"):
-        tabular_q.Problem([mdp], 2, np.ones((2, 2, 20)))
-    problem = tabular_q.Problem([mdp], 2, preferred_action(mdp, 2, 0.0))
+        tabular_q.TabularProblem([mdp], 2, np.ones((2, 2, 20)))
+    problem = tabular_q.TabularProblem([mdp], 2, preferred_action_policies(mdp, 2, 0.0))
     with pytest.raises(UsageError, match="simulations is 0"):
         tabular_q.init_state(problem, 0, seed=0)
     state = tabular_q.init_state(problem, 1, seed=0)
     for eta in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(UsageError, match="strictly between 0 and 1"):
-            tabular_q.local_period(problem, state, 0, eta, 5)
+            tabular_q.run_local_steps(problem, state, 0, eta, 5)
     with pytest.raises(UsageError, match="at least one step"):
-        tabular_q.local_period(problem, state, 0, 0.1, 0)
+        tabular_q.run_local_steps(problem, state, 0, 0.1, 0)
     with pytest.raises(UsageError, match="no averaging rule"):
         tabular_q.synchronise(state, "median", 0.1)

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from equipoise.environments import tabular_mdp as mdps
-from equipoise.environments.tabular_mdp import behaviour, preferred_action, regions
+from equipoise.environments.tabular_mdp import (
+    behaviour_policies,
+    preferred_action_policies,
+    region_policies,
+)
 from equipoise.environments.theory import occupancy
 from equipoise.utils.errors import UsageError
 
@@ -51,9 +55,9 @@ def test_garnet_has_the_asked_branching_and_is_reproducible():
 
 def test_perturbed_of_strength_zero_is_the_same_mdp():
     mdp = mdps.garnet(5, 9, 3, 4)
-    np.testing.assert_allclose(mdps.perturbed(mdp, 1, 0.0).P, mdp.P, atol=1e-15)
-    np.testing.assert_array_equal(mdps.perturbed(mdp, 1, 0.0).R, mdp.R)
-    assert np.abs(mdps.perturbed(mdp, 1, 0.5).P - mdp.P).max() > 0.05
+    np.testing.assert_allclose(mdps.perturb(mdp, 1, 0.0).P, mdp.P, atol=1e-15)
+    np.testing.assert_array_equal(mdps.perturb(mdp, 1, 0.0).R, mdp.R)
+    assert np.abs(mdps.perturb(mdp, 1, 0.5).P - mdp.P).max() > 0.05
 
 
 def test_terminal_states_restart_and_pass_no_value_back():
@@ -91,25 +95,25 @@ def test_bad_arrays_are_refused_in_one_sentence(change, words):
 def test_own_arrays_from_a_file(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, **GOOD, gamma=0.8)
-    assert mdps.from_file(path).gamma == 0.8
-    assert mdps.from_file(path, gamma=0.7).gamma == 0.7
+    assert mdps.load_mdp(path).gamma == 0.8
+    assert mdps.load_mdp(path, gamma=0.7).gamma == 0.7
     np.savez(path, P=GOOD["P"])
     with pytest.raises(UsageError, match="lacks the array R"):
-        mdps.from_file(path)
+        mdps.load_mdp(path)
     np.savez(path, **GOOD, reward=1)
     with pytest.raises(UsageError, match="unknown array reward"):
-        mdps.from_file(path)
+        mdps.load_mdp(path)
     np.savez(path, **GOOD, gamma="high")
     with pytest.raises(UsageError, match="gamma must be one number"):
-        mdps.from_file(path)
+        mdps.load_mdp(path)
     path.write_text("no numpy file")
     with pytest.raises(UsageError, match="cannot be read"):
-        mdps.from_file(path)
+        mdps.load_mdp(path)
     with pytest.raises(UsageError, match="cannot be read"):
-        mdps.from_file(tmp_path / "absent.npz")
+        mdps.load_mdp(tmp_path / "absent.npz")
     np.save(tmp_path / "single.npy", GOOD["P"])
     with pytest.raises(UsageError, match="cannot be read"):
-        mdps.from_file(tmp_path / "single.npy")
+        mdps.load_mdp(tmp_path / "single.npy")
 
 
 @pytest.mark.parametrize(
@@ -118,42 +122,42 @@ def test_own_arrays_from_a_file(tmp_path):
 )
 def test_toy_text_environments_by_their_tables(name, states, actions):
     pytest.importorskip("gymnasium")
-    mdp = mdps.toy_text(name)
+    mdp = mdps.gymnasium_mdp(name)
     assert mdp.P.shape == (states, actions, states)
     assert (mdp.discount == 0).any()
 
 
 def test_toy_text_values_that_can_be_counted_by_hand():
     pytest.importorskip("gymnasium")
-    cliff = mdps.toy_text("cliff-walking", gamma=0.9)  # 13 steps of -1 along the cliff's edge
+    cliff = mdps.gymnasium_mdp("cliff-walking", gamma=0.9)  # 13 steps of -1 along the cliff's edge
     start = int(cliff.start.argmax())
     np.testing.assert_allclose(cliff.q_star[start].max(), -(1 - 0.9**13) / 0.1, atol=1e-10)
-    lake = mdps.toy_text(
+    lake = mdps.gymnasium_mdp(
         "frozen-lake", gamma=0.9, is_slippery=False
     )  # 6 steps, reward 1 on the last
     np.testing.assert_allclose(lake.q_star[0].max(), 0.9**5, atol=1e-12)
     with pytest.raises(UsageError, match="no toy-text environment"):
-        mdps.toy_text("chess")
+        mdps.gymnasium_mdp("chess")
 
 
 def test_preferred_action_from_fixed_to_uniform():
     mdp = mdps.garnet(0, 4, 3, 2)
-    pi = preferred_action(mdp, 5, 0.3)
+    pi = preferred_action_policies(mdp, 5, 0.3)
     np.testing.assert_allclose(pi.sum(axis=2), 1.0)
     np.testing.assert_allclose(pi[4, :, 1], 0.7 + 0.1)
-    np.testing.assert_array_equal(behaviour("fixed", mdp, 5, 0.5).max(axis=2), 1.0)
-    np.testing.assert_allclose(behaviour("uniform", mdp, 5, 0.5), 1 / 3)
+    np.testing.assert_array_equal(behaviour_policies("fixed", mdp, 5, 0.5).max(axis=2), 1.0)
+    np.testing.assert_allclose(behaviour_policies("uniform", mdp, 5, 0.5), 1 / 3)
     with pytest.raises(UsageError, match="epsilon"):
-        preferred_action(mdp, 5, 1.5)
+        preferred_action_policies(mdp, 5, 1.5)
     with pytest.raises(UsageError, match="no behaviour policy"):
-        behaviour("greedy", mdp, 5, 0.5)
+        behaviour_policies("greedy", mdp, 5, 0.5)
     with pytest.raises(UsageError, match="at least one"):
-        behaviour("fixed", mdp, 0, 0.5)
+        behaviour_policies("fixed", mdp, 0, 0.5)
 
 
 @pytest.mark.parametrize("agents", [2, 3, 7])
 def test_regions_are_covered_together_and_by_no_agent_alone(agents):
     mdp = mdps.garnet(2, 12, 3, 3)
-    mu = np.stack([occupancy(mdp, policy) for policy in regions(mdp, agents)])
+    mu = np.stack([occupancy(mdp, policy) for policy in region_policies(mdp, agents)])
     assert (mu.min(axis=(1, 2)) == 0).all()
     assert mu.mean(axis=0).min() > 0

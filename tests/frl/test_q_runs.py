@@ -34,17 +34,17 @@ def built(method, **options):
 def test_rounds_of_the_contract_are_the_rounds_of_the_driver(name, policy):
     settings, task = built(name, eta=0.1, behaviour=policy)
     done = simulate(settings.method, task, rounds=5, seed=4)
-    problem = task.sweeps if name == "fedsynq" else task.walks
+    problem = task.generative_problem if name == "fedsynq" else task.trajectory_problem
     state = tabular_q.init_state(problem, sims=3, seed=4)
     for _ in range(5):
-        tabular_q.local_period(problem, state, 4, 0.1, 20)
+        tabular_q.run_local_steps(problem, state, 4, 0.1, 20)
         tabular_q.synchronise(state, settings.method.rule, 0.1)
     if name == "fedasynq-ta":  # exp in torch and in NumPy may differ in the last bit
         np.testing.assert_allclose(done.params["q"].numpy(), state.table, rtol=1e-12)
     else:
         np.testing.assert_array_equal(done.params["q"].numpy(), state.table)
     assert done.logs[-1].global_.error == pytest.approx(
-        tabular_q.errors(state.table, task.mdp).mean(), rel=1e-10
+        tabular_q.normalised_errors(state.table, task.mdp).mean(), rel=1e-10
     )
 
 
@@ -55,7 +55,7 @@ def test_loop_equals_stacked(name, participation):
     for executor in ("loop", "stacked"):
         settings, task = built(name, perturbation=0.3)
         both.append(simulate(settings.method, task, 4, executor, participation))
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-14
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-14
     assert both[0].logs[-1].bytes == both[1].logs[-1].bytes
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from equipoise.environments import tabular_mdp as mdps
 from equipoise.environments import tabular_q, theory
-from equipoise.environments.tabular_mdp import preferred_action
+from equipoise.environments.tabular_mdp import preferred_action_policies
 from equipoise.utils.errors import UsageError
 
 
@@ -35,7 +35,7 @@ def test_mixing_time_matches_a_linear_search(leave):
 @pytest.mark.parametrize("seed", range(5))
 def test_mixing_time_from_every_state_and_action_by_brute_force(seed):
     mdp = mdps.garnet(seed, 7, 3, 2)
-    policy = preferred_action(mdp, 1, 0.2)[0]
+    policy = preferred_action_policies(mdp, 1, 0.2)[0]
     stationary, step = (
         theory.occupancy(mdp, policy).sum(axis=1),
         np.einsum("sa,sat->st", policy, mdp.P),
@@ -60,10 +60,10 @@ def test_transient_states_have_no_occupancy():
 
 def test_occupancy_is_what_the_kernel_visits():
     mdp = mdps.garnet(1, 6, 3, 3)
-    pi = preferred_action(mdp, 2, 0.5)
-    problem = tabular_q.Problem([mdp], 2, pi)
+    pi = preferred_action_policies(mdp, 2, 0.5)
+    problem = tabular_q.TabularProblem([mdp], 2, pi)
     state = tabular_q.init_state(problem, 50, seed=0)
-    tabular_q.local_period(problem, state, 0, 0.1, 20_000)
+    tabular_q.run_local_steps(problem, state, 0, 0.1, 20_000)
     share = state.counts.sum(axis=1) / 1_000_000
     for k in range(2):
         np.testing.assert_allclose(share[k], theory.occupancy(mdp, pi[k]), atol=2e-3)
@@ -71,10 +71,10 @@ def test_occupancy_is_what_the_kernel_visits():
 
 def test_coverage_from_equal_to_disjoint_policies():
     mdp = mdps.two_state(0)
-    equal = theory.coverage(mdp, preferred_action(mdp, 20, 1.0))
+    equal = theory.coverage(mdp, preferred_action_policies(mdp, 20, 1.0))
     assert equal.c_het == pytest.approx(1.0)
     assert equal.mu_min == pytest.approx(equal.mu_avg)
-    disjoint = theory.coverage(mdp, preferred_action(mdp, 20, 0.0))
+    disjoint = theory.coverage(mdp, preferred_action_policies(mdp, 20, 0.0))
     assert disjoint.mu_min == 0.0
     assert disjoint.c_het == pytest.approx(20.0)
     assert disjoint.mu_avg == pytest.approx(0.02, rel=0.3)
@@ -109,12 +109,12 @@ def test_fedsynq_slopes_in_agents_and_in_steps():
     mdp = mdps.garnet(0, 5, 3, 5)
 
     def error(K, T):
-        problem = tabular_q.Problem([mdp], K)
+        problem = tabular_q.TabularProblem([mdp], K)
         state = tabular_q.init_state(problem, 60, seed=1, random_start=False)
         for _ in range(T // 5):
-            tabular_q.local_period(problem, state, 1, 14 / (0.1 * T), 5)
+            tabular_q.run_local_steps(problem, state, 1, 14 / (0.1 * T), 5)
             tabular_q.synchronise(state, "equal", 0.1)
-        return tabular_q.errors(state.table, mdp).mean()
+        return tabular_q.normalised_errors(state.table, mdp).mean()
 
     Ks, Ts = [1, 2, 4, 8, 16, 32], [1000, 2000, 4000, 8000, 16000]
     in_K = theory.fit_slope(Ks, [error(K, 4000) for K in Ks])[0]

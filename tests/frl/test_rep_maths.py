@@ -7,18 +7,18 @@ import torch
 from equipoise.environments import linear_mdp
 from equipoise.environments.linear_mdp import greedy_regret, value_error
 from equipoise.environments.tabular_mdp import (
+    epsilon_greedy_policy,
+    evenly_spaced,
     garnet,
+    gymnasium_mdp,
     make_mdp,
-    planted,
+    mdp_under_policy,
+    planted_mdps,
     planted_weights,
-    soft_greedy,
-    spread,
-    toy_text,
-    under_policy,
-    windy_cliff,
+    windy_cliff_mdps,
 )
 from equipoise.environments.theory import occupancy
-from equipoise.tasks.rl_tabular import WindyCliffConfig
+from equipoise.tasks.rl_linear import WindyCliffConfig
 from equipoise.utils import rng as random
 from equipoise.utils.errors import UsageError
 
@@ -28,12 +28,14 @@ def walked(problem, phi, theta, steps, rate, moves, at=None, seed=0, relative=Fa
     ids = np.arange(problem.agents)
     stack = torch.tensor(phi, dtype=torch.float64).expand(problem.agents, -1, -1).clone()
     weights = torch.tensor(theta, dtype=torch.float64).expand(problem.agents, -1).clone()
-    position = torch.from_numpy(problem.start(seed) if at is None else np.full(len(ids), at))
+    position = torch.from_numpy(
+        problem.initial_states(seed) if at is None else np.full(len(ids), at)
+    )
     every = torch.full((len(ids),), steps), torch.full((len(ids),), rate, dtype=torch.float64)
-    keys = problem.keys(seed, ids, np.zeros_like(ids))
-    surprise = torch.zeros(len(ids), dtype=torch.float64)
+    keys = problem.rng_keys(seed, ids, np.zeros_like(ids))
+    sq_td_error = torch.zeros(len(ids), dtype=torch.float64)
     how = keys, np.zeros_like(ids), *every, (*moves, relative)
-    linear_mdp.advance(problem, ids, stack, weights, position, surprise, *how)
+    linear_mdp.advance(problem, ids, stack, weights, position, sq_td_error, *how)
     return stack, weights, position
 
 
@@ -96,9 +98,9 @@ def test_relative_steps_do_not_know_the_unit_of_rewards(actions):
     rates, marks = np.stack([0.05 / fade ** (2 / 3), 1.0 / fade], axis=1), np.array([1, 200])
     found = []
     for unit in (1.0, 2.0**-20, 2.0**20):
-        mdps = planted(0, spread(4), 8, actions, 3, 2, 0.8)
+        mdps = planted_mdps(0, evenly_spaced(4), 8, actions, 3, 2, 0.8)
         mdps = [make_mdp(mdp.P, unit * mdp.R, mdp.gamma) for mdp in mdps]
-        phis, thetas = linear_mdp.federate(
+        phis, thetas = linear_mdp.run_federated(
             linear_mdp.LinearProblem(mdps, 2, 0.5), 0, rates, 5, marks, relative=True
         )
         found.append((phis, thetas / unit))
@@ -120,10 +122,15 @@ def test_q_learning_takes_the_best_next_action_by_hand():
 
 def plain(problem, k, phi, theta, steps, rate, moves, seed):
     """The same in plain Python, from the alias tables and the counter-based random numbers."""
-    mdp, tables = problem.mdps[k], problem.walks.transitions
-    next_key, action_key = problem.keys(seed, np.array([k]), np.array([0]))
+    mdp, tables = problem.mdps[k], problem.tabular.transitions
+    next_key, action_key = problem.rng_keys(seed, np.array([k]), np.array([0]))
     outcomes, choices = random.bits(next_key, steps)[0], random.bits(action_key, steps)[0]
-    phi, theta, s, A = phi.copy(), theta.copy(), int(problem.start(seed)[k]), mdp.actions
+    phi, theta, s, A = (
+        phi.copy(),
+        theta.copy(),
+        int(problem.initial_states(seed)[k]),
+        mdp.num_actions,
+    )
     for x, y in zip(outcomes.tolist(), choices.tolist(), strict=True):
         a = 0
         if A > 1:
@@ -149,7 +156,9 @@ def plain(problem, k, phi, theta, steps, rate, moves, seed):
 @pytest.mark.parametrize("moves", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("actions", [1, 3])
 def test_the_kernel_is_plain_python(moves, actions):
-    problem = linear_mdp.LinearProblem(planted(5, spread(4), 6, actions, 2, 2, 0.8), 2, epsilon=0.4)
+    problem = linear_mdp.LinearProblem(
+        planted_mdps(5, evenly_spaced(4), 6, actions, 2, 2, 0.8), 2, epsilon=0.4
+    )
     rng = np.random.default_rng(0)
     phi, theta = rng.standard_normal((6 * actions, 2)), rng.standard_normal(2)
     stack, weights, position = walked(problem, phi, theta, 200, 0.05, moves, seed=3)
@@ -179,9 +188,9 @@ def test_refit_is_r_theta_for_values_of_the_old_basis_and_least_squares_for_othe
     rng = np.random.default_rng(2)
     phi, theta, other = (torch.from_numpy(rng.standard_normal(n)) for n in ((9, 2), (2,), (9,)))
     basis = linear_mdp.orthonormal(phi)
-    torch.testing.assert_close(basis @ linear_mdp.refit(basis, phi @ theta), phi @ theta)
+    torch.testing.assert_close(basis @ linear_mdp.fit_theta(basis, phi @ theta), phi @ theta)
     closest = torch.linalg.lstsq(basis, other[:, None]).solution[:, 0]
-    torch.testing.assert_close(linear_mdp.refit(basis, other), closest)
+    torch.testing.assert_close(linear_mdp.fit_theta(basis, other), closest)
 
 
 def test_a_representation_that_lost_a_column_is_completed():
@@ -213,15 +222,19 @@ def test_distances_of_known_angles():
 
 
 def test_planted_values_are_exact_and_share_one_subspace():
-    u = spread(7)
+    u = evenly_spaced(7)
     for actions in (1, 3):
-        problem = linear_mdp.LinearProblem(planted(4, u, 10, actions, 3, 2, 0.9), 2)
-        values = problem.values
+        problem = linear_mdp.LinearProblem(planted_mdps(4, u, 10, actions, 3, 2, 0.9), 2)
+        values = problem.true_values
         singular = torch.linalg.svdvals(values)
         assert float(singular[2] / singular[0]) < 1e-10
-        assert problem.span.shape == (10 * actions, 2)
+        assert problem.best_subspace.shape == (10 * actions, 2)
         assert (
-            float(linear_mdp.value_error(values @ problem.span @ problem.span.T, values).max())
+            float(
+                linear_mdp.value_error(
+                    values @ problem.best_subspace @ problem.best_subspace.T, values
+                ).max()
+            )
             < 1e-10
         )
         for mdp in problem.mdps:  # the Bellman equation
@@ -234,33 +247,35 @@ def test_planted_values_are_exact_and_share_one_subspace():
 
 def test_planted_agents_visit_every_state():
     for seed in (15, 16):  # draws that have states without a way to them, but for the jumps
-        for mdp in planted(seed, spread(3), 20, 1, 3, 2, 0.8):
+        for mdp in planted_mdps(seed, evenly_spaced(3), 20, 1, 3, 2, 0.8):
             assert occupancy(mdp, np.ones((20, 1))).min() > 0.1 / 20 - 1e-9
 
 
 def test_values_of_chains_in_closed_form():
-    for mdp in planted(1, spread(3), 8, 1, 3, 2, 0.9):
+    for mdp in planted_mdps(1, evenly_spaced(3), 8, 1, 3, 2, 0.9):
         closed = np.linalg.solve(np.eye(8) - 0.9 * mdp.P[:, 0], mdp.R[:, 0])
         np.testing.assert_allclose(mdp.q_star[:, 0], closed, atol=1e-10)
 
 
 def test_planted_weights_are_as_diverse_for_few_agents_as_for_many():
     for agents in (3, 4, 50):
-        weights = planted_weights(spread(agents), 3)
+        weights = planted_weights(evenly_spaced(agents), 3)
         np.testing.assert_allclose(weights.T @ weights / agents, np.eye(3) / 3, atol=1e-12)
 
 
 def test_one_agent_spans_one_dimension():
-    assert linear_mdp.LinearProblem(planted(0, spread(1), 8, 1, 3, 2, 0.9), 2).span.shape == (8, 1)
+    assert linear_mdp.LinearProblem(
+        planted_mdps(0, evenly_spaced(1), 8, 1, 3, 2, 0.9), 2
+    ).best_subspace.shape == (8, 1)
 
 
 def test_every_agent_wants_to_reach_a_goal_that_pays():
     """By default nobody is best off standing still, as most were without a reward at the goal and in stronger wind."""
     config = WindyCliffConfig()
-    mdps = windy_cliff(spread(16), config.wind, config.gamma, config.goal)
+    mdps = windy_cliff_mdps(evenly_spaced(16), config.wind, config.gamma, config.goal)
     for mdp in mdps:
         ends = mdp.discount == 0
-        chain = mdp.P[np.arange(mdp.states), mdp.q_star.argmax(1)]
+        chain = mdp.P[np.arange(mdp.num_states), mdp.q_star.argmax(1)]
         chain[ends] = ends  # whoever is there stays
         assert float((mdp.start @ np.linalg.matrix_power(chain, 500))[ends].sum()) > 0.9
     above = 2 * 12 + 11  # the cell above the goal: one step down
@@ -276,7 +291,7 @@ def test_errors_weighted_by_visits_by_hand():
 
 
 def test_values_of_nan_are_the_worst_never_a_policy():
-    mdp = windy_cliff(np.zeros(1), 0.2, 0.9, 1.0)[0]
+    mdp = windy_cliff_mdps(np.zeros(1), 0.2, 0.9, 1.0)[0]
     stack = {
         name: torch.from_numpy(getattr(mdp, name))[None] for name in ("P", "R", "discount", "start")
     }
@@ -290,8 +305,8 @@ def test_values_of_nan_are_the_worst_never_a_policy():
 
 def test_the_cliff_without_wind_is_gymnasiums():
     pytest.importorskip("gymnasium")
-    theirs = toy_text("cliff-walking")
-    ours = windy_cliff(np.zeros(1), 0.5, theirs.gamma)[0]
+    theirs = gymnasium_mdp("cliff-walking")
+    ours = windy_cliff_mdps(np.zeros(1), 0.5, theirs.gamma)[0]
     np.testing.assert_array_equal(ours.P, theirs.P)
     np.testing.assert_allclose(ours.R, theirs.R / 100)
     np.testing.assert_array_equal(ours.start, theirs.start)
@@ -299,7 +314,7 @@ def test_the_cliff_without_wind_is_gymnasiums():
 
 
 def test_gusts_by_hand():
-    calm, windy = windy_cliff(np.array([0.0, 0.8]), 0.5, 0.9)
+    calm, windy = windy_cliff_mdps(np.array([0.0, 0.8]), 0.5, 0.9)
     above, start = 2 * 12 + 5, 36  # the cell above the cliff, and where a fall ends
     np.testing.assert_allclose(windy.P[above, 1, above + 1], 0.6)
     np.testing.assert_allclose(windy.P[above, 1, start], 0.4)
@@ -309,12 +324,12 @@ def test_gusts_by_hand():
 
 def test_values_under_a_policy_in_closed_form():
     mdp = garnet(3, 6, 4, 3)
-    policy = soft_greedy(mdp, 0.3)
+    policy = epsilon_greedy_policy(mdp, 0.3)
     np.testing.assert_allclose(policy.sum(axis=1), 1.0)
     np.testing.assert_allclose(policy.max(axis=1), 0.7 + 0.3 / 4)
     chain = np.einsum("sa,sat->st", policy, mdp.P)
     closed = np.linalg.solve(np.eye(6) - mdp.gamma * chain, (policy * mdp.R).sum(axis=1))
-    np.testing.assert_allclose(under_policy(mdp, policy).q_star[:, 0], closed, atol=1e-10)
+    np.testing.assert_allclose(mdp_under_policy(mdp, policy).q_star[:, 0], closed, atol=1e-10)
 
 
 def test_regret_of_the_best_and_of_the_worst_action_by_hand():
@@ -333,7 +348,7 @@ def test_regret_of_the_best_and_of_the_worst_action_by_hand():
 
 
 def test_td_on_fixed_features_finds_the_projected_fixed_point():
-    mdp = planted(2, spread(1), 6, 1, 3, 2, 0.7)[0]
+    mdp = planted_mdps(2, evenly_spaced(1), 6, 1, 3, 2, 0.7)[0]
     problem = linear_mdp.LinearProblem([mdp], 2)
     phi = np.random.default_rng(5).standard_normal((6, 2))
     chain = mdp.P[:, 0]
@@ -352,9 +367,9 @@ def test_td_on_fixed_features_finds_the_projected_fixed_point():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: spread(0), "at least one"),
-        (lambda: planted(0, spread(2), 5, 1, 2, 6, 0.9), "planted rank is 6"),
-        (lambda: windy_cliff(spread(2), 1.5, 0.9), "wind is 1.5"),
+        (lambda: evenly_spaced(0), "at least one"),
+        (lambda: planted_mdps(0, evenly_spaced(2), 5, 1, 2, 6, 0.9), "planted rank is 6"),
+        (lambda: windy_cliff_mdps(evenly_spaced(2), 1.5, 0.9), "wind is 1.5"),
         (lambda: linear_mdp.LinearProblem([cycle()], 3), "rank is 3"),
         (lambda: linear_mdp.LinearProblem([cycle()], 1, epsilon=2.0), "epsilon is 2.0"),
     ],

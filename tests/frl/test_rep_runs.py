@@ -9,7 +9,7 @@ import torch
 from equipoise.cli import main
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.environments import linear_mdp
-from equipoise.environments.tabular_mdp import planted
+from equipoise.environments.tabular_mdp import planted_mdps
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
 from equipoise.records.rounds import Bytes
@@ -56,7 +56,7 @@ def test_loop_equals_stacked(name, participation):
     for executor in ("loop", "stacked"):
         settings, task = built(name)
         both.append(simulate(settings.method, task, 5, executor, participation))
-    assert largest_difference(both[0].state(), both[1].state()) < 1e-12
+    assert largest_difference(both[0].state_dict(), both[1].state_dict()) < 1e-12
     assert both[0].logs[-1].bytes == both[1].logs[-1].bytes
 
 
@@ -67,7 +67,7 @@ def test_compiled_rounds_are_the_rounds_of_the_contract(name, relative):
     fade = 1 + np.arange(30) / 10.0
     rates = np.stack([0.1 / fade ** (2 / 3), 0.2 / fade], axis=1)
     kind = {"share_theta": name in ("fedtd", "fedq"), "relative": relative}
-    phis, thetas = linear_mdp.federate(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
+    phis, thetas = linear_mdp.run_federated(task.problem, 3, rates, 4, np.array([1, 30]), **kind)
     for mark, rounds in enumerate((1, 30)):
         done = simulated(name, rounds, relative=relative)
         torch.testing.assert_close(done.params["phi"], phis[mark], rtol=1e-9, atol=1e-9)
@@ -91,16 +91,16 @@ def test_a_frozen_representation_is_td_on_fixed_features():
     torch.testing.assert_close(done.params["phi"], start["phi"], rtol=1e-12, atol=1e-12)
     theta = torch.zeros(5, 2, dtype=torch.float64)
     phi = start["phi"].expand(5, -1, -1).contiguous()
-    where, taken = torch.from_numpy(task.problem.start(3)), np.zeros(5, np.int64)
+    where, taken = torch.from_numpy(task.problem.initial_states(3)), np.zeros(5, np.int64)
     for _ in range(6):  # four steps learn, the fifth, the representation's, passes
         for steps, rate in ((4, 0.1), (1, 0.0)):
             every = torch.full((5,), steps), torch.full((5,), rate, dtype=torch.float64)
-            keys, surprise = (
-                task.problem.keys(3, ids.numpy(), taken),
+            keys, sq_td_error = (
+                task.problem.rng_keys(3, ids.numpy(), taken),
                 torch.zeros(5, dtype=torch.float64),
             )
             how = keys, taken, *every, (False, True, False)
-            linear_mdp.advance(task.problem, ids.numpy(), phi, theta, where, surprise, *how)
+            linear_mdp.advance(task.problem, ids.numpy(), phi, theta, where, sq_td_error, *how)
             taken += steps
     torch.testing.assert_close(done.store.local["theta"], theta, rtol=1e-10, atol=1e-12)
 
@@ -143,14 +143,14 @@ def test_who_shares_what():
 
 
 def test_identical_environments_make_one_value_function_right_for_all():
-    problem = linear_mdp.LinearProblem(planted(1, np.full(5, 0.5), 8, 1, 3, 2, 0.8), 2)
+    problem = linear_mdp.LinearProblem(planted_mdps(1, np.full(5, 0.5), 8, 1, 3, 2, 0.8), 2)
     fade = 1 + np.arange(20000) / 1000.0
     rates = np.stack([0.05 / fade ** (2 / 3), 0.3 / fade], axis=1)
-    phis, thetas = linear_mdp.federate(
+    phis, thetas = linear_mdp.run_federated(
         problem, 0, rates, 10, np.array([1, 20000]), share_theta=True
     )
     errors = linear_mdp.value_error(
-        torch.einsum("msd,mnd->mns", phis, thetas), problem.values
+        torch.einsum("msd,mnd->mns", phis, thetas), problem.true_values
     ).mean(1)
     assert errors[1] < 0.1 < 0.8 < errors[0]
 
@@ -162,12 +162,12 @@ def test_sharing_the_representation_beats_learning_alone_and_one_value_function_
 
     def error(mdps, share=False):
         problem = linear_mdp.LinearProblem(mdps, 2)
-        phis, thetas = linear_mdp.federate(problem, 0, rates, 10, marks, share)
+        phis, thetas = linear_mdp.run_federated(problem, 0, rates, 10, marks, share)
         values = torch.einsum("msd,mnd->mns", phis, thetas)
-        distances = linear_mdp.subspace_distance(phis, problem.span)
-        return linear_mdp.value_error(values, problem.values).mean(1), distances
+        distances = linear_mdp.subspace_distance(phis, problem.best_subspace)
+        return linear_mdp.value_error(values, problem.true_values).mean(1), distances
 
-    mdps = planted(0, (np.arange(16) + 0.5) / 16, 20, 1, 3, 2, 0.8)
+    mdps = planted_mdps(0, (np.arange(16) + 0.5) / 16, 20, 1, 3, 2, 0.8)
     shared, distances = error(mdps)
     one_for_all, _ = error(mdps, share=True)
     alone = torch.stack([error([mdp])[0] for mdp in mdps]).mean(0)

@@ -8,7 +8,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.environments import heldout
-from equipoise.environments.heldout import what_learns
+from equipoise.environments.heldout import trainable_blocks
 from equipoise.experiment.evaluation import hold_out
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import find_method
@@ -22,7 +22,7 @@ TINY = {
         "parallel": 2,
         "width": 8,
         "capacity": 400,
-        "learn_after": 20,
+        "learning_starts": 20,
         "lr": 0.01,
     },
     **{
@@ -38,7 +38,7 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr(heldout, "MARKS", (100, 400))
+    monkeypatch.setattr(heldout, "EVAL_STEPS", (100, 400))
 
 
 @pytest.mark.parametrize("task", ["cartpole", "gym"])
@@ -52,17 +52,17 @@ def test_members_and_newcomers_part_the_agents(task):
     assert (members.num_clients, members.heldout_clients.num_clients) == (3, 2)
     if task == "cartpole":
         lengths = np.concatenate(
-            [members.world.bodies.length, members.heldout_clients.world.bodies.length]
+            [members.env.bodies.length, members.heldout_clients.env.bodies.length]
         )[:, 0]
-        assert sorted(lengths) == sorted(whole.world.bodies.length[:, 0])
-        assert members.config.numbers == pytest.approx(
-            (members.world.bodies.length[:, 0] - 0.1) / 0.8
+        assert sorted(lengths) == sorted(whole.env.bodies.length[:, 0])
+        assert members.config.heterogeneity_values == pytest.approx(
+            (members.env.bodies.length[:, 0] - 0.1) / 0.8
         )
     else:
         there = [
             make.keywords["sutton_barto_reward"]
             for part in (members, members.heldout_clients)
-            for make in part.world.make
+            for make in part.env.factories
         ]
         assert sorted(there) == [False, False, True, True, True]
     assert members.net == members.heldout_clients.net == whole.net
@@ -80,7 +80,7 @@ def test_members_and_newcomers_part_the_agents(task):
 )
 def test_beside_a_shared_block_only_the_personal_one_learns(name, learns):
     task = build_task(RunSettings.from_options({**TINY, "method": name}))
-    assert what_learns(find_method(name)(), task) == learns
+    assert trainable_blocks(find_method(name)(), task) == learns
 
 
 def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
@@ -103,17 +103,15 @@ def test_they_start_from_the_servers_model_in_their_own_environments(tmp_path):
 @pytest.mark.parametrize("name", ["pfeddqn-rep", "perdqnavg"])
 def test_what_is_shared_is_frozen_and_the_rest_learns(name, monkeypatch):
     task = build_task(RunSettings.from_options({**TINY, "method": name}))
-    steps, train = [], heldout.learner.train
+    steps, train = [], heldout.dqn_agent.train
 
     def watched(*given):
         params, kept = train(*given)
         steps.append((given[5], params))
         return params, kept
 
-    monkeypatch.setattr(heldout.learner, "train", watched)
-    heldout.returns_of_newcomers(
-        task, task.heldout_clients, find_method(name)(), task.init_params(1), 3
-    )
+    monkeypatch.setattr(heldout.dqn_agent, "train", watched)
+    heldout.heldout_returns(task, task.heldout_clients, find_method(name)(), task.init_params(1), 3)
     before, after = task.net.views(steps[0][0]), task.net.views(steps[-1][1])
     for part in task.blocks["backbone"]:
         assert torch.equal(before[part], after[part])
@@ -128,7 +126,7 @@ def test_a_resumed_run_has_the_same_newcomers(tmp_path):
 
 
 def test_compare_shows_them(tmp_path, capsys):
-    options = "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --holdout-clients 0.34"
+    options = "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learning-starts 10 --width 8 --rounds 2 --holdout-clients 0.34"
     command = f"compare --task cartpole --methods dqnavg,perdqnavg --seeds 1 --out {tmp_path / 'c'} {options}"
     assert main(command.split()) == 0
     assert "k=400" in capsys.readouterr().out

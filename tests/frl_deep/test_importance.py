@@ -20,9 +20,9 @@ TINY = {
         "parallel": 2,
         "width": 8,
         "capacity": 60,
-        "learn_after": 20,
+        "learning_starts": 20,
     },
-    **{"explore_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
+    **{"eps_decay_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
 }
 
 

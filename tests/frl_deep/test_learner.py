@@ -8,13 +8,13 @@ import torch
 
 from equipoise.environments import dqn_agent
 from equipoise.environments.classic_control import CartPole
-from equipoise.environments.dqn_agent import Settings, td_slope, train
-from equipoise.environments.q_network import TOGETHER, Net, Rhythm, StackedAdam
-from equipoise.environments.vec_env import Moved, PhysicsWorld
+from equipoise.environments.dqn_agent import AgentHParams, td_gradient, train
+from equipoise.environments.q_network import EVERY_STEP, BatchedAdam, BlockSchedule, Net
+from equipoise.environments.vec_env import PhysicsVecEnv, StepResult
 from equipoise.rl.nn import adam
 from helpers import largest_difference
 
-SETTINGS = Settings(2, 0.9, 40, 10, 50, 0.1, 0.1, 8)
+SETTINGS = AgentHParams(2, 0.9, 40, 10, 50, 0.1, 0.1, 8)
 NETS = [Net(4, 6, 2), Net(4, 6, 2, 3)]
 F64 = torch.float64
 
@@ -38,7 +38,7 @@ def test_a_net_by_hand():
     net = Net(1, 1, 2)
     flat = torch.tensor([2.0, 1.0, 3.0, -1.0, 0.5, -1.0, 0.25, 10.0])
     assert list(net.shapes) == ["w1", "b1", "w2", "b2", "w3", "b3"]
-    assert net.values(net.views(flat), torch.tensor([[[1.0], [-3.0]]]))[0].tolist() == [
+    assert net.forward(net.views(flat), torch.tensor([[[1.0], [-3.0]]]))[0].tolist() == [
         [4.25, 2.0],
         [0.25, 10.0],
     ]
@@ -56,7 +56,7 @@ def test_the_td_target_by_hand():
     )
     # y = 0.3 + 0.9 * 1 = 1.2, Q = 1: error -0.2; y = 0.3, Q = 0.5: error 0.2; y = 9.9: error -8.9
     flat = torch.empty_like(own)
-    td_slope(net, net.views(own), net.views(judge), rows, net.views(flat))
+    td_gradient(net, net.views(own), net.views(judge), rows, net.views(flat))
     slope = net.views(flat)
     assert slope["b3"][0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
     assert slope["w3"][0, :, 0].tolist() == pytest.approx([(-0.2 - 8.9) / 3, 0.2 / 3])
@@ -71,12 +71,12 @@ def test_the_gradient_is_autograds(net, body):
     views = net.views(free)
     state, following = rows[..., :4], rows[..., 4:8]
     with torch.no_grad():
-        ahead = net.values(views, following).argmax(-1, keepdim=True)
-        goal = rows[..., -3:-2] + rows[..., -2:-1] * net.values(judge, following).gather(-1, ahead)
-    q = net.values(views, state).gather(-1, rows[..., -1:].long())
+        ahead = net.forward(views, following).argmax(-1, keepdim=True)
+        goal = rows[..., -3:-2] + rows[..., -2:-1] * net.forward(judge, following).gather(-1, ahead)
+    q = net.forward(views, state).gather(-1, rows[..., -1:].long())
     (0.5 * (q - goal).square()).mean(1).sum().backward()
     slope = torch.empty_like(own)
-    td_slope(net, net.views(own), judge, rows, net.views(slope), body)
+    td_gradient(net, net.views(own), judge, rows, net.views(slope), body)
     found, expected = net.views(slope), net.views(free.grad)
     for name in net.shapes if body else net.blocks["head"]:
         assert largest_difference(found[name], expected[name]) < 1e-14
@@ -93,18 +93,18 @@ def test_an_embedding_is_an_input_of_its_own():
 
 
 def setup(agents: int = 4, net: Net = NETS[0], steps: int = 30):
-    world = PhysicsWorld.of(CartPole(), (np.arange(4) + 0.5) / 4)
+    world = PhysicsVecEnv.from_traits(CartPole(), (np.arange(4) + 0.5) / 4)
     ids = torch.arange(agents)
-    kept = {**dqn_agent.fresh(net, SETTINGS, agents, F64), "env": world.fresh(ids, 2, 0)}
+    kept = {**dqn_agent.init_state(net, SETTINGS, agents, F64), "env": world.init_state(ids, 2, 0)}
     u = np.random.default_rng(3).random(
-        (agents, steps, dqn_agent.draws_a_step(net, SETTINGS, world))
+        (agents, steps, dqn_agent.noise_dim_per_step(net, SETTINGS, world))
     )
     return world, ids, kept, u
 
 
-def rhythm(agents: int, head_steps: int = TOGETHER, moves=(True, True)) -> Rhythm:
+def rhythm(agents: int, head_steps: int = EVERY_STEP, moves=(True, True)) -> BlockSchedule:
     rate = torch.full((agents, 1), 0.01, dtype=F64)
-    return Rhythm(rate, 0.5 * rate, head_steps, moves)
+    return BlockSchedule(rate, 0.5 * rate, head_steps, moves)
 
 
 @pytest.mark.parametrize("net", NETS, ids=["plain", "embedded"])
@@ -132,11 +132,11 @@ def test_the_memory_holds_the_last_transitions():
     _, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, stack(NETS[0], 4), kept, u)
     rows = after["replay"]
     assert (
-        after["acted"].tolist() == [30] * 4
+        after["num_steps"].tolist() == [30] * 4
     )  # 60 transitions in 40 places: rows 0 to 19 are the newest
     assert rows[..., -1].unique().tolist() == [0, 1]
     physics = CartPole()
-    units = np.array(physics.usual)
+    units = np.array(physics.obs_scale)
     before, following = rows[..., :4].numpy() * units, rows[..., 4:8].numpy() * units
     moved, _, over = physics.step(before, rows[..., -1].numpy().astype(int), world.bodies)
     np.testing.assert_allclose(moved, following, atol=1e-6)
@@ -152,8 +152,11 @@ def test_the_memory_holds_the_last_transitions():
 
 def test_returns_of_three_steps_by_hand():
     """Each transition is s, a, r + 0.9 r' + 0.81 r'', the state after, and 0.9^3; shorter at an episode's end."""
-    net, settings = Net(1, 2, 2), replace(SETTINGS, copies=1, capacity=40, warmup=40, returns=3)
-    kept = dqn_agent.fresh(net, settings, 1, F64)
+    net, settings = (
+        Net(1, 2, 2),
+        replace(SETTINGS, num_envs=1, capacity=40, learning_starts=40, n_step=3),
+    )
+    kept = dqn_agent.init_state(net, settings, 1, F64)
     one = dqn_agent.Learner(net, settings, rhythm(1), stack(net, 1), kept, np.full((1, 9, 10), 0.5))
     # reward, terminated, truncated: an episode of four steps that ends, one of two that is cut, then three more
     story = [
@@ -173,9 +176,9 @@ def test_returns_of_three_steps_by_hand():
 
     for step, (reward, terminated, truncated) in enumerate(story):
         flags = [np.array([[bool(flag)]]) for flag in (terminated, truncated)]
-        moved = Moved(seen(step + 100), np.array([[float(reward)]]), *flags)
-        one.remember(step, seen(step), np.array([[step % 2]]), moved)
-    rows = one.state()["replay"][0, :9]
+        moved = StepResult(seen(step + 100), np.array([[float(reward)]]), *flags)
+        one.add_to_buffer(step, seen(step), np.array([[step % 2]]), moved)
+    rows = one.state_dict()["replay"][0, :9]
     sums = [1 + 1.8 + 0.81 * 4, 2 + 3.6 + 0.81 * 8, 4 + 7.2, 8, 16 + 28.8, 32]
     sums += [64 + 0.9 * 128 + 0.81 * 256, 128 + 0.9 * 256, 256]  # the last two still grow
     np.testing.assert_allclose(rows[:, 2], 0.1 * np.array(sums))
@@ -188,7 +191,7 @@ def test_returns_of_three_steps_by_hand():
 @pytest.mark.parametrize("returns", [1, 4])
 def test_returns_go_on_across_calls_and_round_the_memory(returns):
     """Many calls are one call to the bit, also in the middle of an episode and of the memory's round."""
-    net, settings = NETS[0], replace(SETTINGS, returns=returns)
+    net, settings = NETS[0], replace(SETTINGS, n_step=returns)
     world, ids, kept, u = setup(steps=50)
     whole, after = train(world, net, settings, rhythm(4), ids, stack(net, 4), kept, u)
     params = stack(net, 4)
@@ -202,7 +205,7 @@ def test_what_is_handed_over_is_the_mean_of_the_last_nets():
     net = NETS[0]
     world, ids, kept, u = setup(steps=30)
     found, after = train(
-        world, net, replace(SETTINGS, averaged=3), rhythm(4), ids, stack(net, 4), kept, u
+        world, net, replace(SETTINGS, weight_avg_steps=3), rhythm(4), ids, stack(net, 4), kept, u
     )
     each = [
         train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :n])[0]
@@ -216,7 +219,14 @@ def test_what_is_handed_over_is_the_mean_of_the_last_nets():
         == 0
     )
     one, _ = train(
-        world, net, replace(SETTINGS, averaged=9), rhythm(4), ids, stack(net, 4), kept, u[:, :1]
+        world,
+        net,
+        replace(SETTINGS, weight_avg_steps=9),
+        rhythm(4),
+        ids,
+        stack(net, 4),
+        kept,
+        u[:, :1],
     )
     assert torch.equal(
         one, train(world, net, SETTINGS, rhythm(4), ids, stack(net, 4), kept, u[:, :1])[0]
@@ -225,7 +235,7 @@ def test_what_is_handed_over_is_the_mean_of_the_last_nets():
 
 def test_agents_learn_only_after_their_own_warm_up():
     world, ids, kept, u = setup(steps=3)
-    kept["acted"] = torch.tensor([0, 0, 5, 5])  # two were here before
+    kept["num_steps"] = torch.tensor([0, 0, 5, 5])  # two were here before
     start = stack(NETS[0], 4)
     params, after = train(world, NETS[0], SETTINGS, rhythm(4), ids, start, kept, u)
     first, end = NETS[0].views(start), NETS[0].views(params)
@@ -245,14 +255,14 @@ def test_the_rhythm_of_two_timescales():
     """K = 2: two steps of the head, one of the body; the other block does not move, its rate is its own."""
     net, s = NETS[0], SETTINGS
     head, body = (False, True), (True, False)
-    assert [rhythm(1, 2).blocks(step) for step in range(4)] == [head, head, body, head]
+    assert [rhythm(1, 2).trained_blocks(step) for step in range(4)] == [head, head, body, head]
     world, ids, kept, u = setup(steps=9)
-    kept["acted"] = torch.full((4,), 5)
+    kept["num_steps"] = torch.full((4,), 5)
     start = stack(net, 4)
     _, after = train(world, net, s, rhythm(4, 2), ids, start, kept, u)
     assert after["updates"].tolist() == [[3, 6]] * 4
     frozen, _ = train(world, net, s, rhythm(4, 2, (False, True)), ids, start, kept, u)
-    border = 4 * net.border
+    border = 4 * net.backbone_size
     assert torch.equal(frozen[:border], start[:border])
     assert not torch.equal(frozen[border:], start[border:])
     # Adam's first step is the rate times the sign: the body's third step is its first
@@ -286,9 +296,9 @@ def test_adam_where_the_nets_lie_is_adam_of_each(counts, only):
         "updates": torch.tensor([[count, count + 2] for count in counts]),
     }
     moved = params.clone()
-    one = StackedAdam(net, rhythm(3), moved, slope, kept)
-    one.move((True, False), None if only is None else np.array(only))
-    found, after = net.views(moved), one.state()
+    one = BatchedAdam(net, rhythm(3), moved, slope, kept)
+    one.step((True, False), None if only is None else np.array(only))
+    found, after = net.views(moved), one.state_dict()
     for name in net.shapes:
         for k in range(3):
             whole = {
@@ -315,17 +325,17 @@ def test_adam_where_the_nets_lie_is_adam_of_each(counts, only):
 
 def test_epsilon_falls_over_environment_steps():
     s, net = SETTINGS, NETS[0]
-    kept = {**dqn_agent.fresh(net, s, 3, F64)}
-    kept["acted"] = torch.tensor(
+    kept = {**dqn_agent.init_state(net, s, 3, F64)}
+    kept["num_steps"] = torch.tensor(
         [0, 10, 1000]
     )  # 2,000 copies: 0, 20,000 and 2,000,000 of 50,000 steps
     u = np.random.default_rng(0).random((3, 1, 2000 * 2 + 8))
     one = dqn_agent.Learner(
-        net, replace(s, copies=2000, explore=50000), rhythm(3), stack(net, 3), kept, u
+        net, replace(s, num_envs=2000, eps_decay_steps=50000), rhythm(3), stack(net, 3), kept, u
     )
     seen = np.zeros((3, 2000, 4), np.float32)
     greedy = (
-        net.values(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
+        net.forward(net.views(stack(net, 3)), torch.from_numpy(seen).double()).argmax(-1).numpy()
     )
     chosen = (one.act(0, seen) != greedy).mean(1)  # half of the random actions are the greedy one
     assert chosen.tolist() == pytest.approx([0.5, 0.5 * (1 - 0.9 * 0.4), 0.05], abs=0.05)

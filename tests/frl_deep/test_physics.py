@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
-from equipoise.environments.heterogeneity import BODIES, SENSES, Bodies, Senses, traits_named
-from equipoise.environments.vec_env import PhysicsWorld
+from equipoise.environments.heterogeneity import (
+    INTERFACE_TRAITS,
+    PHYSICS_TRAITS,
+    AgentInterface,
+    BodyParams,
+    parse_traits,
+)
+from equipoise.environments.vec_env import PhysicsVecEnv
 from equipoise.utils.errors import UsageError
 
 BOTH = [CartPole(), Acrobot()]
@@ -16,11 +22,11 @@ U = np.array([0.02, 0.3, 0.5, 0.97])
 PHYSICAL = ("length", "gravity", "mass", "motor", "reversed")
 
 
-def bodies(physics, differ=("length",), u=U) -> Bodies:
-    return PhysicsWorld.of(physics, u, differ).bodies
+def bodies(physics, differ=("length",), u=U) -> BodyParams:
+    return PhysicsVecEnv.from_traits(physics, u, differ).bodies
 
 
-def twin(physics, own: Bodies, k: int):
+def twin(physics, own: BodyParams, k: int):
     """Gymnasium's environment with what is agent k's own."""
     env = gymnasium.make(physics.gym_id)
     body, length, gravity, mass, motor = (
@@ -65,7 +71,7 @@ def test_every_step_is_gymnasiums(physics, differ):
             action = rng.uniform(-1, 1, (len(U), 1, 1))
             theirs = [2.0 * own.motor[k] * action[k, 0] for k in range(len(U))]
         else:
-            action = rng.integers(physics.actions, size=(len(U), 1))
+            action = rng.integers(physics.num_actions, size=(len(U), 1))
             theirs = [int(action[k, 0]) for k in range(len(U))]
         state, reward, over = physics.step(state, action, own)
         seen = physics.observe(state)
@@ -117,35 +123,38 @@ def test_goals_are_an_agents_own():
 
 def test_sensors_and_motors_of_an_agents_own():
     seen = np.arange(8.0, dtype=np.float32).reshape(2, 1, 4)
-    mixed = Senses.of(("sensors", "offsets"), np.array([0.2, 0.7]), 4, seed=1)
-    found = mixed.seen(seen)
+    mixed = AgentInterface.from_traits(("sensors", "offsets"), np.array([0.2, 0.7]), 4, seed=1)
+    found = mixed.observe(seen)
     assert [sorted(row) for row in mixed.order.tolist()] == [[0, 1, 2, 3]] * 2
     assert mixed.order[0].tolist() != mixed.order[1].tolist()
     for k in range(2):
         np.testing.assert_array_equal(found[k, 0], seen[k, 0][mixed.order[k]] + mixed.offset[k])
     assert 0 < np.abs(mixed.offset).max() <= 0.5
-    plain = Senses.of((), np.array([0.2, 0.7]), 4, seed=1)
-    assert plain.seen(seen) is seen
-    assert Senses.of(("motor", "reversed"), np.array([0.5, 0.5]), 4, 0).motor[
+    plain = AgentInterface.from_traits((), np.array([0.2, 0.7]), 4, seed=1)
+    assert plain.observe(seen) is seen
+    assert AgentInterface.from_traits(("motor", "reversed"), np.array([0.5, 0.5]), 4, 0).motor[
         :, 0
     ].tolist() == pytest.approx([0.7, -0.7])
-    some = PhysicsWorld.of(CartPole(), U, ("reversed",)).subset(
+    some = PhysicsVecEnv.from_traits(CartPole(), U, ("reversed",)).subset(
         np.array([1, 2])
     )  # held-out agents keep what is theirs
     assert some.bodies.motor[:, 0].tolist() == [-1.0, 1.0]
 
 
 def test_unknown_traits_are_refused():
-    assert traits_named("length, reversed", (*BODIES, *SENSES)) == ("length", "reversed")
+    assert parse_traits("length, reversed", (*PHYSICS_TRAITS, *INTERFACE_TRAITS)) == (
+        "length",
+        "reversed",
+    )
     with pytest.raises(UsageError, match=r"there is no 'lenght' here .did you mean 'length'"):
-        traits_named("lenght", (*BODIES, *SENSES))
+        parse_traits("lenght", (*PHYSICS_TRAITS, *INTERFACE_TRAITS))
     with pytest.raises(UsageError, match="there is no 'gravity' here"):
-        traits_named("gravity", tuple(SENSES))
+        parse_traits("gravity", tuple(INTERFACE_TRAITS))
 
 
 def test_lengths_are_those_of_the_papers():
-    assert CartPole().length(np.array([0.0, 0.5, 1.0])) == pytest.approx([0.1, 0.5, 0.9])
-    assert Acrobot().length(np.array([0.0, 0.5, 1.0])) == pytest.approx([0.5, 1.0, 1.5])
+    assert CartPole().agent_length(np.array([0.0, 0.5, 1.0])) == pytest.approx([0.1, 0.5, 0.9])
+    assert Acrobot().agent_length(np.array([0.0, 0.5, 1.0])) == pytest.approx([0.5, 1.0, 1.5])
     for physics in BOTH:  # and they matter
         state, action = np.full((2, 1, 4), 0.05), np.zeros((2, 1), int)
         short, long = physics.step(
@@ -156,8 +165,8 @@ def test_lengths_are_those_of_the_papers():
 
 @pytest.mark.parametrize("physics", BOTH, ids=lambda p: p.gym_id)
 def test_an_episode_is_cut_after_500_steps_and_starts_anew(physics):
-    world = PhysicsWorld.of(physics, np.array([0.5, 0.5]))
-    play = world.begin(torch.arange(2), np.full((2, 3, 4), 0.5))
+    world = PhysicsVecEnv.from_traits(physics, np.array([0.5, 0.5]))
+    play = world.reset(torch.arange(2), np.full((2, 3, 4), 0.5))
     draws = np.random.default_rng(1).random((2, 3, 4))
     still = np.zeros((2, 3, 4)) if isinstance(physics, CartPole) else np.full((2, 3, 4), 0.01)
     for step in range(1, 501):
@@ -165,37 +174,37 @@ def test_an_episode_is_cut_after_500_steps_and_starts_anew(physics):
         moved = play.step(np.ones((2, 3)), draws)
         assert not moved.terminated.any()
         assert moved.truncated.all() == (step == 500)
-    np.testing.assert_array_equal(play.state, physics.start(draws))
-    units = np.array(physics.usual, np.float32)
-    np.testing.assert_array_equal(play.seen, physics.observe(physics.start(draws)) / units)
-    assert (moved.following != play.seen).any()
+    np.testing.assert_array_equal(play.state, physics.initial_state(draws))
+    units = np.array(physics.obs_scale, np.float32)
+    np.testing.assert_array_equal(play.obs, physics.observe(physics.initial_state(draws)) / units)
+    assert (moved.next_obs != play.obs).any()
     assert (play.clock == 0).all()
 
 
 def test_only_the_episode_that_ended_starts_anew():
-    world = PhysicsWorld.of(CartPole(), np.array([0.5]))
-    play = world.begin(torch.arange(1), np.full((1, 2, 4), 0.5))
+    world = PhysicsVecEnv.from_traits(CartPole(), np.array([0.5]))
+    play = world.reset(torch.arange(1), np.full((1, 2, 4), 0.5))
     play.state[0, 1, 2] = 0.2  # about to fall
     play.state[0, 1, 3] = 3.0
     moved = play.step(np.zeros((1, 2)), np.full((1, 2, 4), 0.9))
     assert moved.terminated.tolist() == [[False, True]]
     np.testing.assert_allclose(play.state[0, 1], 0.04)
     assert play.clock.tolist() == [[1, 0]]
-    assert moved.following[0, 1, 2] > 2.0  # in units of 0.1 rad
+    assert moved.next_obs[0, 1, 2] > 2.0  # in units of 0.1 rad
 
 
 def test_a_world_goes_on_where_it_was_left():
-    world = PhysicsWorld.of(Acrobot(), U)
+    world = PhysicsVecEnv.from_traits(Acrobot(), U)
     ids, draws = torch.tensor([2, 0]), np.random.default_rng(0).random((2, 3, 4))
     rng = np.random.default_rng(2)
     actions = rng.integers(3, size=(20, 2, 3))
-    kept = world.fresh(ids, 3, seed=5)
-    whole = world.open(ids, kept, draws)
+    kept = world.init_state(ids, 3, seed=5)
+    whole = world.resume(ids, kept, draws)
     for action in actions:
         whole.step(action, draws)
     for action in actions:
-        play = world.open(ids, kept, draws)
+        play = world.resume(ids, kept, draws)
         play.step(action, draws)
-        kept = play.kept()
-    assert (kept["state"].numpy() == whole.kept()["state"].numpy()).all()
-    assert kept["clock"].tolist() == whole.kept()["clock"].tolist() == [[20] * 3] * 2
+        kept = play.state_dict()
+    assert (kept["state"].numpy() == whole.state_dict()["state"].numpy()).all()
+    assert kept["clock"].tolist() == whole.state_dict()["clock"].tolist() == [[20] * 3] * 2

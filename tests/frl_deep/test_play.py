@@ -10,7 +10,7 @@ import torch
 from equipoise.cli import main
 from equipoise.environments import render
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
-from equipoise.environments.vec_env import PhysicsWorld
+from equipoise.environments.vec_env import PhysicsVecEnv
 from equipoise.experiment.play import play
 from equipoise.experiment.runner import run
 from equipoise.settings.run_settings import RunSettings
@@ -23,7 +23,7 @@ TINY = {
     "parallel": 2,
     "width": 8,
     "capacity": 60,
-    "learn_after": 20,
+    "learning_starts": 20,
     "epochs": 15,
     "batch_size": 8,
 }
@@ -142,15 +142,15 @@ def test_an_environment_that_cannot_be_drawn_is_told_in_one_line(tmp_path, capsy
 @pytest.mark.parametrize("physics", [CartPole(), Acrobot(), Pendulum()], ids=lambda p: p.gym_id)
 def test_pictures_show_where_things_are(physics):
     """Upright, the rod's colour is above the middle; hanging, below (the cart's pole never hangs)."""
-    world = PhysicsWorld.of(physics, np.array([0.5]))
-    play = world.begin(torch.zeros(1, dtype=torch.int64), np.full((1, 1, physics.states), 0.5))
+    world = PhysicsVecEnv.from_traits(physics, np.array([0.5]))
+    play = world.reset(torch.zeros(1, dtype=torch.int64), np.full((1, 1, physics.state_dim), 0.5))
     rows = {}
     for words, angle in (("up", np.pi if isinstance(physics, Acrobot) else 0.0), ("down", 0.0)):
         play.state[:] = 0.0
         play.state[..., 2 if isinstance(physics, CartPole) else 0] = angle
         if words == "down" and isinstance(physics, Pendulum):
             play.state[..., 0] = np.pi
-        shown = np.asarray(render.picture(play))
+        shown = np.asarray(render.render_frame(play))
         rows[words] = np.flatnonzero((shown == render.MOVING).all(-1).any(1)).mean()
     assert rows["up"] < render.HEIGHT * 0.6
     if not isinstance(physics, CartPole):

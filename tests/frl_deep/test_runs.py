@@ -24,9 +24,9 @@ TINY = {
         "parallel": 2,
         "width": 8,
         "capacity": 60,
-        "learn_after": 20,
+        "learning_starts": 20,
     },
-    **{"explore_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
+    **{"eps_decay_steps": 100, "episodes": 2, "epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
 }
 
 
@@ -57,10 +57,10 @@ def test_rates_fall_and_the_bodys_falls_faster():
     class Fitting:
         def __init__(self, round):
             self.round, self.id, self.start, self.state = round, torch.tensor(0), {}, {}
-            self.train = LocalHParams(torch.tensor(1), torch.tensor(0.1, dtype=torch.float64))
+            self.hparams = LocalHParams(torch.tensor(1), torch.tensor(0.1, dtype=torch.float64))
 
-        def fit(self, start, train, aux):
-            rates.append((float(train.lr), float(aux["body_lr"])))
+        def fit(self, start, hparams, aux):
+            rates.append((float(hparams.lr), float(aux["body_lr"])))
             return start
 
     method = find_method("pfeddqn-rep")(body_rate=0.5, slow_after=10)
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_run(name):
 
 def test_what_travels():
     net = built("dqn")[1].net
-    whole, body = 8 * net.size, 8 * net.border
+    whole, body = 8 * net.size, 8 * net.backbone_size
     travels = {name: done(name, 1).logs[0].bytes for name in METHODS}
     assert travels["dqn"] == Bytes(0, 0)
     assert travels["dqnavg"] == Bytes(3 * whole, 3 * whole)
@@ -145,7 +145,7 @@ def test_fedpolicy_with_one_part_always_is_that_method_to_the_bit(policy, name, 
 @pytest.mark.parametrize("policy", ["learned", "dqn", "probe", "bandit", "random"])
 def test_fedpolicy_decides_for_agents(policy):
     end = done("fedpolicy", 10, policy=policy, base="dqnavg", val_episodes=2)
-    parts = {part for log in end.logs for part in log.notes["part"]}
+    parts = {part for log in end.logs for part in log.logged["part"]}
     assert parts <= {0, 1, 2}
     if policy in ("dqn", "bandit", "random"):  # the others may find that the whole model is best
         assert len(parts) > 1
@@ -156,7 +156,7 @@ def test_absent_agents_stand_still():
     end = done("dqnavg", 6, participation=0.5)
     rounds = end.store.counts["rounds"]
     assert rounds.min() < rounds.max()
-    assert (end.store.source["acted"] == 15 * rounds).all()
+    assert (end.store.source["num_steps"] == 15 * rounds).all()
 
 
 def test_agents_may_take_different_numbers_of_steps():
@@ -176,7 +176,7 @@ def test_agents_may_take_different_numbers_of_steps():
     mixed, few, many = go([12, 20, 12]), go([12] * 3), go([20] * 3)
     for k, same in enumerate((few, many, few)):
         assert largest_difference(mixed[0]["w2"][k], same[0]["w2"][k]) < 1e-12
-    assert mixed[2]["acted"].tolist() == [12, 20, 12]
+    assert mixed[2]["num_steps"].tolist() == [12, 20, 12]
 
 
 def test_a_return_as_merit():
@@ -211,7 +211,7 @@ def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
 
 @pytest.mark.parametrize("task", ["cartpole", "acrobot"])
 def test_the_command_line(task, tmp_path, capsys):
-    options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --learn-after 10 --width 8 --rounds 2 --quiet"
+    options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --learning-starts 10 --width 8 --rounds 2 --quiet"
     out = tmp_path / "run"
     assert (
         main(
@@ -234,12 +234,12 @@ def test_the_command_line(task, tmp_path, capsys):
         ({"agents": 0}, "agents is 0"),
         ({"parallel": 0}, "parallel is 0"),
         ({"discount": 1.0}, "discount is 1.0"),
-        ({"last_epsilon": 1.5}, "last_epsilon"),
-        ({"target_rate": 1.5}, "target_rate"),
+        ({"eps_final": 1.5}, "eps_final"),
+        ({"target_tau": 1.5}, "target_tau"),
         ({"capacity": 10}, "capacity is 10"),
-        ({"u": "0.1,0.2"}, "2 numbers for 3 agents"),
-        ({"u": "0.1,0.2,1.5"}, "strictly between 0 and 1"),
-        ({"u": "a,b,c"}, "separated by commas"),
+        ({"heterogeneity": "0.1,0.2"}, "2 numbers for 3 agents"),
+        ({"heterogeneity": "0.1,0.2,1.5"}, "strictly between 0 and 1"),
+        ({"heterogeneity": "a,b,c"}, "separated by commas"),
         ({"head_steps": -1}, "head_steps"),
         ({"body_rate": 0.0}, "body_rate"),
         ({"model": "embedded"}, "plain net"),
@@ -289,10 +289,10 @@ def test_a_stack_of_agents_learns_to_balance():
         "parallel": 4,
         "width": 32,
         "capacity": 5000,
-        "learn_after": 500,
-        "explore_steps": 3000,
+        "learning_starts": 500,
+        "eps_decay_steps": 3000,
     }
-    more = {"episodes": 10, "epochs": 250, "batch_size": 32, "lr": 2e-3, "target_rate": 0.02}
+    more = {"episodes": 10, "epochs": 250, "batch_size": 32, "lr": 2e-3, "target_tau": 0.02}
     settings, task = built("dqn", torch.float32, **options, **more)
     end = simulate(settings.method, task, 8, seed=3)
     before = end.task.evaluate_server(

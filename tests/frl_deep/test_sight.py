@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from equipoise.cli import main
-from equipoise.environments.gym_env import GymWorld, makers
-from equipoise.environments.obs_encoding import FILTERS, ImageNet, Sight, usual_sizes
+from equipoise.environments.gym_env import GymVecEnv, env_factories
+from equipoise.environments.obs_encoding import NUM_FILTERS, ConvNet, ObsEncoder, obs_mean_std
 from equipoise.experiment.runner import build_task, run
 from equipoise.settings.run_settings import RunSettings
 from helpers import cut_and_resumed, largest_difference, simulate, timeless
@@ -22,7 +22,7 @@ SMALL = {
         "parallel": 2,
         "width": 8,
         "capacity": 200,
-        "learn_after": 20,
+        "learning_starts": 20,
         "episodes": 2,
     },
     **{"epochs": 15, "batch_size": 8, "lr": 0.01, "seed": 3},
@@ -58,58 +58,58 @@ LIGHTS = {**SMALL, "env_id": f"{__file__}:Lights", "model": "cnn", "return_high"
 
 
 def test_an_image_becomes_its_channels_one_after_the_other():
-    sight = Sight.of(Lights.observation_space, frames=2)
-    assert (sight.observations, sight.image) == (120, (4, 5, 6))
+    sight = ObsEncoder.from_space(Lights.observation_space, frames=2)
+    assert (sight.obs_dim, sight.image_shape) == (120, (4, 5, 6))
     shown = np.random.default_rng(0).integers(0, 256, (3, 5, 6, 2), dtype=np.uint8)
     np.testing.assert_allclose(
-        sight.numbers(shown).reshape(3, 2, 5, 6)[:, 1], shown[..., 1] / 255, rtol=1e-6
+        sight.encode(shown).reshape(3, 2, 5, 6)[:, 1], shown[..., 1] / 255, rtol=1e-6
     )
-    grey = Sight.of(gymnasium.spaces.Box(0, 255, (5, 6), np.uint8))
-    assert grey.image == (1, 5, 6)
+    grey = ObsEncoder.from_space(gymnasium.spaces.Box(0, 255, (5, 6), np.uint8))
+    assert grey.image_shape == (1, 5, 6)
     np.testing.assert_allclose(
-        grey.numbers(shown[..., 0]), shown[..., 0].reshape(3, 30) / 255, rtol=1e-6
+        grey.encode(shown[..., 0]), shown[..., 0].reshape(3, 30) / 255, rtol=1e-6
     )
 
 
 def test_newest_frames_are_seen_together_and_episodes_begin_with_one():
-    world = GymWorld(makers("CartPole-v1", [{}]), 0, 500, frames=3)
-    plain = GymWorld(makers("CartPole-v1", [{}]), 0, 500)
+    world = GymVecEnv(env_factories("CartPole-v1", [{}]), 0, 500, frames=3)
+    plain = GymVecEnv(env_factories("CartPole-v1", [{}]), 0, 500)
     draws, rng = np.full((1, 2, 1), 0.25), np.random.default_rng(1)
-    play, single = world.begin(torch.arange(1), draws), plain.begin(torch.arange(1), draws)
-    np.testing.assert_array_equal(play.seen, np.tile(single.seen, 3))
-    history, starts = [single.seen] * 3, 0
+    play, single = world.reset(torch.arange(1), draws), plain.reset(torch.arange(1), draws)
+    np.testing.assert_array_equal(play.obs, np.tile(single.obs, 3))
+    history, starts = [single.obs] * 3, 0
     for _ in range(60):
         action = rng.integers(2, size=(1, 2))
         moved, alone = play.step(action, draws), single.step(action, draws)
-        history.append(alone.following)
+        history.append(alone.next_obs)
         expected = np.concatenate(history[-3:], -1)
         over = alone.terminated | alone.truncated
-        np.testing.assert_array_equal(moved.following, expected)
+        np.testing.assert_array_equal(moved.next_obs, expected)
         if over.any():
             starts += 1
-            history = [np.where(over[..., None], single.seen, old) for old in history[-3:]]
-        np.testing.assert_array_equal(play.seen, np.concatenate(history[-3:], -1))
+            history = [np.where(over[..., None], single.obs, old) for old in history[-3:]]
+        np.testing.assert_array_equal(play.obs, np.concatenate(history[-3:], -1))
     assert starts > 1
 
 
 def test_usual_sizes_are_taken_out_of_each_agents_own_numbers():
-    made = makers("MountainCar-v0", [{}, {"goal_velocity": 0.02}])
-    sight = Sight.of(made[0]().observation_space)
-    usual = [usual_sizes(make, sight, agent) for agent, make in enumerate(made)]
-    world, plain = GymWorld(made, -200, 0, usual=usual), GymWorld(made, -200, 0)
+    made = env_factories("MountainCar-v0", [{}, {"goal_velocity": 0.02}])
+    sight = ObsEncoder.from_space(made[0]().observation_space)
+    usual = [obs_mean_std(make, sight, agent) for agent, make in enumerate(made)]
+    world, plain = GymVecEnv(made, -200, 0, obs_stats=usual), GymVecEnv(made, -200, 0)
     draws = np.full((2, 1, 1), 0.7)
-    seen, raw = (place.begin(torch.arange(2), draws).seen for place in (world, plain))
+    seen, raw = (place.reset(torch.arange(2), draws).obs for place in (world, plain))
     for k, (middle, spread) in enumerate(usual):
         np.testing.assert_allclose(seen[k], (raw[k] - middle) / spread, rtol=1e-4, atol=1e-4)
         assert -0.7 < middle[0] < -0.3
         assert 0 < spread[1] < 0.02
     part = world.subset(np.array([1]))
-    np.testing.assert_array_equal(part.begin(torch.arange(1), draws[1:]).seen, seen[1:])
+    np.testing.assert_array_equal(part.reset(torch.arange(1), draws[1:]).obs, seen[1:])
 
 
 @pytest.mark.parametrize("image", [(2, 5, 6), (1, 44, 40)])
 def test_slopes_are_those_of_autograd(image):
-    net = ImageNet(int(np.prod(image)), 7, 3, 0, image)
+    net = ConvNet(int(np.prod(image)), 7, 3, 0, image)
     assert (net.kernel, net.stride) == ((3, 1) if image[1] == 5 else (4, 2))
     trees = [net.init(torch.rand(net.size, dtype=torch.float64)) for _ in range(2)]
     views = {
@@ -121,8 +121,8 @@ def test_slopes_are_those_of_autograd(image):
     )
     out = {name: torch.zeros_like(value) for name, value in views.items()}
     with torch.no_grad():
-        one, two, values = net.look(views, x)
-        net.slope(views, x, one, two, d3, out)
+        one, two, values = net.forward_all(views, x)
+        net.backward(views, x, one, two, d3, out)
     for k in range(2):
         w = {name: value[k] for name, value in views.items()}
         hidden = (
@@ -133,7 +133,7 @@ def test_slopes_are_those_of_autograd(image):
         slopes = torch.autograd.grad((q * d3[k]).sum(), list(w.values()))
         for name, slope in zip(w, slopes, strict=True):
             torch.testing.assert_close(out[name][k], slope)
-    assert views["w2"].shape[1] == FILTERS * net.patches[0] * net.patches[1]
+    assert views["w2"].shape[1] == NUM_FILTERS * net.patches[0] * net.patches[1]
 
 
 @pytest.mark.parametrize("name", ["dqnavg", "pfeddqn-rep"])
@@ -154,7 +154,7 @@ def test_agents_learn_from_images_what_each_of_them_needs(tmp_path):
         "method": "pfeddqn-rep",
         "env_kwargs": '[{"swapped": false}, {"swapped": true}]',
     }
-    budget = {"rounds": 6, "epochs": 60, "capacity": 4000, "explore_steps": 1000, "eval_every": 6}
+    budget = {"rounds": 6, "epochs": 60, "capacity": 4000, "eps_decay_steps": 1000, "eval_every": 6}
     summary = run(
         RunSettings.from_options({**options, **budget, "width": 32, "discount": 0.5, "lr": 3e-3}),
         tmp_path / "run",

@@ -1,0 +1,1 @@
+"""Environments, agents and tasks of federated reinforcement learning."""

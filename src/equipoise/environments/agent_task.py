@@ -1,4 +1,7 @@
-"""What all tasks of agents share: epochs are steps, every agent counts alike, and one agent is a stack of one."""
+"""Base class of reinforcement learning tasks.
+
+Clients are agents; an epoch is one step, and every agent has the same weight.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from equipoise.core import LocalTrainRequest, Params, RngContext, State, Task, T
 from equipoise.utils.pytree import index
 
 
-class Agents(Task):
-    """Clients are agents that learn in environments; subclasses say how a stack of them trains and scores."""
+class RLTask(Task):
+    """A task of agents in environments.
+
+    Subclasses implement `fit_stack` and `evaluate_stack`; one agent is a stack of one.
+    """
 
     def num_examples(self, ids: Tensor) -> Tensor:
+        """Return 1 for every agent."""
         return torch.ones_like(ids)
 
     def num_steps(
@@ -25,25 +32,29 @@ class Agents(Task):
         training: TrainingConfig,
         part: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
+        """Return `epochs`: they are steps."""
         return epochs
 
     def fit(
         self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        one = replace(
+        """Train one agent as a stack of one."""
+        stacked = replace(
             request,
-            params=_lift(request.params),
+            params=_add_agent_axis(request.params),
             epochs=request.epochs[None],
             lr=request.lr[None],
-            aux=_lift(request.aux),
+            aux=_add_agent_axis(request.aux),
         )
-        params, anchor, after = self.fit_stack(ids[None], one, _lift(source), rng)
+        params, anchor, after = self.fit_stack(ids[None], stacked, _add_agent_axis(source), rng)
         return index(params, 0), anchor, index(after, 0)
 
     def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
-        return index(self.evaluate_stack(ids[None], _lift(params), split), 0)
+        """Evaluate one agent as a stack of one."""
+        return index(self.evaluate_stack(ids[None], _add_agent_axis(params), split), 0)
 
 
-def _lift(tree: State) -> State:
-    lifted: State = pytree.tree_map(lambda value: value[None], tree)
-    return lifted
+def _add_agent_axis(tree: State) -> State:
+    """Return the tree with a leading axis of size 1."""
+    stacked: State = pytree.tree_map(lambda value: value[None], tree)
+    return stacked

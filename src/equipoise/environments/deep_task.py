@@ -1,4 +1,9 @@
-"""Deep Q-learning and actor-critic agents as a task: every client is an agent in its own environment."""
+"""Deep Q-learning and actor-critic agents as a task: every client is an agent in its environment.
+
+`fit` takes `epochs` as steps (every agent acts once in each of its parallel copies, then takes one
+gradient step) and `lr` as Adam's rate. Environments, replay buffer, target network and Adam's
+moments are the client's data state: they stay with the client, and episodes continue across rounds.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from equipoise.core import (
     DelegatingMethod,
@@ -23,70 +29,66 @@ from equipoise.core import (
     option,
 )
 from equipoise.environments import dqn_agent, vec_env
-from equipoise.environments.agent_task import Agents
+from equipoise.environments.agent_task import RLTask
 from equipoise.environments.classic_control import Physics
-from equipoise.environments.heterogeneity import BODIES, SENSES, Floats, Ints, traits_named
-from equipoise.environments.obs_encoding import ImageNet
-from equipoise.environments.q_network import TOGETHER, Net, Rhythm, copies_of
+from equipoise.environments.heterogeneity import (
+    INTERFACE_TRAITS,
+    PHYSICS_TRAITS,
+    Floats,
+    Ints,
+    parse_traits,
+)
+from equipoise.environments.obs_encoding import ConvNet
+from equipoise.environments.q_network import EVERY_STEP, BlockSchedule, Net, clone_tree
 from equipoise.environments.sac_agent import ActorCritic
-from equipoise.environments.vec_env import PhysicsWorld, World
-from equipoise.utils import rng as random
+from equipoise.environments.vec_env import PhysicsVecEnv, VecEnv
 from equipoise.utils import rng as streams
 from equipoise.utils.errors import UsageError
 
 MODELS = ("mlp", "embedded")
-
-
-NUMBERED, VECTORS = (
-    (0.05, 10),
-    (0.01, 1),
-)  # target_rate and returns that suit actions of either kind
-
-
-SUITABLE = [
-    f"0 for {own} with numbered actions, {other} with vectors"
-    for own, other in zip(NUMBERED, VECTORS, strict=True)
-]
-
-
-LONGEST_RETURN = 1000
-
-
-ALLOWED = ("dqn", "dqnavg", "dqnavg-im", "perdqnavg", "pfeddqn-rep")
+DISCRETE_TAU = 0.05
+DISCRETE_N_STEP = 10
+CONTINUOUS_TAU = 0.01
+CONTINUOUS_N_STEP = 1
+MAX_N_STEP = 1000
+DEEP_METHODS = ("dqn", "dqnavg", "dqnavg-im", "perdqnavg", "pfeddqn-rep")
 
 
 @dataclass(frozen=True)
-class AgentConfig(Options):
+class DeepRLConfig(Options):
     """Options of a task whose clients are deep agents."""
 
     agents: int = option(10, "agents (clients)", low=1)
-    u: str = option(
-        "", "the agents' numbers in (0, 1), separated by commas; empty for evenly spread ones"
+    heterogeneity: str = option(
+        "", "the agents' numbers u in (0, 1), separated by commas; empty for evenly spread ones"
     )
     parallel: int = option(
         8, "parallel copies of each agent's environment: environment steps per gradient step", low=1
     )
     width: int = option(128, "units of each of the two hidden layers", low=1)
     discount: float = option(0.99, "discount of a later reward", low=0, below=1)
-    capacity: int = option(100000, "transitions that an agent remembers", low=1)
-    learn_after: int = option(1000, "environment steps of an agent before it learns", low=1)
-    explore_steps: int = option(
-        10000, "environment steps of an agent over which exploration falls to its last value", low=0
+    capacity: int = option(100000, "transitions in an agent's replay buffer", low=1)
+    learning_starts: int = option(1000, "environment steps of an agent before it learns", low=1)
+    eps_decay_steps: int = option(
+        10000, "environment steps of an agent over which epsilon falls to eps_final", low=0
     )
-    last_epsilon: float = option(0.05, "chance of a random action at last", low=0, high=1)
-    target_rate: float = option(
-        0.0, f"how far the target net follows in one gradient step; {SUITABLE[0]}", low=0, high=1
-    )
-    returns: int = option(
-        0,
-        f"rewards that a target adds up before it asks the target net; {SUITABLE[1]}",
+    eps_final: float = option(0.05, "final chance of a random action", low=0, high=1)
+    target_tau: float = option(
+        0.0,
+        "rate at which the target network follows, per gradient step; 0 for "
+        f"{DISCRETE_TAU} with discrete actions, {CONTINUOUS_TAU} with continuous ones",
         low=0,
-        high=LONGEST_RETURN,
+        high=1,
     )
-    averaged: int = option(
-        20,
-        "newest nets of a round of which an agent hands over the mean; 1 for the last alone",
-        low=1,
+    n_step: int = option(
+        0,
+        "rewards that a target sums before it bootstraps; 0 for "
+        f"{DISCRETE_N_STEP} with discrete actions, {CONTINUOUS_N_STEP} with continuous ones",
+        low=0,
+        high=MAX_N_STEP,
+    )
+    weight_avg_steps: int = option(
+        20, "last networks of a round whose mean an agent returns; 1 for the last alone", low=1
     )
     episodes: int = option(10, "episodes of an evaluation, of each agent", low=1)
     val_episodes: int = option(
@@ -94,44 +96,64 @@ class AgentConfig(Options):
     )
 
     def __post_init__(self) -> None:
+        """Check that the replay buffer is large enough.
+
+        Raises:
+            UsageError: If it is not.
+        """
         super().__post_init__()
-        newest = self.parallel * max(
-            self.returns, NUMBERED[1]
-        )  # transitions that may still reach further
-        if self.capacity < max(self.learn_after, newest):
+        # Transitions that n-step returns may still extend.
+        newest = self.parallel * max(self.n_step, DISCRETE_N_STEP)
+        if self.capacity < max(self.learning_starts, newest):
             raise UsageError(
-                f"capacity is {self.capacity}: must reach learn_after ({self.learn_after}) and {newest}"
+                f"capacity is {self.capacity}: "
+                f"must reach learning_starts ({self.learning_starts}) and {newest}"
             )
 
     @property
-    def numbers(self) -> Floats:
-        """u of each agent."""
-        if not self.u:
+    def heterogeneity_values(self) -> Floats:
+        """The heterogeneity parameter u of each agent, ``[K]``.
+
+        Raises:
+            UsageError: If the option does not hold one number in (0, 1) per agent.
+        """
+        text = self.heterogeneity
+        if not text:
             return (np.arange(self.agents) + 0.5) / self.agents
         try:
-            numbers = np.array([float(text) for text in self.u.split(",")])
+            values = np.array([float(number) for number in text.split(",")])
         except ValueError as error:
-            raise UsageError(f"u is '{self.u}': must be numbers separated by commas") from error
-        if len(numbers) != self.agents:
             raise UsageError(
-                f"u has {len(numbers)} numbers for {self.agents} agents: give one for each"
+                f"heterogeneity is '{text}': must be numbers separated by commas"
+            ) from error
+        if len(values) != self.agents:
+            raise UsageError(
+                f"heterogeneity has {len(values)} numbers for {self.agents} agents: "
+                "give one for each"
             )
-        if not ((numbers > 0) & (numbers < 1)).all():
-            raise UsageError(f"u is '{self.u}': every number must lie strictly between 0 and 1")
-        return numbers
+        if not ((values > 0) & (values < 1)).all():
+            raise UsageError(
+                f"heterogeneity is '{text}': every number must lie strictly between 0 and 1"
+            )
+        return values
 
 
 @dataclass(frozen=True)
-class ClassicConfig(AgentConfig):
-    """Options of agents in an environment whose physics we compute."""
+class ClassicControlConfig(DeepRLConfig):
+    """Options of agents in classic control."""
 
     differ: str = option(
-        "length", f"how agents differ, separated by commas: {', '.join((*BODIES, *SENSES))}"
+        "length",
+        "how agents differ, separated by commas: "
+        f"{', '.join((*PHYSICS_TRAITS, *INTERFACE_TRAITS))}",
     )
 
 
-class AgentTask(Agents):
-    """Scores are `return`: the mean undiscounted return of the greedy policy over fixed episodes."""
+class DeepRLTask(RLTask):
+    """Deep agents, each in its own environment.
+
+    The score `return` is the mean undiscounted return of the greedy policy over fixed episodes.
+    """
 
     learner_kind: ClassVar[str] = "deep"
     metric = "return"
@@ -139,126 +161,175 @@ class AgentTask(Agents):
     def __init__(
         self,
         name: str,
-        world: World,
-        config: AgentConfig,
+        env: VecEnv,
+        config: DeepRLConfig,
         model: str,
         training: TrainingConfig,
         seed: int,
         dtype: torch.dtype = torch.float32,
         net: Net | None = None,
     ) -> None:
-        self.name, self.world, self.config, self.training, self.seed, self.dtype = (
-            *(name, world, config),
-            *(training, seed, dtype),
-        )
-        embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
+        """Create the task.
+
+        Args:
+            name: Name of the task.
+            env: All agents' environments.
+            config: Options of the agents.
+            model: "mlp", "embedded" (each agent has its own input) or "cnn". Ignored with `net`.
+            training: Defaults of local training.
+            seed: Seed of the environments.
+            dtype: Type of the parameters.
+            net: The architecture, if it is already known.
+        """
+        self.name = name
+        self.env = env
+        self.config = config
+        self.training = training
+        self.seed = seed
+        self.dtype = dtype
         self.num_clients = config.agents
-        sizes = (world.observations, config.width, world.actions, embedding)
-        self.net = net or _net(world, model, sizes)
+        self.net = net or _build_net(env, model, config)
         self.blocks = self.net.blocks
 
-    def subset(self, ids: Ints) -> AgentTask:
-        """The task with these agents alone; nets are of the same size."""
-        numbers = ",".join(str(number) for number in self.config.numbers[ids])
-        config = replace(self.config, agents=len(ids), u=numbers)
-        world = self.world.subset(ids)
-        return AgentTask(
-            self.name, world, config, "", self.training, self.seed, self.dtype, self.net
+    def subset(self, ids: Ints) -> DeepRLTask:
+        """Return the task with these agents alone and networks of the same size."""
+        values = ",".join(str(value) for value in self.config.heterogeneity_values[ids])
+        config = replace(self.config, agents=len(ids), heterogeneity=values)
+        env = self.env.subset(ids)
+        return DeepRLTask(
+            self.name, env, config, "", self.training, self.seed, self.dtype, self.net
         )
 
-    def settings(self, batch: int) -> dqn_agent.Settings:
-        c, (rate, returns) = self.config, VECTORS if self.world.continuous else NUMBERED
-        how = (c.parallel, c.discount, c.capacity, c.learn_after, c.explore_steps, c.last_epsilon)
-        return dqn_agent.Settings(
-            *how, c.target_rate or rate, batch, c.returns or returns, c.averaged
+    def hparams(self, batch_size: int) -> dqn_agent.AgentHParams:
+        """Return the agents' hyperparameters; 0 in the options selects a default."""
+        config = self.config
+        continuous = self.env.continuous
+        default_tau = CONTINUOUS_TAU if continuous else DISCRETE_TAU
+        default_n_step = CONTINUOUS_N_STEP if continuous else DISCRETE_N_STEP
+        return dqn_agent.AgentHParams(
+            num_envs=config.parallel,
+            discount=config.discount,
+            capacity=config.capacity,
+            learning_starts=config.learning_starts,
+            eps_decay_steps=config.eps_decay_steps,
+            eps_final=config.eps_final,
+            tau=config.target_tau or default_tau,
+            batch_size=batch_size,
+            n_step=config.n_step or default_n_step,
+            weight_avg_steps=config.weight_avg_steps,
         )
 
     def init_params(self, seed: int) -> Params:
-        u = random.uniform(
-            random.keys(seed, np.zeros(1, np.int64), 0, streams.ACTING[0]), self.net.size
-        )[0]
+        """Return random initial parameters."""
+        key = streams.keys(seed, np.zeros(1, np.int64), 0, streams.ACTING[0])
+        u = streams.uniform(key, self.net.size)[0]
         return self.net.init(torch.from_numpy(u).to(self.dtype))
 
     def init_data_state(self, ids: Tensor) -> State:
-        kept = dqn_agent.fresh(
-            self.net, self.settings(self.training.batch_size), len(ids), self.dtype
-        )
-        return {**kept, "env": self.world.fresh(ids, self.config.parallel, self.seed)}
+        """Return the state of agents that have not acted."""
+        hparams = self.hparams(self.training.batch_size)
+        state = dqn_agent.init_state(self.net, hparams, len(ids), self.dtype)
+        return {**state, "env": self.env.init_state(ids, self.config.parallel, self.seed)}
 
     def adaptation_scores(
         self, method: Method, params: Params, seed: int
     ) -> Mapping[str, Mapping[str, float]]:
-        from equipoise.environments.heldout import returns_of_newcomers
+        """Evaluate held-out agents before and after they adapt."""
+        from equipoise.environments.heldout import heldout_returns
 
-        assert isinstance(self.heldout_clients, AgentTask)
-        return returns_of_newcomers(self, self.heldout_clients, method, params, seed)
+        assert isinstance(self.heldout_clients, DeepRLTask)
+        return heldout_returns(self, self.heldout_clients, method, params, seed)
 
     def check_method(self, method: Method) -> None:
-        """Agents learn by temporal differences: a method that trains by a loss of its own cannot work."""
-        below = method.inner if isinstance(method, DelegatingMethod) else method
-        own = (
+        """Refuse methods that train by a loss of their own: agents learn by temporal differences.
+
+        Raises:
+            UsageError: If the method does not suit.
+        """
+        inner = method.inner if isinstance(method, DelegatingMethod) else method
+        trains_itself = (
             method.overridden_hooks & {"train", "configure_training", "personal_model"}
-            or "receive" in below.overridden_hooks
+            or "receive" in inner.overridden_hooks
         )
-        if own and method.learner_kind != self.learner_kind:
+        if trains_itself and method.learner_kind != self.learner_kind:
             raise UsageError(
-                f"{method.name} trains in its own way, and agents of task '{self.name}' learn by temporal differences: "
-                f"choose {', '.join(ALLOWED)}"
+                f"{method.name} trains in its own way, and agents of task '{self.name}' learn by "
+                f"temporal differences: choose {', '.join(DEEP_METHODS)}"
             )
 
     def warnings(self) -> tuple[str, ...]:
-        steps, found = self.training.epochs, []
-        if steps < self.world.limit:
-            found.append(
-                f"a round has {steps} steps and an episode may have {self.world.limit}: episodes go on across rounds, "
-                "under the net of the round"
+        """Return what a user should know about these episodes."""
+        steps = self.training.epochs
+        limit = self.env.max_episode_steps
+        messages = []
+        if steps < limit:
+            messages.append(
+                f"a round has {steps} steps and an episode may have {limit}: "
+                "episodes go on across rounds, under the net of the round"
             )
-        if self.world.forgets:
-            found.append(
-                "this simulator does not hand over its state: a resumed run is not the same to the bit, its episodes "
-                "start anew"
+        if self.env.not_checkpointable:
+            messages.append(
+                "this simulator does not hand over its state: a resumed run is not the same to the "
+                "bit, its episodes start anew"
             )
-        return tuple(found)
+        return tuple(messages)
 
     def check(self) -> None:
-        self.config.numbers  # noqa: B018 (refuses bad ones)
+        """Refuse a bad option `heterogeneity`."""
+        self.config.heterogeneity_values  # noqa: B018 (raises)
 
     def num_rows(self, ids: Tensor, split: str) -> Tensor:
-        return torch.full_like(
-            ids, self.config.val_episodes if split == "val" else self.config.episodes
-        )
+        """Return the number of evaluation episodes of each agent."""
+        episodes = self.config.val_episodes if split == "val" else self.config.episodes
+        return torch.full_like(ids, episodes)
 
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        """``aux`` may hold ``head_steps`` and ``body_lr``: the rhythm of the two blocks."""
+        """Train K agents; ``aux`` may hold ``head_steps`` and ``body_lr`` (see `BlockSchedule`).
+
+        Raises:
+            UsageError: If the request has a loss, which agents do not use.
+        """
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"agents of task '{self.name}' learn by temporal differences, not by a loss of a method"
+                f"agents of task '{self.name}' learn by temporal differences, "
+                "not by a loss of a method"
             )
         counts = sorted(set(request.epochs.tolist()))
         if len(counts) > 1:
             return self._fit_groups(ids, request, source, rng, counts)
-        settings = self.settings(rng.training.batch_size)
-        lr = request.lr[:, None].to(self.dtype)
-        rhythm = Rhythm(
-            lr,
-            request.aux["body_lr"][:, None].to(self.dtype) if "body_lr" in request.aux else lr,
-            int(request.aux["head_steps"][0]) if "head_steps" in request.aux else TOGETHER,
-            (
-                self.blocks["backbone"][0] in request.trainable,
-                self.blocks["head"][0] in request.trainable,
-            ),
-        )
-        if counts[0] == 0:
+        steps = counts[0]
+        if steps == 0:
             return request.params, {}, source
-        each = dqn_agent.draws_a_step(self.net, settings, self.world)
-        key = random.keys(rng.seed, ids.numpy(), rng.round, streams.ACTING[1 + request.stream])
-        u = random.uniform(key, counts[0] * each).reshape(len(ids), counts[0], each)
+        hparams = self.hparams(rng.training.batch_size)
+        noise_dim = dqn_agent.noise_dim_per_step(self.net, hparams, self.env)
+        key = streams.keys(rng.seed, ids.numpy(), rng.round, streams.ACTING[1 + request.stream])
+        u = streams.uniform(key, steps * noise_dim).reshape(len(ids), steps, noise_dim)
         flat, after = dqn_agent.train(
-            self.world, self.net, settings, rhythm, ids, self.net.pack(request.params), source, u
+            self.env,
+            self.net,
+            hparams,
+            self._schedule(request),
+            ids,
+            self.net.pack(request.params),
+            source,
+            u,
         )
-        return copies_of(self.net.views(flat)), {}, after
+        return clone_tree(self.net.views(flat)), {}, after
+
+    def _schedule(self, request: LocalTrainRequest) -> BlockSchedule:
+        """Read when backbone and head learn from a request."""
+        lr = request.lr[:, None].to(self.dtype)
+        body_lr = lr
+        if "body_lr" in request.aux:
+            body_lr = request.aux["body_lr"][:, None].to(self.dtype)
+        head_steps = EVERY_STEP
+        if "head_steps" in request.aux:
+            head_steps = int(request.aux["head_steps"][0])
+        backbone = self.blocks["backbone"][0] in request.trainable
+        head = self.blocks["head"][0] in request.trainable
+        return BlockSchedule(lr, body_lr, head_steps, (backbone, head))
 
     def _fit_groups(
         self,
@@ -268,69 +339,78 @@ class AgentTask(Agents):
         rng: RngContext,
         counts: list[int],
     ) -> tuple[Params, Params, State]:
-        """Agents with different numbers of steps, those with the same number together."""
-        from torch.utils import _pytree as pytree
-
-        params, after = dict(request.params), source
+        """Train agents with different numbers of steps, one group per number."""
+        params = dict(request.params)
+        after = source
         for count in counts:
-            who = (request.epochs == count).nonzero()[:, 0]
+            rows = (request.epochs == count).nonzero()[:, 0]
             part = replace(
                 request,
-                params={name: value[who] for name, value in request.params.items()},
-                epochs=request.epochs[who],
-                lr=request.lr[who],
-                aux={name: value[who] for name, value in request.aux.items()},
+                params={name: value[rows] for name, value in request.params.items()},
+                epochs=request.epochs[rows],
+                lr=request.lr[rows],
+                aux={name: value[rows] for name, value in request.aux.items()},
             )
-            held = pytree.tree_map(lambda value, who=who: value[who], source)
-            trained, _, moved = self.fit_stack(ids[who], part, held, rng)
-            params = {
-                name: params[name].index_copy(0, who, value) for name, value in trained.items()
-            }
+            state = pytree.tree_map(lambda value, rows=rows: value[rows], source)
+            trained, _, new_state = self.fit_stack(ids[rows], part, state, rng)
+            for name, value in trained.items():
+                params[name] = params[name].index_copy(0, rows, value)
             after = pytree.tree_map(
-                lambda old, new, who=who: old.index_copy(0, who, new), after, moved
+                lambda old, new, rows=rows: old.index_copy(0, rows, new), after, new_state
             )
         return params, {}, after
 
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
-        count = self.config.val_episodes if split == "val" else self.config.episodes
-        found = vec_env.returns(self.world, self.net, ids, params, split, count, self.seed)
-        return {"return": torch.from_numpy(found.mean(1))}
+        """Return each agent's mean return in its own environment, ``[K]``."""
+        episodes = self.config.val_episodes if split == "val" else self.config.episodes
+        returns = vec_env.episode_returns(
+            self.env, self.net, ids, params, split, episodes, self.seed
+        )
+        return {"return": torch.from_numpy(returns.mean(1))}
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
-        """The mean over all agents' environments: each model in each of them."""
-        ids, models = torch.arange(self.num_clients), len(stack["w1"])
-        wide = {name: value.repeat_interleave(self.num_clients, 0) for name, value in stack.items()}
-        count = self.config.episodes if split == "test" else self.config.val_episodes
-        found = vec_env.returns(
-            self.world, self.net, ids.repeat(models), wide, split, count, self.seed
+        """Return the mean return of each model ``[M, ...]`` over all agents' environments."""
+        models = len(stack["w1"])
+        ids = torch.arange(self.num_clients).repeat(models)
+        repeated = {
+            name: value.repeat_interleave(self.num_clients, 0) for name, value in stack.items()
+        }
+        episodes = self.config.episodes if split == "test" else self.config.val_episodes
+        returns = vec_env.episode_returns(
+            self.env, self.net, ids, repeated, split, episodes, self.seed
         )
-        return {"return": torch.from_numpy(found.mean(1)).view(models, -1).mean(1)}
+        return {"return": torch.from_numpy(returns.mean(1)).view(models, -1).mean(1)}
 
     def has_split(self, split: str) -> bool:
+        """Return True for "test", and for the others if there are validation episodes."""
         return split == "test" or self.config.val_episodes > 0
 
     def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
-        """The return as a share of its range stands for accuracy; there is no loss."""
-        low, high = self.world.lowest, self.world.highest
+        """Return the return as a share of its range in place of accuracy; the loss is 0."""
+        low = self.env.min_return
+        high = self.env.max_return
         share = (scores["return"] - low) / (high - low)
         return share, torch.zeros_like(share)
 
 
-def _net(world: World, model: str, sizes: tuple[int, int, int, int]) -> Net:
-    if model == "cnn" and world.image:
-        return ImageNet(*sizes, world.image)
-    return ActorCritic(*sizes) if world.continuous else Net(*sizes)
+def _build_net(env: VecEnv, model: str, config: DeepRLConfig) -> Net:
+    """Return the architecture for an environment's observations and actions."""
+    embedding = max(1, math.ceil(math.log2(config.agents))) if model == "embedded" else 0
+    sizes = (env.obs_dim, config.width, env.num_actions, embedding)
+    if model == "cnn" and env.image_shape:
+        return ConvNet(*sizes, env.image_shape)
+    return ActorCritic(*sizes) if env.continuous else Net(*sizes)
 
 
-def classic(
+def build_classic_control(
     name: str,
     physics: Physics,
-    config: ClassicConfig,
+    config: ClassicControlConfig,
     model: str,
     training: TrainingConfig,
     seed: int,
-) -> AgentTask:
-    """A task of classic control."""
-    differ = traits_named(config.differ, (*BODIES, *SENSES))
-    world = PhysicsWorld.of(physics, config.numbers, differ, seed)
-    return AgentTask(name, world, config, model, training, seed)
+) -> DeepRLTask:
+    """Build a task of classic control; see `DeepRLTask` for the arguments."""
+    differ = parse_traits(config.differ, (*PHYSICS_TRAITS, *INTERFACE_TRAITS))
+    env = PhysicsVecEnv.from_traits(physics, config.heterogeneity_values, differ, seed)
+    return DeepRLTask(name, env, config, model, training, seed)

@@ -1,8 +1,9 @@
-"""Any Gymnasium environment, with keyword arguments of each agent's own.
+"""Any Gymnasium environment, with each agent's own keyword arguments.
 
-Episodes go on across rounds. Where a simulator can hand over its state (see :mod:`simulators`), that lies in the
-client's state like everything else, so a resumed run is the same to the bit. Where it cannot, episodes live in this
-process alone: after a resume they start anew, and the run says so.
+Episodes continue across rounds. If a simulator can export its state (MuJoCo, classic control, or a
+class with `save_state` and `load_state`), the state is part of the client's state and a resumed run
+is equal to the bit. If it cannot, episodes live in this process alone: after a resume they restart,
+and the run warns about it.
 """
 
 from __future__ import annotations
@@ -23,283 +24,87 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State
-from equipoise.environments.heterogeneity import Flags, Floats, Ints, Seen, Senses
-from equipoise.environments.obs_encoding import Sight
-from equipoise.environments.vec_env import Moved, Play, World
+from equipoise.environments.heterogeneity import AgentInterface, Bools, Floats, Ints, Obs
+from equipoise.environments.obs_encoding import ObsEncoder
+from equipoise.environments.vec_env import StepResult, VecEnv, VecEnvState
 from equipoise.utils.errors import UsageError
 
-LONGEST = 1000  # steps of an episode that Gymnasium itself never cuts
-GOING_ON, SCORED = "going on", "scored"  # what environments are for: each purpose has its own
+DEFAULT_MAX_EPISODE_STEPS = 1000  # for environments that Gymnasium does not truncate
+# Each purpose has its own environments, so that evaluation does not interrupt training episodes.
+TRAINING = "training"
+EVALUATION = "evaluation"
+CLASSIC_CONTROL_MODULE = "gymnasium.envs.classic_control."
 
 
-def keyword_arguments(text: str, agents: int) -> list[dict[str, Any]]:
-    """Of each agent, from JSON (or a .json file): one object for all, or a list with one object for each agent."""
+def parse_env_kwargs(text: str, agents: int) -> list[dict[str, Any]]:
+    """Parse the option `env_kwargs`.
+
+    Args:
+        text: JSON or the path of a .json file: one object for all, or a list with one per agent.
+        agents: Number of agents.
+
+    Returns:
+        Keyword arguments of each agent's environment.
+
+    Raises:
+        UsageError: If the text is not such JSON.
+    """
     if not text:
         return [{} for _ in range(agents)]
     try:
-        found = json.loads(Path(text).read_text() if text.endswith(".json") else text)
+        parsed = json.loads(Path(text).read_text() if text.endswith(".json") else text)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"env_kwargs is neither JSON nor a readable .json file: {error}"
         ) from error
-    each = [found] * agents if isinstance(found, dict) else found
-    if not isinstance(each, list) or not all(isinstance(one, dict) for one in each):
+    per_agent = [parsed] * agents if isinstance(parsed, dict) else parsed
+    if not isinstance(per_agent, list) or not all(isinstance(one, dict) for one in per_agent):
         raise UsageError(
             "env_kwargs must be a JSON object, or a list with one object for each agent"
         )
-    if len(each) != agents:
+    if len(per_agent) != agents:
         raise UsageError(
-            f"env_kwargs has {len(each)} objects for {agents} agents: give one for each"
+            f"env_kwargs has {len(per_agent)} objects for {agents} agents: give one for each"
         )
-    return each
+    return per_agent
 
 
-def makers(env_id: str, arguments: Sequence[dict[str, Any]]) -> list[Callable[..., Any]]:
-    """How to make each agent's environment; each is made at once, so that a mistake is seen before any work."""
+def env_factories(env_id: str, env_kwargs: Sequence[dict[str, Any]]) -> list[Callable[..., Any]]:
+    """Return a factory of each agent's environment.
+
+    Every environment is made once, so that mistakes are found before training.
+
+    Args:
+        env_id: Gymnasium's name of the environment, ``module:Class`` or ``file.py:Class``.
+        env_kwargs: Keyword arguments of each agent's environment.
+
+    Raises:
+        UsageError: If Gymnasium is not installed or an environment cannot be made.
+    """
     if importlib.util.find_spec("gymnasium") is None:
         raise UsageError("this task needs Gymnasium: pip install 'equipoise[rl]'")
     if not env_id:
         raise UsageError(
             "task gym needs --env-id, such as LunarLander-v3, or your own as file.py:Class"
         )
-    make = maker(env_id)
-    for number, one in enumerate(arguments):
+    make = env_factory(env_id)
+    for agent, kwargs in enumerate(env_kwargs):
         try:
-            make(**one).close()
-        except Exception as error:  # whatever an environment's own code says of its arguments
+            make(**kwargs).close()
+        except Exception as error:  # user code may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                f"environment '{env_id}' of agent {number} cannot be made: {reason}"
+                f"environment '{env_id}' of agent {agent} cannot be made: {reason}"
             ) from error
-    return [partial(make, **one) for one in arguments]
+    return [partial(make, **kwargs) for kwargs in env_kwargs]
 
 
-@contextlib.contextmanager
-def told_of(agent: int) -> Iterator[None]:
-    """What an environment's own code raises, in one line with its place there."""
-    try:
-        yield
-    except Exception as error:  # whatever code that others wrote may raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = (str(error).strip() or "no reason is given").splitlines()[0]
-        raise UsageError(
-            f"the environment of agent {agent} failed: {type(error).__name__}: {reason} "
-            f"({Path(place.filename).name}, line {place.lineno}, in {place.name}): mend it there"
-        ) from error
+def env_factory(env_id: str) -> Callable[..., Any]:
+    """Return the factory of an environment: Gymnasium's, or a user's ``file.py:Class``.
 
-
-class GymWorld(World):
-    """One vector environment per agent and purpose."""
-
-    resets = 1
-
-    def __init__(
-        self,
-        make: Sequence[Callable[..., Any]],
-        lowest: float,
-        highest: float,
-        senses: Senses | None = None,
-        frames: int = 1,
-        usual: Sequence[tuple[Floats, Floats]] | None = None,
-        known_as: Sequence[int] = (),
-    ) -> None:
-        """``usual``: mean and spread of what each agent is shown, which are then taken out of it. ``known_as``: their
-        numbers in the federation, where these are some of its agents."""
-        from gymnasium import spaces
-
-        self.make, self.lowest, self.highest, self.known_as = (
-            make,
-            lowest,
-            highest,
-            known_as or range(len(make)),
-        )
-        one = make[0]()
-        acts, spec = one.action_space, one.spec
-        self.sight = Sight.of(one.observation_space, frames)
-        with told_of(self.known_as[0]):
-            shown, said = np.shape(one.reset(seed=0)[0]), one.observation_space.shape
-        if shown != said:
-            raise UsageError(
-                f"the environment shows an array {shown}, and its observation_space says {said}"
-            )
-        self.state_size = state_size(one)
-        self.forgets = not self.state_size
-        one.close()
-        if not isinstance(acts, spaces.Discrete) and not (
-            isinstance(acts, spaces.Box) and len(acts.shape) == 1
-        ):
-            raise UsageError(
-                f"the environment takes actions {acts}: only numbered ones or a vector can be chosen here"
-            )
-        self.observations, self.image = self.sight.observations, self.sight.image
-        self.usual = usual
-        if isinstance(acts, spaces.Box):
-            self.continuous, self.actions, self.low, self.high = (
-                True,
-                int(acts.shape[0]),
-                acts.low,
-                acts.high,
-            )
-        else:
-            self.actions = int(acts.n)
-        self.limit = (spec.max_episode_steps if spec else None) or LONGEST
-        self.senses = senses or Senses.of((), np.full(len(make), 0.5), self.observations, 0)
-        self._made: dict[tuple[int, int, str], Any] = {}
-        self.left: dict[int, tuple[int, bytes]] = {}
-        """Where each agent's episodes were left in this process: by which call, and what was seen last."""
-
-    def numbers(self, agent: int, shown: npt.NDArray[Any]) -> Seen:
-        """What nets are given of what an agent's environments show."""
-        seen = self.sight.numbers(shown)
-        if self.usual is None:
-            return seen
-        middle, spread = self.usual[agent]
-        return ((seen - middle) / spread).astype(np.float32)
-
-    def subset(self, ids: Ints) -> World:
-        usual = None if self.usual is None else [self.usual[agent] for agent in ids]
-        makers, numbers = ([of[agent] for agent in ids] for of in (self.make, self.known_as))
-        return GymWorld(
-            makers,
-            self.lowest,
-            self.highest,
-            self.senses.rows(ids),
-            self.sight.frames,
-            usual,
-            numbers,
-        )
-
-    def envs(self, ids: Tensor, copies: int, purpose: str) -> list[Any]:
-        """Vector environments of these agents, made once."""
-        from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-        for agent in ids.tolist():
-            if (agent, copies, purpose) not in self._made:
-                made = [self.make[agent]] * copies
-                self._made[agent, copies, purpose] = SyncVectorEnv(
-                    made, autoreset_mode=AutoresetMode.DISABLED
-                )
-        return [self._made[agent, copies, purpose] for agent in ids.tolist()]
-
-    def fresh(self, ids: Tensor, copies: int, seed: int) -> State:
-        k = len(ids)
-        return {
-            "calls": torch.zeros(k, dtype=torch.int64),
-            "clock": torch.zeros(k, copies, dtype=torch.int64),
-            "seen": torch.zeros(k, copies, self.observations),
-            "state": torch.zeros(k, copies, self.state_size, dtype=torch.float64),
-        }
-
-    def open(self, ids: Tensor, kept: State, draws: Floats) -> Play:
-        return GymPlay(self, ids, GOING_ON, draws, kept)
-
-    def begin(self, ids: Tensor, draws: Floats) -> Play:
-        return GymPlay(self, ids, SCORED, draws, None)
-
-    def command(self, action: npt.NDArray[np.generic], motor: Floats) -> npt.NDArray[np.generic]:
-        """What environments get of actions ``[K, E, ...]``: agents act in [-1, 1], or number their actions."""
-        if self.continuous:
-            chosen = np.clip(motor[..., None] * action.astype(np.float64), -1.0, 1.0)
-            command: npt.NDArray[np.generic] = self.low + (chosen + 1.0) / 2.0 * (
-                self.high - self.low
-            )
-            return command
-        return np.where(
-            motor < 0, self.actions - 1 - action.astype(np.int64), action.astype(np.int64)
-        )
-
-
-class GymPlay(Play):
-    def __init__(
-        self, world: GymWorld, ids: Tensor, purpose: str, draws: Floats, kept: State | None
-    ) -> None:
-        self.world, self.agents, self.senses = world, ids.tolist(), world.senses.rows(ids.numpy())
-        self.envs = world.envs(ids, draws.shape[1], purpose)
-        if kept is None:
-            kept = world.fresh(ids, draws.shape[1], 0)
-        self.calls, self.clock, raw = (
-            kept[name].numpy().copy() for name in ("calls", "clock", "seen")
-        )
-        for k, agent in enumerate(self.agents):
-            if purpose == GOING_ON and world.left.get(agent) == _mark(self.calls[k], raw[k]):
-                continue  # its episodes stand where it left them
-            with told_of(world.known_as[agent]):
-                first = self.envs[k].reset(seed=_seeds(draws[k]))[0]
-            if self.calls[k] and world.state_size:
-                for env, state in zip(self.envs[k].envs, kept["state"][k].numpy(), strict=True):
-                    load(env, state)
-            else:
-                raw[k], self.clock[k] = world.sight.begin(world.numbers(agent, first)), 0
-        self.raw: Seen = raw
-        self.seen = self.senses.seen(raw)
-
-    def step(self, action: npt.NDArray[np.generic], draws: Floats) -> Moved:
-        orders = self.world.command(action, self.senses.motor)
-        steps = []
-        for agent, env, own in zip(self.agents, self.envs, orders, strict=True):
-            with told_of(self.world.known_as[agent]):
-                steps.append(env.step(own))
-        shown = [
-            self.world.numbers(agent, step[0])
-            for agent, step in zip(self.agents, steps, strict=True)
-        ]
-        following = self.world.sight.go_on(self.raw, np.stack(shown))
-        reward, terminated, truncated = (
-            np.stack([step[part] for step in steps]) for part in (1, 2, 3)
-        )
-        self.clock += 1
-        truncated = ~terminated & (truncated | (self.clock >= self.world.limit))
-        self.raw = self._restart(following, terminated | truncated, draws)
-        self.seen = self.senses.seen(self.raw)
-        return Moved(self.senses.seen(following), reward, terminated, truncated)
-
-    def _restart(self, seen: Seen, over: Flags, draws: Floats) -> Seen:
-        self.clock[over] = 0
-        if not over.any():
-            return seen
-        seen = seen.copy()
-        for k in np.flatnonzero(over.any(1)):
-            with told_of(self.world.known_as[self.agents[k]]):
-                again, _ = self.envs[k].reset(
-                    seed=_seeds(draws[k]), options={"reset_mask": over[k]}
-                )
-            seen[k, over[k]] = self.world.sight.begin(self.world.numbers(self.agents[k], again))[
-                over[k]
-            ]
-        return seen
-
-    def picture(self) -> npt.NDArray[np.uint8]:
-        """Of the first copy of the first agent, by its own renderer."""
-        return np.asarray(self.envs[0].render()[0], np.uint8)
-
-    def kept(self) -> State:
-        calls, state = self.calls + 1, np.zeros((*self.clock.shape, self.world.state_size))
-        if self.world.state_size:
-            state = np.stack([[save(one) for one in env.envs] for env in self.envs])
-        self.world.left.update(
-            {agent: _mark(calls[k], self.raw[k]) for k, agent in enumerate(self.agents)}
-        )
-        return {
-            "calls": torch.from_numpy(calls),
-            "clock": torch.from_numpy(self.clock),
-            "seen": torch.from_numpy(self.raw),
-            "state": torch.from_numpy(state),
-        }
-
-
-def _mark(call: int, seen: Seen) -> tuple[int, bytes]:
-    return int(call), seen.tobytes()
-
-
-def _seeds(draws: Floats) -> list[int]:
-    return [int(draw * 2**31) for draw in draws[:, 0]]
-
-
-CLASSIC = "gymnasium.envs.classic_control."
-
-
-def maker(env_id: str) -> Callable[..., Any]:
-    """What makes the environment of this name: Gymnasium's, or one's own as ``module:Class`` or ``file.py:Class``."""
+    Raises:
+        UsageError: If the user's file cannot be imported or has no such environment class.
+    """
     import gymnasium
 
     where, colon, name = env_id.rpartition(":")
@@ -314,7 +119,7 @@ def maker(env_id: str) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
-    except Exception as error:  # whatever the user's own file raises
+    except Exception as error:  # user code may raise anything
         raise UsageError(f"env_id is '{env_id}', and {where} cannot be read: {error}") from error
     kind = getattr(module, name, None)
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Env)):
@@ -324,48 +129,323 @@ def maker(env_id: str) -> Callable[..., Any]:
     return kind
 
 
+@contextlib.contextmanager
+def env_errors(agent: int) -> Iterator[None]:
+    """Turn exceptions of an environment's own code into one-line errors.
+
+    Args:
+        agent: The agent whose environment runs.
+
+    Raises:
+        UsageError: With the message and its place in the environment's code.
+    """
+    try:
+        yield
+    except Exception as error:  # user code may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = (str(error).strip() or "no reason is given").splitlines()[0]
+        raise UsageError(
+            f"the environment of agent {agent} failed: {type(error).__name__}: {reason} "
+            f"({Path(place.filename).name}, line {place.lineno}, in {place.name}): mend it there"
+        ) from error
+
+
+class GymVecEnv(VecEnv):
+    """One Gymnasium vector environment per agent and purpose."""
+
+    reset_noise_dim = 1
+
+    def __init__(
+        self,
+        factories: Sequence[Callable[..., Any]],
+        min_return: float,
+        max_return: float,
+        interface: AgentInterface | None = None,
+        frames: int = 1,
+        obs_stats: Sequence[tuple[Floats, Floats]] | None = None,
+        global_ids: Sequence[int] = (),
+    ) -> None:
+        """Create the environments.
+
+        Args:
+            factories: Factory of each agent's environment.
+            min_return: A poor return.
+            max_return: A good return.
+            interface: Motors and sensors of the agents; identity if None.
+            frames: Number of stacked observations.
+            obs_stats: Mean and standard deviation of each agent's observations, for normalisation.
+            global_ids: Ids of these agents in the federation, if they are a subset. For messages.
+
+        Raises:
+            UsageError: If observations or actions are of a kind that is not supported.
+        """
+        self.factories = factories
+        self.min_return = min_return
+        self.max_return = max_return
+        self.global_ids = global_ids or range(len(factories))
+        self.obs_stats = obs_stats
+        env = factories[0]()
+        action_space = env.action_space
+        spec = env.spec
+        self.encoder = ObsEncoder.from_space(env.observation_space, frames)
+        with env_errors(self.global_ids[0]):
+            shape = np.shape(env.reset(seed=0)[0])
+        declared = env.observation_space.shape
+        if shape != declared:
+            raise UsageError(
+                f"the environment shows an array {shape}, and its observation_space says {declared}"
+            )
+        self.state_size = state_size(env)
+        self.not_checkpointable = not self.state_size
+        env.close()
+        self._set_action_space(action_space)
+        self.obs_dim = self.encoder.obs_dim
+        self.image_shape = self.encoder.image_shape
+        limit = spec.max_episode_steps if spec else None
+        self.max_episode_steps = limit or DEFAULT_MAX_EPISODE_STEPS
+        self.interface = interface or AgentInterface.from_traits(
+            (), np.full(len(factories), 0.5), self.obs_dim, 0
+        )
+        self.resume_marks: dict[int, tuple[int, bytes]] = {}
+        """Where each agent's episodes stand in this process; see `_resume_mark`."""
+        self._vector_envs: dict[tuple[int, int, str], Any] = {}
+
+    def _set_action_space(self, space: Any) -> None:
+        """Read the number and kind of actions."""
+        from gymnasium import spaces
+
+        if isinstance(space, spaces.Discrete):
+            self.num_actions = int(space.n)
+            return
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise UsageError(
+                f"the environment takes actions {space}: "
+                "only numbered ones or a vector can be chosen here"
+            )
+        self.continuous = True
+        self.num_actions = int(space.shape[0])
+        self.low = space.low
+        self.high = space.high
+
+    def encode(self, agent: int, obs: npt.NDArray[Any]) -> Obs:
+        """Encode an agent's observations as normalised numbers ``[..., size]``."""
+        encoded = self.encoder.encode(obs)
+        if self.obs_stats is None:
+            return encoded
+        mean, std = self.obs_stats[agent]
+        return ((encoded - mean) / std).astype(np.float32)
+
+    def subset(self, ids: Ints) -> VecEnv:
+        """Return the environments of these agents alone."""
+        return GymVecEnv(
+            [self.factories[agent] for agent in ids],
+            self.min_return,
+            self.max_return,
+            self.interface.subset(ids),
+            self.encoder.frames,
+            None if self.obs_stats is None else [self.obs_stats[agent] for agent in ids],
+            [self.global_ids[agent] for agent in ids],
+        )
+
+    def envs(self, ids: Tensor, num_envs: int, purpose: str) -> list[Any]:
+        """Return vector environments of these agents; each is made once and kept."""
+        from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+        for agent in ids.tolist():
+            if (agent, num_envs, purpose) not in self._vector_envs:
+                factories = [self.factories[agent]] * num_envs
+                self._vector_envs[agent, num_envs, purpose] = SyncVectorEnv(
+                    factories, autoreset_mode=AutoresetMode.DISABLED
+                )
+        return [self._vector_envs[agent, num_envs, purpose] for agent in ids.tolist()]
+
+    def init_state(self, ids: Tensor, num_envs: int, seed: int) -> State:
+        """Return the state of agents that have not acted: `resume` then resets them."""
+        k = len(ids)
+        return {
+            "calls": torch.zeros(k, dtype=torch.int64),
+            "clock": torch.zeros(k, num_envs, dtype=torch.int64),
+            "obs": torch.zeros(k, num_envs, self.obs_dim),
+            "state": torch.zeros(k, num_envs, self.state_size, dtype=torch.float64),
+        }
+
+    def resume(self, ids: Tensor, state: State, draws: Floats) -> VecEnvState:
+        """Continue training episodes, or restart those that are lost."""
+        return GymEnvState(self, ids, TRAINING, draws, state)
+
+    def reset(self, ids: Tensor, draws: Floats) -> VecEnvState:
+        """Start evaluation episodes."""
+        return GymEnvState(self, ids, EVALUATION, draws, None)
+
+    def env_actions(self, action: npt.NDArray[np.generic], motor: Floats) -> npt.NDArray[Any]:
+        """Map agents' actions to the environment's action space.
+
+        Args:
+            action: ``[K, E]`` action numbers, or ``[K, E, num_actions]`` vectors in [-1, 1].
+            motor: ``[K, 1]``, relative motor strengths. A negative one mirrors action numbers.
+        """
+        if self.continuous:
+            scaled = np.clip(motor[..., None] * action.astype(np.float64), -1.0, 1.0)
+            vector: npt.NDArray[Any] = self.low + (scaled + 1.0) / 2.0 * (self.high - self.low)
+            return vector
+        number = action.astype(np.int64)
+        return np.where(motor < 0, self.num_actions - 1 - number, number)
+
+
+class GymEnvState(VecEnvState):
+    """Running episodes of Gymnasium environments."""
+
+    def __init__(
+        self, env: GymVecEnv, ids: Tensor, purpose: str, draws: Floats, state: State | None
+    ) -> None:
+        """Resume or start episodes.
+
+        Args:
+            env: All agents' environments.
+            ids: ``[K]``, the agents.
+            purpose: `TRAINING` or `EVALUATION`.
+            draws: ``[K, E, 1]``, uniform numbers from which reset seeds are made.
+            state: The last `state_dict`, or None to start new episodes.
+        """
+        self.env = env
+        self.agents = ids.tolist()
+        self.interface = env.interface.subset(ids.numpy())
+        self.envs = env.envs(ids, draws.shape[1], purpose)
+        if state is None:
+            state = env.init_state(ids, draws.shape[1], 0)
+        self.calls = state["calls"].numpy().copy()
+        self.clock = state["clock"].numpy().copy()
+        encoded = state["obs"].numpy().copy()
+        for k, agent in enumerate(self.agents):
+            mark = _resume_mark(self.calls[k], encoded[k])
+            if purpose == TRAINING and env.resume_marks.get(agent) == mark:
+                continue  # the episodes still stand where this agent left them
+            with env_errors(env.global_ids[agent]):
+                first = self.envs[k].reset(seed=_reset_seeds(draws[k]))[0]
+            if self.calls[k] and env.state_size:
+                saved = state["state"][k].numpy()
+                for single_env, single_state in zip(self.envs[k].envs, saved, strict=True):
+                    load_state(single_env, single_state)
+            else:
+                encoded[k] = env.encoder.first_stack(env.encode(agent, first))
+                self.clock[k] = 0
+        self.encoded: Obs = encoded
+        self.obs = self.interface.observe(encoded)
+
+    def step(self, action: npt.NDArray[np.generic], draws: Floats) -> StepResult:
+        """Take one step in every copy and reset the copies whose episode ended."""
+        actions = self.env.env_actions(action, self.interface.motor)
+        steps = []
+        for agent, env, own in zip(self.agents, self.envs, actions, strict=True):
+            with env_errors(self.env.global_ids[agent]):
+                steps.append(env.step(own))
+        newest = [
+            self.env.encode(agent, step[0]) for agent, step in zip(self.agents, steps, strict=True)
+        ]
+        next_encoded = self.env.encoder.push(self.encoded, np.stack(newest))
+        reward, terminated, truncated = (
+            np.stack([step[part] for step in steps]) for part in (1, 2, 3)
+        )
+        self.clock += 1
+        truncated = ~terminated & (truncated | (self.clock >= self.env.max_episode_steps))
+        self.encoded = self._auto_reset(next_encoded, terminated | truncated, draws)
+        self.obs = self.interface.observe(self.encoded)
+        return StepResult(self.interface.observe(next_encoded), reward, terminated, truncated)
+
+    def _auto_reset(self, encoded: Obs, done: Bools, draws: Floats) -> Obs:
+        """Reset the copies that are done; return the observations after the reset."""
+        self.clock[done] = 0
+        if not done.any():
+            return encoded
+        encoded = encoded.copy()
+        encoder = self.env.encoder
+        for k in np.flatnonzero(done.any(1)):
+            agent = self.agents[k]
+            with env_errors(self.env.global_ids[agent]):
+                first, _ = self.envs[k].reset(
+                    seed=_reset_seeds(draws[k]), options={"reset_mask": done[k]}
+                )
+            encoded[k, done[k]] = encoder.first_stack(self.env.encode(agent, first))[done[k]]
+        return encoded
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """Render the first copy of the first agent."""
+        return np.asarray(self.envs[0].render()[0], np.uint8)
+
+    def state_dict(self) -> State:
+        """Return what `GymVecEnv.resume` continues from."""
+        calls = self.calls + 1
+        state = np.zeros((*self.clock.shape, self.env.state_size))
+        if self.env.state_size:
+            state = np.stack([[save_state(one) for one in env.envs] for env in self.envs])
+        for k, agent in enumerate(self.agents):
+            self.env.resume_marks[agent] = _resume_mark(calls[k], self.encoded[k])
+        return {
+            "calls": torch.from_numpy(calls),
+            "clock": torch.from_numpy(self.clock),
+            "obs": torch.from_numpy(self.encoded),
+            "state": torch.from_numpy(state),
+        }
+
+
+def _resume_mark(calls: int, encoded: Obs) -> tuple[int, bytes]:
+    """Identify where episodes stand: the number of `state_dict` calls and the last observation."""
+    return int(calls), encoded.tobytes()
+
+
+def _reset_seeds(draws: Floats) -> list[int]:
+    """Turn uniform numbers ``[E, 1]`` into seeds."""
+    return [int(draw * 2**31) for draw in draws[:, 0]]
+
+
 def state_size(env: Any) -> int:
-    """Numbers of a state; 0 where the simulator does not hand it over."""
+    """Return the size of the simulator's state; 0 if it cannot be exported."""
     env.reset(seed=0)
-    return len(save(env)) if _kind(env) else 0
+    return len(save_state(env)) if _checkpoint_kind(env) else 0
 
 
-def save(env: Any) -> Floats:
-    """All that the simulator goes on from."""
-    body, kind = env.unwrapped, _kind(env)
+def save_state(env: Any) -> Floats:
+    """Export the simulator's whole state."""
+    unwrapped = env.unwrapped
+    kind = _checkpoint_kind(env)
     if kind == "own":
-        return np.asarray(body.save_state(), np.float64)
+        return np.asarray(unwrapped.save_state(), np.float64)
     if kind == "classic":
-        return np.asarray(body.state, np.float64)
+        return np.asarray(unwrapped.state, np.float64)
     mujoco: Any = importlib.import_module("mujoco")
-    state = np.empty(mujoco.mj_stateSize(body.model, mujoco.mjtState.mjSTATE_INTEGRATION))
-    mujoco.mj_getState(body.model, body.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+    what = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(unwrapped.model, what))
+    mujoco.mj_getState(unwrapped.model, unwrapped.data, state, what)
     return state
 
 
-def load(env: Any, state: Floats) -> None:
-    """Go on from there; the environment was reset before."""
-    body, kind = env.unwrapped, _kind(env)
+def load_state(env: Any, state: Floats) -> None:
+    """Import a state of `save_state` into an environment that was reset before."""
+    unwrapped = env.unwrapped
+    kind = _checkpoint_kind(env)
     if kind == "own":
-        body.load_state(state)
+        unwrapped.load_state(state)
     elif kind == "classic":
-        body.state = np.asarray(state, np.asarray(body.state).dtype)
+        unwrapped.state = np.asarray(state, np.asarray(unwrapped.state).dtype)
     else:
         mujoco: Any = importlib.import_module("mujoco")
         what = mujoco.mjtState.mjSTATE_INTEGRATION
-        mujoco.mj_setState(body.model, body.data, state, what)
-        mujoco.mj_forward(body.model, body.data)  # what follows from it, such as contacts
-        mujoco.mj_setState(body.model, body.data, state, what)  # the solver's start is part of it
+        mujoco.mj_setState(unwrapped.model, unwrapped.data, state, what)
+        # mj_forward computes derived values such as contacts, but changes the solver's warm start,
+        # which is part of the state: so it is set again.
+        mujoco.mj_forward(unwrapped.model, unwrapped.data)
+        mujoco.mj_setState(unwrapped.model, unwrapped.data, state, what)
 
 
-def _kind(env: Any) -> str:
-    body = env.unwrapped
-    if hasattr(body, "save_state") and hasattr(body, "load_state"):
+def _checkpoint_kind(env: Any) -> str:
+    """Return how to export the state: "own", "classic", "mujoco", or "" if it is impossible."""
+    unwrapped = env.unwrapped
+    if hasattr(unwrapped, "save_state") and hasattr(unwrapped, "load_state"):
         return "own"
-    if type(body).__module__.startswith(CLASSIC) and getattr(body, "state", None) is not None:
+    is_classic = type(unwrapped).__module__.startswith(CLASSIC_CONTROL_MODULE)
+    if is_classic and getattr(unwrapped, "state", None) is not None:
         return "classic"
-    return (
-        "mujoco"
-        if hasattr(body, "model") and hasattr(body, "data") and hasattr(body.data, "qpos")
-        else ""
-    )
+    has_model = hasattr(unwrapped, "model") and hasattr(unwrapped, "data")
+    if has_model and hasattr(unwrapped.data, "qpos"):
+        return "mujoco"
+    return ""

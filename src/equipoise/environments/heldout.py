@@ -1,4 +1,4 @@
-"""Agents that were not there: in environments of their own they start from what training left, and learn on."""
+"""Held-out agents: they start from the trained model in new environments, and learn on."""
 
 from __future__ import annotations
 
@@ -9,77 +9,104 @@ import torch
 
 from equipoise.core import Method, Params, Task
 from equipoise.environments import dqn_agent, vec_env
-from equipoise.environments.deep_task import AgentTask
+from equipoise.environments.deep_task import DeepRLTask
 from equipoise.environments.heterogeneity import Floats
-from equipoise.environments.q_network import Rhythm
-from equipoise.environments.vec_env import World
+from equipoise.environments.q_network import BlockSchedule
+from equipoise.environments.vec_env import VecEnv
 from equipoise.utils import rng
 
-NEWCOMERS = 10**6  # their ids among the random streams begin here
-MARKS = (1000, 5000, 20000)  # environment steps of a newcomer after which it is judged
-WARMUP = 200  # environment steps of a newcomer before it learns
+HELDOUT_ID_OFFSET = 10**6  # ids of held-out agents among the random streams begin here
+EVAL_STEPS = (1000, 5000, 20000)  # environment steps of an agent after which it is evaluated
+LEARNING_STARTS = 200  # environment steps of an agent before it learns
 
 
-def returns_of_newcomers(
-    task: AgentTask, there: AgentTask, method: Method, params: Params, seed: int
+def heldout_returns(
+    task: DeepRLTask, heldout: DeepRLTask, method: Method, params: Params, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Mean return and spread of the agents held out of ``task``, ``there``, before and after steps of their own."""
-    start = {name: value.expand(there.num_clients, *value.shape) for name, value in params.items()}
-    found = adapt(there, there.world, start, MARKS, what_learns(method, task), WARMUP, seed).mean(2)
+    """Evaluate held-out agents before and after they adapt.
+
+    Args:
+        task: The task of the agents that were trained.
+        heldout: The task of the held-out agents.
+        method: The method that trained; it decides which blocks adapt.
+        params: The trained model.
+        seed: Seed of the adaptation.
+
+    Returns:
+        Mean return and its standard deviation over agents, by environment steps.
+    """
+    start = {
+        name: value.expand(heldout.num_clients, *value.shape) for name, value in params.items()
+    }
+    blocks = trainable_blocks(method, task)
+    returns = adapt(heldout, heldout.env, start, EVAL_STEPS, blocks, LEARNING_STARTS, seed)
     return {
-        str(mark): {task.metric: float(each.mean()), "std": float(each.std())}
-        for mark, each in zip((0, *MARKS), found, strict=True)
+        str(steps): {task.metric: float(scores.mean()), "std": float(scores.std())}
+        for steps, scores in zip((0, *EVAL_STEPS), returns.mean(2), strict=True)
     }
 
 
-def what_learns(method: Method, task: Task) -> tuple[bool, bool]:
-    """Whether a newcomer's (backbone, head) learn: beside a shared block that is frozen the personal one, else both."""
+def trainable_blocks(method: Method, task: Task) -> tuple[bool, bool]:
+    """Return whether (backbone, head) of a held-out agent learn.
+
+    If the method shares one of the two, the shared block is frozen and the personal one learns.
+    Otherwise both learn.
+    """
     shared = set(method.shared_param_names(task))
     backbone, head = (bool(shared & set(task.blocks[block])) for block in ("backbone", "head"))
     return (True, True) if backbone == head else (not backbone, not head)
 
 
 def adapt(
-    task: AgentTask,
-    world: World,
+    task: DeepRLTask,
+    env: VecEnv,
     start: Params,
-    marks: tuple[int, ...],
-    moves: tuple[bool, bool],
-    warmup: int,
+    eval_steps: tuple[int, ...],
+    trainable: tuple[bool, bool],
+    learning_starts: int,
     seed: int,
 ) -> Floats:
-    """Returns ``[1 + marks, newcomers, episodes]`` at the start and after so many environment steps of each.
+    """Let held-out agents learn on, and evaluate them on the way.
 
-    ``start``: a stack of their first models; ``moves``: whether backbone and head learn, after ``warmup`` steps. The
-    rest is as in ``task``.
+    Args:
+        task: Hyperparameters and network.
+        env: Environments of the held-out agents.
+        start: Their first models, ``[K, ...]``.
+        eval_steps: Environment steps of each agent after which it is evaluated.
+        trainable: Whether (backbone, head) learn.
+        learning_starts: Environment steps before an agent learns.
+        seed: Seed of acting, learning and evaluation.
+
+    Returns:
+        Returns ``[1 + len(eval_steps), K, episodes]``, at the start and after each of `eval_steps`.
     """
-    count, settings = (
-        len(start["w1"]),
-        replace(task.settings(task.training.batch_size), warmup=warmup),
-    )
+    count = len(start["w1"])
+    hparams = replace(task.hparams(task.training.batch_size), learning_starts=learning_starts)
     ids = torch.arange(count)
-    if task.net.embedding:  # it starts at each newcomer's own draw, as those of agents do
-        key = rng.keys(seed, ids.numpy() + NEWCOMERS, 0, rng.ACTING[0])
+    stream_ids = ids.numpy() + HELDOUT_ID_OFFSET
+    if task.net.embedding:  # it starts at each agent's own draw, as in training
+        key = rng.keys(seed, stream_ids, 0, rng.ACTING[0])
         own = 2.0 * rng.uniform(key, task.net.embedding) - 1.0
         start = {**start, "e": torch.from_numpy(own).to(task.dtype)}
     params = task.net.pack(start)
-    kept = {
-        **dqn_agent.fresh(task.net, settings, count, task.dtype),
-        "env": world.fresh(ids, settings.copies, seed),
+    state = {
+        **dqn_agent.init_state(task.net, hparams, count, task.dtype),
+        "env": env.init_state(ids, hparams.num_envs, seed),
     }
     rate = torch.full((count, 1), task.training.lr, dtype=task.dtype)
-    rhythm = Rhythm(rate, rate, moves=moves)
-    each = dqn_agent.draws_a_step(task.net, settings, world)
-    taken, found = 0, []
-    for number, mark in enumerate((0, *marks)):
-        steps = mark // settings.copies - taken
+    schedule = BlockSchedule(rate, rate, trainable=trainable)
+    noise_dim = dqn_agent.noise_dim_per_step(task.net, hparams, env)
+    taken = 0
+    returns = []
+    for number, env_steps in enumerate((0, *eval_steps)):
+        steps = env_steps // hparams.num_envs - taken
         if steps:
-            key = rng.keys(seed, ids.numpy() + NEWCOMERS, number, rng.ACTING[0])
-            u = rng.uniform(key, steps * each).reshape(count, steps, each)
-            params, kept = dqn_agent.train(world, task.net, settings, rhythm, ids, params, kept, u)
+            key = rng.keys(seed, stream_ids, number, rng.ACTING[0])
+            u = rng.uniform(key, steps * noise_dim).reshape(count, steps, noise_dim)
+            params, state = dqn_agent.train(env, task.net, hparams, schedule, ids, params, state, u)
             taken += steps
         views = task.net.views(params)
-        found.append(
-            vec_env.returns(world, task.net, ids, views, "test", task.config.episodes, seed)
+        returns.append(
+            vec_env.episode_returns(env, task.net, ids, views, "test", task.config.episodes, seed)
         )
-    return np.stack(found)
+    return np.stack(returns)

@@ -1,7 +1,9 @@
-"""Compiled steps of TD and Q-learning with features, Q(s, a) = phi(s, a) . theta; agents in parallel.
+"""Compiled steps of TD and Q-learning with features, Q(s, a) = phi(s, a) . theta.
 
-A walker is one agent: phi[walker, S * A, d], theta[walker, d], its own MDP env[walker] (one action: policy evaluation).
-Random numbers are those of `qkernel`: a hash of (seed, agent, stream, step), whatever the threads and periods.
+A walker is one agent with phi[walker] ``[S A, d]``, theta[walker] ``[d]`` and its own MDP
+env[walker]. With one action this is policy evaluation. Walkers run in parallel. Random numbers are
+those of `tabular_kernels`: a hash of (seed, agent, stream, step), for any number of threads and
+rounds.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -13,7 +15,8 @@ from numba import njit, prange
 
 from equipoise.environments.tabular_kernels import _CHUNKS, _GOLDEN, _LOW32, _R32, _mix
 
-MEMORY = 0.01  # of the mean of squared TD errors: the weight of the newest, once there are more than 1 / MEMORY
+# The mean of squared TD errors is exact for the first 100 steps, then an EMA with this weight.
+MIN_EMA_WEIGHT = 0.01
 
 
 @njit(cache=True, parallel=True)
@@ -21,7 +24,7 @@ def walk_features(  # type: ignore[no-untyped-def]
     phi,
     theta,
     position,
-    surprise,
+    sq_td_error,
     env,
     key,
     choice_key,
@@ -35,26 +38,32 @@ def walk_features(  # type: ignore[no-untyped-def]
     epsilon,
     moves,
 ):
-    """steps[w] transitions of every walker at rate[w]; all of (phi, theta, position, surprise) change in place.
+    """Take steps[w] steps of every walker at rate[w].
 
-    theta += rate delta phi(s, a) and/or phi(s, a) += rate scale delta theta, both with the values before the step;
-    `moves` says whether (phi, theta) learn, and whether steps on phi are relative: see `relative_scale`. `surprise` is
-    a walker's mean of delta^2, and `taken` its steps before these.
+    phi, theta, position and sq_td_error (a walker's mean of delta^2) change in place. A step is
+    theta += rate delta phi(s, a) and phi(s, a) += rate scale delta theta, both with the values
+    before the step. `moves` says whether phi and theta learn, and whether steps on phi are relative
+    (see `relative_scale`). `taken` are the walker's steps before these.
     """
     walkers, _, d = phi.shape
     move_phi, move_theta, relative = moves
     for chunk in prange(_CHUNKS):
         for w in range(chunk * walkers // _CHUNKS, (chunk + 1) * walkers // _CHUNKS):
-            features, weights, e, s = phi[w], theta[w], env[w], position[w]
+            features = phi[w]
+            weights = theta[w]
+            e = env[w]
+            s = position[w]
             for t in range(1, steps[w] + 1):
                 tables = (threshold[e], outcome[e], reward[e], discount[e])
                 row, delta, s = transition(
                     features, weights, s, key[w], choice_key[w], t, epsilon, tables
                 )
-                surprise[w] += (delta * delta - surprise[w]) * max(MEMORY, 1.0 / (taken[w] + t))
-                scale = relative_scale(weights, surprise[w]) if relative else 1.0
+                ema = max(MIN_EMA_WEIGHT, 1.0 / (taken[w] + t))
+                sq_td_error[w] += (delta * delta - sq_td_error[w]) * ema
+                scale = relative_scale(weights, sq_td_error[w]) if relative else 1.0
                 for j in range(d):
-                    f, v = features[row, j], weights[j]
+                    f = features[row, j]
+                    v = weights[j]
                     if move_theta:
                         weights[j] = v + rate[w] * delta * f
                     if move_phi:
@@ -64,12 +73,14 @@ def walk_features(  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def transition(features, weights, s, key, choice_key, t, epsilon, tables):  # type: ignore[no-untyped-def]
-    """Step number t from state s, epsilon-greedy: the row visited, its TD error and the next state.
+    """Take step number t from state s with the epsilon-greedy policy.
 
+    Returns (row, delta, s'): the visited row, the next state s' and the TD error
     delta = r + discount(s') max_a' phi(s', a') theta - phi(s, a) theta.
     """
     threshold, outcome, reward, discount = tables
-    A, cells = reward.shape[1], np.uint64(threshold.shape[2])
+    A = reward.shape[1]
+    cells = np.uint64(threshold.shape[2])
     a = np.int64(0)
     if A > 1:
         x = _mix(choice_key + np.uint64(t) * _GOLDEN)
@@ -90,9 +101,12 @@ def transition(features, weights, s, key, choice_key, t, epsilon, tables):  # ty
 
 
 @njit(inline="always")
-def relative_scale(weights, surprise):  # type: ignore[no-untyped-def]
-    """1 / (|theta|^2 + mean delta^2): delta theta times this is the same for rewards of any unit, and never large."""
-    total = surprise
+def relative_scale(weights, sq_td_error):  # type: ignore[no-untyped-def]
+    """Return 1 / (|theta|^2 + mean delta^2).
+
+    delta theta times this does not depend on the unit of rewards, and is never large.
+    """
+    total = sq_td_error
     for j in range(len(weights)):
         total += weights[j] * weights[j]
     return 1.0 / total if total > 0.0 else 0.0
@@ -100,6 +114,7 @@ def relative_scale(weights, surprise):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _dot(features, row, weights):  # type: ignore[no-untyped-def]
+    """Return the value of a row."""
     total = 0.0
     for j in range(len(weights)):
         total += features[row, j] * weights[j]
@@ -108,12 +123,14 @@ def _dot(features, row, weights):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _best(features, weights, s, A):  # type: ignore[no-untyped-def]
-    """The first action of largest value, and that value."""
-    action, value = 0, _dot(features, s * A, weights)
+    """Return the first action of largest value, and that value."""
+    action = 0
+    value = _dot(features, s * A, weights)
     for a in range(1, A):
         q = _dot(features, s * A + a, weights)
         if q > value:
-            action, value = a, q
+            action = a
+            value = q
     return action, value
 
 
@@ -135,74 +152,80 @@ def federate(  # type: ignore[no-untyped-def]
     relative,
     marks,
 ):
-    """Whole rounds of `pfedtd-rep` and its kin, for experiments of many rounds: the contract's rounds, compiled.
+    """Run whole rounds of `pfedtd-rep` and its variants, for experiments of many rounds.
 
-    phi [S * A, d] is the server's (normalised), theta [N, d] the agents'; rates [T, 2] are alpha_t and beta_t; `share`
-    says whether theta is averaged too, `relative` whether steps on phi are. Gives phi and theta as trained after each
-    round of `marks` (ascending, from 1).
+    phi ``[S A, d]`` is the server's (normalised), theta ``[N, d]`` the agents'; rates ``[T, 2]``
+    are alpha_t and beta_t. `share` says whether theta is averaged too, `relative` whether steps on
+    phi are relative. Returns phi and theta as trained after each round of `marks` (ascending from
+    1).
     """
     entries, d = phi.shape
-    N, T = len(theta), len(rates)
-    phis, thetas = np.empty((len(marks), entries, d)), np.empty((len(marks), N, d))
-    change, visited, total, turn = (
-        np.empty((N, d)),
-        np.empty(N, np.int64),
-        np.empty((entries, d)),
-        np.empty((d, d)),
-    )
-    fresh, surprise = np.empty(d), np.zeros(N)
-    taken, written = 0, 0
+    N = len(theta)
+    T = len(rates)
+    phis = np.empty((len(marks), entries, d))
+    thetas = np.empty((len(marks), N, d))
+    change = np.empty((N, d))  # of the one row of phi that an agent changed
+    visited = np.empty(N, np.int64)  # that row
+    total = np.empty((entries, d))
+    rotation = np.empty((d, d))  # from the old to the new basis
+    new_theta = np.empty(d)
+    sq_td_error = np.zeros(N)
+    taken = 0
+    written = 0
     for t in range(T):
         alpha, beta = rates[t]
         total[:] = 0.0
         for i in range(N):
-            weights, s = theta[i], position[i]
+            weights = theta[i]
+            s = position[i]
             for k in range(1, local_steps + 2):
                 tables = (threshold[i], outcome[i], reward[i], discount[i])
                 row, delta, s = transition(
                     phi, weights, s, key[i], choice_key[i], taken + k, epsilon, tables
                 )
-                surprise[i] += (delta * delta - surprise[i]) * max(MEMORY, 1.0 / (taken + k))
-                scale = relative_scale(weights, surprise[i]) if relative else 1.0
+                ema = max(MIN_EMA_WEIGHT, 1.0 / (taken + k))
+                sq_td_error[i] += (delta * delta - sq_td_error[i]) * ema
+                scale = relative_scale(weights, sq_td_error[i]) if relative else 1.0
                 for j in range(d):
                     if k <= local_steps:
                         weights[j] += alpha * delta * phi[row, j]
                     else:
                         change[i, j] = beta * scale * delta * weights[j]
                         total[row, j] += change[i, j] / N
-            visited[i], position[i] = row, s
+            visited[i] = row
+            position[i] = s
         taken += local_steps + 1
         if written < len(marks) and marks[written] == t + 1:
-            phis[written], thetas[written] = phi + total, theta
+            phis[written] = phi + total
+            thetas[written] = theta
             written += 1
         total += phi  # the mean of the agents' phi
         if share:
             for j in range(d):
                 theta[:, j] = theta[:, j].mean()
         new = _orthonormal(total)
-        held = total if share else phi
+        old = total if share else phi
         for j in range(d):
             for m in range(d):
-                turn[j, m] = (new[:, j] * held[:, m]).sum() * d / entries
-        for i in range(
-            N
-        ):  # theta = phi^+ V_i, where an agent's own phi differs from the received one in one row
+                rotation[j, m] = (new[:, j] * old[:, m]).sum() * d / entries
+        # theta = phi^+ V_i, where an agent's own phi differs from the received one in one row.
+        for i in range(N):
             own = 0.0
             if not share:
                 for j in range(d):
                     own += change[i, j] * theta[i, j] * d / entries
             for j in range(d):
-                fresh[j] = new[visited[i], j] * own
+                new_theta[j] = new[visited[i], j] * own
                 for m in range(d):
-                    fresh[j] += turn[j, m] * theta[i, m]
-            theta[i] = fresh
+                    new_theta[j] += rotation[j, m] * theta[i, m]
+            theta[i] = new_theta
         phi[:] = new
     return phis, thetas
 
 
 @njit(cache=True)
 def _orthonormal(phi):  # type: ignore[no-untyped-def]
-    """As `linear.orthonormal`, by Gram-Schmidt twice over; phi must have full rank."""
+    """Compute `linear_mdp.orthonormal` by Gram-Schmidt, twice; phi must have full rank."""
     entries, d = phi.shape
     q = phi.copy()
     for j in range(d):

@@ -1,11 +1,15 @@
-"""Agents with linear value functions as a task."""
+"""Agents with linear value functions as a task: phi is the backbone, theta the head.
+
+`fit` takes `epochs` as environment steps and `lr` as the learning rate, and updates the trainable
+blocks. Everything is in float64. Trajectories continue across rounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,12 +25,10 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.environments.agent_task import Agents
-from equipoise.environments.tabular_mdp import DEFAULT_GAMMA, TabularMDP
+from equipoise.environments.agent_task import RLTask
+from equipoise.environments.tabular_mdp import DEFAULT_GAMMA, TabularMDP, epsilon_greedy_policy
+from equipoise.environments.theory import occupancy
 from equipoise.utils.errors import UsageError
-
-if TYPE_CHECKING:
-    from equipoise.environments.linear_mdp import LinearProblem
 
 MODELS = ("v", "q")
 
@@ -43,12 +45,16 @@ class LinearConfig(Options):
     )
 
 
-class LinearTask(Agents):
-    """Scores: `error` |V - V^i| / |V^i| against the agent's own true values; `visited` the same, weighted by how often
+class LinearTask(RLTask):
+    """Agents with linear values. All scores are exact.
 
-    the agent's policy visits them (with actions: the best policy with its chance of random ones); `subspace` the sine
-    of the largest angle between the representation and the best one for all agents; with actions also `regret`: what
-    the greedy policy loses of the optimal return. All are exact.
+    - `error`: |V - V^i| / |V^i| against the agent's own true values;
+    - `visited`: the same, weighted by how often the agent's policy visits them (with actions: the
+      epsilon-greedy optimal policy);
+    - `subspace`: sine of the largest angle between the representation and the best one for all;
+    - `regret` (with actions): what the greedy policy loses of the optimal return.
+
+    Numba is optional: `linear_mdp` is imported only where it is used.
     """
 
     learner_kind: ClassVar[str] = "linear"
@@ -64,36 +70,50 @@ class LinearTask(Agents):
         training: TrainingConfig,
         seed: int,
     ) -> None:
+        """Create the task.
+
+        Args:
+            name: Name of the task.
+            mdps: The agents' MDPs.
+            config: Options of the agents.
+            model: "v" to evaluate a policy (MDPs with one action), "q" to learn to act.
+            training: Defaults of local training.
+            seed: Seed of the initial states.
+        """
         from equipoise.environments.linear_mdp import LinearProblem
 
-        self.name, self.config, self.model, self.training, self.seed = (
-            name,
-            config,
-            model,
-            training,
-            seed,
-        )
-        self.num_clients, self.blocks = len(mdps), {"backbone": ("phi",), "head": ("theta",)}
-        self.problem: LinearProblem = LinearProblem(mdps, config.rank, config.epsilon)
+        self.name = name
+        self.config = config
+        self.model = model
+        self.training = training
+        self.seed = seed
+        self.num_clients = len(mdps)
+        self.blocks = {"backbone": ("phi",), "head": ("theta",)}
+        self.problem = LinearProblem(mdps, config.rank, config.epsilon)
 
     def init_params(self, seed: int) -> Params:
-        """Random features of unit size, weights of zero."""
-        from equipoise.environments.linear_mdp import first_features
+        """Return random features of unit size and zero weights."""
+        from equipoise.environments.linear_mdp import initial_features
 
         theta = torch.zeros(self.problem.rank, dtype=torch.float64)
-        return {"phi": first_features(self.problem, seed), "theta": theta}
+        return {"phi": initial_features(self.problem, seed), "theta": theta}
 
     def init_data_state(self, ids: Tensor) -> State:
-        position = torch.from_numpy(self.problem.start(self.seed))[ids]
-        surprise = torch.zeros(len(ids), dtype=torch.float64)
-        return {"position": position, "taken": torch.zeros_like(ids), "surprise": surprise}
+        """Return positions, steps and mean squared TD errors of agents that have not acted."""
+        return {
+            "position": torch.from_numpy(self.problem.initial_states(self.seed))[ids],
+            "taken": torch.zeros_like(ids),
+            "sq_td_error": torch.zeros(len(ids), dtype=torch.float64),
+        }
 
     def check_method(self, method: Method) -> None:
-        """There is no loss: a method that trains, or decides how to train, by one cannot work."""
-        if (
-            method.overridden_hooks & {"train", "configure_training"}
-            and method.learner_kind != self.learner_kind
-        ):
+        """Refuse methods that train by a loss: linear agents have none.
+
+        Raises:
+            UsageError: If the method does not suit.
+        """
+        trains_itself = method.overridden_hooks & {"train", "configure_training"}
+        if trains_itself and method.learner_kind != self.learner_kind:
             raise UsageError(
                 f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep"
             )
@@ -101,95 +121,101 @@ class LinearTask(Agents):
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
+        """Continue the agents' trajectories; with "relative" in ``aux`` steps on phi are relative.
+
+        Raises:
+            UsageError: If the request has a loss.
+        """
         from equipoise.environments import linear_mdp, tabular_q
 
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
                 f"task '{self.name}' has no loss: choose a method without one of its own"
             )
-        tabular_q.use_threads(torch.get_num_threads())
-        params, before = request.params, (source["position"], source["surprise"])
-        phi, theta, position, surprise = (
-            value.contiguous().clone() for value in (params["phi"], params["theta"], *before)
-        )
-        agents, taken = ids.numpy(), source["taken"].numpy()
-        moves = (
-            "phi" in request.trainable,
-            "theta" in request.trainable,
-            "relative" in request.aux,
-        )
-        keys = self.problem.keys(rng.seed, agents, taken)
+        tabular_q.set_num_threads(torch.get_num_threads())
+        phi = request.params["phi"].contiguous().clone()
+        theta = request.params["theta"].contiguous().clone()
+        position = source["position"].contiguous().clone()
+        sq_td_error = source["sq_td_error"].contiguous().clone()
+        agents = ids.numpy()
+        taken = source["taken"].numpy()
         linear_mdp.advance(
             self.problem,
             agents,
             phi,
             theta,
             position,
-            surprise,
-            keys,
+            sq_td_error,
+            self.problem.rng_keys(rng.seed, agents, taken),
             taken,
             request.epochs,
             request.lr,
-            moves,
+            moves=(
+                "phi" in request.trainable,
+                "theta" in request.trainable,
+                "relative" in request.aux,
+            ),
         )
         after = {
             "position": position,
             "taken": source["taken"] + request.epochs,
-            "surprise": surprise,
+            "sq_td_error": sq_td_error,
         }
         return {"phi": phi, "theta": theta}, {}, after
 
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
+        """Score agents' models against their own true values."""
         from equipoise.environments import linear_mdp
 
-        values = torch.einsum("ksd,kd->ks", params["phi"], params["theta"])
+        phi = params["phi"]
+        truth = self.problem.true_values[ids]
+        values = torch.einsum("ksd,kd->ks", phi, params["theta"])
         scores = {
-            "error": linear_mdp.value_error(values, self.problem.values[ids]),
-            "visited": linear_mdp.value_error(values, self.problem.values[ids], self._visits[ids]),
-            "subspace": linear_mdp.subspace_distance(params["phi"], self.problem.span),
+            "error": linear_mdp.value_error(values, truth),
+            "visited": linear_mdp.value_error(values, truth, self._occupancy[ids]),
+            "subspace": linear_mdp.subspace_distance(phi, self.problem.best_subspace),
         }
         if self.model == "q":
-            own = {name: stack[ids] for name, stack in self._mdps.items()}
-            scores["regret"] = linear_mdp.greedy_regret(own, values.reshape(own["R"].shape))
+            mdps = {name: stack[ids] for name, stack in self._mdp_stack.items()}
+            scores["regret"] = linear_mdp.greedy_regret(mdps, values.reshape(mdps["R"].shape))
         return scores
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
-        """One model for everybody: the mean of its scores over all agents."""
-        everybody = torch.arange(self.num_clients)
-        scores = [
-            self.evaluate_stack(
-                everybody,
-                {name: v[k].expand(self.num_clients, *v.shape[1:]) for name, v in stack.items()},
-                split,
-            )
-            for k in range(len(stack["phi"]))
-        ]
-        return {name: torch.stack([score[name].mean() for score in scores]) for name in scores[0]}
+        """Return the mean scores of each model ``[M, ...]`` over all agents."""
+        ids = torch.arange(self.num_clients)
+        rows = []
+        for k in range(len(stack["phi"])):
+            repeated = {
+                name: value[k].expand(self.num_clients, *value.shape[1:])
+                for name, value in stack.items()
+            }
+            rows.append(self.evaluate_stack(ids, repeated, split))
+        return {name: torch.stack([row[name].mean() for row in rows]) for name in rows[0]}
 
     def has_split(self, split: str) -> bool:
+        """Return True for "test" alone."""
         return split == "test"
 
     def summary(self, params: Params) -> State:
-        """The least mean error that any representation of this rank allows."""
+        """Return the smallest mean error that any representation of this rank allows."""
         from equipoise.environments.linear_mdp import value_error
 
-        truth, span = self.problem.values, self.problem.span
-        return {"floor": float(value_error(truth @ span @ span.mT, truth).mean())}
+        truth = self.problem.true_values
+        basis = self.problem.best_subspace
+        return {"floor": float(value_error(truth @ basis @ basis.mT, truth).mean())}
 
     @cached_property
-    def _visits(self) -> Tensor:
-        """Long-run shares of steps, ``[K, S A]``."""
-        from equipoise.environments.tabular_mdp import soft_greedy
-        from equipoise.environments.theory import occupancy
-
-        each = [
-            occupancy(mdp, soft_greedy(mdp, self.config.epsilon)).reshape(-1)
+    def _occupancy(self) -> Tensor:
+        """Long-run shares of steps under the epsilon-greedy optimal policy, ``[K, S A]``."""
+        shares = [
+            occupancy(mdp, epsilon_greedy_policy(mdp, self.config.epsilon)).reshape(-1)
             for mdp in self.problem.mdps
         ]
-        return torch.from_numpy(np.stack(each))
+        return torch.from_numpy(np.stack(shares))
 
     @cached_property
-    def _mdps(self) -> dict[str, Tensor]:
+    def _mdp_stack(self) -> dict[str, Tensor]:
+        """Arrays of all MDPs, stacked; "best" are the optimal state values."""
         arrays = {
             name: [getattr(mdp, name) for mdp in self.problem.mdps]
             for name in ("P", "R", "discount", "start")

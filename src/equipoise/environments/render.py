@@ -1,4 +1,4 @@
-"""An episode as pictures: classic control drawn here, other environments by their own renderer."""
+"""Episodes as videos: classic control is drawn here, other environments by their own renderer."""
 
 from __future__ import annotations
 
@@ -17,157 +17,174 @@ import torch
 from equipoise.core import Params
 from equipoise.environments import vec_env
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum, Physics
-from equipoise.environments.deep_task import AgentTask
-from equipoise.environments.gym_env import GymPlay, GymWorld
-from equipoise.environments.heterogeneity import Bodies, Floats
-from equipoise.environments.vec_env import PhysicsWorld, Play
+from equipoise.environments.deep_task import DeepRLTask
+from equipoise.environments.gym_env import EVALUATION, GymEnvState, GymVecEnv
+from equipoise.environments.heterogeneity import BodyParams, Floats
+from equipoise.environments.vec_env import PhysicsVecEnv, VecEnvState
 from equipoise.utils.errors import UsageError
 
-WIDTH, HEIGHT = 320, 200
-PAPER, INK, MOVING, GOAL = (255, 255, 255), (40, 40, 40), (213, 94, 0), (0, 158, 115)
-Picture = Any  # of Pillow
+WIDTH = 320
+HEIGHT = 200
+BACKGROUND = (255, 255, 255)
+INK = (40, 40, 40)
+MOVING = (213, 94, 0)
+GOAL = (0, 158, 115)
+DEFAULT_FPS = 30
+GIF_FPS = 25  # GIF viewers are slow: frames are dropped above this rate
+Frame = Any  # a Pillow image
 
 
-def episode(
-    task: AgentTask, agent: int, model: Params, number: int, pictures: bool
-) -> tuple[float, list[Picture], float]:
-    """The return of one greedy episode that scores are made of, a picture before each step, and steps per second."""
-    ids, own = torch.tensor([agent]), torch.zeros(1, dtype=torch.int64)
-    draws = vec_env.starts(task.world, ids, "test", number + 1, task.seed)[:, number:]
+def run_episode(
+    task: DeepRLTask, agent: int, model: Params, number: int, render: bool
+) -> tuple[float, list[Frame], float]:
+    """Run one of the greedy test episodes of an agent.
+
+    Args:
+        task: The task.
+        agent: The agent's id.
+        model: Its parameters, without the agent axis.
+        number: Number of the episode.
+        render: Whether to render the frame before each step.
+
+    Returns:
+        The return, the frames and the frames per second.
+    """
+    draws = vec_env.episode_noise(task.env, torch.tensor([agent]), "test", number + 1, task.seed)[
+        :, number:
+    ]
     stack = {name: value.unsqueeze(0) for name, value in model.items()}
-    world = _shown(task, agent) if pictures else task.world.subset(np.array([agent]))
-    play, total, seen = world.begin(own, draws), 0.0, []
-    for _ in range(world.limit):
-        if pictures:
-            seen.append(picture(play))
-        action = task.net.greedy(stack, torch.from_numpy(play.seen).to(task.dtype))
-        moved = play.step(action.numpy(), draws)
-        total += float(moved.reward[0, 0])
-        if moved.terminated.any() or moved.truncated.any():
+    env = _renderable_env(task, agent) if render else task.env.subset(np.array([agent]))
+    state = env.reset(torch.zeros(1, dtype=torch.int64), draws)
+    total = 0.0
+    frames = []
+    for _ in range(env.max_episode_steps):
+        if render:
+            frames.append(render_frame(state))
+        action = task.net.greedy(stack, torch.from_numpy(state.obs).to(task.dtype))
+        result = state.step(action.numpy(), draws)
+        total += float(result.reward[0, 0])
+        if result.terminated.any() or result.truncated.any():
             break
-    return total, seen, _rate(world)
+    return total, frames, _frames_per_second(env)
 
 
-def _shown(task: AgentTask, agent: int) -> Any:
-    """The agent's world, able to draw."""
-    world = task.world.subset(np.array([agent]))
-    if isinstance(world, GymWorld):
-        world.make = [partial(world.make[0], render_mode="rgb_array")]
-        with _able_to_draw():
-            world.make[0]().close()
-    return world
+def _renderable_env(task: DeepRLTask, agent: int) -> Any:
+    """Return the agent's environment with rendering enabled."""
+    env = task.env.subset(np.array([agent]))
+    if isinstance(env, GymVecEnv):
+        env.factories = [partial(env.factories[0], render_mode="rgb_array")]
+        with _render_errors():
+            env.factories[0]().close()
+    return env
 
 
 @contextlib.contextmanager
-def _able_to_draw() -> Iterator[None]:
+def _render_errors() -> Iterator[None]:
+    """Turn a renderer's exceptions into one-line errors."""
     try:
         yield
-    except Exception as error:  # whatever a renderer misses: a display, a library, the mode
+    except Exception as error:  # a display, a library or the render mode may be missing
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         advice = "; without a display set MUJOCO_GL=egl" if "OpenGL" in reason else ""
         raise UsageError(f"this environment cannot be drawn here: {reason}{advice}") from error
 
 
-def _rate(world: Any) -> float:
-    if isinstance(world, PhysicsWorld):
-        return RATES[type(world.physics)]
-    return float(
-        world.envs(torch.zeros(1, dtype=torch.int64), 1, "scored")[0].metadata.get("render_fps")
-        or 30
-    )
+def _frames_per_second(env: Any) -> float:
+    if isinstance(env, PhysicsVecEnv):
+        return FPS[type(env.physics)]
+    gym_env = env.envs(torch.zeros(1, dtype=torch.int64), 1, EVALUATION)[0]
+    return float(gym_env.metadata.get("render_fps") or DEFAULT_FPS)
 
 
-def picture(play: Play) -> Picture:
-    """Of the first copy of the first agent."""
+def render_frame(state: VecEnvState) -> Frame:
+    """Render the first copy of the first agent."""
     from PIL import Image, ImageDraw
 
-    if isinstance(play, GymPlay):
-        with _able_to_draw():
-            return Image.fromarray(play.picture())
-    shown = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
-    physics: Physics = play.physics  # type: ignore[attr-defined]
-    DRAWN[type(physics)](ImageDraw.Draw(shown), play.state[0, 0], play.own)  # type: ignore[attr-defined]
-    return shown
+    if isinstance(state, GymEnvState):
+        with _render_errors():
+            return Image.fromarray(state.render())
+    frame = Image.new("RGB", (WIDTH, HEIGHT), BACKGROUND)
+    physics: Physics = state.physics  # type: ignore[attr-defined]
+    draw = DRAWERS[type(physics)]
+    draw(ImageDraw.Draw(frame), state.state[0, 0], state.bodies)  # type: ignore[attr-defined]
+    return frame
 
 
-def _cartpole(pen: Any, state: Floats, own: Bodies) -> None:
-    ground, scale = HEIGHT - 50, WIDTH / 2 / (CartPole.FURTHEST * 1.1)
-    x, tip = WIDTH / 2 + scale * state[0], 2 * float(own.length[0, 0]) * scale
+def _draw_cartpole(pen: Any, state: Floats, bodies: BodyParams) -> None:
+    ground = HEIGHT - 50
+    scale = WIDTH / 2 / (CartPole.MAX_POSITION * 1.1)
+    x = WIDTH / 2 + scale * state[0]
+    length = 2 * float(bodies.length[0, 0]) * scale
     pen.line((0, ground, WIDTH, ground), INK)
-    if own.has_goals:
-        place = WIDTH / 2 + scale * float(own.goal[0, 0])
-        pen.line((place, ground, place, ground + 20), GOAL, 3)
+    if bodies.has_goals:
+        goal = WIDTH / 2 + scale * float(bodies.goal[0, 0])
+        pen.line((goal, ground, goal, ground + 20), GOAL, 3)
     pen.rectangle((x - 20, ground - 12, x + 20, ground + 6), INK)
-    pen.line(
-        (x, ground - 12, x + tip * math.sin(state[2]), ground - 12 - tip * math.cos(state[2])),
-        MOVING,
-        6,
-    )
+    tip_x = x + length * math.sin(state[2])
+    tip_y = ground - 12 - length * math.cos(state[2])
+    pen.line((x, ground - 12, tip_x, tip_y), MOVING, 6)
 
 
-def _acrobot(pen: Any, state: Floats, own: Bodies) -> None:
-    length = float(own.length[0, 0])
-    scale, x, y = 0.24 * HEIGHT / max(length, 1.0), WIDTH / 2, HEIGHT / 2
-    height = (
-        scale * length * (Acrobot.HEIGHT + (0.8 * float(own.goal[0, 0]) if own.has_goals else 0.0))
-    )
+def _draw_acrobot(pen: Any, state: Floats, bodies: BodyParams) -> None:
+    length = float(bodies.length[0, 0])
+    scale = 0.24 * HEIGHT / max(length, 1.0)
+    x = WIDTH / 2
+    y = HEIGHT / 2
+    goal = 0.8 * float(bodies.goal[0, 0]) if bodies.has_goals else 0.0
+    height = scale * length * (Acrobot.GOAL_HEIGHT + goal)
     pen.line((0, y - height, WIDTH, y - height), GOAL, 2)
     for angle in (state[0], state[0] + state[1]):
-        end = x + scale * length * math.sin(angle), y + scale * length * math.cos(angle)
-        pen.line((x, y, *end), MOVING, 6)
+        end_x = x + scale * length * math.sin(angle)
+        end_y = y + scale * length * math.cos(angle)
+        pen.line((x, y, end_x, end_y), MOVING, 6)
         pen.ellipse((x - 4, y - 4, x + 4, y + 4), INK)
-        x, y = end
+        x = end_x
+        y = end_y
 
 
-def _pendulum(pen: Any, state: Floats, own: Bodies) -> None:
-    length = float(own.length[0, 0]) * HEIGHT / 3.4
-    x, y, angles = WIDTH / 2, HEIGHT / 2, [(state[0], MOVING, 8)]
-    if own.has_goals:
-        angles.insert(0, (Pendulum.STEEPEST_GOAL * float(own.goal[0, 0]), GOAL, 2))
-    for angle, colour, width in angles:
+def _draw_pendulum(pen: Any, state: Floats, bodies: BodyParams) -> None:
+    length = float(bodies.length[0, 0]) * HEIGHT / 3.4
+    x = WIDTH / 2
+    y = HEIGHT / 2
+    lines = [(state[0], MOVING, 8)]
+    if bodies.has_goals:
+        lines.insert(0, (Pendulum.MAX_GOAL_ANGLE * float(bodies.goal[0, 0]), GOAL, 2))
+    for angle, colour, width in lines:
         pen.line((x, y, x - length * math.sin(angle), y - length * math.cos(angle)), colour, width)
     pen.ellipse((x - 4, y - 4, x + 4, y + 4), INK)
 
 
-DRAWN: dict[type[Physics], Callable[[Any, Floats, Bodies], None]] = {
-    CartPole: _cartpole,
-    Acrobot: _acrobot,
-    Pendulum: _pendulum,
+DRAWERS: dict[type[Physics], Callable[[Any, Floats, BodyParams], None]] = {
+    CartPole: _draw_cartpole,
+    Acrobot: _draw_acrobot,
+    Pendulum: _draw_pendulum,
 }
-RATES: dict[type[Physics], float] = {
-    CartPole: 1 / CartPole.TAU,
-    Acrobot: 1 / Acrobot.STEP * 3,
-    Pendulum: 1 / Pendulum.STEP,
+FPS: dict[type[Physics], float] = {
+    CartPole: 1 / CartPole.DT,
+    Acrobot: 1 / Acrobot.DT * 3,  # three times as fast as the simulation: 5 per second is slow
+    Pendulum: 1 / Pendulum.DT,
 }
-"""Steps per second of a film; Acrobot's own would be slow to watch."""
+"""Frames per second of a video."""
 
 
-def write(pictures: Sequence[Picture], file: Path, rate: float) -> None:
-    """As a GIF (every so many pictures, for its readers are slow), or as an MP4 where ffmpeg is there."""
+def write_video(frames: Sequence[Frame], file: Path, fps: float) -> None:
+    """Write frames as a GIF, or as an MP4 with ffmpeg.
+
+    Raises:
+        UsageError: If ffmpeg fails.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".gif":
-        every = max(1, round(rate / 25))
-        chosen = [one.convert("P", palette=1, colors=64) for one in pictures[::every]]
-        pause = max(
-            20, round(1000 * every / rate / 10) * 10
-        )  # GIFs count in hundredths of a second
-        chosen[0].save(file, save_all=True, append_images=chosen[1:], duration=pause, loop=0)
+        every = max(1, round(fps / GIF_FPS))
+        images = [frame.convert("P", palette=1, colors=64) for frame in frames[::every]]
+        # GIF durations are multiples of 10 ms.
+        duration = max(20, round(1000 * every / fps / 10) * 10)
+        images[0].save(file, save_all=True, append_images=images[1:], duration=duration, loop=0)
         return
-    size = f"{pictures[0].width}x{pictures[0].height}"
-    command = [
-        "ffmpeg",
-        "-y",
-        "-loglevel",
-        "error",
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-s",
-        size,
-    ]
-    command += ["-r", f"{rate:g}", "-i", "-", "-pix_fmt", "yuv420p", str(file)]
-    raw = b"".join(one.convert("RGB").tobytes() for one in pictures)
+    size = f"{frames[0].width}x{frames[0].height}"
+    command = "ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24".split()
+    command += ["-s", size, "-r", f"{fps:g}", "-i", "-", "-pix_fmt", "yuv420p", str(file)]
+    raw = b"".join(frame.convert("RGB").tobytes() for frame in frames)
     done = subprocess.run(command, input=raw, capture_output=True, check=False)
     if done.returncode:
         raise UsageError(
@@ -175,8 +192,12 @@ def write(pictures: Sequence[Picture], file: Path, rate: float) -> None:
         )
 
 
-def check_file(file: Path) -> None:
-    """Refuse what cannot be written, before any work."""
+def check_video_path(file: Path) -> None:
+    """Check that a video can be written, before any work.
+
+    Raises:
+        UsageError: If the file type is unknown, or ffmpeg or Pillow is missing.
+    """
     if file.suffix not in (".gif", ".mp4"):
         raise UsageError(f"video is '{file}': must end in .gif or .mp4")
     if file.suffix == ".mp4" and shutil.which("ffmpeg") is None:

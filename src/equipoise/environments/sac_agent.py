@@ -1,8 +1,10 @@
-"""Soft actor-critic (Haarnoja et al., 2018, arXiv 1812.05905) of K agents at once, for actions in [-1, 1].
+"""Soft actor-critic of K agents at once, for actions in [-1, 1].
 
-Actor and both critics have two hidden layers each: these are the body that may be shared. Their last layers and the
-temperature are the head. All lie in the one vector of the stack, so memory, Adam, target nets and rhythm are those of
-the double DQN.
+Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018 (arXiv:1812.05905).
+
+Actor and both critics have two hidden layers each: these are the backbone. Their output layers and
+the temperature are the head. All lie in the one vector of `Net`, so that replay buffer, Adam,
+target networks and block schedule are those of the double DQN.
 """
 
 from __future__ import annotations
@@ -18,23 +20,29 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from equipoise.core import Blocks, Params
-from equipoise.environments.dqn_agent import LEARNERS, Learner
-from equipoise.environments.heterogeneity import Floats, Ints, Seen
-from equipoise.environments.q_network import Net, through_relu
+from equipoise.environments.dqn_agent import LEARNERS, Learner, obs_and_next_obs
+from equipoise.environments.heterogeneity import Floats, Ints, Obs
+from equipoise.environments.q_network import Net, relu_backward
 
-LAST = 0.003  # last layers start in U(-LAST, LAST): first actions and values are near zero
-ALPHA = 0.01  # the temperature at first; values are in units of one step's reward
-NARROWEST, WIDEST = -5.0, 2.0  # logarithm of the policy's standard deviation
+OUTPUT_INIT_BOUND = 0.003  # output layers start in U(-0.003, 0.003): first actions are near zero
+INITIAL_ALPHA = 0.01  # initial temperature; values are in units of one step's reward
+LOG_STD_MIN = -5.0
+LOG_STD_MAX = 2.0
 LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
 class ActorCritic(Net):
-    """``w`` is the actor (means, then widths), ``c`` the two critics, which see the action beside the observation."""
+    """An actor ("w", "b": means, then log standard deviations) and two critics ("c", "d").
+
+    The critics' input is the observation and the action.
+    """
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        h, a = self.width, self.outputs
+        """Shapes of all parameters, in the order of the vector: backbone, then head."""
+        h = self.width
+        a = self.outputs
         actor = {"w1": (self.inputs, h), "b1": (h,), "w2": (h, h), "b2": (h,)}
         critics = {"c1": (2, self.inputs + a, h), "d1": (2, 1, h), "c2": (2, h, h), "d2": (2, 1, h)}
         heads = {"w3": (2 * a, h), "b3": (2 * a,), "c3": (2, h, 1), "d3": (2, 1, 1)}
@@ -42,52 +50,65 @@ class ActorCritic(Net):
 
     @property
     def blocks(self) -> Blocks:
+        """Parameter names of backbone and head."""
         names = tuple(self.shapes)
         return {"backbone": names[:8], "head": names[8:]}
 
     @property
     def action_size(self) -> int:
+        """Numbers per action in the replay buffer."""
         return self.outputs
 
     @property
-    def action_draws(self) -> int:
+    def action_noise_dim(self) -> int:
+        """Uniform numbers that one action consumes."""
         return self.outputs
 
     @property
-    def learning_draws(self) -> int:
+    def update_noise_dim(self) -> int:
+        """Uniform numbers per sampled transition: one action at s and one at s'."""
         return 2 * self.outputs
 
     def init(self, u: Tensor) -> Params:
-        fan = {
+        """Initialise one agent's parameters from uniform numbers ``[size]``."""
+        critic_inputs = self.inputs + self.outputs
+        fan_in = {
             "w1": self.inputs,
             "b1": self.inputs,
-            "c1": self.inputs + self.outputs,
-            "d1": self.inputs + self.outputs,
+            "c1": critic_inputs,
+            "d1": critic_inputs,
         }
-        bound = {
-            n: LAST if n.endswith("3") else 1 / math.sqrt(fan.get(n, self.width))
-            for n in self.shapes
-        }
-        drawn = {
-            n: ((2 * u[self.places[n]] - 1) * bound[n]).view(shape)
-            for n, shape in self.shapes.items()
-        }
-        return {**drawn, "log_alpha": torch.full_like(drawn["log_alpha"], math.log(ALPHA))}
+        params = {}
+        for name, shape in self.shapes.items():
+            bound = 1 / math.sqrt(fan_in.get(name, self.width))
+            if name.endswith("3"):
+                bound = OUTPUT_INIT_BOUND
+            params[name] = ((2 * u[self.slices[name]] - 1) * bound).view(shape)
+        params["log_alpha"] = torch.full_like(params["log_alpha"], math.log(INITIAL_ALPHA))
+        return params
 
     def greedy(self, net: Params, x: Tensor) -> Tensor:
-        """tanh of the policy's mean, ``[K, B, actions]``."""
-        return torch.tanh(self.values(net, x)[..., : self.outputs])
+        """Return tanh of the policy's mean, ``[K, B, actions]``."""
+        return torch.tanh(self.forward(net, x)[..., : self.outputs])
 
     def policy(self, net: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log of the standard deviation, before tanh."""
-        return _policy(self.values(net, x))
+        """Return mean and log standard deviation, before tanh."""
+        return _mean_and_log_std(self.forward(net, x))
 
     def sample(self, net: Params, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """a = tanh(mean + std noise) and log pi(a | x) ``[K, B, 1]``."""
-        return squashed(self.values(net, x), noise)
+        """Return a = tanh(mean + std noise) and log pi(a | x) ``[K, B, 1]``."""
+        return squashed_sample(self.forward(net, x), noise)
 
-    def look_at(self, net: Params, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Both hidden layers of both critics at pairs (x, a), and Q_1 and Q_2, ``[2 K, B, ...]``."""
+    def critics_forward_all(self, net: Params, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute hidden layers and outputs of both critics.
+
+        Args:
+            net: Stacked parameters.
+            pair: Observations and actions, ``[K, B, inputs + actions]``.
+
+        Returns:
+            Both hidden layers and Q_1 and Q_2, ``[2 K, B, ...]``.
+        """
         c1, d1, c2, d2, c3, d3 = (
             net[name].flatten(0, 1) for name in ("c1", "d1", "c2", "d2", "c3", "d3")
         )
@@ -95,115 +116,156 @@ class ActorCritic(Net):
         two = torch.baddbmm(d2, one, c2).relu_()
         return one, two, torch.baddbmm(d3, two, c3)
 
-    def judge(self, net: Params, x: Tensor, action: Tensor) -> Tensor:
-        """Q_1 and Q_2 at (x, a), ``[K, 2, B, 1]``."""
-        return _of_each(self.look_at(net, torch.cat([x, action], -1))[2])
+    def critics(self, net: Params, x: Tensor, action: Tensor) -> Tensor:
+        """Compute Q_1 and Q_2 at (x, action), ``[K, 2, B, 1]``."""
+        return _split_critics(self.critics_forward_all(net, torch.cat([x, action], -1))[2])
 
 
-def _of_each(critics: Tensor) -> Tensor:
-    """``[2 K, B, ...]`` as ``[K, 2, B, ...]``."""
-    return critics.view(-1, 2, *critics.shape[1:])
+def _split_critics(stacked: Tensor) -> Tensor:
+    """Return ``[K, 2, B, ...]`` from ``[2 K, B, ...]``."""
+    return stacked.view(-1, 2, *stacked.shape[1:])
 
 
-def _policy(out: Tensor) -> tuple[Tensor, Tensor]:
-    mean, wide = out.chunk(2, -1)
-    return mean, NARROWEST + (WIDEST - NARROWEST) / 2 * (torch.tanh(wide) + 1)
+def _mean_and_log_std(out: Tensor) -> tuple[Tensor, Tensor]:
+    """Split the actor's output; tanh keeps the log standard deviation within its bounds."""
+    mean, raw = out.chunk(2, -1)
+    return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (torch.tanh(raw) + 1)
 
 
-def squashed(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """a and log pi(a) of what the actor puts out."""
-    mean, log_std = _policy(out)
+def squashed_sample(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample actions from the tanh-Gaussian policy.
+
+    Args:
+        out: The actor's output, ``[K, B, 2 actions]``.
+        noise: Standard normal numbers, ``[K, B, actions]``.
+
+    Returns:
+        The action a ``[K, B, actions]`` and log pi(a) ``[K, B, 1]``.
+    """
+    mean, log_std = _mean_and_log_std(out)
     before = mean + log_std.exp() * noise
-    slope = 2 * (
-        math.log(2) - before - softplus(-2 * before)
-    )  # log of tanh's derivative, without overflow
-    log_pi = -0.5 * noise.square() - log_std - 0.5 * LOG_2PI - slope
+    # log(1 - tanh(x)^2), without overflow
+    log_derivative = 2 * (math.log(2) - before - softplus(-2 * before))
+    log_pi = -0.5 * noise.square() - log_std - 0.5 * LOG_2PI - log_derivative
     return torch.tanh(before), log_pi.sum(-1, keepdim=True)
 
 
-def squashed_slope(
-    out: Tensor, noise: Tensor, action: Tensor, by_action: Tensor, by_log_pi: Tensor
+def squashed_sample_backward(
+    out: Tensor, noise: Tensor, action: Tensor, d_action: Tensor, d_log_pi: Tensor
 ) -> Tensor:
-    """Derivative by ``out`` of a loss that has these by a and by log pi(a)."""
-    log_std, tanh = _policy(out)[1], torch.tanh(out.chunk(2, -1)[1])
-    by_before = by_action * (1 - action.square()) + 2 * by_log_pi * action
-    by_log_std = by_before * log_std.exp() * noise - by_log_pi
-    return torch.cat([by_before, (WIDEST - NARROWEST) / 2 * by_log_std * (1 - tanh.square())], -1)
+    """Compute a loss's derivative by `out` from its derivatives by a and by log pi(a)."""
+    _, log_std = _mean_and_log_std(out)
+    tanh = torch.tanh(out.chunk(2, -1)[1])
+    d_mean = d_action * (1 - action.square()) + 2 * d_log_pi * action
+    d_log_std = d_mean * log_std.exp() * noise - d_log_pi
+    d_raw = (LOG_STD_MAX - LOG_STD_MIN) / 2 * d_log_std * (1 - tanh.square())
+    return torch.cat([d_mean, d_raw], -1)
 
 
 class SoftActorCritic(Learner):
-    """Acts at random until warm, then by its policy; actor, critics and temperature learn from the same batch."""
+    """Act at random until `learning_starts`, then by the policy; all parts learn from one batch."""
 
     net: ActorCritic
 
     def _plan_exploration(self, before: Ints, u: Floats) -> None:
-        s, a = self.settings, self.net.outputs
-        draws = u[..., : s.copies * a].reshape(*before.shape, s.copies, a)
-        self.explores = np.broadcast_to((before < s.warmup)[..., None, None], draws.shape)
-        self.anything = 2.0 * draws - 1.0
-        self.noise = normal(draws).to(self.params.dtype)
-        behind = u[..., -s.batch * (1 + 2 * a) : -s.batch].reshape(*before.shape, 2, s.batch, a)
-        self.batch_noise = normal(behind).to(self.params.dtype)
+        """Compute random actions and the noise of actions and batches."""
+        hp = self.hparams
+        a = self.net.outputs
+        draws = u[..., : hp.num_envs * a].reshape(*before.shape, hp.num_envs, a)
+        random_phase = (before < hp.learning_starts)[..., None, None]
+        self.explores = np.broadcast_to(random_phase, draws.shape)
+        self.random_action = 2.0 * draws - 1.0
+        self.noise = standard_normal(draws).to(self.params.dtype)
+        batch_draws = u[..., -hp.batch_size * (1 + 2 * a) : -hp.batch_size]
+        batch_draws = batch_draws.reshape(*before.shape, 2, hp.batch_size, a)
+        self.batch_noise = standard_normal(batch_draws).to(self.params.dtype)
 
-    def act(self, step: int, seen: Seen) -> npt.NDArray[Any]:
-        x = torch.from_numpy(seen).to(self.params.dtype)
-        chosen, _ = self.net.sample(self.views, x, self.noise[:, step])
-        return np.where(self.explores[:, step], self.anything[:, step], chosen.numpy())
+    def act(self, step: int, obs: Obs) -> npt.NDArray[Any]:
+        """Choose actions ``[K, E, actions]``."""
+        x = torch.from_numpy(obs).to(self.params.dtype)
+        sampled, _ = self.net.sample(self.views, x, self.noise[:, step])
+        return np.where(self.explores[:, step], self.random_action[:, step], sampled.numpy())
 
-    def gradient(self, step: int, body: bool) -> None:
-        self.three_losses(self.draw(step), self.batch_noise[:, step])
+    def compute_gradient(self, step: int, body: bool) -> None:
+        """Write the gradients of critics, actor and temperature to :attr:`grad`."""
+        self.compute_gradients(self.sample_batch(step), self.batch_noise[:, step])
 
-    def three_losses(self, batch: Tensor, noise: Tensor) -> None:
-        """Into :attr:`slope`, of each agent, written out (autograd takes twice the time):
+    def compute_gradients(self, batch: Tensor, noise: Tensor) -> None:
+        """Compute the gradients by hand; autograd takes twice the time.
 
-        critics: mean of (Q_j(s, a) - y)^2 / 2, y = R + future (min_j Q'_j(s', a') - alpha log pi(a' | s'));
-        actor: mean of alpha log pi(b | s) - min_j Q_j(s, b); temperature: mean of -log alpha (log pi(b | s) + H), with
-        a', b drawn from pi by ``noise`` ``[K, 2, B, actions]`` and H = -actions.
+        With a', b drawn from pi and H = -actions:
+
+        - critics: mean of (Q_j(s, a) - y)^2 / 2,
+          y = R + bootstrap (min_j Q'_j(s', a') - alpha log pi(a' | s'));
+        - actor: mean of alpha log pi(b | s) - min_j Q_j(s, b);
+        - temperature: mean of -log alpha (log pi(b | s) + H).
+
+        Args:
+            batch: Transitions, ``[K, B, transition_dim]``.
+            noise: Standard normal numbers of a' and b, ``[K, 2, B, actions]``.
         """
-        net, o, size, out = self.net, self.net.inputs, batch.shape[1], self.slope_views
-        state, following, action = batch[..., :o], batch[..., o : 2 * o], batch[..., 2 * o + 2 :]
-        reward, future = batch[..., 2 * o : 2 * o + 1], batch[..., 2 * o + 1 : 2 * o + 2]
+        net = self.net
+        o = net.inputs
+        size = batch.shape[1]
+        obs, next_obs = obs_and_next_obs(net, batch)
+        reward = batch[..., 2 * o : 2 * o + 1]
+        bootstrap = batch[..., 2 * o + 1 : 2 * o + 2]
+        stored_action = batch[..., 2 * o + 2 :]
         alpha = self.views["log_alpha"].exp().unsqueeze(1)
-        one, two, policy = net.look(self.views, torch.cat([state, following], 1))
-        chosen, log_pi = squashed(policy[:, :size], noise[:, 1])
-        ahead, log_ahead = squashed(policy[:, size:], noise[:, 0])
-        goal = reward + future * (
-            net.judge(self.target_views, following, ahead).amin(1) - alpha * log_ahead
+        one, two, policy = net.forward_all(self.views, torch.cat([obs, next_obs], 1))
+        action, log_pi = squashed_sample(policy[:, :size], noise[:, 1])
+        next_action, next_log_pi = squashed_sample(policy[:, size:], noise[:, 0])
+        next_q = net.critics(self.target_views, next_obs, next_action).amin(1)
+        y = reward + bootstrap * (next_q - alpha * next_log_pi)
+        actions = torch.cat([stored_action, action], 1)
+        pairs = torch.cat([torch.cat([obs, obs], 1), actions], -1)
+        d_action = self._critic_gradients(pairs, y)
+        d_policy = squashed_sample_backward(
+            policy[:, :size], noise[:, 1], action, d_action, alpha / size
         )
-        pairs = torch.cat([torch.cat([state, state], 1), torch.cat([action, chosen], 1)], -1)
-        by_chosen = self._critics(pairs, goal)
-        by_policy = squashed_slope(policy[:, :size], noise[:, 1], chosen, by_chosen, alpha / size)
-        net.slope(self.views, state, one[:, :size], two[:, :size], by_policy, out)
-        out["log_alpha"].copy_(net.outputs - log_pi.mean(1))
+        net.backward(self.views, obs, one[:, :size], two[:, :size], d_policy, self.grad_views)
+        self.grad_views["log_alpha"].copy_(net.outputs - log_pi.mean(1))
 
-    def _critics(self, pairs: Tensor, goal: Tensor) -> Tensor:
-        """Their slopes at the remembered pairs (the first half), and the derivative of the actor's loss by b there."""
-        size, c2, c3 = goal.shape[1], *(self.views[name].flatten(0, 1).mT for name in ("c2", "c3"))
-        one, two, value = self.net.look_at(self.views, pairs)
-        both = _of_each(value)
-        error = both[:, :, :size] - goal.unsqueeze(1)
-        least = torch.zeros_like(error).scatter_(1, both[:, :, size:].argmin(1, keepdim=True), -1.0)
-        by_value = torch.cat([error, least], 2).flatten(0, 1) / size
-        by_two = through_relu(torch.bmm(by_value, c3), two)
-        by_one = through_relu(torch.bmm(by_two, c2), one)
+    def _critic_gradients(self, pairs: Tensor, y: Tensor) -> Tensor:
+        """Write the critics' gradients; return the derivative of the actor's loss by b.
+
+        Args:
+            pairs: (s, a) from the buffer, then (s, b), ``[K, 2 B, inputs + actions]``.
+            y: Targets, ``[K, B, 1]``.
+
+        Returns:
+            ``[K, B, actions]``.
+        """
+        size = y.shape[1]
+        c2 = self.views["c2"].flatten(0, 1).mT
+        c3 = self.views["c3"].flatten(0, 1).mT
+        one, two, value = self.net.critics_forward_all(self.views, pairs)
+        both = _split_critics(value)
+        error = both[:, :, :size] - y.unsqueeze(1)
+        # The actor's loss is -min_j Q_j: its derivative is -1 at the smaller critic.
+        smaller = both[:, :, size:].argmin(1, keepdim=True)
+        d_min = torch.zeros_like(error).scatter_(1, smaller, -1.0)
+        d_value = torch.cat([error, d_min], 2).flatten(0, 1) / size
+        d_two = relu_backward(torch.bmm(d_value, c3), two)
+        d_one = relu_backward(torch.bmm(d_two, c2), one)
         inputs = pairs.repeat_interleave(2, 0)
-        for weight, bias, before, slope in (
-            ("c1", "d1", inputs, by_one),
-            ("c2", "d2", one, by_two),
-            ("c3", "d3", two, by_value),
+        for weight, bias, layer_input, derivative in (
+            ("c1", "d1", inputs, d_one),
+            ("c2", "d2", one, d_two),
+            ("c3", "d3", two, d_value),
         ):
-            torch.bmm(
-                before[:, :size].mT, slope[:, :size], out=self.slope_views[weight].flatten(0, 1)
-            )
-            torch.sum(slope[:, :size], 1, keepdim=True, out=self.slope_views[bias].flatten(0, 1))
-        to_action = self.views["c1"].flatten(0, 1)[:, self.net.inputs :].mT
-        return _of_each(torch.bmm(by_one[:, size:], to_action)).sum(1)
+            d_weight = self.grad_views[weight].flatten(0, 1)
+            d_bias = self.grad_views[bias].flatten(0, 1)
+            torch.bmm(layer_input[:, :size].mT, derivative[:, :size], out=d_weight)
+            torch.sum(derivative[:, :size], 1, keepdim=True, out=d_bias)
+        action_weights = self.views["c1"].flatten(0, 1)[:, self.net.inputs :].mT
+        return _split_critics(torch.bmm(d_one[:, size:], action_weights)).sum(1)
 
 
-def normal(draws: Floats) -> Tensor:
-    """Standard normal numbers from uniform ones."""
-    found: Tensor = torch.special.ndtri(torch.from_numpy(draws.clip(1e-12, 1 - 1e-12)))
-    return found
+def standard_normal(draws: Floats) -> Tensor:
+    """Turn uniform numbers into standard normal ones (inverse distribution function)."""
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(draws.clip(1e-12, 1 - 1e-12)))
+    return normal
 
 
 LEARNERS[ActorCritic] = SoftActorCritic

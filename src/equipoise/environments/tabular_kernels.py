@@ -1,10 +1,15 @@
-"""Compiled local periods of federated Q-learning: steps one after another, simulations x agents in parallel.
+"""Compiled local steps and averages of federated Q-learning.
 
-A walker is one agent of one simulation (number agent * sims + simulation: the clients' axis leads, as everywhere);
-its table is one row of q[walkers, S, A], agent[walker] names its policy and env[walker] its MDP. Random numbers are a
-hash of (seed, simulation, agent, stream, step), so that neither threads nor the cut into periods can change a result.
-Only `nnan` and `nsz` are relaxed (they let row maxima vectorise and change no finite value): sums keep their order.
+A walker is one agent in one simulation; its number is agent * sims + simulation. Its table is a row
+of q ``[walkers, S, A]``; agent[walker] selects its policy and env[walker] its MDP. Walkers run in
+parallel, the steps of a walker one after another.
+
+Random numbers are a hash of (seed, simulation, agent, stream, step), so that neither threads nor
+the split into rounds change a result. Only the fast-math flags `nnan` and `nsz` are set: they let
+row maxima vectorise and change no finite value, and sums keep their order.
 """
+
+# mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
 
@@ -16,32 +21,36 @@ from numba import njit, prange
 
 from equipoise.environments.tabular_mdp import Floats
 
-# mypy: disallow-untyped-decorators=False
-
-
 Words = npt.NDArray[np.uint64]
-Counts = npt.NDArray[np.int64]
 
-_GOLDEN = np.uint64(
-    0x9E3779B97F4A7C15
-)  # the increment and mixer of SplitMix64 (Steele, Lea, Flood 2014)
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_R27, _R30, _R31, _R32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+# Increment and mixer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_R27 = np.uint64(27)
+_R30 = np.uint64(30)
+_R31 = np.uint64(31)
+_R32 = np.uint64(32)
 _LOW32 = np.uint64(0xFFFFFFFF)
-_MAX_ORDERED = {"nnan", "nsz"}
-_LANES = 8  # walkers interleaved in one loop: their chains of loads overlap
-_CHUNKS = 64  # units of parallel work; fixed, so that scheduling never touches a result
+_FASTMATH = {"nnan", "nsz"}
+_LANES = 8  # walkers interleaved in one loop, so that their memory loads overlap
+_CHUNKS = 64  # units of parallel work; fixed, so that scheduling does not change a result
+_UNDERFLOW = 745.2  # exp(-745.2) is 0 in float64
+_BLOCK = 512  # entries of one unit of parallel work in averages; they stay in the cache
 
 
-class Alias(NamedTuple):
-    """Alias tables of a stack of distributions [..., n]: one draw, one comparison, two possible outcomes per cell."""
+class AliasTables(NamedTuple):
+    """Alias tables of distributions ``[..., n]``: sampling is one draw and one comparison."""
 
-    threshold: npt.NDArray[np.uint32]  # [..., cells]: below it (of 2^32) the first outcome
-    outcome: npt.NDArray[np.uint32]  # [..., cells, 2]
+    threshold: npt.NDArray[np.uint32]
+    """``[..., cells]``: Below it (of 2^32) the first outcome is drawn, else the second."""
+    outcome: npt.NDArray[np.uint32]
+    """``[..., cells, 2]``: The two possible outcomes of a cell."""
 
 
 @njit(inline="always")
 def _mix(x):  # type: ignore[no-untyped-def]
+    """Mix the bits of x (SplitMix64)."""
     x = (x ^ (x >> _R30)) * _M1
     x = (x ^ (x >> _R27)) * _M2
     return x ^ (x >> _R31)
@@ -49,7 +58,10 @@ def _mix(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def stream_keys(seed: int, stream: int, agents: int, sims: int) -> Words:
-    """One key per walker; draw number t of the stream is mix(key + (t + 1) * golden), as in `runtime.random`."""
+    """Return one key per walker, ``[agents * sims]``.
+
+    Draw number t of a stream is mix(key + (t + 1) * golden), as in `equipoise.utils.rng`.
+    """
     keys = np.empty(agents * sims, np.uint64)
     root = _mix(_mix(np.uint64(seed) + _GOLDEN) ^ np.uint64(stream))
     for k in range(agents):
@@ -60,33 +72,41 @@ def stream_keys(seed: int, stream: int, agents: int, sims: int) -> Words:
 
 
 def skip_draws(keys: Words, draws: npt.NDArray[np.int64]) -> Words:
-    """Keys whose next draw is number `draws` of the stream."""
+    """Return keys whose next draw is number `draws` of the stream."""
     return keys + draws.astype(np.uint64) * _GOLDEN
 
 
-def alias_tables(p: Floats) -> Alias:
-    """Alias tables over the support of every distribution in p[..., n]; probabilities are exact to about 2^-32."""
+def alias_tables(p: Floats) -> AliasTables:
+    """Build alias tables of distributions ``[..., n]``; probabilities are exact to about 2^-32."""
     rows = np.ascontiguousarray(p.reshape(-1, p.shape[-1]))
     cells = int((rows > 0).sum(axis=1).max())
     threshold, outcome = _vose(rows, cells)
-    return Alias(threshold.reshape(*p.shape[:-1], cells), outcome.reshape(*p.shape[:-1], cells, 2))
+    return AliasTables(
+        threshold.reshape(*p.shape[:-1], cells), outcome.reshape(*p.shape[:-1], cells, 2)
+    )
 
 
 @njit(cache=True)
 def _vose(rows, cells):  # type: ignore[no-untyped-def]
+    """Build alias tables over the support of every row by Vose's algorithm (1991)."""
     threshold = np.empty((len(rows), cells), np.uint32)
     outcome = np.empty((len(rows), cells, 2), np.uint32)
-    mass, label = np.empty(cells), np.empty(cells, np.uint32)
-    small, large = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    mass = np.empty(cells)
+    label = np.empty(cells, np.uint32)
+    small = np.empty(cells, np.int64)
+    large = np.empty(cells, np.int64)
     for row in range(len(rows)):
         used = 0
         for j in range(rows.shape[1]):
             if rows[row, j] > 0:
-                mass[used], label[used] = rows[row, j] * cells, j
+                mass[used] = rows[row, j] * cells
+                label[used] = j
                 used += 1
         for j in range(used, cells):
-            mass[j], label[j] = 0.0, label[0]
-        n_small, n_large = 0, 0
+            mass[j] = 0.0
+            label[j] = label[0]
+        n_small = 0
+        n_large = 0
         for j in range(cells):
             outcome[row, j, 0] = label[j]
             outcome[row, j, 1] = label[j]
@@ -99,7 +119,8 @@ def _vose(rows, cells):  # type: ignore[no-untyped-def]
                 n_large += 1
         while n_small > 0 and n_large > 0:
             n_small -= 1
-            lesser, greater = small[n_small], large[n_large - 1]
+            lesser = small[n_small]
+            greater = large[n_large - 1]
             threshold[row, lesser] = min(np.int64(mass[lesser] * 2.0**32 + 0.5), np.int64(_LOW32))
             outcome[row, lesser, 1] = label[greater]
             mass[greater] -= 1.0 - mass[lesser]
@@ -110,48 +131,48 @@ def _vose(rows, cells):  # type: ignore[no-untyped-def]
     return threshold, outcome
 
 
-@njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
+@njit(cache=True, parallel=True, fastmath=_FASTMATH)
 def walk_fixed(  # type: ignore[no-untyped-def]
     q, counts, position, agent, env, key, action, threshold, outcome, reward, discount, steps, eta
 ):
-    """`steps` updates of every walker under deterministic policies action[k, s]; q, counts and position change.
+    """Take `steps` updates of every walker under deterministic policies action[k, s].
 
-    An agent that always plays a(s) changes one entry per row, so the maximum over the others is a constant of the
-    period, and a step is one table look-up, one comparison and one multiply-add.
+    q, counts and position change in place. An agent that always plays a(s) changes one entry per
+    row, so the maximum over the other entries is constant during the call. A step is then one table
+    look-up, one comparison and one multiply-add.
     """
     walkers, S, A = q.shape
     cells = threshold.shape[3]
-    keep, width, S_ = 1.0 - eta, np.uint64(cells), np.uint64(S)
+    keep = 1.0 - eta
+    width = np.uint64(cells)
+    S_ = np.uint64(S)
     groups = (walkers + _LANES - 1) // _LANES
     for chunk in prange(_CHUNKS):
-        own, others, pay, gamma = (
-            np.empty(_LANES * S),
-            np.empty(_LANES * S),
-            np.empty(_LANES * S),
-            np.empty(_LANES * S),
-        )
+        own = np.empty(_LANES * S)  # Q(s, a(s))
+        others = np.empty(_LANES * S)  # max over the other actions
+        pay = np.empty(_LANES * S)
+        gamma = np.empty(_LANES * S)
         visits = np.empty(_LANES * S, np.int64)
-        limit, target = (
-            np.empty(_LANES * S * cells, np.uint64),
-            np.empty(_LANES * S * cells * 2, np.uint64),
-        )
-        at, clock = np.empty(_LANES, np.uint64), np.empty(_LANES, np.uint64)
+        limit = np.empty(_LANES * S * cells, np.uint64)
+        target = np.empty(_LANES * S * cells * 2, np.uint64)
+        at = np.empty(_LANES, np.uint64)
+        clock = np.empty(_LANES, np.uint64)
         for group in range(chunk * groups // _CHUNKS, (chunk + 1) * groups // _CHUNKS):
             low = group * _LANES
             lanes = min(_LANES, walkers - low)
             for lane in range(lanes):
                 walker = low + lane
-                e, k = env[walker], agent[walker]
+                e = env[walker]
+                k = agent[walker]
                 at[lane] = np.uint64(position[walker] + lane * S)
                 clock[lane] = key[walker]
                 for s in range(S):
-                    a, i = action[k, s], lane * S + s
-                    own[i], pay[i], gamma[i], visits[i] = (
-                        q[walker, s, a],
-                        reward[e, s, a],
-                        discount[e, s],
-                        0,
-                    )
+                    a = action[k, s]
+                    i = lane * S + s
+                    own[i] = q[walker, s, a]
+                    pay[i] = reward[e, s, a]
+                    gamma[i] = discount[e, s]
+                    visits[i] = 0
                     best = -np.inf
                     for b in range(a):
                         best = max(best, q[walker, s, b])
@@ -161,9 +182,8 @@ def walk_fixed(  # type: ignore[no-untyped-def]
                     for c in range(cells):
                         limit[i * cells + c] = threshold[e, s, a, c]
                         for side in range(2):
-                            target[(i * cells + c) * 2 + side] = outcome[
-                                e, s, a, c, side
-                            ] + np.uint64(lane * S)
+                            state = outcome[e, s, a, c, side] + np.uint64(lane * S)
+                            target[(i * cells + c) * 2 + side] = state
             for _ in range(steps):
                 for lane in range(np.uint64(lanes)):
                     clock[lane] += _GOLDEN
@@ -183,7 +203,7 @@ def walk_fixed(  # type: ignore[no-untyped-def]
                     counts[walker, s, a] += visits[lane * S + s]
 
 
-@njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
+@njit(cache=True, parallel=True, fastmath=_FASTMATH)
 def walk_random(  # type: ignore[no-untyped-def]
     q,
     counts,
@@ -201,15 +221,23 @@ def walk_random(  # type: ignore[no-untyped-def]
     steps,
     eta,
 ):
-    """The same under stochastic policies; a row's maximum is carried along and recomputed only when it fell."""
+    """Take `steps` updates of every walker under stochastic policies (as alias tables).
+
+    q, counts and position change in place. A row's maximum is carried along and recomputed only
+    when its largest entry fell.
+    """
     walkers, S, A = q.shape
-    options, cells = np.uint64(choice_limit.shape[2]), np.uint64(threshold.shape[3])
+    options = np.uint64(choice_limit.shape[2])
+    cells = np.uint64(threshold.shape[3])
     keep = 1.0 - eta
     for chunk in prange(_CHUNKS):
         best = np.empty(S)
         for walker in range(chunk * walkers // _CHUNKS, (chunk + 1) * walkers // _CHUNKS):
-            table, visits = q[walker], counts[walker]
-            e, k, s = env[walker], agent[walker], np.uint64(position[walker])
+            table = q[walker]
+            visits = counts[walker]
+            e = env[walker]
+            k = agent[walker]
+            s = np.uint64(position[walker])
             for row in range(S):
                 best[row] = _row_max(table, row, A)
             for t in range(1, steps + 1):
@@ -231,13 +259,15 @@ def walk_random(  # type: ignore[no-untyped-def]
             position[walker] = np.int64(s)
 
 
-@njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
+@njit(cache=True, parallel=True, fastmath=_FASTMATH)
 def sweep(q, env, key, threshold, outcome, reward, discount, steps, eta):  # type: ignore[no-untyped-def]
-    """`steps` synchronous updates (FedSynQ): each step samples every state-action pair once from the model."""
+    """Take `steps` synchronous updates (FedSynQ), which sample every state-action pair once."""
     walkers, S, A = q.shape
-    cells, keep = np.uint64(threshold.shape[3]), 1.0 - eta
+    cells = np.uint64(threshold.shape[3])
+    keep = 1.0 - eta
     for walker in prange(walkers):
-        table, e = q[walker], env[walker]
+        table = q[walker]
+        e = env[walker]
         ahead = np.empty(S)
         clock = key[walker]
         for _ in range(steps):
@@ -252,16 +282,19 @@ def sweep(q, env, key, threshold, outcome, reward, discount, steps, eta):  # typ
                     table[s, a] = keep * table[s, a] + eta * (reward[e, s, a] + ahead[s2])
 
 
-@njit(cache=True, parallel=True, fastmath=_MAX_ORDERED)
-def contrast(q, reference, env, key, threshold, outcome, discount, samples):  # type: ignore[no-untyped-def]
-    """q becomes what two tables differ by after a backup: the mean of discount(s') (max q - max reference) over s'.
+@njit(cache=True, parallel=True, fastmath=_FASTMATH)
+def backup_difference(  # type: ignore[no-untyped-def]
+    q, reference, env, key, threshold, outcome, discount, samples
+):
+    """Replace q by the difference of two backups: mean of discount(s') (max q - max reference).
 
-    Every state-action pair is sampled so often from the model, the same samples for both tables.
+    Every state-action pair is sampled `samples` times, with the same s' for both tables.
     """
     walkers, S, A = q.shape
     cells = np.uint64(threshold.shape[3])
     for walker in prange(walkers):
-        table, e = q[walker], env[walker]
+        table = q[walker]
+        e = env[walker]
         ahead = np.empty(S)
         clock = key[walker]
         for s in range(S):
@@ -273,41 +306,39 @@ def contrast(q, reference, env, key, threshold, outcome, discount, samples):  # 
                     clock += _GOLDEN
                     x = _mix(clock)
                     cell = ((x >> _R32) * cells) >> _R32
-                    table[s, a] += ahead[
-                        outcome[e, s, a, cell, np.uint64((x & _LOW32) >= threshold[e, s, a, cell])]
-                    ]
+                    s2 = outcome[e, s, a, cell, np.uint64((x & _LOW32) >= threshold[e, s, a, cell])]
+                    table[s, a] += ahead[s2]
         table /= samples
 
 
 @njit(inline="always")
 def _row_max(table, s, A):  # type: ignore[no-untyped-def]
+    """Return the maximum of a row."""
     best = table[s, 0]
     for a in range(1, A):
         best = max(best, table[s, a])
     return best
 
 
-# mypy: disallow-untyped-decorators=False
-
-
-_UNDERFLOW = 745.2  # exp(-745.2) is 0 in float64
-_BLOCK = 512  # entries that one unit of parallel work carries through all agents, within the cache
-
-
 def decay_powers(eta: float, longest: int) -> Floats:
-    """(1 - eta)^n for n = 0, 1, ... up to `longest`, or to the first that underflows and stands for the rest."""
+    """Return (1 - eta)^n for n = 0, ..., `longest`.
+
+    The array ends at the first power that underflows; it stands for all higher ones.
+    """
     rate = -np.log1p(-eta)
-    powers: Floats = np.exp(-rate * np.arange(min(longest, int(np.ceil(_UNDERFLOW / rate))) + 1))
+    last = min(longest, int(np.ceil(_UNDERFLOW / rate)))
+    powers: Floats = np.exp(-rate * np.arange(last + 1))
     return powers
 
 
 @njit(cache=True, parallel=True)
 def average_equal(q):  # type: ignore[no-untyped-def]
-    """EqAvg: the plain mean."""
+    """EqAvg: return the plain mean of q ``[K, entries]``."""
     K, entries = q.shape
     out = np.zeros(entries)
     for block in prange((entries + _BLOCK - 1) // _BLOCK):
-        low, high = block * _BLOCK, min(entries, (block + 1) * _BLOCK)
+        low = block * _BLOCK
+        high = min(entries, (block + 1) * _BLOCK)
         for k in range(K):
             for i in range(low, high):
                 out[i] += q[k, i]
@@ -318,19 +349,24 @@ def average_equal(q):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, parallel=True)
 def average_importance(q, counts, powers):  # type: ignore[no-untyped-def]
-    """ImAvg: weights (1 - eta)^(-N), as (1 - eta)^(N_max - N): the softmax of -N log(1 - eta), free of overflow."""
+    """ImAvg: return the mean with weights (1 - eta)^(-N).
+
+    Weights are scaled to (1 - eta)^(N_max - N): the softmax of -N log(1 - eta), without overflow.
+    """
     K, entries = q.shape
     last = len(powers) - 1
     out = np.zeros(entries)
     for block in prange((entries + _BLOCK - 1) // _BLOCK):
-        low, high = block * _BLOCK, min(entries, (block + 1) * _BLOCK)
-        most, total = np.zeros(_BLOCK, np.int64), np.zeros(_BLOCK)
+        low = block * _BLOCK
+        high = min(entries, (block + 1) * _BLOCK)
+        n_max = np.zeros(_BLOCK, np.int64)
+        total = np.zeros(_BLOCK)
         for k in range(K):
             for i in range(low, high):
-                most[i - low] = max(most[i - low], counts[k, i])
+                n_max[i - low] = max(n_max[i - low], counts[k, i])
         for k in range(K):
             for i in range(low, high):
-                w = powers[min(most[i - low] - counts[k, i], last)]
+                w = powers[min(n_max[i - low] - counts[k, i], last)]
                 total[i - low] += w
                 out[i] += w * q[k, i]
         for i in range(low, high):
@@ -340,18 +376,21 @@ def average_importance(q, counts, powers):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, parallel=True)
 def average_targets(evidence, counts, current, powers):  # type: ignore[no-untyped-def]
-    """TaAvg (ours): the mean targets that the agents saw, weighted by what each is worth, applied to the current table.
+    """TaAvg: apply the agents' mean targets to the current table, weighted by their sample sizes.
 
-    An agent that started from a table q0 and visited an entry N times holds q = d q0 + (1 - d) T with d = (1 - eta)^N
-    and T its discounted mean target, of effective sample size proportional to (1 - d) / (1 + d). Its evidence is
-    q - d q0 = (1 - d) T. Entries that nobody visited keep their current value.
+    An agent that started from q0 and visited an entry N times holds q = d q0 + (1 - d) T with
+    d = (1 - eta)^N and T its discounted mean target, whose effective sample size is proportional to
+    (1 - d) / (1 + d). Its evidence is q - d q0 = (1 - d) T. Entries that no agent visited keep
+    their current value.
     """
     K, entries = evidence.shape
     last = len(powers) - 1
     out = np.zeros(entries)
     for block in prange((entries + _BLOCK - 1) // _BLOCK):
-        low, high = block * _BLOCK, min(entries, (block + 1) * _BLOCK)
-        total, moved = np.zeros(_BLOCK), np.zeros(_BLOCK)
+        low = block * _BLOCK
+        high = min(entries, (block + 1) * _BLOCK)
+        total = np.zeros(_BLOCK)
+        moved = np.zeros(_BLOCK)
         for k in range(K):
             for i in range(low, high):
                 d = powers[min(counts[k, i], last)]
@@ -361,9 +400,8 @@ def average_targets(evidence, counts, current, powers):  # type: ignore[no-untyp
                 out[i] += w * evidence[k, i]
         for i in range(low, high):
             if total[i - low] > 0.0:
-                out[i] = (1.0 - moved[i - low] / total[i - low]) * current[i] + out[i] / total[
-                    i - low
-                ]
+                stay = 1.0 - moved[i - low] / total[i - low]
+                out[i] = stay * current[i] + out[i] / total[i - low]
             else:
                 out[i] = current[i]
     return out

@@ -1,4 +1,8 @@
-"""Federated tabular Q-learning as a task: every client is an agent with a table of its own."""
+"""Federated tabular Q-learning as a task: every client is an agent with its own table.
+
+`fit` takes `epochs` as local steps and `lr` as the learning rate eta. All simulations of a run are
+one model q ``[sims, S, A]`` in float64; they share nothing but the settings.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,21 @@ from equipoise.core import (
     TrainingConfig,
     option,
 )
-from equipoise.environments.agent_task import Agents
+from equipoise.environments.agent_task import RLTask
 from equipoise.environments.tabular_mdp import (
+    BEHAVIOURS,
     DEFAULT_GAMMA,
-    POLICIES,
     Floats,
     TabularMDP,
-    behaviour,
+    behaviour_policies,
     make_mdp,
-    perturbed,
+    perturb,
 )
-from equipoise.environments.theory import coverage
+from equipoise.environments.theory import coverage, occupancy
 from equipoise.utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from equipoise.environments.tabular_q import Problem
+    from equipoise.environments.tabular_q import TabularProblem
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class TabularConfig(Options):
     agents: int = option(20, "agents (clients)", low=1)
     sims: int = option(100, "independent simulations, side by side in one run", low=1)
     gamma: float = option(DEFAULT_GAMMA, "discount of a later reward", above=0, below=1)
-    behaviour: str = option("epsilon", "how agents behave", choices=POLICIES)
+    behaviour: str = option("epsilon", "how agents behave", choices=BEHAVIOURS)
     epsilon: float = option(
         0.5,
         "behaviour epsilon: chance of a random action instead of the agent's own one",
@@ -57,12 +61,17 @@ class TabularConfig(Options):
     random_q0: bool = option(False, "start each agent from its own random table instead of zero")
 
 
-class TabularTask(Agents):
-    """Scores, means over simulations: `error` is (1 - gamma) max |Q - Q*|, `visited` (1 - gamma) times the mean of
+class TabularTask(RLTask):
+    """Tabular agents. Scores are means over simulations.
 
-    |Q - Q*| over the steps of a long trajectory under the agent's policy (the server's: under all of them).
+    - `error`: (1 - gamma) max |Q - Q*|;
+    - `visited`: (1 - gamma) times the mean of |Q - Q*| over the steps of a long trajectory under
+      the agent's policy (for the server: under all agents' policies).
 
-    A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation they are the same.
+    A client's Q* is that of its own MDP, the server's that of the mean MDP; without perturbation
+    they are the same.
+
+    Numba is optional: `tabular_q` is imported only where it is used.
     """
 
     learner_kind: ClassVar[str] = "tabular"
@@ -72,54 +81,74 @@ class TabularTask(Agents):
     def __init__(
         self, name: str, mdp: TabularMDP, config: TabularConfig, training: TrainingConfig, seed: int
     ) -> None:
-        self.name, self.config, self.training, self.seed = name, config, training, seed
-        self.num_clients, self.blocks = config.agents, {"backbone": ("q",), "head": ()}
-        self.policies = behaviour(config.behaviour, mdp, config.agents, config.epsilon)
+        """Create the task.
+
+        Args:
+            name: Name of the task.
+            mdp: The common MDP, before perturbation.
+            config: Options of the agents.
+            training: Defaults of local training.
+            seed: Seed of perturbations and initial states.
+        """
+        self.name = name
+        self.config = config
+        self.training = training
+        self.seed = seed
+        self.num_clients = config.agents
+        self.blocks = {"backbone": ("q",), "head": ()}
+        self.policies = behaviour_policies(config.behaviour, mdp, config.agents, config.epsilon)
         self.mdps = [mdp]
+        self.mdp = mdp
         if config.perturbation:
             self.mdps = [
-                perturbed(mdp, seed * config.agents + k, config.perturbation)
+                perturb(mdp, seed * config.agents + k, config.perturbation)
                 for k in range(config.agents)
             ]
-        self.mdp = mdp if len(self.mdps) == 1 else _mean(self.mdps)
+        if len(self.mdps) > 1:
+            self.mdp = _mean_mdp(self.mdps)
 
     @cached_property
-    def walks(self) -> Problem:
-        """Agents on their own trajectories."""
-        from equipoise.environments.tabular_q import Problem
+    def trajectory_problem(self) -> TabularProblem:
+        """Agents that follow their own trajectories."""
+        from equipoise.environments.tabular_q import TabularProblem
 
-        return Problem(self.mdps, self.num_clients, self.policies)
+        return TabularProblem(self.mdps, self.num_clients, self.policies)
 
     @cached_property
-    def sweeps(self) -> Problem:
+    def generative_problem(self) -> TabularProblem:
         """Agents that sample every state-action pair from a generative model (FedSynQ)."""
-        from equipoise.environments.tabular_q import Problem
+        from equipoise.environments.tabular_q import TabularProblem
 
-        return Problem(self.mdps, self.num_clients)
+        return TabularProblem(self.mdps, self.num_clients)
 
     def init_params(self, seed: int) -> Params:
-        from equipoise.environments.tabular_q import initial_tables
+        """Return the mean of the agents' initial tables, ``[sims, S, A]``."""
+        from equipoise.environments.tabular_q import initial_q
 
-        tables = initial_tables(self.walks, self.config.sims, seed, self.config.random_q0)
+        problem = self.trajectory_problem
+        tables = initial_q(problem, self.config.sims, seed, self.config.random_q0)
         return {"q": torch.from_numpy(tables.mean(axis=0))}
 
     def init_data_state(self, ids: Tensor) -> State:
-        from equipoise.environments.tabular_q import start_positions
+        """Return positions, steps taken and visit counts of agents that have not acted."""
+        from equipoise.environments.tabular_q import initial_states
 
-        position = torch.from_numpy(start_positions(self.walks, self.config.sims, self.seed))[ids]
-        shape = (len(ids), self.config.sims, self.mdp.states, self.mdp.actions)
+        positions = initial_states(self.trajectory_problem, self.config.sims, self.seed)
+        shape = (len(ids), self.config.sims, self.mdp.num_states, self.mdp.num_actions)
         return {
-            "position": position,
+            "position": torch.from_numpy(positions)[ids],
             "taken": torch.zeros_like(ids),
             "visits": torch.zeros(shape, dtype=torch.int64),
         }
 
     def check_method(self, method: Method) -> None:
-        """Tables have no loss: a method that trains, or decides how to train, by one cannot work."""
-        if (
-            method.overridden_hooks & {"train", "configure_training"}
-            and method.learner_kind != self.learner_kind
-        ):
+        """Refuse methods that train by a loss: tables have none.
+
+        Raises:
+            UsageError: If the method does not suit.
+        """
+        trains_itself = method.overridden_hooks & {"train", "configure_training"}
+        if trains_itself and method.learner_kind != self.learner_kind:
             raise UsageError(
                 f"{method.name} trains on a loss, and task '{self.name}' has none: try fedasynq-im"
             )
@@ -127,82 +156,99 @@ class TabularTask(Agents):
     def fit_stack(
         self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        """Trajectories go on from `source`, which also gives back the visits of this call."""
+        """Continue the agents' trajectories; the new state holds the visits of this call.
+
+        With "synchronous" in ``aux`` agents sample a generative model; with "backup" see
+        `_sampled_backup`.
+
+        Raises:
+            UsageError: If the request has a loss.
+        """
         from equipoise.environments import tabular_q
 
         if request.proximal or request.grad_correction or request.loss:
             raise UsageError(
-                f"task '{self.name}' updates tables, not a loss: choose a method without a loss of its own"
+                f"task '{self.name}' updates tables, not a loss: "
+                "choose a method without a loss of its own"
             )
-        tabular_q.use_threads(torch.get_num_threads())
+        tabular_q.set_num_threads(torch.get_num_threads())
         if "backup" in request.aux:
-            return self._back_up(ids, request, source, rng)
-        problem = self.sweeps if "synchronous" in request.aux else self.walks
-        q, position = (
-            value.contiguous().clone().numpy()
-            for value in (request.params["q"], source["position"])
-        )
+            return self._sampled_backup(ids, request, source, rng)
+        synchronous = "synchronous" in request.aux
+        problem = self.generative_problem if synchronous else self.trajectory_problem
+        q = request.params["q"].contiguous().clone().numpy()
+        position = source["position"].contiguous().clone().numpy()
         visits = np.zeros(q.shape, np.int64)
-        steps, rates, agents, taken = (
-            value.numpy() for value in (request.epochs, request.lr, ids, source["taken"])
-        )
+        steps = request.epochs.numpy()
+        rates = request.lr.numpy()
+        agents = ids.numpy()
+        taken = source["taken"].numpy()
+        # The kernels take one number of steps and one rate: one call per distinct pair.
         for tau, eta in sorted(set(zip(steps.tolist(), rates.tolist(), strict=True))):
-            tabular_q.check_rates(eta, tau)
-            who = np.flatnonzero((steps == tau) & (rates == eta))
-            if len(who) == len(agents):
+            tabular_q.check_step_options(eta, tau)
+            rows = np.flatnonzero((steps == tau) & (rates == eta))
+            if len(rows) == len(agents):  # no copies in the usual case
                 tabular_q.advance(problem, agents, q, visits, position, taken, rng.seed, eta, tau)
                 break
-            some, seen, at = q[who], visits[who], position[who]
-            tabular_q.advance(problem, agents[who], some, seen, at, taken[who], rng.seed, eta, tau)
-            q[who], visits[who], position[who] = some, seen, at
-        after = {"position": position, "taken": taken + steps, "visits": visits}
-        return (
-            {"q": torch.from_numpy(q)},
-            {},
-            {name: torch.from_numpy(value) for name, value in after.items()},
-        )
+            group = (q[rows], visits[rows], position[rows])
+            tabular_q.advance(problem, agents[rows], *group, taken[rows], rng.seed, eta, tau)
+            q[rows], visits[rows], position[rows] = group
+        after = {
+            "position": torch.from_numpy(position),
+            "taken": torch.from_numpy(taken + steps),
+            "visits": torch.from_numpy(visits),
+        }
+        return {"q": torch.from_numpy(q)}, {}, after
 
-    def _back_up(
+    def _sampled_backup(
         self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        """No steps: one backup of the table, less that of ``reference`` where given; `epochs` samples of each pair."""
+        """Compute one Bellman backup of the table from `epochs` samples of each pair.
+
+        With "reference" in ``aux`` the backup of that table, from the same samples, is subtracted.
+        """
         from equipoise.environments.tabular_q import sampled_backup
 
-        tables = [
-            request.params["q"],
-            *(request.aux[name] for name in ("reference",) if name in request.aux),
-        ]
-        stacks, taken = [table.contiguous().numpy() for table in tables], source["taken"].numpy()
-        found = np.empty_like(stacks[0])
+        tables = [request.params["q"]]
+        if "reference" in request.aux:
+            tables.append(request.aux["reference"])
+        stacks = [table.contiguous().numpy() for table in tables]
+        taken = source["taken"].numpy()
+        backup = np.empty_like(stacks[0])
         for samples in sorted(set(request.epochs.tolist())):
-            who = np.flatnonzero(request.epochs.numpy() == samples)
-            own = [stack[who] for stack in stacks]
-            found[who] = sampled_backup(
-                self.sweeps, ids.numpy()[who], own, taken[who], rng.seed, samples
+            rows = np.flatnonzero(request.epochs.numpy() == samples)
+            backup[rows] = sampled_backup(
+                self.generative_problem,
+                ids.numpy()[rows],
+                [stack[rows] for stack in stacks],
+                taken[rows],
+                rng.seed,
+                samples,
             )
-        return (
-            {"q": torch.from_numpy(found)},
-            {},
-            source | {"taken": source["taken"] + request.epochs},
-        )
+        after = source | {"taken": source["taken"] + request.epochs}
+        return {"q": torch.from_numpy(backup)}, {}, after
 
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
-        own = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars
-        return self._scores(params["q"], own[:, None], self._visits[ids][:, None])
+        """Score agents' tables ``[K, sims, S, A]`` against their own Q*."""
+        q_star = self._q_stars[ids] if len(self.mdps) > 1 else self._q_stars
+        return self._scores(params["q"], q_star[:, None], self._occupancy[ids][:, None])
 
     def evaluate_server(self, stack: Params, split: str) -> Params:
-        return self._scores(stack["q"], torch.from_numpy(self.mdp.q_star), self._visits.mean(0))
+        """Score tables ``[M, sims, S, A]`` against the Q* of the mean MDP."""
+        q_star = torch.from_numpy(self.mdp.q_star)
+        return self._scores(stack["q"], q_star, self._occupancy.mean(0))
 
     def has_split(self, split: str) -> bool:
+        """Return True for "test" alone."""
         return split == "test"
 
     def summary(self, params: Params) -> State:
-        """The yardstick of the final table, and what the theory says of these agents."""
-        gaps = self._gaps(params["q"], torch.from_numpy(self.mdp.q_star))
+        """Return the final error over simulations and the coverage that the theory depends on."""
+        errors = self._max_errors(params["q"], torch.from_numpy(self.mdp.q_star))
         cover = coverage(self.mdp, self.policies)
         return {
-            "error": float(gaps.mean()),
-            "error_std": float(gaps.std(correction=0)),
+            "error": float(errors.mean()),
+            "error_std": float(errors.std(correction=0)),
             "coverage": {
                 "mu_min": cover.mu_min,
                 "mu_avg": cover.mu_avg,
@@ -213,39 +259,43 @@ class TabularTask(Agents):
 
     @cached_property
     def _q_stars(self) -> Tensor:
+        """Q* of each MDP, ``[1 or K, S, A]``."""
         return torch.from_numpy(np.stack([mdp.q_star for mdp in self.mdps]))
 
-    def _gaps(self, q: Tensor, q_star: Tensor) -> Tensor:
+    @cached_property
+    def _occupancy(self) -> Tensor:
+        """Each agent's long-run shares of steps, ``[K, S, A]``; equal agents share one result."""
+        mdps = self.mdps * self.num_clients if len(self.mdps) == 1 else self.mdps
+        cache: dict[tuple[int, bytes], Floats] = {}
+        shares = []
+        for mdp, policy in zip(mdps, self.policies, strict=True):
+            key = (id(mdp), policy.tobytes())
+            if key not in cache:
+                cache[key] = occupancy(mdp, policy)
+            shares.append(cache[key])
+        return torch.from_numpy(np.stack(shares))
+
+    def _max_errors(self, q: Tensor, q_star: Tensor) -> Tensor:
+        """Return (1 - gamma) max |Q - Q*|."""
         return (1.0 - self.mdp.gamma) * (q - q_star).abs().amax(dim=(-2, -1))
 
-    @cached_property
-    def _visits(self) -> Tensor:
-        """Each agent's long-run shares of steps, ``[K, S, A]``."""
-        from equipoise.environments.theory import occupancy
-
-        mdps = self.mdps * self.num_clients if len(self.mdps) == 1 else self.mdps
-        known: dict[tuple[int, bytes], Floats] = {}
-        for mdp, policy in zip(mdps, self.policies, strict=True):
-            if (id(mdp), policy.tobytes()) not in known:
-                known[id(mdp), policy.tobytes()] = occupancy(mdp, policy)
-        each = [
-            known[id(mdp), policy.tobytes()]
-            for mdp, policy in zip(mdps, self.policies, strict=True)
-        ]
-        return torch.from_numpy(np.stack(each))
-
     def _scores(self, q: Tensor, q_star: Tensor, visits: Tensor) -> Params:
-        """Means over simulations of the largest gap, and of the mean gap over the steps of those who act."""
-        mean = (1.0 - self.mdp.gamma) * (visits * (q - q_star).abs()).sum((-2, -1))
-        return {"error": self._gaps(q, q_star).mean(dim=-1), "visited": mean.mean(dim=-1)}
+        """Return means over simulations of the largest error and of the visited error."""
+        visited = (1.0 - self.mdp.gamma) * (visits * (q - q_star).abs()).sum((-2, -1))
+        return {
+            "error": self._max_errors(q, q_star).mean(dim=-1),
+            "visited": visited.mean(dim=-1),
+        }
 
 
-def _mean(mdps: list[TabularMDP]) -> TabularMDP:
-    def average(arrays: list[Floats]) -> Floats:
-        return np.asarray(np.mean(arrays, axis=0))
-
+def _mean_mdp(mdps: list[TabularMDP]) -> TabularMDP:
+    """Return the MDP with mean transitions and rewards."""
     first = mdps[0]
-    P, R = average([mdp.P for mdp in mdps]), average([mdp.R for mdp in mdps])
     return make_mdp(
-        P, R, first.gamma, first.start, first.discount == 0.0, name=f"{first.name}, mean"
+        np.mean([mdp.P for mdp in mdps], axis=0),
+        np.mean([mdp.R for mdp in mdps], axis=0),
+        first.gamma,
+        first.start,
+        first.discount == 0.0,
+        name=f"{first.name}, mean",
     )

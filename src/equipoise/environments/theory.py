@@ -1,6 +1,8 @@
-"""What arXiv 2305.10697 predicts for a given MDP and given behaviour policies, and slopes to hold against it.
+"""Predictions of federated Q-learning theory for a given MDP and behaviour policies.
 
-Constants and logarithms of the theorems are left out: predictions are for ratios and slopes, not for absolute numbers.
+Woo, Joshi, Chi, "The Blessing of Heterogeneity in Federated Q-Learning", ICML 2023
+(arXiv:2305.10697). Constants and logarithms of the theorems are left out: predictions are for
+ratios and slopes, not for absolute numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from equipoise.environments.tabular_mdp import Floats, TabularMDP
 from equipoise.utils.errors import UsageError
 
 METHODS = ("fedsynq", "fedasynq-eq", "fedasynq-im")
+# The lazy chain is squared up to 200 times: 2^200 steps exceed any mixing time in float64.
+MAX_SQUARINGS = 200
+MIN_CHANGE = 1e-16
+MIN_PROBABILITY = 1e-15  # smaller stationary probabilities are rounding errors
 
 
 @dataclass(frozen=True)
@@ -21,80 +27,108 @@ class Coverage:
     """How the agents' trajectories cover the state-action space."""
 
     mu_min: float
-    """smallest entry of any agent's stationary occupancy"""
+    """Smallest entry of any agent's stationary occupancy."""
     mu_avg: float
-    """smallest entry of the occupancy averaged over agents"""
+    """Smallest entry of the occupancy averaged over agents."""
     c_het: float
-    """largest ratio of an agent's occupancy to the average one: 1 for equal policies, K for disjoint ones"""
+    """Largest ratio of an agent's occupancy to the average: 1 for equal policies, K for disjoint
+    ones."""
     t_mix: float
-    """slowest agent's mixing time; inf if its chain is periodic or falls apart"""
+    """Mixing time of the slowest agent; inf if its chain is periodic or reducible."""
 
 
 def coverage(mdp: TabularMDP, policies: Floats) -> Coverage:
-    chains = {policy.tobytes(): policy for policy in policies}
-    known = {key: occupancy(mdp, policy) for key, policy in chains.items()}
-    mu = np.stack([known[policy.tobytes()] for policy in policies])
+    """Compute the coverage of policies ``[K, S, A]``."""
+    distinct = {policy.tobytes(): policy for policy in policies}
+    occupancies = {key: occupancy(mdp, policy) for key, policy in distinct.items()}
+    mu = np.stack([occupancies[policy.tobytes()] for policy in policies])
     average = mu.mean(axis=0)
-    seen = average > 0
-    slowest = max(mixing_time(mdp, policy, known[key]) for key, policy in chains.items())
+    visited = average > 0
     return Coverage(
-        float(mu.min()), float(average.min()), float((mu[:, seen] / average[seen]).max()), slowest
+        mu_min=float(mu.min()),
+        mu_avg=float(average.min()),
+        c_het=float((mu[:, visited] / average[visited]).max()),
+        t_mix=max(mixing_time(mdp, distinct[key], mu_key) for key, mu_key in occupancies.items()),
     )
 
 
 def occupancy(mdp: TabularMDP, policy: Floats) -> Floats:
-    """Long-run share of steps spent in each (s, a) from the start distribution (the stationary law if unique)."""
-    lazy = 0.5 * (np.eye(mdp.states) + _chain(mdp, policy))
+    """Compute the long-run share of steps in each (s, a) from the start distribution, ``[S, A]``.
+
+    This is the stationary distribution if it is unique. The chain is made lazy (stay with
+    probability 1/2) because a lazy chain has no period.
+    """
+    lazy = 0.5 * (np.eye(mdp.num_states) + _transition_matrix(mdp, policy))
     row = mdp.start
-    for _ in range(
-        200
-    ):  # the lazy chain has no period; squaring makes 2^200 steps, far beyond any float64 mixing time
+    for _ in range(MAX_SQUARINGS):
         new = row @ lazy
-        if np.abs(new - row).max() < 1e-16:
+        if np.abs(new - row).max() < MIN_CHANGE:
             break
         row = new / new.sum()
         lazy = lazy @ lazy
         lazy /= lazy.sum(axis=1, keepdims=True)
-    row = np.where(row < 1e-15, 0.0, row)
-    visits: Floats = (row / row.sum())[:, None] * policy
-    return visits
+    row = np.where(row < MIN_PROBABILITY, 0.0, row)
+    shares: Floats = (row / row.sum())[:, None] * policy
+    return shares
 
 
 def mixing_time(
     mdp: TabularMDP, policy: Floats, visits: Floats | None = None, longest: int = 1 << 20
 ) -> float:
-    """Steps until the law of (s, a) is within total variation 1/4 of the stationary one, from the worst start.
+    """Compute the steps until (s, a) is within total variation 1/4 of stationary, at worst.
 
-    `visits` is the policy's occupancy, if it is known already; beyond `longest` steps the answer is inf.
+    Args:
+        mdp: The MDP.
+        policy: ``[S, A]``.
+        visits: The policy's occupancy, if already known.
+        longest: Beyond this many steps the result is inf.
     """
     stationary = (occupancy(mdp, policy) if visits is None else visits).sum(axis=1)
-    step = _chain(mdp, policy)
 
-    def far(rows: Floats) -> bool:
+    def is_far(rows: Floats) -> bool:
         return bool(0.5 * np.abs(rows - stationary).sum(axis=1).max() > 0.25)
 
-    powers = [step]
-    while far(powers[-1]):  # the distance never grows: double the time, then halve the interval
+    # The distance never grows: double the time until it is small, then bisect.
+    powers = [_transition_matrix(mdp, policy)]
+    while is_far(powers[-1]):
         if 1 << len(powers) > longest:
             return float("inf")
         powers.append(powers[-1] @ powers[-1])
-    late, taken = np.eye(mdp.states), 0  # the chain after the last time that is too early
+    chain = np.eye(mdp.num_states)  # after `steps`, the last time that is known to be too early
+    steps = 0
     for bit in reversed(range(len(powers) - 1)):
-        if far(ahead := late @ powers[bit]):
-            late, taken = ahead, taken + (1 << bit)
-    # From states the answer is taken + 1; a start (s, a) has its first step fixed, which costs one step more at most.
-    return float(taken + 1 + far(mdp.P.reshape(-1, mdp.states) @ late))
+        ahead = chain @ powers[bit]
+        if is_far(ahead):
+            chain = ahead
+            steps += 1 << bit
+    # From a state the result is steps + 1. A start (s, a) fixes the first action: at most one more.
+    return float(steps + 1 + is_far(mdp.P.reshape(-1, mdp.num_states) @ chain))
 
 
-def _chain(mdp: TabularMDP, policy: Floats) -> Floats:
-    chain: Floats = np.einsum("sa,sat->st", policy, mdp.P)
-    return chain
+def _transition_matrix(mdp: TabularMDP, policy: Floats) -> Floats:
+    """Return the state transition matrix ``[S, S]`` under a policy."""
+    matrix: Floats = np.einsum("sa,sat->st", policy, mdp.P)
+    return matrix
 
 
 def predicted_samples(
     method: str, gamma: float, epsilon: float, agents: int, cover: Coverage | None = None
 ) -> float:
-    """Local steps per agent until max |Q - Q*| <= epsilon, by the leading term of the method's theorem."""
+    """Predict the local steps per agent until max |Q - Q*| <= epsilon, up to a constant.
+
+    Args:
+        method: One of `METHODS`.
+        gamma: Discount factor.
+        epsilon: Target accuracy.
+        agents: Number of agents.
+        cover: Coverage of the agents; needed by the asynchronous methods.
+
+    Returns:
+        The leading term of the method's theorem.
+
+    Raises:
+        UsageError: If the method is unknown or needs a coverage.
+    """
     horizon = 1.0 / (agents * (1.0 - gamma) ** 5 * epsilon**2)
     if method == "fedsynq":
         return horizon
@@ -110,11 +144,20 @@ def predicted_samples(
 
 
 def fit_slope(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
-    """Least-squares slope of log y against log x, and its standard error."""
-    u, v = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
-    if len(u) < 3:
+    """Fit the least-squares slope of log y against log x.
+
+    Returns:
+        The slope and its standard error.
+
+    Raises:
+        UsageError: If there are fewer than three points.
+    """
+    log_x = np.log(np.asarray(x, float))
+    log_y = np.log(np.asarray(y, float))
+    if len(log_x) < 3:
         raise UsageError("A slope with an error needs at least three points.")
-    u = u - u.mean()
-    slope = float(u @ v / (u @ u))
-    rest = v - v.mean() - slope * u
-    return slope, float(np.sqrt(rest @ rest / (len(u) - 2) / (u @ u)))
+    log_x = log_x - log_x.mean()
+    slope = float(log_x @ log_y / (log_x @ log_x))
+    residual = log_y - log_y.mean() - slope * log_x
+    variance = residual @ residual / (len(log_x) - 2) / (log_x @ log_x)
+    return slope, float(np.sqrt(variance))

@@ -1,4 +1,4 @@
-"""What an agent of a finished run does: an episode of its net, told or filmed."""
+"""Play an episode with an agent of a finished run, and optionally film it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from equipoise.environments import render
-from equipoise.environments.deep_task import AgentTask
+from equipoise.environments.deep_task import DeepRLTask
 from equipoise.experiment.runner import build_task
 from equipoise.records.run_dir import Folder
 from equipoise.settings.loading import settings_in
@@ -15,15 +15,28 @@ from equipoise.utils.errors import UsageError
 
 
 def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
-    """The return of one of the agent's scored episodes, under its personal net; with ``video`` it is also filmed."""
+    """Play one of an agent's test episodes with its personal network.
+
+    Args:
+        path: The run folder.
+        agent: The agent's id.
+        episode: Number of the episode, from 0.
+        video: Where to write a video (.gif or .mp4), or None.
+
+    Returns:
+        The episode's return.
+
+    Raises:
+        UsageError: If the run has no such agent, or is not finished.
+    """
     if episode < 0:
         raise UsageError(f"episode is {episode}: must be at least 0")
     if video is not None:
-        render.check_file(video)
+        render.check_video_path(video)
     folder = Folder(path)
     folder.demand()
     task = build_task(settings_in(folder.config))
-    if not isinstance(task, AgentTask):
+    if not isinstance(task, DeepRLTask):
         raise UsageError(
             f"'{path}' is a run of task '{task.name}', which has no deep agents: nothing to play"
         )
@@ -33,11 +46,12 @@ def play(path: Path, agent: int, episode: int, video: Path | None) -> float:
             f"'{file}' is not there: the run is not finished, or was made with save_personal off"
         )
     models = load_file(file)
-    known = models.pop("client_ids").tolist()
-    if agent not in known:
-        raise UsageError(f"agent is {agent}: the run has the agents {known[0]} to {known[-1]}")
-    one = {name: value[known.index(agent)] for name, value in models.items()}
-    total, pictures, rate = render.episode(task, agent, one, episode, video is not None)
+    ids = models.pop("client_ids").tolist()
+    if agent not in ids:
+        raise UsageError(f"agent is {agent}: the run has the agents {ids[0]} to {ids[-1]}")
+    row = ids.index(agent)
+    model = {name: value[row] for name, value in models.items()}
+    total, frames, fps = render.run_episode(task, agent, model, episode, video is not None)
     if video is not None:
-        render.write(pictures, video, rate)
+        render.write_video(frames, video, fps)
     return total

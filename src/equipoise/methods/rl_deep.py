@@ -29,7 +29,7 @@ from equipoise.core import (
     option,
 )
 from equipoise.core.report_validation import COUNT
-from equipoise.environments.deep_task import AgentTask
+from equipoise.environments.deep_task import DeepRLTask
 from equipoise.utils.errors import UsageError
 
 MIN_EVIDENCE = 1e-12
@@ -62,7 +62,7 @@ class DeepQ(Method):
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse tasks without deep agents."""
-        if not isinstance(task, AgentTask):
+        if not isinstance(task, DeepRLTask):
             raise UsageError(
                 f"{self.name} trains deep agents, and task '{task.name}' has none: "
                 "try --task cartpole"
@@ -150,7 +150,7 @@ class PerDqnAvg(DeepQ):
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse a network without an embedding, and separate steps on the head."""
         super().check(task, training)
-        if isinstance(task, AgentTask) and not task.net.embedding:
+        if isinstance(task, DeepRLTask) and not task.net.embedding:
             raise UsageError(
                 "perdqnavg needs a net with an embedding: leave --model out, or set it to embedded"
             )
@@ -190,7 +190,7 @@ class PFedDqnRep(DeepQ):
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse a network with an embedding."""
         super().check(task, training)
-        if isinstance(task, AgentTask) and task.net.embedding:
+        if isinstance(task, DeepRLTask) and task.net.embedding:
             raise UsageError(
                 "pfeddqn-rep shares the body of a plain net: leave --model out, or set it to mlp"
             )

@@ -86,18 +86,18 @@ class LinearRepresentation(Method):
             raise UsageError(f"{self.name} learns {self.learns}-values: give --model {self.learns}")
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        """Normalise Phi <- sqrt(S/d) Q, with Q of its thin QR, and refit theta to the new Phi.
+        """Normalise Phi <- sqrt(S/d) Q, with Q of its thin QR, and fit_theta theta to the new Phi.
 
         theta is the least squares fit to the values that its owner had with the old Phi. The owner
         is the server where theta is shared, else the client.
         """
-        from equipoise.environments.linear_mdp import orthonormal, refit
+        from equipoise.environments.linear_mdp import fit_theta, orthonormal
 
         phi = orthonormal(merge_sent_blocks(client)["phi"])
         owner = client.local_params
         if "head" in self.default_shared_blocks:
             owner = client.message.params
-        return {"phi": phi, "theta": refit(phi, owner["phi"] @ owner["theta"])}, client.state
+        return {"phi": phi, "theta": fit_theta(phi, owner["phi"] @ owner["theta"])}, client.state
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Train theta for `local_steps` steps at rate alpha_t."""

@@ -83,10 +83,10 @@ class FederatedQ(TabularQ):
         task = client.task
         start = merge_sent_blocks(client)
         if client.round == 1 and isinstance(task, TabularTask) and task.config.random_q0:
-            from equipoise.environments.tabular_q import first_table
+            from equipoise.environments.tabular_q import random_q_entries
 
             draws = client.uniform(*start["q"].shape, stream=rng.FIRST_TABLES)
-            start = {"q": first_table(draws, task.mdp.gamma)}
+            start = {"q": random_q_entries(draws, task.mdp.gamma)}
         return start, client.state
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
@@ -97,12 +97,12 @@ class FederatedQ(TabularQ):
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
         """Combine the tables entry by entry; agents that report no visits count equally."""
-        from equipoise.environments.tabular_q import combine
+        from equipoise.environments.tabular_q import average_tables
 
         tables = updates.params["q"].contiguous().numpy()
         visits = updates.extra["visits"].contiguous().numpy() if updates.extra else tables
         global_table = server.params["q"].contiguous().numpy()
-        table = combine(self.rule, tables, visits, global_table, self.eta)
+        table = average_tables(self.rule, tables, visits, global_table, self.eta)
         return {"q": torch.from_numpy(table)}, server.state
 
 

@@ -1,8 +1,6 @@
-"""Deep Q-learning as a task: clients are agents in environments of their own, their model is a Q-network.
+"""Tasks of deep reinforcement learning: clients are agents, each in its own environment.
 
-`fit` takes `epochs` as steps (every agent acts once in each of its parallel copies, then takes one gradient step) and
-`lr` as Adam's rate. Environment, memory, target net and Adam are state of the client's source: they stay with it, and
-trajectories go on across rounds.
+See `equipoise.environments.deep_task` for how agents learn.
 """
 
 from __future__ import annotations
@@ -11,76 +9,35 @@ import os
 from dataclasses import dataclass
 
 from equipoise.config.schema import with_default
-from equipoise.core import (
-    Task,
-    TrainingConfig,
-    option,
-)
+from equipoise.core import Task, TrainingConfig, option
 from equipoise.environments.classic_control import Acrobot, CartPole, Pendulum
-from equipoise.environments.deep_task import MODELS, AgentConfig, AgentTask, ClassicConfig, classic
-from equipoise.environments.gym_env import GymWorld, keyword_arguments, makers
-from equipoise.environments.heterogeneity import SENSES, Senses, traits_named
-from equipoise.environments.obs_encoding import TRIED, usual_sizes
+from equipoise.environments.deep_task import (
+    MODELS,
+    ClassicControlConfig,
+    DeepRLConfig,
+    DeepRLTask,
+    build_classic_control,
+)
+from equipoise.environments.gym_env import GymVecEnv, env_factories, parse_env_kwargs
+from equipoise.environments.heterogeneity import INTERFACE_TRAITS, AgentInterface, parse_traits
+from equipoise.environments.obs_encoding import NORMALISATION_STEPS, obs_mean_std
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import UsageError
 
-
-def build(config: ClassicConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    return classic("cartpole", CartPole(), config, model, training, seed)
-
-
-SPEC = TaskSpec(
-    name="cartpole",
-    help="deep agents in CartPole, each with poles of its own length",
-    config=ClassicConfig,
-    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
-    models=MODELS,
-    build=build,
-)
-
-
-def build_acrobot(config: ClassicConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    return classic("acrobot", Acrobot(), config, model, training, seed)
-
-
-SPEC_ACROBOT = TaskSpec(
-    name="acrobot",
-    help="deep agents in Acrobot, each with links of its own length",
-    config=ClassicConfig,
-    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
-    models=MODELS,
-    build=build_acrobot,
-)
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class PendulumConfig(ClassicConfig):
-    """Options of agents in Pendulum, who learn after every step of one environment."""
+class PendulumConfig(ClassicControlConfig):
+    """Options of agents in Pendulum, which learn after every step of one environment."""
 
-    parallel: int = with_default(ClassicConfig, "parallel", 1)
-    width: int = with_default(ClassicConfig, "width", 64)
-
-
-def build_pendulum(config: PendulumConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    return classic("pendulum", Pendulum(), config, model, training, seed)
-
-
-SPEC_PENDULUM = TaskSpec(
-    name="pendulum",
-    help="actor-critic agents in Pendulum, each with a rod of its own length",
-    config=PendulumConfig,
-    training=TrainingConfig(epochs=200, lr=1e-3, batch_size=64),
-    models=("mlp",),
-    build=build_pendulum,
-)
-
-
-NUMBER = 4  # bytes of a number that is remembered
+    parallel: int = with_default(ClassicControlConfig, "parallel", 1)
+    width: int = with_default(ClassicControlConfig, "width", 64)
 
 
 @dataclass(frozen=True)
-class GymConfig(AgentConfig):
-    """Options of agents in an environment that Gymnasium makes."""
+class GymConfig(DeepRLConfig):
+    """Options of agents in a Gymnasium environment."""
 
     env_id: str = option(
         "",
@@ -90,17 +47,23 @@ class GymConfig(AgentConfig):
         "", "its arguments, as JSON or a .json file: an object, or a list with one for each agent"
     )
     differ: str = option(
-        "", f"how agents differ beside that, separated by commas: {', '.join(SENSES)}"
+        "", f"how agents differ besides that, separated by commas: {', '.join(INTERFACE_TRAITS)}"
     )
     frames: int = option(1, "newest observations that an agent sees at once", low=1)
     normalise: bool = option(
         False,
-        f"take mean and spread out of an agent's observations, as found in {TRIED} random steps before training",
+        "normalise observations by mean and standard deviation, "
+        f"as found in {NORMALISATION_STEPS} random steps before training",
     )
     return_low: float = option(0.0, "a poor return: FedPolicy counts returns from here")
     return_high: float = option(1.0, "a good return: FedPolicy counts returns up to here")
 
     def __post_init__(self) -> None:
+        """Check the range of returns.
+
+        Raises:
+            UsageError: If it is empty.
+        """
         super().__post_init__()
         if self.return_low >= self.return_high:
             raise UsageError(
@@ -108,47 +71,99 @@ class GymConfig(AgentConfig):
             )
 
 
+def build_cartpole(
+    config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
+) -> Task:
+    """Build the task cartpole."""
+    return build_classic_control("cartpole", CartPole(), config, model, training, seed)
+
+
+def build_acrobot(
+    config: ClassicControlConfig, model: str, training: TrainingConfig, seed: int
+) -> Task:
+    """Build the task acrobot."""
+    return build_classic_control("acrobot", Acrobot(), config, model, training, seed)
+
+
+def build_pendulum(config: PendulumConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    """Build the task pendulum."""
+    return build_classic_control("pendulum", Pendulum(), config, model, training, seed)
+
+
 def build_gym(config: GymConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    differ = traits_named(config.differ, tuple(SENSES))
-    made = makers(config.env_id, keyword_arguments(config.env_kwargs, config.agents))
-    world = GymWorld(made, config.return_low, config.return_high, frames=config.frames)
-    _check(config, model, world)
+    """Build the task gym.
+
+    Raises:
+        UsageError: If the options do not suit the environment.
+    """
+    differ = parse_traits(config.differ, tuple(INTERFACE_TRAITS))
+    factories = env_factories(config.env_id, parse_env_kwargs(config.env_kwargs, config.agents))
+    env = GymVecEnv(factories, config.return_low, config.return_high, frames=config.frames)
+    _check_gym_options(config, model, env)
     if config.normalise:
-        world.usual = [usual_sizes(make, world.sight, agent) for agent, make in enumerate(made)]
-    if not world.continuous and "motor" in differ:
+        env.obs_stats = [
+            obs_mean_std(make, env.encoder, agent) for agent, make in enumerate(factories)
+        ]
+    if not env.continuous and "motor" in differ:
         raise UsageError(
-            f"differ is '{config.differ}', but numbered actions of '{config.env_id}' have no strength"
+            f"differ is '{config.differ}', "
+            f"but numbered actions of '{config.env_id}' have no strength"
         )
-    world.senses = Senses.of(differ, config.numbers, world.observations, seed)
-    return AgentTask("gym", world, config, model, training, seed)
+    values = config.heterogeneity_values
+    env.interface = AgentInterface.from_traits(differ, values, env.obs_dim, seed)
+    return DeepRLTask("gym", env, config, model, training, seed)
 
 
-def _check(config: GymConfig, model: str, world: GymWorld) -> None:
-    """Refuse what the environment, once it is known, does not go with."""
-    if world.continuous and model != "mlp":
+def _check_gym_options(config: GymConfig, model: str, env: GymVecEnv) -> None:
+    """Refuse options that do not suit the environment or this machine's memory."""
+    if env.continuous and model != "mlp":
         raise UsageError(
-            f"'{config.env_id}' takes a vector as its action, and such agents have no model '{model}'"
+            f"'{config.env_id}' takes a vector as its action, "
+            f"and such agents have no model '{model}'"
         )
-    if model == "cnn" and not world.image:
+    if model == "cnn" and not env.image_shape:
         raise UsageError(
             f"'{config.env_id}' shows no image, and model 'cnn' sees nothing else: give --model mlp"
         )
-    if config.normalise and (world.image or world.sight.kinds):
+    if config.normalise and (env.image_shape or env.encoder.num_states):
         raise UsageError(
             f"normalise is for vectors, and '{config.env_id}' shows images or numbered states"
         )
-    each = (
-        config.agents * NUMBER * (2 * world.observations + 3)
-    )  # bytes of a transition of every agent
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // each
-    if config.capacity > most:
+    transition_bytes = config.agents * FLOAT32_BYTES * (2 * env.obs_dim + 3)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    max_capacity = memory // transition_bytes
+    if config.capacity > max_capacity:
         raise UsageError(
-            f"capacity is {config.capacity}: this machine's memory holds {most} transitions of {config.agents} agents "
-            f"that see {world.observations} numbers"
+            f"capacity is {config.capacity}: this machine's memory holds {max_capacity} "
+            f"transitions of {config.agents} agents that see {env.obs_dim} numbers"
         )
 
 
-SPEC_GYM = TaskSpec(
+CARTPOLE = TaskSpec(
+    name="cartpole",
+    help="deep agents in CartPole, each with poles of its own length",
+    config=ClassicControlConfig,
+    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
+    models=MODELS,
+    build=build_cartpole,
+)
+ACROBOT = TaskSpec(
+    name="acrobot",
+    help="deep agents in Acrobot, each with links of its own length",
+    config=ClassicControlConfig,
+    training=TrainingConfig(epochs=100, lr=1e-3, batch_size=64),
+    models=MODELS,
+    build=build_acrobot,
+)
+PENDULUM = TaskSpec(
+    name="pendulum",
+    help="actor-critic agents in Pendulum, each with a rod of its own length",
+    config=PendulumConfig,
+    training=TrainingConfig(epochs=200, lr=1e-3, batch_size=64),
+    models=("mlp",),
+    build=build_pendulum,
+)
+GYM = TaskSpec(
     name="gym",
     help="deep agents in any Gymnasium environment (--env-id)",
     config=GymConfig,
