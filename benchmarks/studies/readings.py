@@ -12,7 +12,7 @@ from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import paired, spread, table
 from benchmarks.studies import page
 from benchmarks.studies.realdata import CIFAR, FMNIST
-from equipoise.methods.page.config import Reading
+from equipoise.methods.page.config import GameVariant
 from equipoise.methods.page.page import Page
 
 
@@ -23,8 +23,8 @@ class RewardLevel(Page):
     name: ClassVar[str] = "page-reward-level"
 
     @cached_property
-    def read(self) -> Reading:
-        return Reading(difference=False)
+    def variant(self) -> GameVariant:
+        return GameVariant(reward_is_improvement=False)
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class FreeWeights(Page):
     name: ClassVar[str] = "page-free-weights"
 
     @cached_property
-    def read(self) -> Reading:
-        return Reading(exponent=False)
+    def variant(self) -> GameVariant:
+        return GameVariant(exponent_weights=False)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Absolute(Page):
     name: ClassVar[str] = "page-absolute"
 
     @cached_property
-    def read(self) -> Reading:
-        return Reading(around=False)
+    def variant(self) -> GameVariant:
+        return GameVariant(relative_actions=False)
 
 
 SEEDS = (11, 12, 13, 14, 15)

@@ -26,7 +26,7 @@ from equipoise.core import (
 )
 from equipoise.experiment.checkpoint import Checkpoint
 from equipoise.experiment.runner import build_task
-from equipoise.methods.page.config import epochs_of, rate_of, simplex
+from equipoise.methods.page.config import absolute_epochs, absolute_lr, softmax_weights
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import Certificate, ClientGains, ServerGains
 from equipoise.settings.loading import settings_in
@@ -123,7 +123,7 @@ def _server(
     u = torch.rand(
         samples, len(ids), generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64
     )
-    tried = torch.cat([p.double().unsqueeze(0), simplex(2 * u - 1)])
+    tried = torch.cat([p.double().unsqueeze(0), softmax_weights(2 * u - 1)])
     f = scores["val"]["trained"]["loss"].double()
     paper = 1 / (tried @ f).clamp(min=LEAST)
     models = [method.aggregate(server, ids, updates, weights)[0] for weights in tried]
@@ -144,11 +144,11 @@ def _utility(scores: Scores) -> Tensor:
 
 def _alternatives(method: Method, actions: Tensor, chosen: LocalHParams) -> LocalHParams:
     """Epochs and rates anywhere in the range of the method's agents, or of PAGE's if it has none."""
-    most = getattr(method, "epochs_most", 20)
-    low, high = getattr(method, "lr_low", 1e-3), getattr(method, "lr_high", 1e-1)
+    most = getattr(method, "max_epochs", 20)
+    low, high = getattr(method, "lr_min", 1e-3), getattr(method, "lr_max", 1e-1)
     epochs, lr = (
-        epochs_of(actions[..., 0], most).flatten(),
-        rate_of(actions[..., 1], low, high).flatten(),
+        absolute_epochs(actions[..., 0], most).flatten(),
+        absolute_lr(actions[..., 1], low, high).flatten(),
     )
     return LocalHParams(epochs.to(chosen.epochs.dtype), lr.to(chosen.lr.dtype))
 

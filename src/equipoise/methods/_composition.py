@@ -40,7 +40,7 @@ class ComposedMethod(DelegatingMethod):
         if here is self and below is self.inner:
             return self
         here = copy(here)
-        vars(here)["below"] = below
+        vars(here)["inner"] = below
         return here
 
     def check(self, task: Task, training: TrainingConfig) -> None:
@@ -55,10 +55,10 @@ class ComposedMethod(DelegatingMethod):
         if not self.inner.has_global(task):
             raise UsageError(
                 f"{self.name} weighs whole models, but '{self.base}' keeps a part of them at the clients: "
-                "choose a --base that shares all, or --adapt alpha,eta"
+                "choose a --base that shares all, or --controls alpha,eta"
             )
         if "aggregation_weights" in self.inner.overridden_hooks:
             raise UsageError(
                 f"{self.name} would choose the weights of the mean, but '{self.base}' is sound under its own alone: "
-                "choose another --base, or --adapt alpha,eta"
+                "choose another --base, or --controls alpha,eta"
             )

@@ -1,4 +1,9 @@
-"""Dap-FL (Chen et al., 2023): a DDPG agent at each client chooses epochs and rate; the server averages by data size."""
+"""Dap-FL: a DDPG agent at each client chooses epochs and learning rate.
+
+Chen et al., "Dap-FL: Federated Learning Flourishes by Adaptive Tuning and Secure Aggregation", IEEE
+TPDS 2023. The server averages by data size. It is the client half of PAGE with another state and
+another reward; their encrypted aggregation is not part of it.
+"""
 
 from __future__ import annotations
 
@@ -20,65 +25,78 @@ from equipoise.core import (
     option,
 )
 from equipoise.methods.page import agents
-from equipoise.methods.page.config import epochs_of, rate_of
-from equipoise.rl.ddpg import Config
+from equipoise.methods.page.config import absolute_epochs, absolute_lr
+from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
 class DapFL(Method):
-    """State: loss and accuracy of the received model. Reward: what training improves of both, added up."""
+    """Each client's agent observes the received model and is paid what training improves.
+
+    Client state: `agent`, an `agents.PlayerState`.
+    """
 
     name: ClassVar[str] = "dapfl"
     family: ClassVar[str] = "controller"
-    epochs_most: int = option(20, "largest number of epochs that an agent may choose", low=1)
-    lr_low: float = option(1e-4, "smallest rate that an agent may choose", above=0)
-    lr_high: float = option(1e-2, "largest rate that an agent may choose", above=0)
+    max_epochs: int = option(20, "largest number of epochs that an agent may choose", low=1)
+    lr_min: float = option(1e-4, "smallest rate that an agent may choose", above=0)
+    lr_max: float = option(1e-2, "largest rate that an agent may choose", above=0)
     agent_rate: float = option(0.01, "rate of the critics, ten times that of the actors", above=0)
     warmup: int = option(35, "rounds of random actions before the agents decide", low=0)
     explore: int = option(500, "rounds over which the agents' noise fades after the warm-up", low=0)
     replay: int = option(1000, "transitions that an agent remembers; it sees one per round", low=1)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        if not self.lr_low < self.lr_high:
-            raise UsageError(f"lr_low is {self.lr_low}: must be below lr_high ({self.lr_high})")
+        """Refuse an empty range of learning rates, and tasks without validation data."""
+        if not self.lr_min < self.lr_max:
+            raise UsageError(f"lr_min is {self.lr_min}: must be below lr_max ({self.lr_max})")
         if not task.has_split("val"):
             raise UsageError(
-                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: set val_share"
+                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: "
+                "set val_share"
             )
 
     @property
-    def agent(self) -> Config:
-        rate = self.agent_rate
-        return Config(
-            critic_lr=rate,
-            actor_lr=rate / 10,
-            target_rate=rate,
-            capacity=self.replay,
-            warmup=self.warmup,
-            fade=self.explore,
+    def agent_config(self) -> ddpg.Config:
+        """The agents' hyper-parameters."""
+        return ddpg.Config(
+            critic_lr=self.agent_rate,
+            actor_lr=self.agent_rate / 10,
+            tau=self.agent_rate,
+            buffer_size=self.replay,
+            learning_starts=self.warmup,
+            noise_decay_steps=self.explore,
         )
 
     def init_client(self, task: Task, params: Params) -> State:
-        return {"player": agents.empty(self.agent, 2, 2)}
+        """Return an agent of two observations and two actions, without experience."""
+        return {"agent": agents.init_state(self.agent_config, 2, 2)}
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
+        """Observe loss and accuracy of the received model, and choose learning rate and epochs.
+
+        The paper has eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2); here at least 1 epoch.
+        """
+        observation = _loss_and_accuracy(client, client.start)
         learning = client.round > self.warmup
-        action, playing = agents.client_turn(
-            client, self.agent, client.state["player"], _seen(client, client.start), learning
+        action, player = agents.act_and_learn(
+            client, self.agent_config, client.state["agent"], observation, learning
         )
-        # Their eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2), the latter kept from being 0.
-        return LocalHParams(
-            epochs_of(action[1], self.epochs_most), rate_of(action[0], self.lr_low, self.lr_high)
-        ), {"player": playing}
+        lr = absolute_lr(action[0], self.lr_min, self.lr_max)
+        epochs = absolute_epochs(action[1], self.max_epochs)
+        return LocalHParams(epochs, lr), {"agent": player}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        before, after = state["player"]["state"], _seen(client, client.trained)
-        gain = (before[0] - after[0]) + (after[1] - before[1])
-        return up, {"player": {**state["player"], "reward": gain}}
+        """Upload the model; pay the agent the decrease of the loss plus the increase of accuracy."""
+        update, state = super().upload(client)
+        before = state["agent"]["last_state"]
+        after = _loss_and_accuracy(client, client.trained)
+        reward = (before[0] - after[0]) + (after[1] - before[1])
+        return update, agents.set_last_transition(state, "agent", last_reward=reward)
 
 
-def _seen(client: Client, model: Params) -> Tensor:
-    accuracy, loss = client.task.utility_and_loss(client.evaluate(model))
+def _loss_and_accuracy(client: Client, params: Params) -> Tensor:
+    """Return loss and accuracy `[2]` of a model on the client's validation data."""
+    accuracy, loss = client.task.utility_and_loss(client.evaluate(params))
     return torch.stack([loss, accuracy]).double()

@@ -186,6 +186,7 @@ def _try_aggregate(
             after.params, after.state = method.apply_sums(after, sums(rows, weights))
         else:
             after.params, after.state = method.aggregate(after, ids, updates, weights)
+        after.state = method.learn(after, ids, updates)
     except UsageError:
         raise
     except Exception as error:

@@ -148,6 +148,10 @@ class Private(MethodWrapper):
     ) -> tuple[Params, State]:
         return super().aggregate(server, ids, self._mean(updates), weights)
 
+    def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        """Show the inner method no more than `aggregate` does."""
+        return super().learn(server, ids, self._mean(updates))
+
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
         """A noised bit lies within six standard deviations, or its client is left out."""

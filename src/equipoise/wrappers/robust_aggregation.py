@@ -268,9 +268,15 @@ class Robust(MethodWrapper):
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
         seen, kept = pytree.from_dict(ClientUpdate, server.state["seen"]), server.state["kept"]
-        state = {key: value for key, value in server.state.items() if key not in ("seen", "kept")}
         params, below = self.inner.aggregate(server.scoped("base"), ids[kept], seen, weights)
-        return params, {**state, "base": below}
+        return params, {**server.state, "base": below}
+
+    def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        """Let the inner method learn from the replies that it aggregated, and forget them."""
+        seen, kept = pytree.from_dict(ClientUpdate, server.state["seen"]), server.state["kept"]
+        state = {key: value for key, value in server.state.items() if key not in ("seen", "kept")}
+        below = self.inner.learn(server.scoped("base"), ids[kept], seen)
+        return {**state, "base": below}
 
     def _judged(
         self, server: Server, ids: Tensor, updates: ClientUpdate
