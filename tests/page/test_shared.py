@@ -308,6 +308,8 @@ def test_only_some_of_the_asked_reply() -> None:
     p, state = method.aggregation_weights(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
     assert isinstance(p, Tensor)
     assert p.tolist() == [1.0]
+    s.state = state
+    state = method.learn(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
     assert (
         int(state["client_agent"]["num_stored"])
         == int(sim.server_state["client_agent"]["num_stored"]) + 1
