@@ -88,7 +88,7 @@ class DapFL(Method):
         return LocalHParams(epochs, lr), {"agent": player}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        """Upload the model; pay the agent the decrease of the loss plus the increase of accuracy."""
+        """Upload the model; pay the agent the gains in loss and in accuracy."""
         update, state = super().upload(client)
         before = state["agent"]["last_state"]
         after = _loss_and_accuracy(client, client.trained)

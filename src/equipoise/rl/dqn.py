@@ -107,7 +107,7 @@ def init(config: Config, u: Tensor) -> State:
 
 
 def update_normaliser(agent: State, states: Tensor) -> State:
-    """Add states `[N, features]` to the running mean and deviation of every feature (Chan et al.)."""
+    """Add states `[N, features]` to the running statistics of every feature."""
     if not len(states):
         return agent
     old = agent["normaliser"]

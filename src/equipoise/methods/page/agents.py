@@ -355,7 +355,7 @@ class SharedAgent(FixedPolicy):
         return {"client_agent": ddpg.init(config, self.state_dim, self.action_dim, u)}
 
     def distribute(self, server: Server, state: State) -> tuple[Params, State]:
-        """Send the actor, and whether to use it: absolute actions are random until it has learned."""
+        """Send the actor, and whether to use it: absolute actions are random at first."""
         config = self.agent_config(server.task)
         agent = _init_shared_networks(server, config, state["client_agent"], rng.AGENT)
         ready = (agent["num_updates"] > 0) | self.config.variant.relative_actions
@@ -365,8 +365,8 @@ class SharedAgent(FixedPolicy):
     def learn(self, server: Server, state: State, metrics: Params) -> State:
         """Learn from the transitions that clients completed, for the next round.
 
-        Improvements are paid less the cohort's mean: the common gain is due to the round, not to the
-        action (a baseline that reduces variance).
+        Improvements are paid less the cohort's mean: the common gain is due to the round, not to
+        the action (a baseline that reduces variance).
         """
         is_improvement = self.config.variant.reward_is_improvement
         rows = completed_transitions(server, metrics, clip_outliers=is_improvement)
@@ -612,8 +612,8 @@ def client_features(
 ) -> Tensor:
     """Return what `SetPolicy` sees of each client.
 
-    Clients report all of it with their models: scoring K uploads on public data, as PAGE does, would
-    cost the server more than the training of a thousand clients.
+    Clients report all of it with their models: scoring K uploads on public data, as PAGE does,
+    would cost the server more than the training of a thousand clients.
 
     Args:
         acc: Accuracy of each trained model `[K]`.

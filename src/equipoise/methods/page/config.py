@@ -31,7 +31,7 @@ MIN_LOSS = 0.01
 ERROR_OFFSET = 0.02
 """Added to a client's error rate, so that a client without errors still has a weight."""
 CRITIC_LR = {"synthetic": 0.01, "cifar100": 0.05, "tinyimagenet": 0.001, "shakespeare": 0.005}
-"""Table 7: the critics' learning rate by task. The actors' is a tenth of it; beta is equal to it."""
+"""Table 7: the critics' learning rate by task. The actors' is a tenth of it, beta the same."""
 NOISE_DECAY_ROUNDS = 500
 """Rounds over which the exploration noise of the paper's agents decays to zero."""
 FACTORS = ("alpha", "eta", "p")
@@ -52,7 +52,7 @@ def absolute_lr(action: Tensor, lr_min: float, lr_max: float) -> Tensor:
 
 
 def relative_epochs(action: Tensor, configured: Tensor, max_epochs: int) -> Tensor:
-    """Return half to twice the configured epochs, at most `max_epochs` unless more are configured."""
+    """Return half to twice the configured epochs, at most `max_epochs` or the configured."""
     upper = configured.clamp(min=max_epochs)
     epochs = (configured * MAX_EPOCHS_FACTOR**action).round().clamp(min=1)
     return torch.minimum(epochs, upper).long()
@@ -97,14 +97,14 @@ class GameVariant:
     """One reading of the paper: what actions mean and what is paid."""
 
     relative_actions: bool = True
-    """If True, actions scale the configured epochs and learning rate (0 = unchanged). If False, they
-    cover the paper's full range and start at random."""
+    """If True, actions scale the configured epochs and learning rate (0 = unchanged). If False,
+    they cover the paper's full range and start at random."""
     exponent_weights: bool = True
-    """If True, the server's action is one exponent kappa: p_i ~ n_i e_i^kappa, where e_i is the error
-    of W(t) at client i. If False, it is one weight per client."""
+    """If True, the server's action is one exponent kappa: p_i ~ n_i e_i^kappa, where e_i is the
+    error of W(t) at client i. If False, it is one weight per client."""
     reward_is_improvement: bool = True
-    """If True, a reward is the decrease of the log loss in this round, without discounted future. If
-    False, it is the paper's utility u = 1 / f, discounted with gamma = 0.99."""
+    """If True, a reward is the decrease of the log loss in this round, without discounted future.
+    If False, it is the paper's utility u = 1 / f, discounted with gamma = 0.99."""
     authors_code: bool = False
     """If True, follow the authors' code: clipped actions, test data, no standardisation."""
 
@@ -177,8 +177,8 @@ class GameVariant:
         Args:
             loss_before: The loss of the model that the player received.
             loss_after: f_i of the client's trained model, or F of the server's aggregate.
-            log10_bias: Option `bias` as a power of ten, above 0 if it favours this player. It scales
-                rewards in the authors' code only; standardised rewards do not see a scale.
+            log10_bias: Option `bias` as a power of ten, above 0 if it favours this player. It
+                scales rewards in the authors' code only; standardised rewards do not see a scale.
 
         Returns:
             log f(before) - log f(after), or the utility u = 1 / f(after).

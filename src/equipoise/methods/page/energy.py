@@ -77,15 +77,15 @@ class EnergyState(TypedDict):
     """Energies of the current round."""
 
 
-# ------------------------------------------------------------------------------------- option values
+# ------------------------------------------------------------------------------------ option values
 
 
 def read_ranges(source: str) -> EnergyRanges:
     """Read the parameters' ranges.
 
     Args:
-        source: `default`, `devices` (of whose ranges only the budget is used), or the path of a TOML
-            file with lines like `budget = [2, 8]`; parameters without a line have their default.
+        source: `default`, `devices` (of whose ranges only the budget is used), or the path of a
+            TOML file with lines like `budget = [2, 8]`; what it leaves out has its default.
 
     Returns:
         The ranges.
@@ -267,7 +267,7 @@ def begin_round(
         client: The client. In its first round it draws its position in the ranges.
         ranges: The parameters' ranges.
         state: The client's energy state.
-        by_device: Take energies from the client's device profile, and only the budget from `ranges`.
+        by_device: Take energies from the client's device, and only the budget from `ranges`.
 
     Returns:
         The state with the energies of this round.

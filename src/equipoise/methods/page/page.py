@@ -120,7 +120,7 @@ class Page(PageConfig):
         policy, state = self.client_policy.distribute(server, state)
         return replace(message, broadcast={**message.broadcast, **policy}), state
 
-    # -------------------------------------------------------------- steps 2 to 4, at client i: leader
+    # ------------------------------------------------------------ steps 2 to 4, at client i: leader
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         """Step 2: observe s_i(t) and choose a_i(t) = [alpha_i, eta_i].
@@ -201,7 +201,7 @@ class Page(PageConfig):
         return self._finetune_personal(client)
 
     def _finetune_personal(self, client: Client) -> Params:
-        """Train w_i for a few more epochs at a tenth of the rate; the upload does not contain them."""
+        """Train w_i for a few more epochs at a tenth of the rate, after the upload."""
         num_epochs = math.ceil(-self.log10_bias * FINETUNE_EPOCHS)
         epochs = torch.full_like(client.hparams.epochs, num_epochs)
         hparams = LocalHParams(epochs, client.hparams.lr / 10)
