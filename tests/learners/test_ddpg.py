@@ -1,4 +1,4 @@
-"""The learner: hand-computed pieces, one agent of a stack against the same agent alone, and that it learns."""
+"""DDPG: parts by hand, an agent of a stack against the same agent alone, and learning."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The shared double DQN: its target by hand, its statistics, its memory, and a problem that it must solve."""
+"""Double DQN: target by hand, normaliser, replay buffer, and a problem that it must solve."""
 
 import dataclasses
 import itertools
@@ -49,7 +49,7 @@ def test_running_statistics_are_those_of_all_that_was_seen() -> None:
 
 @pytest.mark.parametrize("residual", [0.0, 10.0])
 def test_the_target_is_the_doubled_one(residual: float) -> None:
-    """The first Adam step has the sign of the gradient, so one update tells which target was used."""
+    """The first Adam step has the gradient's sign, so one update shows which target was used."""
     config = dataclasses.replace(CONFIG, lr=1e-3, residual=residual)
     one = agent(dataclasses.replace(config, residual=0.0))
     one["target"] = agent(dataclasses.replace(config, residual=0.0), 1)["net"]

@@ -37,7 +37,7 @@ def test_equations_13_to_15() -> None:
     assert float(energy.computation_energy(p, torch.tensor(200))) == pytest.approx(
         200 * 1e-28 * 1e6 * 1e18
     )
-    # Signal to noise 4e-12 * 0.1 / (4e-21 * 1e6) = 100: Shannon's rate is 1e6 log2(101) bits a second.
+    # Signal to noise 4e-12 * 0.1 / (4e-21 * 1e6) = 100: the rate is 1e6 log2(101) bits/s.
     assert float(energy.radio_energy(p, p["power_up"], 30_000.0)) == pytest.approx(
         0.1 * 30_000 / (1e6 * math.log2(101))
     )
@@ -121,7 +121,7 @@ def test_missing_file_and_fixed_epochs_are_refused() -> None:
 
 
 def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
-    """What an agent is billed for is what the clock says that the round cost: the same watts, speeds and links."""
+    """An agent pays for the energy that the clock logs: the same watts, speeds and links."""
     file = tmp_path / "two.csv"
     file.write_text(
         "name,share,speed,up,down,watts,radio\nslow,1,20,1e12,1e12,2,1\nfast,1,500,1e12,1e12,8,1\n"
@@ -149,7 +149,7 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
 
 
 def test_a_radio_by_hand() -> None:
-    """100 samples at 50 per second and 3 W; 1,000 bytes at 1 and 3 ms per byte and 0.5 W; a budget of four epochs."""
+    """100 samples at 50/s and 3 W; 1,000 bytes at 1 and 3 ms/byte and 0.5 W; four epochs."""
     numbers = (torch.tensor(value, dtype=torch.float64) for value in (50.0, 1e-3, 3e-3, 3.0, 0.5))
     cost = energy.device_energy(
         DeviceProfile(*numbers), torch.tensor(4.0), torch.tensor(100), 1000.0

@@ -59,7 +59,7 @@ def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_i
 
 
 def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -> None:
-    """The fault of the authors' code that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
+    """A fault that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
     start, zero = (
         LocalHParams(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)),
         torch.zeros(2, dtype=torch.float64),
@@ -238,7 +238,7 @@ def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone
 
 
 def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
-    """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
+    """Why bias is not the paper's scaling: standardised rewards do not show it."""
     config = Page(**PAPER).agent_config(small_task())
     agent = agents.init_state(config, 1, 2)["ddpg"]
     for k in range(40):

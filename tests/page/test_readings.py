@@ -1,4 +1,4 @@
-"""Readings of PAGE's game: what the players see, choose and are paid around the configured values, and the controls."""
+"""Variants of PAGE's game: states, actions and rewards with relative actions, and controls."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""PAGE with one agent for all clients: equivariance, transitions by hand, changing cohorts, what sharing costs."""
+"""PAGE with one agent for all clients: equivariance, transitions by hand, cohorts, cost."""
 
 import math
 from dataclasses import replace
@@ -44,7 +44,7 @@ def some_features(clients: int) -> Tensor:
     return agents.client_features(*rand(3, clients, seed=2), torch.arange(clients) + 20)
 
 
-# --- the server's net -----------------------------------------------------------------------------------------------
+# --- the server's net ----------------------------------------------------------------------------
 
 
 def test_features_are_the_clients_own_and_the_cohorts_mean() -> None:
@@ -154,7 +154,7 @@ def test_the_memory_keeps_members_evenly(size: int) -> None:
 
 
 def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
-    """Pay by the weight of clients with a low loss: the scores must come to follow minus the loss."""
+    """Pay by the weight of clients with a low loss: scores must come to follow minus the loss."""
     config = ddpg.Config(
         gamma=0.0, batch=32, steps=1, buffer_size=256, learning_starts=1, set_size=8, noise="none"
     )
@@ -179,7 +179,7 @@ def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
     assert float(torch.corrcoef(both)[0, 1]) < -0.7
 
 
-# --- a run ----------------------------------------------------------------------------------------------------------
+# --- a run ---------------------------------------------------------------------------------------
 
 
 def test_transitions_by_hand() -> None:
