@@ -51,7 +51,7 @@ def init_weights(shapes: Shapes, u: Tensor) -> Tensor:
 
 
 def unflatten(net: Tensor, shapes: Shapes) -> Params:
-    """Return views of a flat network `[P]`: `w1` `[inputs, outputs]`, `b1` `[outputs]`, and so on."""
+    """Return views of a network `[P]`: `w1` `[inputs, outputs]`, `b1` `[outputs]`, and so on."""
     layers: Params = {}
     first = 0
     for layer, (inputs, outputs) in enumerate(shapes, 1):
