@@ -150,7 +150,7 @@ def test_random_at_first_then_the_actor_with_noise_that_fades() -> None:
         action, agent = ddpg.act(config, agent, state, high)
         actions.append(float(action))
     assert actions[:2] == pytest.approx([2 * float(high) - 1] * 2)
-    # The draw is the normal distribution's point at +1 sigma; noise decays from 0.2 to 0 in 4 steps.
+    # The draw is the normal distribution's point at +1 sigma; noise decays from 0.2 to 0 in 4.
     expected = [float(greedy) + 0.2 * left for left in (1.0, 0.75, 0.5, 0.25, 0.0, 0.0)]
     assert actions[2:] == pytest.approx(expected)
 

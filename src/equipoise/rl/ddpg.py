@@ -256,7 +256,8 @@ def learn(config: Config, agent: AgentState, u: Tensor) -> AgentState:
 
 def normal_quantile(u: Tensor) -> Tensor:
     """Return standard normal numbers from uniform ones in [0, 1)."""
-    return torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
+    quantiles: Tensor = torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
+    return quantiles
 
 
 def _update(config: Config, agent: AgentState, batch: Params) -> AgentState:
