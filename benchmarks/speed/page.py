@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.lab.provenance import measured
-from equipoise.methods.page import agents as player
+from equipoise.methods.page import agents as page_agents
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
@@ -87,7 +87,7 @@ def plain_round(
 ) -> dict[str, float]:
     """Times of the parts of one round, client by client."""
     spent = {"agents": 0.0, "training": 0.0, "rest": 0.0}
-    ids = list(range(task.clients))
+    ids = list(range(task.num_clients))
     train, val = (task.data.split(torch.tensor(ids).numpy(), name) for name in ("train", "val"))
     public = task.data.server("public")
     models = []
@@ -165,7 +165,7 @@ def main() -> None:
     )
 
     inside = {"agents": 0.0}
-    turn = player._turn
+    turn = page_agents._step
 
     def timed(*arguments: Any) -> Any:
         began = time.process_time()
@@ -173,7 +173,7 @@ def main() -> None:
         inside["agents"] += time.process_time() - began
         return result
 
-    setattr(player, "_turn", timed)  # noqa: B010 (a stopwatch around it)
+    setattr(page_agents, "_step", timed)  # noqa: B010 (a stopwatch around it)
     agents = [Agent(1, 2) for _ in range(task.num_clients)]
     server = Agent(task.num_clients, task.num_clients)
     for agent, states in ((server, task.num_clients), *((agent, 1) for agent in agents)):

@@ -1,4 +1,4 @@
-"""PAGE under each reading of the paper, beside its controls without learning and FedAvg at equal rounds."""
+"""PAGE under each reading of the paper, its controls without learning, and FedAvg."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from benchmarks.lab.cell import percent, run
 from benchmarks.lab.tables import paired, spread, table
 from benchmarks.studies import page
 from benchmarks.studies.realdata import CIFAR, FMNIST
-from equipoise.methods.page.config import Reading
+from equipoise.methods.page.config import GameVariant
 from equipoise.methods.page.page import Page
 
 
 @dataclass(frozen=True)
 class RewardLevel(Page):
-    """PAGE that is paid the level 1/f of the paper, with gamma 0.99; otherwise the reading ``relative``."""
+    """The reading `relative`, but with the paper's reward 1/f and gamma 0.99."""
 
     name: ClassVar[str] = "page-reward-level"
 
     @cached_property
-    def read(self) -> Reading:
-        return Reading(difference=False)
+    def variant(self) -> GameVariant:
+        return GameVariant(reward_is_improvement=False)
 
 
 @dataclass(frozen=True)
 class FreeWeights(Page):
-    """PAGE whose server chooses a weight for each client, p_i ~ n_i 1.5^a; otherwise the reading ``relative``."""
+    """The reading `relative`, but with a weight for each client, p_i ~ n_i 1.5^a."""
 
     name: ClassVar[str] = "page-free-weights"
 
     @cached_property
-    def read(self) -> Reading:
-        return Reading(exponent=False)
+    def variant(self) -> GameVariant:
+        return GameVariant(exponent_weights=False)
 
 
 @dataclass(frozen=True)
 class Absolute(Page):
-    """PAGE whose actions span the paper's whole range, from random rounds on; otherwise the reading ``relative``."""
+    """The reading `relative`, but with actions in the paper's full range."""
 
     name: ClassVar[str] = "page-absolute"
 
     @cached_property
-    def read(self) -> Reading:
-        return Reading(around=False)
+    def variant(self) -> GameVariant:
+        return GameVariant(relative_actions=False)
 
 
 SEEDS = (11, 12, 13, 14, 15)

@@ -40,6 +40,7 @@ def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
         "distribute",
         "upload",
         "aggregation_weights",
+        "learn",
         "apply_sums",
         "aggregate",
     }

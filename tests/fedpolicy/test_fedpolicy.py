@@ -81,7 +81,7 @@ def test_unsound_bases_are_refused_with_a_reason(base: str, why: str) -> None:
 def test_a_controller_over_an_unsound_base_is_refused_too() -> None:
     task = small_task()
     with pytest.raises(UsageError, match="one whole model"):
-        Joint(base="page", base_options="base=scaffold adapt=eta").check(task, task.training)
+        Joint(base="page", base_options="base=scaffold controls=eta").check(task, task.training)
     with pytest.raises(UsageError, match="decides how clients train"):
         Joint(base="fedprox").check(task, task.training)
 

@@ -17,14 +17,14 @@ RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "page" / "pendul
 CONFIG = Config(
     critic_lr=1e-3,
     actor_lr=1e-3,
-    target_rate=0.005,
+    tau=0.005,
     gamma=0.98,
     batch=64,
-    capacity=STEPS,
-    warmup=1000,
+    buffer_size=STEPS,
+    learning_starts=1000,
     noise="gaussian",
     sigma=0.1,
-    fade=0,
+    noise_decay_steps=0,
 )
 """The peer's settings; standardised and restrained as our agents are by default: with neither, nothing was learned."""
 
@@ -71,7 +71,7 @@ def ours() -> list[list[float]]:
         states = np.stack(
             [env.reset()[0] if m[3] else m[0] for env, m in zip(envs, moved, strict=True)]
         )
-        if step > CONFIG.warmup:
+        if step > CONFIG.learning_starts:
             agents = learn(agents, u(CONFIG.steps, CONFIG.batch))
         if step % EVERY == 0:
             curve.append([float(step), *(played(_greedy(agents, k)) for k in range(AGENTS))])
@@ -80,7 +80,9 @@ def ours() -> list[list[float]]:
 
 def _greedy(agents: Any, k: int) -> Any:
     one = torch.utils._pytree.tree_map(lambda value: value[k], agents)
-    return lambda state: 2 * ddpg.policy(CONFIG, one, torch.from_numpy(state).double()).numpy()
+    return lambda state: (
+        2 * ddpg.greedy_action(CONFIG, one, torch.from_numpy(state).double()).numpy()
+    )
 
 
 def theirs(seed: int) -> list[list[float]]:
@@ -93,11 +95,11 @@ def theirs(seed: int) -> list[list[float]]:
         "MlpPolicy",
         "Pendulum-v1",
         learning_rate=1e-3,
-        tau=CONFIG.target_rate,
+        tau=CONFIG.tau,
         gamma=CONFIG.gamma,
         batch_size=CONFIG.batch,
         buffer_size=STEPS,
-        learning_starts=CONFIG.warmup,
+        learning_starts=CONFIG.learning_starts,
         train_freq=1,
         gradient_steps=1,
         action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)),

@@ -106,14 +106,14 @@ def test_whole_numbers_are_rounded_to_the_nearest() -> None:
 
 
 def test_without_a_schedule_nothing_is_made_anew() -> None:
-    training, method, over = TrainingConfig(), FedProx(), Page(base="fedprox", adapt="alpha,eta")
+    training, method, over = TrainingConfig(), FedProx(), Page(base="fedprox", controls="alpha,eta")
     assert training.at(3, 5) is training
     assert method.at(3, 5) is method
     assert over.at(3, 5) is over
 
 
 def test_a_base_follows_its_schedule_too() -> None:
-    over = Page(base="fedprox", base_options="mu=linear(0,1)", adapt="alpha,eta")
+    over = Page(base="fedprox", base_options="mu=linear(0,1)", controls="alpha,eta")
     assert [over.at(t, 3).inner for t in (1, 2, 3)] == [
         FedProx(mu=0.0),
         FedProx(mu=0.5),

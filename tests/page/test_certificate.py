@@ -1,4 +1,4 @@
-"""The certificate: deviations by hand, an equilibrium that is one, and that nothing of the run changes."""
+"""The certificate: deviations by hand, a known equilibrium, and an unchanged run."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from equipoise.experiment.certificate import certify
 from equipoise.methods.autopilot import Autopilot
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedopt import FedAvgM
-from equipoise.methods.page.config import epochs_of, rate_of
+from equipoise.methods.page.config import absolute_epochs, absolute_lr
 from equipoise.methods.page.page import Page
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
@@ -33,7 +33,9 @@ def test_the_largest_gain_is_that_of_the_best_deviation_tried() -> None:
         return 1 / task.evaluate_stack(ids, trained, "val")["loss"].clamp(min=0.01)
 
     mine = utility(torch.full((6,), 2), torch.full((6,), 0.05, dtype=torch.float64))
-    others = torch.stack([utility(epochs_of(a[:, 0], 20), rate_of(a[:, 1], 1e-3, 1e-1)) for a in u])
+    others = torch.stack(
+        [utility(absolute_epochs(a[:, 0], 20), absolute_lr(a[:, 1], 1e-3, 1e-1)) for a in u]
+    )
     gains = (others.max(0).values / mine - 1).clamp(min=0)
     assert found.clients.largest == pytest.approx(float(gains.max()), rel=1e-6)
     assert found.clients.mean == pytest.approx(float(gains.mean()), rel=1e-6)
@@ -57,7 +59,7 @@ def test_the_servers_gain_by_hand() -> None:
     "method",
     [
         Page(warmup=1),
-        Page(base="scaffold", adapt="alpha,eta"),
+        Page(base="scaffold", controls="alpha,eta"),
         Autopilot(),
         FedAvgM(),
     ],
@@ -71,8 +73,8 @@ def test_a_certificate_leaves_the_run_as_it_was(method: Method) -> None:
 
 
 def test_where_training_changes_nothing_nobody_gains() -> None:
-    """Rates so small that every deviation gives the same model: an exact equilibrium of the clients."""
-    method = Page(adapt="alpha,eta", lr_low=1e-300, lr_high=2e-300, warmup=0)
+    """With tiny rates every deviation gives the same model: an exact equilibrium."""
+    method = Page(controls="alpha,eta", lr_min=1e-300, lr_max=2e-300, warmup=0)
     assert certify(simulate(method, small_task(), 2), samples=3).clients.largest < 1e-12
 
 
@@ -104,8 +106,9 @@ def test_the_command_adds_it_to_the_summary(
 
 
 def test_the_command_plays_the_method_as_it_was_run(tmp_path: Path) -> None:
-    """It was rebuilt without privacy: with a clip that small the server's next model is hardly another."""
-    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1 --method fedavg --quiet".split()
+    """With so small a clip the server's next model hardly changes, unless privacy is lost."""
+    small = "--clients 4 --features 4 --classes 3 --samples 40 --rounds 2 --epochs 1".split()
+    small += ["--method", "fedavg", "--quiet"]
     found = {}
     for name, options in (("plain", []), ("wrapped", ["--dp-clip", "1e-6"])):
         assert main(["run", "--out", str(tmp_path / name), *small, *options]) == 0

@@ -16,11 +16,14 @@ def test_state_reward_and_weights_by_hand() -> None:
         ids, {k: v.expand(6, *v.shape) for k, v in sim.initial.items()}, "val"
     )
     after = task.evaluate_stack(ids, sim.store.local, "val")
-    held = sim.store.state["player"]
-    assert largest_difference(held["state"], torch.stack([before["loss"], before["acc"]], 1)) < 1e-9
+    held = sim.store.state["agent"]
+    assert (
+        largest_difference(held["last_state"], torch.stack([before["loss"], before["acc"]], 1))
+        < 1e-9
+    )
     assert (
         largest_difference(
-            held["reward"], before["loss"] - after["loss"] + after["acc"] - before["acc"]
+            held["last_reward"], before["loss"] - after["loss"] + after["acc"] - before["acc"]
         )
         < 1e-9
     )
@@ -34,7 +37,7 @@ def test_rates_stay_in_the_published_range_and_agents_learn() -> None:
     rates = [rate for log in sim.logs for rate in log.decisions["lr"]]
     assert min(rates) >= 1e-4
     assert max(rates) <= 1e-2
-    assert int(sim.store.state["player"]["agent"]["updates"].min()) > 0
+    assert int(sim.store.state["agent"]["ddpg"]["num_updates"].min()) > 0
 
 
 @pytest.mark.parametrize("options", [{"replay": 0}, {"lr_min": 1.0}, {"agent_rate": 0.0}])

@@ -9,8 +9,9 @@ from torch import Tensor
 from benchmarks.studies.readings import FreeWeights, RewardLevel
 from equipoise.core import ClientUpdate, LocalHParams, Server
 from equipoise.methods.page import agents, page
-from equipoise.methods.page.config import LEAST, LEAST_ERROR
-from equipoise.methods.page.page import TABLE_7, Page
+from equipoise.methods.page import config as page_config
+from equipoise.methods.page.config import CRITIC_LR, ERROR_OFFSET, MIN_LOSS
+from equipoise.methods.page.page import Page
 from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
@@ -26,13 +27,13 @@ def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_actions_use_the_whole_range_and_clip_nothing() -> None:
     ends = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
-    assert agents.rate_of(ends, 0.001, 0.1).tolist() == pytest.approx([0.001, 0.01, 0.1])
-    assert agents.epochs_of(ends, 20).tolist() == [1, 11, 20]
+    assert page_config.absolute_lr(ends, 0.001, 0.1).tolist() == pytest.approx([0.001, 0.01, 0.1])
+    assert page_config.absolute_epochs(ends, 20).tolist() == [1, 11, 20]
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 1000 - 1
     assert (
-        torch.bincount(agents.epochs_of(grid, 20))[1:].tolist() == [100] * 20
+        torch.bincount(page_config.absolute_epochs(grid, 20))[1:].tolist() == [100] * 20
     )  # every number equally often
-    p = agents.simplex(torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    p = page_config.softmax_weights(torch.tensor([-1.0, 1.0], dtype=torch.float64))
     assert p.tolist() == pytest.approx([1 / 101, 100 / 101])
 
 
@@ -41,20 +42,24 @@ def test_around_what_is_configured_zero_leaves_it_alone_and_bounds_hold_unless_i
 ):
     ends = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     epochs, rate = torch.tensor(8), torch.tensor(0.02, dtype=torch.float64)
-    assert agents.epochs_near(ends, epochs, 20).tolist() == [4, 8, 16]
-    assert agents.epochs_near(ends, epochs, 10).tolist() == [4, 8, 10]
-    assert agents.epochs_near(ends, torch.tensor(1), 20).tolist() == [1, 1, 2]
-    assert agents.epochs_near(ends, torch.tensor(30), 20).tolist() == [15, 30, 30]
-    assert agents.rate_near(ends, rate, 0.001, 0.1).tolist() == pytest.approx([0.002, 0.02, 0.1])
-    assert agents.rate_near(ends, rate, 0.01, 1.0).tolist() == pytest.approx([0.01, 0.02, 0.2])
-    assert agents.rate_near(ends, torch.tensor(0.5).double(), 0.001, 0.1).tolist() == pytest.approx(
-        [0.05, 0.5, 0.5]
+    assert page_config.relative_epochs(ends, epochs, 20).tolist() == [4, 8, 16]
+    assert page_config.relative_epochs(ends, epochs, 10).tolist() == [4, 8, 10]
+    assert page_config.relative_epochs(ends, torch.tensor(1), 20).tolist() == [1, 1, 2]
+    assert page_config.relative_epochs(ends, torch.tensor(30), 20).tolist() == [15, 30, 30]
+    assert page_config.relative_lr(ends, rate, 0.001, 0.1).tolist() == pytest.approx(
+        [0.002, 0.02, 0.1]
     )
-    assert agents.exponent_of(ends).tolist() == [0.0, 0.5, 1.0]
+    assert page_config.relative_lr(ends, rate, 0.01, 1.0).tolist() == pytest.approx(
+        [0.01, 0.02, 0.2]
+    )
+    assert page_config.relative_lr(
+        ends, torch.tensor(0.5).double(), 0.001, 0.1
+    ).tolist() == pytest.approx([0.05, 0.5, 0.5])
+    assert page_config.error_exponent(ends).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -> None:
-    """The fault of the authors' code that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
+    """A fault that `authors-code` keeps: tanh = 0 is already the largest rate and 20 epochs."""
     start, zero = (
         LocalHParams(torch.tensor(1), torch.tensor(0.5, dtype=torch.float64)),
         torch.zeros(2, dtype=torch.float64),
@@ -62,22 +67,22 @@ def test_the_map_of_the_authors_code_means_the_corner_for_an_untrained_actor() -
     expected = {"authors-code": (20, 0.1), "paper": (11, 0.01), "relative": (1, 0.5)}
     for reading, (epochs, lr) in expected.items():
         method = Page(reading=reading)
-        train = method.meaning(method.read.kept(zero, 0.001, 0.1), start)
+        train = method.to_hparams(method.variant.stored_action(zero, 0.001, 0.1), start)
         assert (int(train.epochs), float(train.lr)) == (epochs, pytest.approx(lr))
-    assert Page(reading="authors-code").read.kept(zero, 0.001, 0.1).tolist() == pytest.approx(
-        [0.1, 0.1]
-    )
-    assert Page(reading="authors-code").agent(small_task()).normalise is False
+    assert Page(reading="authors-code").variant.stored_action(
+        zero, 0.001, 0.1
+    ).tolist() == pytest.approx([0.1, 0.1])
+    assert Page(reading="authors-code").agent_config(small_task()).normalise is False
 
 
 def test_rates_are_those_of_table_7() -> None:
-    config = Page(agents="per-client").leads.config(small_task())
-    assert (config.critic_lr, config.actor_lr, config.target_rate) == (0.01, 0.001, 0.01)
+    config = Page(agents="per-client").agent_config(small_task())
+    assert (config.critic_lr, config.actor_lr, config.tau) == (0.01, 0.001, 0.01)
     task = small_task()
     task.name = "shakespeare"
-    assert Page().agent(task).actor_lr == pytest.approx(0.0005)
-    assert Page(agent_rate=0.2).agent(task).critic_lr == 0.2
-    assert set(TABLE_7) == {"synthetic", "cifar100", "tinyimagenet", "shakespeare"}
+    assert Page().agent_config(task).actor_lr == pytest.approx(0.0005)
+    assert Page(agent_rate=0.2).agent_config(task).critic_lr == 0.2
+    assert set(CRITIC_LR) == {"synthetic", "cifar100", "tinyimagenet", "shakespeare"}
 
 
 def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() -> None:
@@ -85,23 +90,26 @@ def test_transitions_are_acc_of_received_decision_and_inverse_loss_of_trained() 
     sim = simulate(method, task, 1)
     ids = torch.arange(task.num_clients)
     received_acc = task.evaluate_stack(ids, everybody(sim.initial), "val")["acc"]
-    held = sim.store.state["player"]
-    assert largest_difference(held["state"].squeeze(1), received_acc) < 1e-12
+    held = sim.store.state["agent"]
+    assert largest_difference(held["last_state"].squeeze(1), received_acc) < 1e-12
     trained_loss = task.evaluate_stack(ids, sim.store.local, "val")["loss"]
-    assert largest_difference(held["reward"], 1 / trained_loss.clamp(min=LEAST)) < 1e-9
-    assert sim.logs[0].decisions["epochs"] == agents.epochs_of(held["action"][:, 0], 20).tolist()
-    assert int(held["agent"]["stored"].sum()) == 0  # the transition closes a round later
+    assert largest_difference(held["last_reward"], 1 / trained_loss.clamp(min=MIN_LOSS)) < 1e-9
+    assert (
+        sim.logs[0].decisions["epochs"]
+        == page_config.absolute_epochs(held["last_action"][:, 0], 20).tolist()
+    )
+    assert int(held["ddpg"]["num_stored"].sum()) == 0  # the transition closes a round later
 
     sim.run_round()
-    memory = sim.store.state["player"]["agent"]
-    assert memory["stored"].tolist() == [1] * 6
-    assert largest_difference(memory["replay"]["state"][:, 0, 0], received_acc) < 1e-12
+    memory = sim.store.state["agent"]["ddpg"]
+    assert memory["num_stored"].tolist() == [1] * 6
+    assert largest_difference(memory["buffer"]["state"][:, 0, 0], received_acc) < 1e-12
     assert (
-        largest_difference(memory["replay"]["reward"][:, 0], 1 / trained_loss.clamp(min=LEAST))
+        largest_difference(memory["buffer"]["reward"][:, 0], 1 / trained_loss.clamp(min=MIN_LOSS))
         < 1e-9
     )
-    again = sim.store.state["player"]["state"]
-    assert largest_difference(memory["replay"]["next"][:, 0], again) == 0.0
+    again = sim.store.state["agent"]["last_state"]
+    assert largest_difference(memory["buffer"]["next_state"][:, 0], again) == 0.0
 
 
 def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
@@ -109,28 +117,31 @@ def test_the_server_sees_every_upload_and_is_paid_by_its_own_weights() -> None:
     sim = simulate(method, task, 1)
     uploads = sim.store.local
     accs = task.evaluate_server(uploads, "public")["acc"]
-    state = sim.server_state["follower"]
-    assert largest_difference(state["state"], accs) < 1e-12
-    p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
+    state = sim.server_state["server_agent"]
+    assert largest_difference(state["last_state"], accs) < 1e-12
+    p = torch.tensor(sim.logs[0].logged["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert bool((p > 0).all())
     f = task.evaluate_stack(torch.arange(6), uploads, "val")["loss"]
-    assert float(state["reward"]) == pytest.approx(
-        float(1 / (agents.simplex(state["action"]) @ f)), rel=1e-9
+    assert float(state["last_reward"]) == pytest.approx(
+        float(1 / (page_config.softmax_weights(state["last_action"]) @ f)), rel=1e-9
     )
-    mean = {k: torch.tensordot(agents.simplex(state["action"]), v, 1) for k, v in uploads.items()}
+    mean = {
+        k: torch.tensordot(page_config.softmax_weights(state["last_action"]), v, 1)
+        for k, v in uploads.items()
+    }
     assert largest_difference(sim.params, mean) < 1e-12  # equation (5)
 
 
-@pytest.mark.parametrize("adapt", ["alpha", "eta", "alpha,eta", "p", "alpha,eta,p", "eta,p"])
-def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
+@pytest.mark.parametrize("controls", ["alpha", "eta", "alpha,eta", "p", "alpha,eta,p", "eta,p"])
+def test_agents_decide_only_the_named_controls(controls: str) -> None:
     task = small_task()
-    sim = simulate(Page(adapt=adapt, **PAPER), task, 4)
-    factors = adapt.split(",")
+    sim = simulate(Page(controls=controls, **PAPER), task, 4)
+    factors = controls.split(",")
     last = sim.logs[-1]
     assert (last.train["epochs"].min != last.train["epochs"].max) == ("alpha" in factors)
     assert (last.train["lr"].min != last.train["lr"].max) == ("eta" in factors)
-    assert ("p" in last.notes) == ("p" in factors)
+    assert ("p" in last.logged) == ("p" in factors)
     if "alpha" not in factors:
         assert last.train["epochs"].mean == task.training.epochs
 
@@ -140,7 +151,7 @@ def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
     [
         Page(**PAPER),
         Page(**AUTHORS_CODE),
-        Page(**PAPER, base="scaffold", adapt="alpha,eta"),
+        Page(**PAPER, base="scaffold", controls="alpha,eta"),
         *(kind(**SHORT, agents="per-client") for kind in (Page, FreeWeights, RewardLevel)),
     ],
 )
@@ -148,7 +159,7 @@ def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
     loop, stacked = (
         simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked")
     )
-    updates = stacked.store.state["player"]["agent"]["updates"]
+    updates = stacked.store.state["agent"]["ddpg"]["num_updates"]
     assert int(updates.min()) == 18
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
 
@@ -158,18 +169,18 @@ def test_the_seed_decides_and_agents_differ() -> None:
         simulate(Page(**PAPER), small_task(), 3, seed=seed) for seed in (0, 0, 1)
     )
     assert largest_difference(first.state_dict(), again.state_dict()) == 0.0
-    nets = first.store.state["player"]["agent"]["actor"]
+    nets = first.store.state["agent"]["ddpg"]["actor"]
     assert float((nets[0] - nets[1]).abs().max()) > 0.1
-    assert float((nets - other.store.state["player"]["agent"]["actor"]).abs().max()) > 0.1
+    assert float((nets - other.store.state["agent"]["ddpg"]["actor"]).abs().max()) > 0.1
 
 
 def test_absent_clients_keep_their_agent_and_their_place_in_the_servers_state() -> None:
     sim = simulate(Page(**PAPER), small_task(), 1, participation=0.5)
     absent = [k for k in range(6) if k not in sim.store.ids.tolist()]
     assert len(absent) == 3
-    assert sim.server_state["follower"]["accs"][absent].tolist() == [0.0] * 3
-    assert len(sim.logs[0].notes["p"]) == 3
-    assert sum(sim.logs[0].notes["p"]) == pytest.approx(1.0, abs=1e-5)
+    assert sim.server_state["server_agent"]["upload_accs"][absent].tolist() == [0.0] * 3
+    assert len(sim.logs[0].logged["p"]) == 3
+    assert sum(sim.logs[0].logged["p"]) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_authors_code_pays_the_server_by_the_aggregates_loss_and_shows_it_the_last_round() -> (
@@ -178,26 +189,28 @@ def test_the_authors_code_pays_the_server_by_the_aggregates_loss_and_shows_it_th
     task = small_task()
     sim = simulate(Page(**AUTHORS_CODE), task, 1)
     loss = task.evaluate_server({k: v.unsqueeze(0) for k, v in sim.params.items()}, "test")["loss"]
-    assert float(sim.server_state["follower"]["reward"]) == pytest.approx(float(1 / loss))
-    assert sim.server_state["follower"]["state"].tolist() == [0.0] * 6
-    assert float(sim.server_state["follower"]["accs"].min()) > 0.0
+    assert float(sim.server_state["server_agent"]["last_reward"]) == pytest.approx(float(1 / loss))
+    assert sim.server_state["server_agent"]["last_state"].tolist() == [0.0] * 6
+    assert float(sim.server_state["server_agent"]["upload_accs"].min()) > 0.0
 
 
 def test_the_game_ends_when_neither_utility_evolves() -> None:
-    history = page.empty(3)
+    history = page.init_history(3)
     losses = [1.0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4]
     ends = []
     for loss in losses:
-        _, history = page.record(history, torch.tensor([loss]), torch.tensor([0.3]), 0.01)
-        ends.append(page.settled(history, 0.01))
+        _, history = page.record_utilities(history, torch.tensor([loss]), torch.tensor([0.3]), 0.01)
+        ends.append(page.has_converged(history, 0.01))
     assert ends == [False] * 7 + [True]
     # A change of one per cent between the windows' means, and a hair more or less.
     for factor, expected in ((1.0099, True), (1.0102, False)):
-        history = page.empty(2)
+        history = page.init_history(2)
         for loss in (0.5, 0.5, 0.5 / factor, 0.5 / factor):
-            _, history = page.record(history, torch.tensor([loss]), torch.tensor([loss]), 0.01)
-        assert page.settled(history, 0.01) is expected
-        assert page.settled(history, 0.01, not_before=1) is False
+            _, history = page.record_utilities(
+                history, torch.tensor([loss]), torch.tensor([loss]), 0.01
+            )
+        assert page.has_converged(history, 0.01) is expected
+        assert page.has_converged(history, 0.01, first_round=1) is False
 
 
 def test_a_run_stops_at_the_equilibrium_and_says_so() -> None:
@@ -211,9 +224,9 @@ def test_bias_to_the_server_tilts_the_weights_to_where_the_global_model_errs() -
     task = small_task()
     plain, biased = (simulate(Page(bias=bias, **PAPER), task, 1) for bias in ("1:1", "100:1"))
     error = 1 - task.evaluate_stack(torch.arange(6), everybody(plain.initial), "val")["acc"]
-    tilted = torch.tensor(plain.logs[0].notes["p"]).double() * (error + LEAST_ERROR) ** 2
+    tilted = torch.tensor(plain.logs[0].logged["p"]).double() * (error + ERROR_OFFSET) ** 2
     expected = (tilted / tilted.sum()).tolist()
-    assert biased.logs[0].notes["p"] == pytest.approx(expected, rel=1e-4)
+    assert biased.logs[0].logged["p"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone() -> None:
@@ -225,13 +238,13 @@ def test_bias_to_the_clients_adds_a_last_touch_and_leaves_the_global_model_alone
 
 
 def test_plain_scaling_of_rewards_changes_nothing_once_they_are_standardised() -> None:
-    """Why bias is not the paper's scaling: a learner that standardises its rewards cannot see it."""
-    config = Page(**PAPER).leads.config(small_task())
-    agent = agents.empty(config, 1, 2)["agent"]
+    """Why bias is not the paper's scaling: standardised rewards do not show it."""
+    config = Page(**PAPER).agent_config(small_task())
+    agent = agents.init_state(config, 1, 2)["ddpg"]
     for k in range(40):
         u = torch.rand(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
         agent = ddpg.store(agent, u[:1], u[1:3], u[3], u[4:5], torch.tensor(True))
-    scaled = {**agent, "replay": {**agent["replay"], "reward": 10 * agent["replay"]["reward"]}}
+    scaled = {**agent, "buffer": {**agent["buffer"], "reward": 10 * agent["buffer"]["reward"]}}
     draws = torch.rand(
         1, config.batch, generator=torch.Generator().manual_seed(99), dtype=torch.float64
     )
@@ -244,11 +257,11 @@ def test_in_the_authors_code_the_bias_scales_rewards() -> None:
         simulate(Page(**AUTHORS_CODE, bias=bias), small_task(), 1)
         for bias in ("1:1", "1:10", "10:1")
     )
-    paid = [sim.store.state["player"]["reward"] for sim in (plain, local, server)]
+    paid = [sim.store.state["agent"]["last_reward"] for sim in (plain, local, server)]
     assert largest_difference(10 * paid[0], paid[1]) < 1e-9
     assert largest_difference(paid[0], paid[2]) == 0.0
-    assert float(server.server_state["follower"]["reward"]) == pytest.approx(
-        10 * float(plain.server_state["follower"]["reward"])
+    assert float(server.server_state["server_agent"]["last_reward"]) == pytest.approx(
+        10 * float(plain.server_state["server_agent"]["last_reward"])
     )
 
 
@@ -259,11 +272,11 @@ def test_in_the_authors_code_the_bias_scales_rewards() -> None:
         ({"bias": "1:0"}, "bias is"),
         ({"bias": "-1:1"}, "bias is"),
         ({"bias": "1000:1"}, "bias is"),
-        ({"bias": "10:1", "adapt": "eta"}, "through the weights"),
+        ({"bias": "10:1", "controls": "eta"}, "through the weights"),
         ({"bias": "1:10", "base": "ditto"}, "personal models"),
-        ({"adapt": "alpha,gamma"}, "adapt is"),
-        ({"adapt": ""}, "adapt is"),
-        ({"lr_low": 0.2}, "lr_low"),
+        ({"controls": "alpha,gamma"}, "controls is"),
+        ({"controls": ""}, "controls is"),
+        ({"lr_min": 0.2}, "lr_min"),
         ({"reading": "around"}, "reading is"),
         ({"control": "zeros"}, "control is"),
         ({"reading": "authors-code"}, "--agents per-client"),
@@ -300,6 +313,6 @@ def test_dropped_clients_leave_the_weights_a_simplex() -> None:
     assert isinstance(p, Tensor)
     assert float(p.sum()) == pytest.approx(1.0)
     assert (
-        state["follower"]["accs"][[0, 2, 3, 5]].tolist()
-        == sim.server_state["follower"]["accs"][[0, 2, 3, 5]].tolist()
+        state["server_agent"]["upload_accs"][[0, 2, 3, 5]].tolist()
+        == sim.server_state["server_agent"]["upload_accs"][[0, 2, 3, 5]].tolist()
     )

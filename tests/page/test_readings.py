@@ -1,4 +1,4 @@
-"""Readings of PAGE's game: what the players see, choose and are paid around the configured values, and the controls."""
+"""Variants of PAGE's game: states, actions and rewards with relative actions, and controls."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.methods.fedavg import FedAvg
-from equipoise.methods.page.config import LEAST, LEAST_ERROR, READINGS
+from equipoise.methods.page.config import ERROR_OFFSET, MIN_LOSS, VARIANTS
 from equipoise.methods.page.page import Page
 from helpers import largest_difference, simulate, small_task
 
@@ -21,35 +21,37 @@ def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def log_gain(before: Tensor, after: Tensor) -> Tensor:
-    return before.clamp(min=LEAST).log() - after.clamp(min=LEAST).log()
+    return before.clamp(min=MIN_LOSS).log() - after.clamp(min=MIN_LOSS).log()
 
 
-@pytest.mark.parametrize("agents", ["shared", "each"])
+@pytest.mark.parametrize("agents", ["shared", "per-client"])
 def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents: str) -> None:
     task = small_task()
     sim = simulate(Page(agents=agents, **SHORT), task, 1)
     before = task.evaluate_stack(IDS, everybody(sim.initial), "val")
     trained = task.evaluate_stack(IDS, sim.store.local, "val")
     error = 1 - task.evaluate_stack(IDS, everybody(sim.initial), "train")["acc"].double()
-    held = sim.store.state["player"]
+    held = sim.store.state["agent"]
     last = torch.zeros(6, dtype=torch.float64)  # one round asked for: none is left
     assert (
         largest_difference(
-            held["state"], torch.stack([before["acc"], before["loss"].log(), last], 1)
+            held["last_state"], torch.stack([before["acc"], before["loss"].log(), last], 1)
         )
         < 1e-12
     )
-    assert largest_difference(held["reward"], log_gain(before["loss"], trained["loss"])) < 1e-12
+    assert (
+        largest_difference(held["last_reward"], log_gain(before["loss"], trained["loss"])) < 1e-12
+    )
 
-    follower = sim.server_state["follower"]
+    follower = sim.server_state["server_agent"]
     acc = trained["acc"].double()
     seen = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), last[0]])
-    assert largest_difference(follower["state"], seen) < 1e-12
-    kappa = 0.5 + 0.5 * float(follower["action"])
-    p = task.num_examples(IDS).double() * (error + LEAST_ERROR) ** kappa
-    assert sim.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
+    assert largest_difference(follower["last_state"], seen) < 1e-12
+    kappa = 0.5 + 0.5 * float(follower["last_action"])
+    p = task.num_examples(IDS).double() * (error + ERROR_OFFSET) ** kappa
+    assert sim.logs[0].logged["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
     both = {name: torch.stack([old, sim.params[name]]) for name, old in sim.initial.items()}
-    assert float(follower["reward"]) == pytest.approx(
+    assert float(follower["last_reward"]) == pytest.approx(
         float(log_gain(*task.evaluate_server(both, "public")["loss"]))
     )
 
@@ -57,9 +59,9 @@ def test_states_rewards_and_weights_around_the_configured_values_by_hand(agents:
 def test_a_shared_agent_learns_from_what_a_client_gained_more_than_the_others() -> None:
     for kind, mean in ((Page, 0.0), (RewardLevel, None)):
         sim = simulate(kind(**SHORT), small_task(), 1)
-        paid = sim.store.state["player"]["reward"]
+        paid = sim.store.state["agent"]["last_reward"]
         sim.run_round()
-        learned_from = sim.server_state["leader"]["replay"]["reward"][:6]
+        learned_from = sim.server_state["client_agent"]["buffer"]["reward"][:6]
         assert (
             largest_difference(learned_from, paid - paid.mean() if mean is not None else paid)
             < 1e-12
@@ -71,15 +73,22 @@ def test_levels_are_paid_as_in_the_paper_and_looked_ahead_for() -> None:
     task = small_task()
     sim = simulate(RewardLevel(**SHORT), task, 1)
     f = task.evaluate_stack(IDS, sim.store.local, "val")["loss"].double()
-    p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
-    assert largest_difference(sim.store.state["player"]["reward"], 1 / f.clamp(min=LEAST)) < 1e-12
-    assert float(sim.server_state["follower"]["reward"]) == pytest.approx(
+    p = torch.tensor(sim.logs[0].logged["p"], dtype=torch.float64)
+    assert (
+        largest_difference(sim.store.state["agent"]["last_reward"], 1 / f.clamp(min=MIN_LOSS))
+        < 1e-12
+    )
+    assert float(sim.server_state["server_agent"]["last_reward"]) == pytest.approx(
         float(1 / (p @ f)), rel=1e-4
     )
-    assert {name: read.gamma for name, read in READINGS.items() if read.gamma == 0} == {
+    assert {name: variant.gamma for name, variant in VARIANTS.items() if variant.gamma == 0} == {
         "relative": 0.0
     }
-    assert [kind().read.gamma for kind in (FreeWeights, Absolute, RewardLevel)] == [0.0, 0.0, 0.99]
+    assert [kind().variant.gamma for kind in (FreeWeights, Absolute, RewardLevel)] == [
+        0.0,
+        0.0,
+        0.99,
+    ]
 
 
 def test_zero_is_what_is_configured() -> None:
@@ -90,13 +99,13 @@ def test_zero_is_what_is_configured() -> None:
     assert largest_difference(free.params, plain.params) < 1e-12
     assert free.logs[-1].decisions == half.logs[-1].decisions == plain.logs[-1].decisions
     error = 1 - task.evaluate_stack(IDS, everybody(half.initial), "train")["acc"].double()
-    p = task.num_examples(IDS).double() * (error + LEAST_ERROR) ** 0.5
-    assert half.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
-    assert "leader" not in half.server_state
-    assert "follower" not in half.server_state
+    p = task.num_examples(IDS).double() * (error + ERROR_OFFSET) ** 0.5
+    assert half.logs[0].logged["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-5)
+    assert "client_agent" not in half.server_state
+    assert "server_agent" not in half.server_state
 
 
-RANDOM: dict[str, Any] = {**SHORT, "control": "random", "epochs_most": 6}
+RANDOM: dict[str, Any] = {**SHORT, "control": "random", "max_epochs": 6}
 
 
 @pytest.mark.parametrize(
@@ -116,8 +125,8 @@ def test_random_actions_fill_the_range_and_nothing_is_learned(method: Page, most
     assert {epochs for chosen in decisions for epochs in chosen["epochs"]} == set(
         range(1, most + 1)
     )
-    assert len({tuple(log.notes["p"]) for log in sim.logs}) == 10
-    assert "player" not in sim.store.state
+    assert len({tuple(log.logged["p"]) for log in sim.logs}) == 10
+    assert "agent" not in sim.store.state
 
 
 def test_bias_to_the_server_adds_to_the_exponent() -> None:
@@ -126,10 +135,10 @@ def test_bias_to_the_server_adds_to_the_exponent() -> None:
         simulate(Page(control="zero", bias=bias, **SHORT), task, 1) for bias in ("1:1", "10:1")
     )
     error = 1 - task.evaluate_stack(IDS, everybody(plain.initial), "train")["acc"].double()
-    p = torch.tensor(plain.logs[0].notes["p"]).double() * (error + LEAST_ERROR)
-    assert biased.logs[0].notes["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-4)
+    p = torch.tensor(plain.logs[0].logged["p"]).double() * (error + ERROR_OFFSET)
+    assert biased.logs[0].logged["p"] == pytest.approx((p / p.sum()).tolist(), rel=1e-4)
 
 
 def test_agents_learn_after_a_tenth_of_the_run_at_most() -> None:
-    assert [Page().waits(rounds) for rounds in (50, 300, 900)] == [5, 30, 35]
-    assert Page(reading="paper").waits(50) == 35
+    assert [Page().learning_starts(rounds) for rounds in (50, 300, 900)] == [5, 30, 35]
+    assert Page(reading="paper").learning_starts(50) == 35

@@ -1,4 +1,4 @@
-"""PAGE with one agent for all clients: equivariance, transitions by hand, changing cohorts, what sharing costs."""
+"""PAGE with one agent for all clients: equivariance, transitions by hand, cohorts, cost."""
 
 import math
 from dataclasses import replace
@@ -11,16 +11,18 @@ from torch import Tensor
 from benchmarks.studies.readings import Absolute, FreeWeights, RewardLevel
 from equipoise.core import ClientUpdate, Server
 from equipoise.methods.page import agents
-from equipoise.methods.page.agents import STEPS, Cohort
-from equipoise.methods.page.config import FADE, LEAST
+from equipoise.methods.page import config as page_config
+from equipoise.methods.page.agents import SERVER_UPDATES, SetPolicy
+from equipoise.methods.page.config import MIN_LOSS, NOISE_DECAY_ROUNDS
 from equipoise.methods.page.page import Page
 from equipoise.rl import ddpg
+from equipoise.rl.nn import add_to_buffer, unflatten
 from equipoise.utils.pytree import tree_bytes
 from helpers import largest_difference, simulate, small_task
 
 SHORT: dict[str, Any] = {"warmup": 2, "window": 0}
 PAPER: dict[str, Any] = {**SHORT, "reading": "paper"}
-CONFIG = Cohort(Page(**PAPER)).config(ddpg.Config())
+CONFIG = SetPolicy(Page(**PAPER)).agent_config(ddpg.Config())
 
 
 def everybody(tree: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -33,23 +35,23 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 
 def some_agent(config: ddpg.Config) -> Any:
     """An agent whose last layer is not near zero, so that scores differ."""
-    sizes = 2 * agents.FEATURES, 1
+    sizes = 2 * agents.NUM_FEATURES, 1
     agent = ddpg.init(config, *sizes, rand(ddpg.init_draws(config, *sizes)))
     return {**agent, "actor": rand(len(agent["actor"]), seed=1) - 0.5}
 
 
 def some_features(clients: int) -> Tensor:
-    return agents.features(*rand(3, clients, seed=2), torch.arange(clients) + 20)
+    return agents.client_features(*rand(3, clients, seed=2), torch.arange(clients) + 20)
 
 
-# --- the server's net -----------------------------------------------------------------------------------------------
+# --- the server's net ----------------------------------------------------------------------------
 
 
 def test_features_are_the_clients_own_and_the_cohorts_mean() -> None:
     acc, received, trained = torch.tensor(
         [[0.2, 0.4], [1.0, 2.0], [0.5, 0.25]], dtype=torch.float64
     )
-    seen = agents.features(acc, received, trained, torch.tensor([10, 40]))
+    seen = agents.client_features(acc, received, trained, torch.tensor([10, 40]))
     assert seen[1].tolist() == pytest.approx(
         [
             0.4,
@@ -70,7 +72,9 @@ def test_permuting_clients_permutes_their_weights() -> None:
     agent, order = some_agent(config), torch.tensor([3, 0, 6, 1, 5, 2, 4])
     parts = *rand(3, 7, seed=2), torch.arange(7) + 20
     p, permuted = (
-        agents.simplex(agents.scores(config, agent, agents.features(*each)))
+        page_config.softmax_weights(
+            agents.client_scores(config, agent, agents.client_features(*each))
+        )
         for each in (parts, [part[order] for part in parts])
     )
     assert float(p.max() / p.min()) > 1.05  # else there is nothing to permute
@@ -83,28 +87,28 @@ def test_with_noise_too_a_clients_weight_is_its_own_wherever_it_stands() -> None
     s = Server(task, task.training, sim.params, sim.server_state, 0, 4, 9)
     config, order = CONFIG, torch.tensor([2, 5, 0, 1, 4, 3])
     player = {
-        **sim.server_state["follower"],
-        "agent": {**some_agent(config), "updates": torch.tensor(1)},
+        **sim.server_state["server_agent"],
+        "ddpg": {**some_agent(config), "num_updates": torch.tensor(1)},
     }
     seen = some_features(6)
-    one, _ = agents.turn_cohort(s, config, player, torch.arange(6), seen, False)
-    other, _ = agents.turn_cohort(s, config, player, order, seen[order], False)
-    still, after = agents.turn_cohort(
+    one, _ = agents.act_and_learn_on_set(s, config, player, torch.arange(6), seen, False)
+    other, _ = agents.act_and_learn_on_set(s, config, player, order, seen[order], False)
+    still, after = agents.act_and_learn_on_set(
         s, replace(config, sigma=0.0), player, torch.arange(6), seen, False
     )
     assert largest_difference(one[order], other) < 1e-12
     assert largest_difference(one, still) > 0.01
-    assert largest_difference(still, agents.scores(config, after["agent"], seen)) < 1e-12
+    assert largest_difference(still, agents.client_scores(config, after["ddpg"], seen)) < 1e-12
 
 
 def test_identical_clients_get_identical_weights() -> None:
     config = CONFIG
     seen = some_features(5)[[0, 1, 0, 2, 0]]
-    score = agents.scores(config, some_agent(config), seen)
+    score = agents.client_scores(config, some_agent(config), seen)
     assert float((score[[0, 2]] - score[4]).abs().max()) < 1e-12
     assert float((score[0] - score[1]).abs()) > 1e-3
-    alike = agents.simplex(
-        agents.scores(config, some_agent(config), some_features(1).expand(8, -1))
+    alike = page_config.softmax_weights(
+        agents.client_scores(config, some_agent(config), some_features(1).expand(8, -1))
     )
     assert alike.tolist() == pytest.approx([1 / 8] * 8, abs=1e-12)
 
@@ -112,7 +116,7 @@ def test_identical_clients_get_identical_weights() -> None:
 def test_the_value_of_a_cohort_knows_neither_order_nor_copies() -> None:
     config = CONFIG
     agent, seen, action = some_agent(config), some_features(3), rand(3, 1, seed=3)
-    critic = ddpg.layers(agent["critic"], ddpg._critic_shapes(config, 2 * agents.FEATURES, 1))
+    critic = unflatten(agent["critic"], ddpg._critic_shapes(config, 2 * agents.NUM_FEATURES, 1))
 
     def value(rows: list[int]) -> float:
         return float(ddpg._critic(critic, seen[rows].unsqueeze(0), action[rows].unsqueeze(0))[0])
@@ -125,54 +129,57 @@ def test_the_value_of_a_cohort_knows_neither_order_nor_copies() -> None:
 
 def test_all_members_share_one_scale() -> None:
     """A scale for each place in the memory would tell the places apart."""
-    config = ddpg.Config(capacity=4, members=3)
+    config = ddpg.Config(buffer_size=4, set_size=3)
     agent = ddpg.init(config, 2, 1, rand(ddpg.init_draws(config, 2, 1)))
     held = rand(2, 3, 2, seed=5)
-    agent["replay"]["state"][:2] = held
-    exported = ddpg.export(config, {**agent, "stored": torch.tensor(2)})
+    agent["buffer"]["state"][:2] = held
+    exported = ddpg.export_policy(config, {**agent, "num_stored": torch.tensor(2)})
     rows = held.reshape(6, 2)
     assert largest_difference(exported["mean"], rows.mean(0)) < 1e-12
-    assert largest_difference(exported["spread"], rows.std(0, correction=0)) < 1e-12
+    assert largest_difference(exported["std"], rows.std(0, correction=0)) < 1e-12
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 100])
 def test_the_memory_keeps_members_evenly(size: int) -> None:
     for u in (0.0, 0.4, 0.999):
         counts = torch.bincount(
-            agents.evenly(size, 8, torch.tensor([u], dtype=torch.float64)), minlength=size
+            agents.even_sample(size, 8, torch.tensor([u], dtype=torch.float64)), minlength=size
         )
         assert int(counts.sum()) == 8
         assert int(counts.max() - counts.min()) <= 1
     assert (
-        int(agents.evenly(size, 8, torch.tensor([1 - 2.0**-53], dtype=torch.float64)).max())
+        int(agents.even_sample(size, 8, torch.tensor([1 - 2.0**-53], dtype=torch.float64)).max())
         == size - 1
     )
 
 
 def test_the_actor_learns_to_prefer_whom_the_reward_prefers() -> None:
-    """Pay by the weight of clients with a low loss: the scores must come to follow minus the loss."""
+    """Pay by the weight of clients with a low loss: scores must come to follow minus the loss."""
     config = ddpg.Config(
-        gamma=0.0, batch=32, steps=1, capacity=256, warmup=1, members=8, noise="none"
+        gamma=0.0, batch=32, steps=1, buffer_size=256, learning_starts=1, set_size=8, noise="none"
     )
     agent = ddpg.init(
-        config, 2 * agents.FEATURES, 1, rand(ddpg.init_draws(config, 2 * agents.FEATURES, 1))
+        config,
+        2 * agents.NUM_FEATURES,
+        1,
+        rand(ddpg.init_draws(config, 2 * agents.NUM_FEATURES, 1)),
     )
     for k in range(256):
         seen, action = (
-            agents.features(*rand(3, 8, seed=k), torch.full((8,), 20)),
+            agents.client_features(*rand(3, 8, seed=k), torch.full((8,), 20)),
             2 * rand(8, seed=1000 + k) - 1,
         )
-        reward = -(agents.simplex(action) @ seen[:, 2])
-        row = {"state": seen, "action": action.unsqueeze(-1), "reward": reward, "next": seen}
-        agent = agents.remember(agent, {name: value.unsqueeze(0) for name, value in row.items()})
+        reward = -(page_config.softmax_weights(action) @ seen[:, 2])
+        row = {"state": seen, "action": action.unsqueeze(-1), "reward": reward, "next_state": seen}
+        agent = add_to_buffer(agent, {name: value.unsqueeze(0) for name, value in row.items()})
     for k in range(150):
         agent = ddpg.learn(config, agent, rand(1, 32, seed=k))
-    seen = agents.features(*rand(3, 50, seed=5000), torch.full((50,), 20))
-    both = torch.stack([agents.scores(config, agent, seen), seen[:, 2]])
+    seen = agents.client_features(*rand(3, 50, seed=5000), torch.full((50,), 20))
+    both = torch.stack([agents.client_scores(config, agent, seen), seen[:, 2]])
     assert float(torch.corrcoef(both)[0, 1]) < -0.7
 
 
-# --- a run ----------------------------------------------------------------------------------------------------------
+# --- a run ---------------------------------------------------------------------------------------
 
 
 def test_transitions_by_hand() -> None:
@@ -182,42 +189,52 @@ def test_transitions_by_hand() -> None:
     before = task.evaluate_stack(ids, everybody(sim.initial), "val")
     trained = task.evaluate_stack(ids, uploads, "val")
     back = task.evaluate_stack(ids, everybody(sim.params), "val")
-    held = sim.store.state["player"]
+    held = sim.store.state["agent"]
     first = before["acc"].unsqueeze(1)
-    assert largest_difference(held["state"], first) < 1e-12
-    assert sim.logs[0].decisions["epochs"] == agents.epochs_of(held["action"][:, 0], 20).tolist()
+    assert largest_difference(held["last_state"], first) < 1e-12
+    assert (
+        sim.logs[0].decisions["epochs"]
+        == page_config.absolute_epochs(held["last_action"][:, 0], 20).tolist()
+    )
 
     # The server: its weights, what it saw, what it is paid.
-    follower = sim.server_state["follower"]
-    seen = agents.features(trained["acc"], before["loss"], trained["loss"], task.num_examples(ids))
-    p = torch.tensor(sim.logs[0].notes["p"], dtype=torch.float64)
+    follower = sim.server_state["server_agent"]
+    seen = agents.client_features(
+        trained["acc"], before["loss"], trained["loss"], task.num_examples(ids)
+    )
+    p = torch.tensor(sim.logs[0].logged["p"], dtype=torch.float64)
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
-    assert float(follower["reward"]) == pytest.approx(float(1 / (p @ trained["loss"])), rel=1e-4)
+    assert float(follower["last_reward"]) == pytest.approx(
+        float(1 / (p @ trained["loss"])), rel=1e-4
+    )
     mean = {name: torch.tensordot(p, value, 1) for name, value in uploads.items()}
     assert largest_difference(sim.params, mean) < 1e-4  # the log has six digits
-    kept = (follower["state"].unsqueeze(1) - seen).abs().sum(-1).min(1)
+    kept = (follower["last_state"].unsqueeze(1) - seen).abs().sum(-1).min(1)
     assert float(kept.values.max()) < 1e-9
     assert set(kept.indices.tolist()) == set(range(6))
     assert (
         largest_difference(
-            agents.simplex(follower["action"][:, 0]), agents.simplex(p[kept.indices].log10())
+            page_config.softmax_weights(follower["last_action"][:, 0]),
+            page_config.softmax_weights(p[kept.indices].log10()),
         )
         < 1e-4
     )
 
     sim.run_round()
-    leader = sim.server_state["leader"]
-    assert int(leader["stored"]) == 6
-    memory = {name: value[:6] for name, value in leader["replay"].items()}
+    leader = sim.server_state["client_agent"]
+    assert int(leader["num_stored"]) == 6
+    memory = {name: value[:6] for name, value in leader["buffer"].items()}
     assert largest_difference(memory["state"], first) < 1e-12
-    assert largest_difference(memory["action"], held["action"]) == 0.0
-    assert largest_difference(memory["reward"], 1 / trained["loss"].clamp(min=LEAST)) < 1e-9
-    assert largest_difference(memory["next"][:, 0], back["acc"]) < 1e-12
-    server = sim.server_state["follower"]["agent"]
-    assert int(server["stored"]) == 1
-    assert torch.equal(server["replay"]["state"][0], follower["state"])
-    assert float(server["replay"]["reward"][0]) == float(follower["reward"])
-    assert torch.equal(server["replay"]["next"][0], sim.server_state["follower"]["state"])
+    assert largest_difference(memory["action"], held["last_action"]) == 0.0
+    assert largest_difference(memory["reward"], 1 / trained["loss"].clamp(min=MIN_LOSS)) < 1e-9
+    assert largest_difference(memory["next_state"][:, 0], back["acc"]) < 1e-12
+    server = sim.server_state["server_agent"]["ddpg"]
+    assert int(server["num_stored"]) == 1
+    assert torch.equal(server["buffer"]["state"][0], follower["last_state"])
+    assert float(server["buffer"]["reward"][0]) == float(follower["last_reward"])
+    assert torch.equal(
+        server["buffer"]["next_state"][0], sim.server_state["server_agent"]["last_state"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,13 +246,13 @@ def test_learning_agents_run_alike_on_both_executors(method: Page) -> None:
         simulate(method, small_task(), 20, executor) for executor in ("loop", "stacked")
     )
     state = stacked.server_state
-    agent = method.leads.config(small_task())
+    agent = method.client_policy.agent_config(small_task())
     turns = 20 - math.ceil(
-        agent.warmup / 6
+        agent.learning_starts / 6
     )  # it waits for so many transitions, of which each round but the first has 6
-    assert int(state["leader"]["updates"]) == agent.steps * turns
-    follower = state["follower"].get("agent", state["follower"])
-    assert int(follower["updates"]) >= STEPS * (20 - 3)
+    assert int(state["client_agent"]["num_updates"]) == agent.steps * turns
+    follower = state["server_agent"]["ddpg"]
+    assert int(follower["num_updates"]) >= SERVER_UPDATES * (20 - 3)
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
 
 
@@ -246,8 +263,8 @@ def test_chance_decides_in_the_box_until_the_agent_has_learned() -> None:
     spent = torch.tensor(
         [epochs for log in early.logs for epochs in log.decisions["epochs"]]
     ).double()
-    assert int(early.server_state["leader"]["updates"]) == 0
-    assert int(early.server_state["leader"]["stored"]) == 42
+    assert int(early.server_state["client_agent"]["num_updates"]) == 0
+    assert int(early.server_state["client_agent"]["num_stored"]) == 42
     assert float(spent.std()) > 4.5  # of uniform numbers from 1 to 20 it is 5.8
     near = simulate(Page(warmup=1, window=0), task, 8, seed=5)
     assert all(epochs == task.training.epochs for epochs in near.logs[-1].decisions["epochs"])
@@ -259,14 +276,16 @@ def test_cohorts_change_and_a_transition_closes_when_its_client_returns() -> Non
     turns = torch.zeros(6, dtype=torch.int64)
     for log in sim.logs:
         turns[log.ids] += 1
-        assert len(log.notes["p"]) == 3
-        assert sum(log.notes["p"]) == pytest.approx(1.0, abs=1e-5)
-        assert min(log.notes["p"]) > 0
-    held = sim.store.state["player"]["turns"]
+        assert len(log.logged["p"]) == 3
+        assert sum(log.logged["p"]) == pytest.approx(1.0, abs=1e-5)
+        assert min(log.logged["p"]) > 0
+    held = sim.store.state["agent"]["num_turns"]
     assert held.tolist() == turns[torch.from_numpy(sim.store.ids)].tolist()
-    assert int(sim.server_state["leader"]["stored"]) == int((turns - 1).clamp(min=0).sum())
+    assert int(sim.server_state["client_agent"]["num_stored"]) == int(
+        (turns - 1).clamp(min=0).sum()
+    )
     assert (
-        int(sim.server_state["follower"]["agent"]["stored"]) == 7
+        int(sim.server_state["server_agent"]["ddpg"]["num_stored"]) == 7
     )  # the server's closes with any next cohort
 
 
@@ -284,45 +303,57 @@ def test_only_some_of_the_asked_reply() -> None:
         "trained_loss": torch.ones(1).double(),
         "trained_acc": torch.ones(1),
     }
-    metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.state["player"]["transition"].items()}
+    metrics |= {f"agent_{k}": v[:1] for k, v in sim.store.state["agent"]["transition"].items()}
     uploads = {k: v[:1] for k, v in sim.store.local.items()}
     p, state = method.aggregation_weights(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
     assert isinstance(p, Tensor)
     assert p.tolist() == [1.0]
-    assert int(state["leader"]["stored"]) == int(sim.server_state["leader"]["stored"]) + 1
+    s.state = state
+    state = method.learn(s, torch.tensor([4]), ClientUpdate(uploads, {}, metrics))
+    assert (
+        int(state["client_agent"]["num_stored"])
+        == int(sim.server_state["client_agent"]["num_stored"]) + 1
+    )
 
 
 def test_the_actor_and_the_transitions_are_billed() -> None:
     task = small_task()
     sim = simulate(Page(**PAPER), task, 1)
-    plain = simulate(Page(**PAPER, adapt="p"), task, 1)
-    actor = tree_bytes(ddpg.export(Page(**PAPER).leads.config(task), sim.server_state["leader"]))
+    plain = simulate(Page(**PAPER, controls="p"), task, 1)
+    actor = tree_bytes(
+        ddpg.export_policy(
+            Page(**PAPER).client_policy.agent_config(task), sim.server_state["client_agent"]
+        )
+    )
     ours, theirs = sim.logs[0].bytes, plain.logs[0].bytes
     down, up = ours.down - theirs.down, ours.up - theirs.up
     assert down == 6 * (actor + 1)
     assert up == 6 * (8 * (1 + 2 + 1 + 1) + 1)
 
 
-@pytest.mark.parametrize("adapt", ["alpha", "eta", "alpha,eta", "p", "eta,p"])
-def test_ablations_adapt_only_what_they_name(adapt: str) -> None:
+@pytest.mark.parametrize("controls", ["alpha", "eta", "alpha,eta", "p", "eta,p"])
+def test_agents_decide_only_the_named_controls(controls: str) -> None:
     task = small_task()
-    last = simulate(Page(adapt=adapt, **PAPER), task, 4).logs[-1]
-    factors = adapt.split(",")
+    last = simulate(Page(controls=controls, **PAPER), task, 4).logs[-1]
+    factors = controls.split(",")
     assert (last.train["epochs"].min != last.train["epochs"].max) == ("alpha" in factors)
     assert (last.train["lr"].min != last.train["lr"].max) == ("eta" in factors)
-    assert ("p" in last.notes) == ("p" in factors)
+    assert ("p" in last.logged) == ("p" in factors)
 
 
 def test_it_sits_on_scaffold_without_p_and_keeps_its_memory() -> None:
-    sim = simulate(Page(base="scaffold", adapt="alpha,eta", **SHORT), small_task(), 4)
+    sim = simulate(Page(base="scaffold", controls="alpha,eta", **SHORT), small_task(), 4)
     variates = sim.store.state["base"]["c"]
     for name, c in sim.server_state["base"]["c"].items():
         assert largest_difference(c, variates[name].mean(0)) < 1e-12
 
 
 def test_noise_fades_over_the_run_and_in_the_box_as_in_the_paper() -> None:
-    box = Page(warmup=10, reading="paper").leads
-    assert [box.spread(t, 900) for t in (1, 10, 10 + FADE // 2, 10 + FADE, 800)] == pytest.approx(
-        [0.2, 0.2, 0.1, 0, 0]
+    box = Page(warmup=10, reading="paper").client_policy
+    assert [
+        box.noise_std(t, 900)
+        for t in (1, 10, 10 + NOISE_DECAY_ROUNDS // 2, 10 + NOISE_DECAY_ROUNDS, 800)
+    ] == pytest.approx([0.2, 0.2, 0.1, 0, 0])
+    assert [Page().client_policy.noise_std(t, 100) for t in (0, 50, 100)] == pytest.approx(
+        [0.2, 0.1, 0.0]
     )
-    assert [Page().leads.spread(t, 100) for t in (0, 50, 100)] == pytest.approx([0.2, 0.1, 0.0])

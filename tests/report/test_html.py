@@ -263,7 +263,7 @@ def test_fedpolicy_shows_who_got_what(policy_run: Path) -> None:
 
 def test_an_energy_budget_shows_what_was_spent(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = "--clients 4 --rounds 3 --executor stacked --server-clients 20 --quiet --resources default".split()
+    options = "--clients 4 --rounds 3 --executor stacked --server-clients 20 --quiet --energy-budget default".split()
     assert main(["run", "--method", "page", *options, "--out", str(out)]) == 0
     page, _ = drawn(out)
     section = page[page.index('<section id="resources">') :].partition("</section>")[0]

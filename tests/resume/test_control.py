@@ -20,7 +20,7 @@ METHODS: dict[str, Method] = {
     "page for each": Page(warmup=1, agents="per-client"),
     "page with shared scores": Page(warmup=1, reading="paper"),
     "page as in the authors' code": Page(warmup=1, reading="authors-code", agents="per-client"),
-    "page over scaffold": Page(warmup=1, base="scaffold", adapt="alpha,eta"),
+    "page over scaffold": Page(warmup=1, base="scaffold", controls="alpha,eta"),
     "page over fedala": Page(warmup=1, base="fedala"),
     "dapfl": DapFL(warmup=1, replay=8),
     "autopilot": Autopilot(),

@@ -266,15 +266,17 @@ def test_a_shared_agent_never_meets_a_lie_that_is_far_from_all_others():
         "state": rewards[:, None],
         "action": rewards.clamp(-1, 1)[:, None],
         "reward": rewards,
-        "next": rewards[:, None],
+        "next_state": rewards[:, None],
     }
     told = {f"agent_{name}": value for name, value in each.items()} | {
-        "agent_closed": torch.ones(8, dtype=torch.bool)
+        "agent_completed": torch.ones(8, dtype=torch.bool)
     }
     task = small_task("linear")
     first, later = (Server(task, task.training, {}, {}, 0, round, 5) for round in (1, 2))
-    assert not len(agents.closed(first, told)["reward"])
-    rows = agents.closed(later, told)
+    assert not len(agents.completed_transitions(first, told)["reward"])
+    rows = agents.completed_transitions(later, told)
     assert float(rows["reward"].max()) == pytest.approx(5 * 0.2)
     assert torch.equal(rows["reward"][:7], rewards[:7])
-    assert float(agents.closed(later, told, logarithms=False)["reward"].max()) == 200
+    assert (
+        float(agents.completed_transitions(later, told, clip_outliers=False)["reward"].max()) == 200
+    )

@@ -27,6 +27,7 @@ HOOKS = (
         "partial_sums",
         "apply_sums",
         "aggregate",
+        "learn",
         "personal_model",
         "should_stop",
     ),
@@ -183,6 +184,22 @@ class Method(Options):
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
         """The next global model from the sums over all clients that replied."""
         return {**server.params, **sums["mean"]}, server.state
+
+    def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        """Train what decides at the server, such as agents, after the round's aggregation.
+
+        It is called once per round, after `aggregate`. What this round's weights depend on cannot be
+        learned here.
+
+        Args:
+            server: The server, with the new global model and the state that `aggregate` returned.
+            ids: The clients whose replies were aggregated `[K]`.
+            updates: Their uploads `[K, ...]`. Where `aggregates_by_sum`, only their metrics.
+
+        Returns:
+            The server's state for the next round.
+        """
+        return server.state
 
     def num_rounds(self, asked: int) -> int:
         """Rounds of the run; a method whose budget is not counted in rounds works them out."""

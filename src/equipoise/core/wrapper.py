@@ -124,6 +124,10 @@ class DelegatingMethod(Method):
         params, state = self.inner.apply_sums(server.scoped("base"), sums)
         return params, {**server.state, "base": state}
 
+    def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        state = self.inner.learn(server.scoped("base"), ids, updates)
+        return {**server.state, "base": state}
+
     def num_rounds(self, asked: int) -> int:
         return self.inner.num_rounds(asked)
 

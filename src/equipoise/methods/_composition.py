@@ -76,10 +76,10 @@ class ComposedMethod(DelegatingMethod):
         if not self.inner.has_global(task):
             raise UsageError(
                 f"{self.name} weighs whole models, but '{self.base}' keeps a part of them at the "
-                "clients: choose a --base that shares all, or --adapt alpha,eta"
+                "clients: choose a --base that shares all, or --controls alpha,eta"
             )
         if "aggregation_weights" in self.inner.overridden_hooks:
             raise UsageError(
                 f"{self.name} would choose the weights of the mean, but '{self.base}' is only "
-                "sound under its own: choose another --base, or --adapt alpha,eta"
+                "sound under its own: choose another --base, or --controls alpha,eta"
             )

@@ -1,7 +1,8 @@
-"""Dap-FL: a DDPG agent at each client chooses its epochs and learning rate.
+"""Dap-FL: a DDPG agent at each client chooses epochs and learning rate.
 
-Chen et al., "Dap-FL: Federated Learning Flourishes by Adaptive Tuning and Secure Aggregation",
-IEEE TPDS 2023 (arXiv:2206.03623). The server averages by data size, as FedAvg does.
+Chen et al., "Dap-FL: Federated Learning Flourishes by Adaptive Tuning and Secure Aggregation", IEEE
+TPDS 2023. The server averages by data size. It is the client half of PAGE with another state and
+another reward; their encrypted aggregation is not part of it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from equipoise.core import (
     option,
 )
 from equipoise.methods.page import agents
-from equipoise.methods.page.config import epochs_of, rate_of
-from equipoise.rl.ddpg import Config
+from equipoise.methods.page.config import absolute_epochs, absolute_lr
+from equipoise.rl import ddpg
 from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
 class DapFL(Method):
-    """Observe loss and accuracy of the received model; reward what training improves of both."""
+    """Each client's agent observes the received model and is paid what training improves.
+
+    Client state: `agent`, an `agents.PlayerState`.
+    """
 
     name: ClassVar[str] = "dapfl"
     family: ClassVar[str] = "controller"
     max_epochs: int = option(20, "largest number of epochs that an agent may choose", low=1)
-    lr_min: float = option(1e-4, "smallest learning rate that an agent may choose", above=0)
-    lr_max: float = option(1e-2, "largest learning rate that an agent may choose", above=0)
-    agent_rate: float = option(
-        0.01, "learning rate of the critics, ten times that of the actors", above=0
-    )
+    lr_min: float = option(1e-4, "smallest rate that an agent may choose", above=0)
+    lr_max: float = option(1e-2, "largest rate that an agent may choose", above=0)
+    agent_rate: float = option(0.01, "rate of the critics, ten times that of the actors", above=0)
     warmup: int = option(35, "rounds of random actions before the agents decide", low=0)
     explore: int = option(
         500, "rounds over which the agents' exploration noise decays after the warm-up", low=0
@@ -50,56 +52,55 @@ class DapFL(Method):
     )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        """Refuse an empty range of learning rates, and a task without validation data."""
+        """Refuse an empty range of learning rates, and tasks without validation data."""
         if not self.lr_min < self.lr_max:
             raise UsageError(f"lr_min is {self.lr_min}: must be below lr_max ({self.lr_max})")
         if not task.has_split("val"):
             raise UsageError(
-                "dapfl rewards its agents on validation data, and task "
-                f"'{task.name}' has none: set val_share"
+                f"dapfl rewards its agents on validation data, and task '{task.name}' has none: "
+                "set val_share"
             )
 
     @property
-    def agent(self) -> Config:
-        """Return the configuration of the DDPG agents."""
-        rate = self.agent_rate
-        return Config(
-            critic_lr=rate,
-            actor_lr=rate / 10,
-            target_rate=rate,
-            capacity=self.replay,
-            warmup=self.warmup,
-            fade=self.explore,
+    def agent_config(self) -> ddpg.Config:
+        """The agents' hyper-parameters."""
+        return ddpg.Config(
+            critic_lr=self.agent_rate,
+            actor_lr=self.agent_rate / 10,
+            tau=self.agent_rate,
+            buffer_size=self.replay,
+            learning_starts=self.warmup,
+            noise_decay_steps=self.explore,
         )
 
     def init_client(self, task: Task, params: Params) -> State:
-        """Start an agent with two observations and two actions."""
-        return {"player": agents.empty(self.agent, 2, 2)}
+        """Return an agent of two observations and two actions, without experience."""
+        return {"agent": agents.init_state(self.agent_config, 2, 2)}
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        """Let the agent learn and choose: lr = 10^(a_0 - 3), epochs = int(20 (a_1 + 1) / 2).
+        """Observe loss and accuracy of the received model, and choose learning rate and epochs.
 
-        At least one epoch is trained, unlike in the paper.
+        The paper has eta = 10^(a_0 - 3) and epochs = int(20 (a_1 + 1) / 2); here at least 1 epoch.
         """
+        observation = _loss_and_accuracy(client, client.start)
         learning = client.round > self.warmup
-        action, playing = agents.client_turn(
-            client, self.agent, client.state["player"], _observation(client, client.start), learning
+        action, player = agents.act_and_learn(
+            client, self.agent_config, client.state["agent"], observation, learning
         )
-        hparams = LocalHParams(
-            epochs_of(action[1], self.max_epochs), rate_of(action[0], self.lr_min, self.lr_max)
-        )
-        return hparams, {"player": playing}
+        lr = absolute_lr(action[0], self.lr_min, self.lr_max)
+        epochs = absolute_epochs(action[1], self.max_epochs)
+        return LocalHParams(epochs, lr), {"agent": player}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        """Reward the agent with the fall of the loss plus the rise of the accuracy."""
+        """Upload the model; pay the agent the gains in loss and in accuracy."""
         update, state = super().upload(client)
-        before = state["player"]["state"]
-        after = _observation(client, client.trained)
+        before = state["agent"]["last_state"]
+        after = _loss_and_accuracy(client, client.trained)
         reward = (before[0] - after[0]) + (after[1] - before[1])
-        return update, {"player": {**state["player"], "reward": reward}}
+        return update, agents.set_last_transition(state, "agent", last_reward=reward)
 
 
-def _observation(client: Client, model: Params) -> Tensor:
-    """Return loss and accuracy of a model on the client's validation data, `[2]`."""
-    accuracy, loss = client.task.utility_and_loss(client.evaluate(model))
+def _loss_and_accuracy(client: Client, params: Params) -> Tensor:
+    """Return loss and accuracy `[2]` of a model on the client's validation data."""
+    accuracy, loss = client.task.utility_and_loss(client.evaluate(params))
     return torch.stack([loss, accuracy]).double()

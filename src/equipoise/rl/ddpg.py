@@ -1,63 +1,116 @@
-"""DDPG (Lillicrap et al., 2016; algorithm 1 of PAGE): functions of ONE agent's state, mapped over many by ``vmap``.
+"""DDPG (Lillicrap et al., ICLR 2016, arXiv:1509.02971); lines refer to algorithm 1 of PAGE.
 
-An agent is a nested dictionary of tensors. Random numbers come in as uniform draws, so an agent has no generator of its
-own, and nothing here branches on data: N agents are one batched computation, and one agent alone is the same code.
-Actions lie in [-1, 1] everywhere: in the actor's output, in the memory and at the critic's input.
+All functions are of ONE agent's state and are mapped over many agents by `vmap`. Random numbers
+are arguments (uniform draws), and nothing branches on data: N agents are one batched computation,
+and one agent alone runs the same code. Actions lie in [-1, 1] everywhere: in the actor's output, in
+the replay buffer and at the critic's input.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad
 from torch.utils import _pytree as pytree
 
-from equipoise.core import Params, State
-from equipoise.rl.nn import DTYPE, Shapes, adam, fill, layers, size
+from equipoise.core import Params
+from equipoise.rl.nn import DTYPE, Shapes, adam, init_weights, num_params, unflatten
+
+MIN_STD = 1e-6
+"""Inputs with a smaller standard deviation are centred, but not scaled."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What an agent is: sizes, rates, memory and exploration."""
+    """Hyper-parameters of an agent."""
 
     critic_lr: float = 0.01
     actor_lr: float = 0.001
-    target_rate: float = 0.01
-    """beta: how far the target nets follow the main nets in one update."""
+    tau: float = 0.01
+    """How far the target networks follow the main networks in one update (the paper's beta)."""
     gamma: float = 0.99
+    """Discount factor."""
     batch: int = 32
+    """Transitions in one update."""
     steps: int = 1
-    """Updates in one call of :func:`learn`."""
-    capacity: int = 1000
-    warmup: int = 35
-    """Actions that are uniformly random before the actor is asked, and transitions before the first update."""
+    """Updates in one call of `learn`."""
+    buffer_size: int = 1000
+    """Transitions in the replay buffer."""
+    learning_starts: int = 35
+    """First actions that are uniformly random, and transitions needed before the first update."""
     hidden: tuple[int, int] = (40, 30)
+    """Units of the two hidden layers of actor and critic."""
     noise: str = "ou"
-    """``ou``: Ornstein-Uhlenbeck; ``gaussian``: independent; ``none``."""
+    """Exploration noise: `ou` (Ornstein-Uhlenbeck), `gaussian` (independent) or `none`."""
     sigma: float = 0.2
+    """Standard deviation of the exploration noise."""
     theta: float = 0.15
     """Pull of the Ornstein-Uhlenbeck process towards zero."""
-    fade: int = 500
-    """Noise shrinks linearly to nothing over so many actions; 0 keeps it."""
-    restraint: float = 0.01
-    """Penalty on the square of what enters the actor's tanh: a saturated actor has no gradient to come back by."""
+    noise_decay_steps: int = 500
+    """Actions over which the noise decays linearly to zero; 0 keeps it constant."""
+    pretanh_l2: float = 0.01
+    """L2 penalty on the input of the actor's tanh: a saturated actor has no gradient."""
     normalise: bool = True
-    """Standardise states and rewards by the memory's own mean and spread."""
-    members: int = 0
-    """Above 0, a state is a set of so many feature vectors with an action each; the value of a set is its mean."""
+    """Standardise states and rewards by mean and standard deviation of the replay buffer."""
+    set_size: int = 0
+    """If above 0, a state is a set of this many feature vectors with one action each, and the value
+    of a set is the mean over its members (Deep Sets)."""
 
 
-def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
-    """A new agent from ``init_draws`` uniform numbers in [0, 1)."""
-    actor_shapes, critic_shapes = (
-        _actor_shapes(config, state_dim, action_dim),
-        _critic_shapes(config, state_dim, action_dim),
-    )
-    actor, critic = fill(actor_shapes, u), fill(critic_shapes, u[size(actor_shapes) :])
+class AgentState(TypedDict):
+    """All that an agent is; a dictionary of tensors."""
+
+    actor: Tensor
+    """mu, as a flat vector `[P]` (see `nn.unflatten`)."""
+    critic: Tensor
+    """Q, as a flat vector."""
+    actor_target: Tensor
+    critic_target: Tensor
+    actor_adam: Params
+    """Adam's moments `m` and `v`."""
+    critic_adam: Params
+    num_updates: Tensor
+    """Updates so far."""
+    num_actions: Tensor
+    """Actions so far."""
+    num_stored: Tensor
+    """Transitions stored so far; the buffer is a ring."""
+    noise: Tensor
+    """State of the exploration noise `[A]`."""
+    buffer: Params
+    """Transitions: `state`, `action`, `reward` and `next_state`, each `[buffer_size, ...]`."""
+
+
+def init_draws(config: Config, state_dim: int, action_dim: int) -> int:
+    """Return how many uniform numbers `init` needs."""
+    actor_shapes = _actor_shapes(config, state_dim, action_dim)
+    critic_shapes = _critic_shapes(config, state_dim, action_dim)
+    return num_params(actor_shapes) + num_params(critic_shapes)
+
+
+def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> AgentState:
+    """Initialise an agent (line 1).
+
+    Args:
+        config: Hyper-parameters.
+        state_dim: Numbers in a state.
+        action_dim: Numbers in an action.
+        u: `init_draws` uniform numbers in [0, 1).
+
+    Returns:
+        An agent with an empty replay buffer.
+    """
+    actor_shapes = _actor_shapes(config, state_dim, action_dim)
+    critic_shapes = _critic_shapes(config, state_dim, action_dim)
+    actor = init_weights(actor_shapes, u)
+    critic = init_weights(critic_shapes, u[num_params(actor_shapes) :])
     zero = torch.zeros((), dtype=torch.int64)
-    rows = (config.capacity, config.members) if config.members else (config.capacity,)
+    rows: tuple[int, ...] = (config.buffer_size,)
+    if config.set_size:
+        rows = (config.buffer_size, config.set_size)
     return {
         "actor": actor,
         "critic": critic,
@@ -65,135 +118,181 @@ def init(config: Config, state_dim: int, action_dim: int, u: Tensor) -> State:
         "critic_target": critic,
         "actor_adam": {"m": torch.zeros_like(actor), "v": torch.zeros_like(actor)},
         "critic_adam": {"m": torch.zeros_like(critic), "v": torch.zeros_like(critic)},
-        "updates": zero,
-        "acted": zero,
-        "stored": zero,
+        "num_updates": zero,
+        "num_actions": zero,
+        "num_stored": zero,
         "noise": torch.zeros(action_dim, dtype=DTYPE),
-        "replay": {
+        "buffer": {
             "state": torch.zeros(*rows, state_dim, dtype=DTYPE),
             "action": torch.zeros(*rows, action_dim, dtype=DTYPE),
-            "reward": torch.zeros(config.capacity, dtype=DTYPE),
-            "next": torch.zeros(*rows, state_dim, dtype=DTYPE),
+            "reward": torch.zeros(config.buffer_size, dtype=DTYPE),
+            "next_state": torch.zeros(*rows, state_dim, dtype=DTYPE),
         },
     }
 
 
-def init_draws(config: Config, state_dim: int, action_dim: int) -> int:
-    """How many uniform numbers :func:`init` reads."""
-    return size(_actor_shapes(config, state_dim, action_dim)) + size(
-        _critic_shapes(config, state_dim, action_dim)
-    )
+def export_policy(config: Config, agent: AgentState) -> Params:
+    """Return what another party needs to act as this agent would, without noise.
+
+    Returns:
+        The `actor`, and `mean` and `std` by which its inputs are standardised.
+    """
+    mean, std = _state_scale(config, agent)
+    return {"actor": agent["actor"], "mean": mean, "std": std}
 
 
-def policy(config: Config, agent: State, state: Tensor) -> Tensor:
-    """mu(s): the action without noise."""
-    return apply(config, export(config, agent), state, agent["noise"].shape[-1])
+def apply_policy(config: Config, policy: Params, state: Tensor, action_dim: int) -> Tensor:
+    """Return mu(s) of an exported policy.
+
+    Args:
+        config: Hyper-parameters of the agent.
+        policy: The result of `export_policy`.
+        state: States `[..., S]`.
+        action_dim: Numbers in an action.
+
+    Returns:
+        Actions `[..., action_dim]` in [-1, 1].
+    """
+    shapes = _actor_shapes(config, state.shape[-1], action_dim)
+    actor = unflatten(policy["actor"], shapes)
+    return _actor(actor, _standardise(state, policy["mean"], policy["std"]))
 
 
-def export(config: Config, agent: State) -> Params:
-    """All that another party needs to act as this agent would."""
-    mean, spread = _state_scale(config, agent)
-    return {"actor": agent["actor"], "mean": mean, "spread": spread}
+def greedy_action(config: Config, agent: AgentState, state: Tensor) -> Tensor:
+    """Return mu(s), the action without noise."""
+    return apply_policy(config, export_policy(config, agent), state, agent["noise"].shape[-1])
 
 
-def apply(config: Config, exported: Params, state: Tensor, action_dim: int) -> Tensor:
-    """mu(s) of an exported actor."""
-    actor = layers(exported["actor"], _actor_shapes(config, state.shape[-1], action_dim))
-    return _actor(actor, _standardise(state, exported["mean"], exported["spread"]))
+def act(config: Config, agent: AgentState, state: Tensor, u: Tensor) -> tuple[Tensor, AgentState]:
+    """Choose the next action: random at first, later mu(s) with noise.
 
+    Args:
+        config: Hyper-parameters.
+        agent: The agent.
+        state: The state `[S]`.
+        u: Uniform numbers `[A]`, one per number of the action.
 
-def act(config: Config, agent: State, state: Tensor, u: Tensor) -> tuple[Tensor, State]:
-    """The next action, random at first and noisy later; ``u``: one uniform number an action."""
-    shock = config.sigma * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
+    Returns:
+        The action `[A]` in [-1, 1] and the agent.
+    """
+    shock = config.sigma * normal_quantile(u)
     noise = agent["noise"]
     if config.noise == "ou":
         noise = noise - config.theta * noise + shock
     elif config.noise == "gaussian":
         noise = shock
-    left = (
-        1.0 - (agent["acted"] - config.warmup) / config.fade
-        if config.fade
-        else torch.ones((), dtype=DTYPE)
+    decay = torch.ones((), dtype=DTYPE)
+    if config.noise_decay_steps:
+        decay = 1.0 - (agent["num_actions"] - config.learning_starts) / config.noise_decay_steps
+    explored = greedy_action(config, agent, state) + noise * decay.clamp(0.0, 1.0)
+    action = torch.where(
+        agent["num_actions"] < config.learning_starts, 2.0 * u - 1.0, explored.clamp(-1.0, 1.0)
     )
-    explored = policy(config, agent, state) + noise * left.clamp(0.0, 1.0)
-    action = torch.where(agent["acted"] < config.warmup, 2.0 * u - 1.0, explored.clamp(-1.0, 1.0))
-    return action, {**agent, "noise": noise, "acted": agent["acted"] + 1}
+    return action, {**agent, "noise": noise, "num_actions": agent["num_actions"] + 1}
 
 
 def store(
-    agent: State, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, keep: Tensor
-) -> State:
-    """Remember (s, a, r, s') in place of the oldest transition; not where ``keep`` is false."""
-    row = {"state": state, "action": action, "reward": reward, "next": following}
-    memory = agent["replay"]
-    here = (torch.arange(len(memory["reward"])) == agent["stored"] % len(memory["reward"])) & keep
-    replay = {
-        name: torch.where(here.reshape(-1, *[1] * (old.dim() - 1)), row[name], old)
-        for name, old in memory.items()
-    }
-    return {**agent, "replay": replay, "stored": agent["stored"] + keep}
+    agent: AgentState,
+    state: Tensor,
+    action: Tensor,
+    reward: Tensor,
+    next_state: Tensor,
+    is_valid: Tensor,
+) -> AgentState:
+    """Store the transition (s, a, r, s') in place of the oldest one.
 
+    Args:
+        agent: The agent.
+        state: s `[S]`.
+        action: a `[A]`.
+        reward: r `[]`.
+        next_state: s' `[S]`.
+        is_valid: A boolean `[]`; nothing is stored where it is false.
 
-def learn(config: Config, agent: State, u: Tensor) -> State:
-    """``config.steps`` updates (algorithm 1, lines 4 to 9); ``u``: uniform numbers ``[steps, batch]``.
-
-    Nothing changes before ``warmup`` transitions are stored.
+    Returns:
+        The agent.
     """
-    memory, filled = agent["replay"], agent["stored"].clamp(max=config.capacity)
-    scale, reward_scale = _state_scale(config, agent), _reward_scale(config, agent)
+    row = {"state": state, "action": action, "reward": reward, "next_state": next_state}
+    buffer = agent["buffer"]
+    buffer_size = len(buffer["reward"])
+    is_target = (torch.arange(buffer_size) == agent["num_stored"] % buffer_size) & is_valid
+    new_buffer = {
+        name: torch.where(is_target.reshape(-1, *[1] * (old.dim() - 1)), row[name], old)
+        for name, old in buffer.items()
+    }
+    return {**agent, "buffer": new_buffer, "num_stored": agent["num_stored"] + is_valid}
+
+
+def learn(config: Config, agent: AgentState, u: Tensor) -> AgentState:
+    """Take `config.steps` updates (lines 4 to 9).
+
+    Args:
+        config: Hyper-parameters.
+        agent: The agent. Nothing changes before it has stored `learning_starts` transitions.
+        u: Uniform numbers `[steps, batch]` that choose transitions.
+
+    Returns:
+        The agent.
+    """
+    buffer = agent["buffer"]
+    buffer_len = agent["num_stored"].clamp(max=config.buffer_size)
+    state_scale = _state_scale(config, agent)
+    reward_scale = _reward_scale(config, agent)
     learned = agent
     for draws in u:
-        rows = (draws * filled).long()
-        batch = {name: values[rows] for name, values in memory.items()}
-        batch["state"], batch["next"] = (
-            _standardise(batch[name], *scale) for name in ("state", "next")
-        )
+        rows = (draws * buffer_len).long()
+        batch = {name: values[rows] for name, values in buffer.items()}
+        batch["state"] = _standardise(batch["state"], *state_scale)
+        batch["next_state"] = _standardise(batch["next_state"], *state_scale)
         batch["reward"] = _standardise(batch["reward"], *reward_scale)
         learned = _update(config, learned, batch)
-    ready = agent["stored"] >= max(1, config.warmup)
-    changed = {
-        name: learned[name]
-        for name in learned
-        if name not in ("replay", "stored", "acted", "noise")
-    }
-    kept = {name: agent[name] for name in changed}
-    return {
-        **agent,
-        **pytree.tree_map(lambda new, old: torch.where(ready, new, old), changed, kept),
-    }
+    is_ready = agent["num_stored"] >= max(1, config.learning_starts)
+    unchanged = ("buffer", "num_stored", "num_actions", "noise")
+    new = {name: value for name, value in learned.items() if name not in unchanged}
+    old = {name: value for name, value in agent.items() if name not in unchanged}
+    selected = pytree.tree_map(lambda a, b: torch.where(is_ready, a, b), new, old)
+    return cast(AgentState, {**agent, **selected})
 
 
-def _update(config: Config, agent: State, batch: Params) -> State:
-    state, action, following = batch["state"], batch["action"], batch["next"]
-    sizes = state.shape[-1], action.shape[-1]
-    actor_shapes, critic_shapes = _actor_shapes(config, *sizes), _critic_shapes(config, *sizes)
+def normal_quantile(u: Tensor) -> Tensor:
+    """Return standard normal numbers from uniform ones in [0, 1)."""
+    quantiles: Tensor = torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
+    return quantiles
 
-    # Line 6: y = r + gamma Q'(s', mu'(s'))
-    ahead = _actor(layers(agent["actor_target"], actor_shapes), following)
-    value = _critic(layers(agent["critic_target"], critic_shapes), following, ahead)
-    target = batch["reward"] + config.gamma * value
 
-    def critic_loss(critic: Params) -> Tensor:  # line 8
+def _update(config: Config, agent: AgentState, batch: Params) -> AgentState:
+    """Take one update of all four networks on a batch of standardised transitions."""
+    state = batch["state"]
+    action = batch["action"]
+    next_state = batch["next_state"]
+    actor_shapes = _actor_shapes(config, state.shape[-1], action.shape[-1])
+    critic_shapes = _critic_shapes(config, state.shape[-1], action.shape[-1])
+
+    # Line 6: y = r + gamma Q'(s', mu'(s')).
+    next_action = _actor(unflatten(agent["actor_target"], actor_shapes), next_state)
+    next_value = _critic(unflatten(agent["critic_target"], critic_shapes), next_state, next_action)
+    target = batch["reward"] + config.gamma * next_value
+
+    # Line 8: the critic minimises mean (y - Q(s, a))^2.
+    def critic_loss(critic: Params) -> Tensor:
         return (target - _critic(critic, state, action)).square().mean()
 
-    updates = agent["updates"] + 1
-    gradient = _flat(grad(critic_loss)(layers(agent["critic"], critic_shapes)))
+    num_updates = agent["num_updates"] + 1
+    gradient = _flatten(grad(critic_loss)(unflatten(agent["critic"], critic_shapes)))
     critic, critic_adam = adam(
-        agent["critic"], gradient, agent["critic_adam"], updates, config.critic_lr
+        agent["critic"], gradient, agent["critic_adam"], num_updates, config.critic_lr
     )
-    judge = layers(critic, critic_shapes)
+    new_critic = unflatten(critic, critic_shapes)
 
-    def minus_value(
-        actor: Params,
-    ) -> Tensor:  # the deterministic policy gradient ascends Q(s, mu(s))
-        free = _before_tanh(actor, state)
-        return (
-            config.restraint * free.square().mean() - _critic(judge, state, torch.tanh(free)).mean()
-        )
+    # Line 9: the actor ascends mean Q(s, mu(s)) (deterministic policy gradient).
+    def actor_loss(actor: Params) -> Tensor:
+        pretanh = _pretanh(actor, state)
+        value = _critic(new_critic, state, torch.tanh(pretanh)).mean()
+        return config.pretanh_l2 * pretanh.square().mean() - value
 
-    gradient = _flat(grad(minus_value)(layers(agent["actor"], actor_shapes)))
+    gradient = _flatten(grad(actor_loss)(unflatten(agent["actor"], actor_shapes)))
     actor, actor_adam = adam(
-        agent["actor"], gradient, agent["actor_adam"], updates, config.actor_lr
+        agent["actor"], gradient, agent["actor_adam"], num_updates, config.actor_lr
     )
     return {
         **agent,
@@ -201,67 +300,74 @@ def _update(config: Config, agent: State, batch: Params) -> State:
         "critic_adam": critic_adam,
         "actor": actor,
         "actor_adam": actor_adam,
-        "actor_target": torch.lerp(agent["actor_target"], actor, config.target_rate),
-        "critic_target": torch.lerp(agent["critic_target"], critic, config.target_rate),
-        "updates": updates,
+        "actor_target": torch.lerp(agent["actor_target"], actor, config.tau),
+        "critic_target": torch.lerp(agent["critic_target"], critic, config.tau),
+        "num_updates": num_updates,
     }
 
 
 def _actor(net: Params, state: Tensor) -> Tensor:
-    return torch.tanh(_before_tanh(net, state))
+    """Return mu(s)."""
+    return torch.tanh(_pretanh(net, state))
 
 
-def _before_tanh(net: Params, state: Tensor) -> Tensor:
+def _pretanh(net: Params, state: Tensor) -> Tensor:
+    """Return the input of the actor's tanh."""
     hidden = torch.relu(state @ net["w1"] + net["b1"])
     hidden = torch.relu(hidden @ net["w2"] + net["b2"])
     return hidden @ net["w3"] + net["b3"]
 
 
 def _critic(net: Params, state: Tensor, action: Tensor) -> Tensor:
-    """Q(s, a); the action enters at the second layer. The value of a set is the mean over its members."""
+    """Return Q(s, a). The action enters at the second layer; a set's value is its members' mean."""
     hidden = torch.relu(state @ net["w1"] + net["b1"])
     hidden = torch.relu(torch.cat([hidden, action], -1) @ net["w2"] + net["b2"])
     value = (hidden @ net["w3"] + net["b3"]).squeeze(-1)
     return value.mean(-1) if value.dim() > 1 else value
 
 
-def _scale(values: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread of what the memory holds; 0 and 1 while it is empty."""
-    held = (torch.arange(len(values)) < stored).to(DTYPE).reshape(-1, *[1] * (values.dim() - 1))
-    count = held.sum().clamp(min=1.0)
-    mean = (values * held).sum(0) / count
-    spread = ((values - mean).square() * held).sum(0).div(count).sqrt()
-    return mean, torch.where(spread > 1e-6, spread, torch.ones_like(spread))
+def _scale(values: Tensor, num_stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the stored rows; 0 and 1 while there are none."""
+    is_stored = (torch.arange(len(values)) < num_stored).to(DTYPE)
+    is_stored = is_stored.reshape(-1, *[1] * (values.dim() - 1))
+    count = is_stored.sum().clamp(min=1.0)
+    mean = (values * is_stored).sum(0) / count
+    std = ((values - mean).square() * is_stored).sum(0).div(count).sqrt()
+    return mean, torch.where(std > MIN_STD, std, torch.ones_like(std))
 
 
-def _state_scale(config: Config, agent: State) -> tuple[Tensor, Tensor]:
+def _state_scale(config: Config, agent: AgentState) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of states; all members of a set share one scale."""
     if not config.normalise:
-        return _as_it_is()
-    state = agent["replay"]["state"]  # all members of a set share one scale
-    return _scale(state.flatten(0, -2), agent["stored"] * max(1, config.members))
+        return _identity_scale()
+    state = agent["buffer"]["state"]
+    return _scale(state.flatten(0, -2), agent["num_stored"] * max(1, config.set_size))
 
 
-def _reward_scale(config: Config, agent: State) -> tuple[Tensor, Tensor]:
-    return _scale(agent["replay"]["reward"], agent["stored"]) if config.normalise else _as_it_is()
+def _reward_scale(config: Config, agent: AgentState) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of rewards."""
+    if not config.normalise:
+        return _identity_scale()
+    return _scale(agent["buffer"]["reward"], agent["num_stored"])
 
 
-def _as_it_is() -> tuple[Tensor, Tensor]:
+def _identity_scale() -> tuple[Tensor, Tensor]:
     return torch.zeros((), dtype=DTYPE), torch.ones((), dtype=DTYPE)
 
 
-def _standardise(values: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    return (values - mean) / spread
+def _standardise(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return (values - mean) / std
 
 
 def _actor_shapes(config: Config, state_dim: int, action_dim: int) -> Shapes:
-    one, two = config.hidden
-    return (state_dim, one), (one, two), (two, action_dim)
+    first, second = config.hidden
+    return (state_dim, first), (first, second), (second, action_dim)
 
 
 def _critic_shapes(config: Config, state_dim: int, action_dim: int) -> Shapes:
-    one, two = config.hidden
-    return (state_dim, one), (one + action_dim, two), (two, 1)
+    first, second = config.hidden
+    return (state_dim, first), (first + action_dim, second), (second, 1)
 
 
-def _flat(layers: Params) -> Tensor:
+def _flatten(layers: Params) -> Tensor:
     return torch.cat([value.reshape(-1) for value in layers.values()])

@@ -184,6 +184,7 @@ def _try_aggregate(
     try:
         weights, after.state = method.aggregation_weights(after, ids, updates)
         after.params, after.state = method.aggregate(after, ids, updates, weights)
+        after.state = method.learn(after, ids, updates)
     except UsageError:
         raise
     except Exception as error:

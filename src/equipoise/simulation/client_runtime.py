@@ -200,8 +200,10 @@ class ClientRuntime(Client):
 
         def look(ids: Tensor) -> Params:
             usual = self.task.devices.usual(ids.reshape(-1).numpy())
+            columns = (usual.speed, usual.up, usual.down, usual.watts, usual.radio)
             return {
-                name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names
+                name: torch.from_numpy(column).reshape(ids.shape)
+                for name, column in zip(names, columns, strict=True)
             }
 
         return DeviceProfile(**vmap_primitives.call(look, look, self.id))

@@ -214,6 +214,10 @@ class DifferentialPrivacy(MethodWrapper):
         """Let the inner method aggregate the mean."""
         return super().aggregate(server, ids, self._with_mean(updates), weights)
 
+    def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        """Show the inner method no more than `aggregate` does."""
+        return super().learn(server, ids, self._with_mean(updates))
+
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
         """Return the ranges of the inner method and that of the noised bit."""

@@ -166,13 +166,20 @@ class RobustAggregation(MethodWrapper):
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
         """Let the inner method aggregate what the rule left."""
-        state = dict(server.state)
-        robust = pytree.from_dict(ClientUpdate, state.pop("robust_updates"))
-        kept = state.pop("kept")
+        robust = pytree.from_dict(ClientUpdate, server.state["robust_updates"])
+        kept = server.state["kept"]
         params, inner_state = self.inner.aggregate(
             server.scoped("base"), ids[kept], robust, weights
         )
-        return params, {**state, "base": inner_state}
+        return params, {**server.state, "base": inner_state}
+
+    def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        """Let the inner method learn from the replies that it aggregated, and forget them."""
+        state = dict(server.state)
+        robust = pytree.from_dict(ClientUpdate, state.pop("robust_updates"))
+        kept = state.pop("kept")
+        inner_state = self.inner.learn(server.scoped("base"), ids[kept], robust)
+        return {**state, "base": inner_state}
 
     def _apply_rule(
         self, server: Server, ids: Tensor, updates: ClientUpdate

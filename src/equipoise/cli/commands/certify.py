@@ -21,11 +21,11 @@ def main(arguments: list[str]) -> int:
     )
     add_quiet(parser)
     chosen = parser.parse(arguments)
-    from equipoise.experiment.certificate import certify_run, in_words
+    from equipoise.experiment.certificate import certify_run, describe
     from equipoise.report.terminal import step_progress
 
     with step_progress("other choices tried", chosen.quiet) as update:
-        found = certify_run(Path(chosen.folder), chosen.samples, told=update)
+        found = certify_run(Path(chosen.folder), chosen.samples, on_progress=update)
     if not chosen.quiet:
-        print("\n".join([*in_words(found), f"Added to {Path(chosen.folder) / 'summary.json'}."]))
+        print("\n".join([*describe(found), f"Added to {Path(chosen.folder) / 'summary.json'}."]))
     return 0

@@ -19,7 +19,7 @@ from equipoise.methods.fedpolicy import state
 from equipoise.methods.fedpolicy import state as record
 from equipoise.methods.fedpolicy.state import Parts
 from equipoise.rl import dqn
-from equipoise.rl.nn import DTYPE, remember
+from equipoise.rl.nn import DTYPE, add_to_buffer
 from equipoise.utils import rng
 
 KEPT = 0.7  # of a smoothed score, each round
@@ -270,7 +270,7 @@ class Dqn(Policy):
                 else torch.zeros(len(who), dtype=DTYPE),
                 "round": known["round"][who],
             }
-            agent = remember(agent, rows)
+            agent = add_to_buffer(agent, rows)
         return {
             **memory,
             "agent": self.studied(server, agent),
@@ -286,7 +286,7 @@ class Dqn(Policy):
             agent = dqn.init(
                 self.config, server.uniform(dqn.init_draws(self.config), rng.POLICY[0])
             )
-        return dqn.watch(agent, now[known["round"][ids] > 0])
+        return dqn.update_normaliser(agent, now[known["round"][ids] > 0])
 
     def studied(self, server: Server, agent: State) -> State:
         """The round's updates on what is remembered."""
@@ -531,4 +531,4 @@ class Learned(Dqn):
             "discount": torch.zeros(len(who), dtype=DTYPE),
             "round": memory["probed"][who],
         }
-        return {**memory, "agent": remember(memory["agent"], rows)}
+        return {**memory, "agent": add_to_buffer(memory["agent"], rows)}

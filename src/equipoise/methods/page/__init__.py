@@ -1,1 +1,1 @@
-"""PAGE and what it is made of: players, actions, energy, when a game has settled."""
+"""PAGE: the game (page.py), its options and variants, its agents, and energy budgets."""

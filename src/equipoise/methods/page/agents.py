@@ -1,586 +1,757 @@
-"""From an agent's action in [-1, 1] to what it means: in the whole box of the paper, or around what is configured."""
+"""PAGE's players: the policies of clients and server, and the state of their agents.
+
+A client policy chooses a_i(t) from s_i(t): `FixedPolicy` (no learning), `PerClientAgents` (one DDPG
+agent at each client, algorithm 2 of the paper) or `SharedAgent` (one DDPG agent for all clients,
+trained at the server). A server policy chooses a_CS(t) from s_CS(t) (algorithm 1):
+`ExponentPolicy`, `PerClientWeights` or `SetPolicy`.
+
+Where the agents are:
+    client state `agent`: `PlayerState` with `PerClientAgents`, `SharedPlayerState` with
+        `SharedAgent`.
+    server state `client_agent`: the `ddpg.AgentState` of `SharedAgent`.
+    server state `server_agent`: `PlayerState`, with `PerClientWeights` a `WeightsPlayerState`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, TypedDict
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from equipoise.core import Client, ClientUpdate, Params, Server, State, Task
 from equipoise.core.report_validation import FRACTION, ValueRange, winsorize
-from equipoise.methods.page.config import (
-    FADE,
-    Game,
-)
+from equipoise.methods.page.config import NOISE_DECAY_ROUNDS, PageConfig
 from equipoise.rl import ddpg
-from equipoise.rl.ddpg import Config
-from equipoise.rl.nn import DTYPE, remember
+from equipoise.rl.nn import DTYPE, add_to_buffer
 from equipoise.utils import rng
 from equipoise.utils.rng import Streams
 
-NEAR_EPOCHS, NEAR_RATE, NEAR_WEIGHT = (
-    2.0,
-    10.0,
-    1.5,
-)  # the largest factor by which an action moves what is configured
+NUM_FEATURES = 4
+"""What `SetPolicy` sees of one client; the cohort's mean of it is appended."""
+SET_SIZE = 32
+"""Clients of a cohort that `SetPolicy` stores in its replay buffer."""
+SERVER_UPDATES = 4
+"""Updates per round of a server's agent, which sees one transition per round."""
+MIN_FEATURE_LOSS = 1e-3
+"""Smallest loss of which a feature takes the logarithm."""
 
-
-NETS = ("actor", "critic", "actor_target", "critic_target")
-
-
-def empty(config: Config, state_dim: int, action_dim: int) -> State:
-    """A player before its first round, when nobody knows yet who it is: its nets are drawn in :func:`seat`."""
-    return {
-        "agent": ddpg.init(
-            config,
-            state_dim,
-            action_dim,
-            torch.zeros(ddpg.init_draws(config, state_dim, action_dim)),
-        ),
-        "state": torch.zeros(state_dim, dtype=DTYPE),
-        "action": torch.zeros(action_dim, dtype=DTYPE),
-        "reward": torch.zeros((), dtype=DTYPE),
-        "turns": torch.zeros((), dtype=torch.int64),
-    }
-
-
-def seat(client: Client, config: Config, player: State) -> State:
-    """Draw the nets of a client that plays for the first time."""
-    new = player["turns"] == 0
-    if not client.any_client(new):
-        return player
-    sizes = player["state"].shape[-1], player["action"].shape[-1]
-    drawn = ddpg.init(
-        config, *sizes, client.uniform(ddpg.init_draws(config, *sizes), stream=rng.AGENT[0])
-    )
-    nets = pytree.tree_map(
-        lambda fresh, held: torch.where(new, fresh, held),
-        {name: drawn[name] for name in NETS},
-        {name: player["agent"][name] for name in NETS},
-    )
-    return {**player, "agent": {**player["agent"], **nets}}
-
-
-def client_turn(
-    client: Client, config: Config, player: State, observed: Tensor, learning: bool
-) -> tuple[Tensor, State]:
-    """The client's next action, after learning from its last one unless it is too early for that."""
-    player = seat(client, config, player)
-    u = client.uniform(_draws(config, player), stream=rng.AGENT[1])
-    return _turn(config, player, observed, u, learning)
-
-
-def server_turn(
-    server: Server, config: Config, player: State, observed: Tensor, learning: bool
-) -> tuple[Tensor, State]:
-    """The same for the server's one player."""
-    if int(player["turns"]) == 0:
-        sizes = len(player["state"]), len(player["action"])
-        drawn = ddpg.init(
-            config, *sizes, server.uniform(ddpg.init_draws(config, *sizes), rng.AGENT[0])
-        )
-        player = {**player, "agent": {**player["agent"], **{name: drawn[name] for name in NETS}}}
-    u = server.uniform(_draws(config, player), rng.AGENT[1])
-    return _turn(config, player, observed, u, learning)
-
-
-def told(state: State, who: str, **what: Tensor) -> State:
-    """A state in which a player's last move has this action or reward; as it is where nobody plays."""
-    return {**state, who: {**state[who], **what}} if who in state else state
-
-
-def _turn(
-    config: Config, player: State, observed: Tensor, u: Tensor, learning: bool
-) -> tuple[Tensor, State]:
-    observed = observed.to(DTYPE)
-    agent = ddpg.store(
-        player["agent"],
-        player["state"],
-        player["action"],
-        player["reward"],
-        observed,
-        player["turns"] > 0,
-    )
-    width = player["action"].shape[-1]
-    if learning:
-        agent = ddpg.learn(config, agent, u[width:].reshape(config.steps, config.batch))
-    action, agent = ddpg.act(config, agent, observed, u[:width])
-    return action, {
-        **player,
-        "agent": agent,
-        "state": observed,
-        "action": action,
-        "turns": player["turns"] + 1,
-    }
-
-
-def _draws(config: Config, player: State) -> int:
-    return int(player["action"].shape[-1]) + config.steps * config.batch
-
-
-LEAST_SHARED = 1e-3
-
-REPORTS = {
-    "agent_state": ValueRange(-100.0, 100.0),  # logarithms of losses
-    "agent_next": ValueRange(-100.0, 100.0),
+REPORT_RANGES = {
+    "agent_state": ValueRange(-100.0, 100.0),  # accuracies and logarithms of losses
+    "agent_next_state": ValueRange(-100.0, 100.0),
     "agent_action": ValueRange(-1.0, 1.0),
-    "agent_reward": ValueRange(
-        -200.0, 200.0
-    ),  # their differences, or one over a loss of at least a hundredth
-    "agent_closed": FRACTION,
+    "agent_reward": ValueRange(-200.0, 200.0),  # differences of logarithms, or at most 1 / MIN_LOSS
+    "agent_completed": FRACTION,
 }
-"""What :func:`report` uploads."""
+"""What a client of `SharedAgent` uploads: the fields of `Transition`."""
 
 
-# --- client ---------------------------------------------------------------------------------------------------------
+class PlayerState(TypedDict):
+    """A player with an agent of its own. Its last transition waits for the next state."""
+
+    ddpg: ddpg.AgentState
+    last_state: Tensor
+    """s(t) `[S]`."""
+    last_action: Tensor
+    """a(t) `[A]`."""
+    last_reward: Tensor
+    """r(t) `[]`."""
+    num_turns: Tensor
+    """Actions so far `[]`; 0 before the first."""
 
 
-def busy(agent: Config) -> Config:
-    """The same agent where all clients share it: more to remember and to learn from each round, in smaller steps."""
-    return replace(
-        agent,
-        critic_lr=agent.critic_lr / 10,
-        actor_lr=agent.actor_lr / 10,
-        batch=64,
-        steps=16,
-        capacity=10_000,
-        warmup=64,
-    )
+class WeightsPlayerState(PlayerState):
+    """The server's player under `PerClientWeights`."""
+
+    upload_accs: Tensor
+    """Accuracy of every client's last upload on D_CS `[N]`; 0 before the first."""
 
 
-def client_init(features: int, actions: int) -> State:
-    state, action = torch.zeros(features, dtype=DTYPE), torch.zeros(actions, dtype=DTYPE)
-    zero = torch.zeros((), dtype=DTYPE)
+class Transition(TypedDict):
+    """(s, a, r, s') of one client."""
+
+    state: Tensor
+    action: Tensor
+    reward: Tensor
+    next_state: Tensor
+    completed: Tensor
+    """A boolean: false in a client's first round, which completes no transition."""
+
+
+class SharedPlayerState(TypedDict):
+    """A client's side of `SharedAgent`: the last transition, and the one that it completed."""
+
+    last_state: Tensor
+    last_action: Tensor
+    last_reward: Tensor
+    num_turns: Tensor
+    transition: Transition
+    """The transition that this round completed; it is uploaded."""
+
+
+def set_last_transition(state: State, key: str, **values: Tensor) -> State:
+    """Set fields of a player's last transition.
+
+    Args:
+        state: State of a client or of the server.
+        key: Where the player is in the state; without one there, nothing changes.
+        values: `last_action` or `last_reward`.
+
+    Returns:
+        The new state.
+    """
+    if key not in state:
+        return state
+    return {**state, key: {**state[key], **values}}
+
+
+# -------------------------------------------------------------------- a player with its own agent
+
+
+def init_state(config: ddpg.Config, state_dim: int, action_dim: int) -> PlayerState:
+    """Return a player before its first round; the networks are drawn in `init_networks`."""
+    u = torch.zeros(ddpg.init_draws(config, state_dim, action_dim))
     return {
-        "state": state,
-        "action": action,
-        "reward": zero,
-        "turns": torch.zeros((), dtype=torch.int64),
-        "transition": {
-            "state": state,
-            "action": action,
-            "reward": zero,
-            "next": state,
-            "closed": torch.zeros((), dtype=torch.bool),
-        },
+        "ddpg": ddpg.init(config, state_dim, action_dim, u),
+        "last_state": torch.zeros(state_dim, dtype=DTYPE),
+        "last_action": torch.zeros(action_dim, dtype=DTYPE),
+        "last_reward": torch.zeros((), dtype=DTYPE),
+        "num_turns": torch.zeros((), dtype=torch.int64),
     }
 
 
-def anything(client: Client, actions: int) -> Tensor:
-    """A random action."""
-    return 2.0 * _draws_shared(client, actions) - 1.0
+def init_networks(party: Client | Server, config: ddpg.Config, player: PlayerState) -> PlayerState:
+    """Draw the networks of a player in its first round, when seed and client are known."""
+    is_new = player["num_turns"] == 0
+    any_new = party.any_client(is_new) if isinstance(party, Client) else bool(is_new)
+    if not any_new:
+        return player
+    state_dim = player["last_state"].shape[-1]
+    action_dim = player["last_action"].shape[-1]
+    u = party.uniform(ddpg.init_draws(config, state_dim, action_dim), stream=rng.AGENT[0])
+    drawn = ddpg.init(config, state_dim, action_dim, u)
+    agent = _with_networks(player["ddpg"], drawn, is_new)
+    return {**player, "ddpg": agent}
 
 
-def turn(
-    client: Client, config: Config, player: State, observed: Tensor, spread: float
-) -> tuple[Tensor, State]:
-    """The next action; and the last one's transition, which what is observed now closes.
+def act_and_learn(
+    party: Client | Server,
+    config: ddpg.Config,
+    player: PlayerState,
+    observation: Tensor,
+    learning: bool,
+) -> tuple[Tensor, PlayerState]:
+    """Complete the last transition, learn from the replay buffer, and choose the next action.
 
-    The actor came down with the model, and whether it decides already, or chance does.
+    Learning comes before acting, as in steps 2 and 5 of the paper's workflow: the decision of round
+    t depends on what is learned in round t.
+
+    Args:
+        party: The client or the server whose player this is.
+        config: Hyper-parameters of the agent.
+        player: The player.
+        observation: s(t) `[S]`.
+        learning: Whether the agent may learn already.
+
+    Returns:
+        a(t) `[A]` and the player.
     """
-    actions = player["action"].shape[-1]
-    noise = spread * torch.special.ndtri(_draws_shared(client, actions).clamp(1e-12, 1 - 1e-12))
-    action = (
-        ddpg.apply(config, client.message.broadcast["policy"], observed, actions) + noise
-    ).clamp(-1, 1)
-    action = torch.where(client.message.broadcast["ready"], action, anything(client, actions))
-    transition = {
-        "state": player["state"],
-        "action": player["action"],
-        "reward": player["reward"],
-        "next": observed,
-        "closed": player["turns"] > 0,
-    }
-    new = {
-        "state": observed,
-        "action": action,
-        "turns": player["turns"] + 1,
-        "transition": transition,
-    }
-    return action, {**player, **new}
+    player = init_networks(party, config, player)
+    count = int(player["last_action"].shape[-1]) + config.steps * config.batch
+    u = party.uniform(count, stream=rng.AGENT[1])
+    return _step(config, player, observation.to(DTYPE), u, learning)
 
 
-def report(player: State) -> Params:
-    """What travels up: the transition that closed this round."""
-    return {f"agent_{name}": value for name, value in player["transition"].items()}
-
-
-def log_loss(loss: Tensor) -> Tensor:
-    return loss.to(DTYPE).clamp(min=LEAST_SHARED).log()
-
-
-def _draws_shared(client: Client, actions: int) -> Tensor:
-    return client.uniform(actions, stream=rng.RESIDUAL[0])
-
-
-# --- server ---------------------------------------------------------------------------------------------------------
-
-
-def server_init(config: Config, features: int, actions: int) -> State:
-    return ddpg.init(
-        config, features, actions, torch.zeros(ddpg.init_draws(config, features, actions))
+def _step(
+    config: ddpg.Config, player: PlayerState, observation: Tensor, u: Tensor, learning: bool
+) -> tuple[Tensor, PlayerState]:
+    """Store the last transition, learn and act, with the random numbers `u`."""
+    agent = ddpg.store(
+        player["ddpg"],
+        player["last_state"],
+        player["last_action"],
+        player["last_reward"],
+        observation,
+        player["num_turns"] > 0,
     )
-
-
-def seat_shared(server: Server, config: Config, agent: State, stream: Streams = rng.AGENT) -> State:
-    """Draw the nets in the first round, when the seed is known."""
-    if server.round > 1:
-        return agent
-    sizes = agent["replay"]["state"].shape[-1], agent["replay"]["action"].shape[-1]
-    drawn = ddpg.init(config, *sizes, server.uniform(ddpg.init_draws(config, *sizes), stream[0]))
-    return {**agent, **{name: drawn[name] for name in NETS}}
-
-
-def closed(server: Server, metrics: Params, logarithms: bool = True) -> Params:
-    """The transitions among what came up; the first round can have closed none.
-
-    Where all of their numbers are ``logarithms`` of losses, or differences of such, nobody's are far from all others'.
-    """
-    which = metrics["agent_closed"] & (server.round > 1)
-    rows = {name: metrics[f"agent_{name}"][which] for name in ("state", "action", "reward", "next")}
-    return {name: winsorize(value) for name, value in rows.items()} if logarithms else rows
-
-
-def learn(
-    server: Server,
-    config: Config,
-    agent: State,
-    rows: Params,
-    stream: Streams = rng.AGENT,
-    learning: bool = True,
-) -> State:
-    """Remember these transitions; and learn, unless it is too early."""
-    agent = remember(agent, rows)
-    if not learning:
-        return agent
-    u = server.uniform(config.steps * config.batch, stream[1])
-    return ddpg.learn(config, agent, u.reshape(config.steps, config.batch))
-
-
-FEATURES = 4
-MEMBERS = 32  # of a cohort that are remembered
-KEPT = 1000  # cohorts that are remembered
-
-
-def empty_cohort(config: Config) -> State:
-    """The player before its first round."""
-    return {
-        "agent": server_init(config, 2 * FEATURES, 1),
-        "state": torch.zeros(config.members, 2 * FEATURES, dtype=DTYPE),
-        "action": torch.zeros(config.members, 1, dtype=DTYPE),
-        "reward": torch.zeros((), dtype=DTYPE),
-        "turns": torch.zeros((), dtype=torch.int64),
-    }
-
-
-def features(acc: Tensor, received_loss: Tensor, trained_loss: Tensor, sizes: Tensor) -> Tensor:
-    """``[K, 8]``: accuracy of the trained model, log losses, log size; and the cohort's mean of each.
-
-    All of it comes up with the models: scoring K uploads on public data, as PAGE does, would cost the server more than
-    the training of a thousand clients.
-    """
-    each = torch.stack(
-        [acc.to(DTYPE), log_loss(received_loss), log_loss(trained_loss), sizes.to(DTYPE).log()], -1
-    )
-    return torch.cat([each, each.mean(0).expand_as(each)], -1)
-
-
-def scores(config: Config, agent: State, seen: Tensor) -> Tensor:
-    """mu(s) for each client of a cohort of any size: ``[K]`` in [-1, 1]."""
-    return ddpg.apply(config, ddpg.export(config, agent), seen, 1).squeeze(-1)
-
-
-def turn_cohort(
-    server: Server, config: Config, player: State, ids: Tensor, seen: Tensor, learning: bool
-) -> tuple[Tensor, State]:
-    """An action for each client, after learning from the last cohort's, whose transition this cohort closes.
-
-    Chance decides until the agent has learned, if it has a warm-up.
-    """
-    agent = seat_shared(server, config, player["agent"], rng.COHORT_AGENT)
-    members = evenly(len(ids), config.members, server.uniform(1, rng.COHORT_MEMBERS[0]))
-    last = {name: player[name].unsqueeze(0) for name in ("state", "action", "reward")}
-    rows = {**last, "next": seen[members].unsqueeze(0)}
-    if int(player["turns"]) == 0:
-        rows = {name: value[:0] for name, value in rows.items()}
-    agent = learn(server, config, agent, rows, rng.COHORT_AGENT, learning)
-    u = server.uniform_per_client(ids, 1, rng.COHORT_NOISE[0]).squeeze(-1)
-    if int(agent["updates"]) > 0 or config.warmup == 0:
-        left = 1.0 - (server.round - config.warmup) / config.fade
-        noise = (
-            config.sigma * min(1.0, max(0.0, left)) * torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
-        )
-        action = (scores(config, agent, seen) + noise).clamp(-1.0, 1.0)
-    else:
-        action = 2.0 * u - 1.0
-    chosen = action[members].unsqueeze(-1)
+    action_dim = player["last_action"].shape[-1]
+    if learning:
+        agent = ddpg.learn(config, agent, u[action_dim:].reshape(config.steps, config.batch))
+    action, agent = ddpg.act(config, agent, observation, u[:action_dim])
     return action, {
         **player,
-        "agent": agent,
-        "state": seen[members],
-        "action": chosen,
-        "turns": player["turns"] + 1,
+        "ddpg": agent,
+        "last_state": observation,
+        "last_action": action,
+        "num_turns": player["num_turns"] + 1,
     }
 
 
-def evenly(cohort: int, members: int, u: Tensor) -> Tensor:
-    """Places of ``members`` clients, each as often as any other to within one, from one random offset."""
-    return (
-        ((torch.arange(members, dtype=DTYPE) + u) * (cohort / members)).long().clamp(max=cohort - 1)
-    )
+# ---------------------------------------------------------------------------------- client policies
 
 
 @dataclass(frozen=True)
-class Control:
-    """Nobody learns: actions are zero, where agents start, or random in the same range. Nothing is kept or told."""
+class FixedPolicy:
+    """A policy without learning, and the base of those that learn.
 
-    game: Game
+    Actions are zero, where agents start, or random in the same range. It has no state.
+    """
+
+    config: PageConfig
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """How much an agent sees (:meth:`Page.decide`), and how much it decides."""
-        return (3 if self.game.read.around else 1) + bool(self.game.resources), len(self.game.own)
+    def state_dim(self) -> int:
+        """Numbers in s_i(t), see `Page.configure_training`."""
+        num_observed = 3 if self.config.variant.relative_actions else 1
+        return num_observed + bool(self.config.energy_budget)
 
-    def client_init(self, task: Task) -> State:
+    @property
+    def action_dim(self) -> int:
+        """Numbers in a_i(t)."""
+        return len(self.config.client_actions)
+
+    def init_client(self, task: Task) -> State:
+        """Return the policy's part of a client's state."""
         return {}
 
-    def act(self, client: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
-        """a_i(t) from s_i(t)."""
-        return anything(client, len(self.game.own)) * (self.game.control == "random"), state
+    def act(self, client: Client, state: State, observation: Tensor) -> tuple[Tensor, State]:
+        """Choose a_i(t).
+
+        Args:
+            client: The client.
+            state: The client's state.
+            observation: s_i(t) `[S]`.
+
+        Returns:
+            a_i(t) `[A]` in [-1, 1], and the client's state.
+        """
+        action = random_action(client, self.action_dim)
+        if self.config.control == "zero":
+            action = torch.zeros_like(action)
+        return action, state
 
     def report(self, state: State) -> Params:
-        """What a client tells of its game."""
+        """Return what a client uploads for the policy."""
         return {}
 
-    def server_init(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
+        """Return the policy's part of the server's state."""
         return {}
 
-    def give(self, server: Server, state: State) -> tuple[Params, State]:
-        """What clients are told to act with."""
+    def distribute(self, server: Server, state: State) -> tuple[Params, State]:
+        """Return what clients need from the server to act, and the server's state."""
         return {}, state
 
     def learn(self, server: Server, state: State, metrics: Params) -> State:
+        """Learn at the server from what clients reported; return the server's state."""
         return state
 
 
 @dataclass(frozen=True)
-class Each(Control):
-    """One agent at each client."""
+class PerClientAgents(FixedPolicy):
+    """One DDPG agent at each client, as in the paper (algorithm 2)."""
 
-    def config(self, task: Task, rounds: int = 0) -> Config:
-        return self.game.agent(task, rounds)
+    def init_client(self, task: Task) -> State:
+        """Return a player without experience."""
+        agent_config = self.config.agent_config(task)
+        return {"agent": init_state(agent_config, self.state_dim, self.action_dim)}
 
-    def client_init(self, task: Task) -> State:
-        return {"player": empty(self.config(task), *self.sizes)}
-
-    def act(self, client: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
-        config, learning = (
-            self.config(client.task, client.num_rounds),
-            client.round > self.game.waits(client.num_rounds),
-        )
-        action, held = client_turn(client, config, state["player"], seen, learning)
-        return action, {**state, "player": held}
+    def act(self, client: Client, state: State, observation: Tensor) -> tuple[Tensor, State]:
+        """Learn from the last round and choose a_i(t)."""
+        agent_config = self.config.agent_config(client.task, client.num_rounds)
+        learning = client.round > self.config.learning_starts(client.num_rounds)
+        action, player = act_and_learn(client, agent_config, state["agent"], observation, learning)
+        return action, {**state, "agent": player}
 
 
 @dataclass(frozen=True)
-class Shared(Control):
-    """One agent at the server, which sees as many transitions per round as there are clients."""
+class SharedAgent(FixedPolicy):
+    """One DDPG agent for all clients, trained at the server on everybody's transitions.
 
-    def config(self, task: Task) -> Config:
-        return busy(self.game.agent(task))
+    The actor is sent to the clients, which act with it and upload one transition per round.
+    """
 
-    def spread(self, round: int, rounds: int) -> float:
-        """Of the noise on its actions."""
-        left = (
-            1 - round / rounds if self.game.read.around else 1 - (round - self.game.warmup) / FADE
+    def agent_config(self, task: Task) -> ddpg.Config:
+        """Return the agent's hyper-parameters.
+
+        It sees as many transitions per round as there are clients: a larger buffer, larger batches
+        and more updates than an agent of one client, in steps of a tenth.
+        """
+        config = self.config.agent_config(task)
+        return replace(
+            config,
+            critic_lr=config.critic_lr / 10,
+            actor_lr=config.actor_lr / 10,
+            batch=64,
+            steps=16,
+            buffer_size=10_000,
+            learning_starts=64,
         )
-        return Config.sigma * min(1.0, max(0.0, left))
 
-    def client_init(self, task: Task) -> State:
-        return {"player": client_init(*self.sizes)}
+    def noise_std(self, round: int, num_rounds: int) -> float:
+        """Return the standard deviation of the exploration noise in a round."""
+        decay = 1 - (round - self.config.warmup) / NOISE_DECAY_ROUNDS
+        if self.config.variant.relative_actions:
+            decay = 1 - round / num_rounds
+        return ddpg.Config.sigma * min(1.0, max(0.0, decay))
 
-    def act(self, client: Client, state: State, seen: Tensor) -> tuple[Tensor, State]:
-        spread = self.spread(client.round, client.num_rounds)
-        action, held = turn(client, self.config(client.task), state["player"], seen, spread)
-        return action, {**state, "player": held}
+    def init_client(self, task: Task) -> State:
+        """Return a player before its first round."""
+        state = torch.zeros(self.state_dim, dtype=DTYPE)
+        action = torch.zeros(self.action_dim, dtype=DTYPE)
+        zero = torch.zeros((), dtype=DTYPE)
+        player: SharedPlayerState = {
+            "last_state": state,
+            "last_action": action,
+            "last_reward": zero,
+            "num_turns": torch.zeros((), dtype=torch.int64),
+            "transition": {
+                "state": state,
+                "action": action,
+                "reward": zero,
+                "next_state": state,
+                "completed": torch.zeros((), dtype=torch.bool),
+            },
+        }
+        return {"agent": player}
+
+    def act(self, client: Client, state: State, observation: Tensor) -> tuple[Tensor, State]:
+        """Choose a_i(t) with the actor that came with the model, and complete a transition.
+
+        The noise is Gaussian: sampled clients have no sequence to be correlated along.
+        """
+        player: SharedPlayerState = state["agent"]
+        received = client.message.broadcast
+        u = client.uniform(self.action_dim, stream=rng.RESIDUAL[0])
+        noise = self.noise_std(client.round, client.num_rounds) * ddpg.normal_quantile(u)
+        config = self.agent_config(client.task)
+        greedy = ddpg.apply_policy(config, received["policy"], observation, self.action_dim)
+        action = torch.where(received["ready"], (greedy + noise).clamp(-1, 1), 2.0 * u - 1.0)
+        transition: Transition = {
+            "state": player["last_state"],
+            "action": player["last_action"],
+            "reward": player["last_reward"],
+            "next_state": observation,
+            "completed": player["num_turns"] > 0,
+        }
+        new_player: SharedPlayerState = {
+            **player,
+            "last_state": observation,
+            "last_action": action,
+            "num_turns": player["num_turns"] + 1,
+            "transition": transition,
+        }
+        return action, {**state, "agent": new_player}
 
     def report(self, state: State) -> Params:
-        return report(state["player"])
+        """Return the transition that this round completed."""
+        return {f"agent_{name}": value for name, value in state["agent"]["transition"].items()}
 
-    def server_init(self, task: Task) -> State:
-        return {"leader": server_init(self.config(task), *self.sizes)}
+    def init_server(self, task: Task) -> State:
+        """Return the agent; its networks are drawn in the first round."""
+        config = self.agent_config(task)
+        u = torch.zeros(ddpg.init_draws(config, self.state_dim, self.action_dim))
+        return {"client_agent": ddpg.init(config, self.state_dim, self.action_dim, u)}
 
-    def give(self, server: Server, state: State) -> tuple[Params, State]:
-        """The actor, and whether it decides: in the whole box chance does until it has learned."""
-        config = self.config(server.task)
-        agent = seat_shared(server, config, state["leader"])
-        ready = (agent["updates"] > 0) | self.game.read.around
-        return {"policy": ddpg.export(config, agent), "ready": ready}, {**state, "leader": agent}
+    def distribute(self, server: Server, state: State) -> tuple[Params, State]:
+        """Send the actor, and whether to use it: absolute actions are random at first."""
+        config = self.agent_config(server.task)
+        agent = _init_shared_networks(server, config, state["client_agent"], rng.AGENT)
+        ready = (agent["num_updates"] > 0) | self.config.variant.relative_actions
+        sent: Params = {"policy": ddpg.export_policy(config, agent), "ready": ready}
+        return sent, {**state, "client_agent": agent}
 
     def learn(self, server: Server, state: State, metrics: Params) -> State:
-        """What all gained in a round tells of the round, not of what somebody chose in it: only the rest is paid."""
-        relative = self.game.read.difference
-        rows = closed(server, metrics, logarithms=relative)
-        if relative:
+        """Learn from the transitions that clients completed, for the next round.
+
+        Improvements are paid less the cohort's mean: the common gain is due to the round, not to
+        the action (a baseline that reduces variance).
+        """
+        is_improvement = self.config.variant.reward_is_improvement
+        rows = completed_transitions(server, metrics, clip_outliers=is_improvement)
+        if is_improvement:
             rows["reward"] = rows["reward"] - rows["reward"].mean()
-        learning = server.round >= self.game.waits(server.num_rounds)
-        return {
-            **state,
-            "leader": learn(
-                server, self.config(server.task), state["leader"], rows, learning=learning
-            ),
-        }
+        learning = server.round >= self.config.learning_starts(server.num_rounds)
+        config = self.agent_config(server.task)
+        agent = _store_and_learn(server, config, state["client_agent"], rows, rng.AGENT, learning)
+        return {**state, "client_agent": agent}
 
 
-def chosen(game: Game) -> Control:
-    if game.control != "learned" or not game.own:
-        return Control(game)
-    return Shared(game) if game.agents == "shared" else Each(game)
+def random_action(client: Client, action_dim: int) -> Tensor:
+    """Return a uniformly random action `[action_dim]` in [-1, 1]."""
+    return 2.0 * client.uniform(action_dim, stream=rng.RESIDUAL[0]) - 1.0
 
 
-STEPS = 4  # updates per round of a player that sees one transition per round
+def completed_transitions(server: Server, metrics: Params, clip_outliers: bool = True) -> Params:
+    """Return the transitions among the clients' reports.
+
+    Args:
+        server: The server; no transition can be completed in round 1.
+        metrics: The reports `[K, ...]`.
+        clip_outliers: Winsorise every number over the cohort. It suits logarithms of losses and
+            their differences, of which no honest client's is far from all others'.
+
+    Returns:
+        `state`, `action`, `reward` and `next_state`, each `[M, ...]` with M <= K.
+    """
+    completed = metrics["agent_completed"] & (server.round > 1)
+    names = ("state", "action", "reward", "next_state")
+    rows = {name: metrics[f"agent_{name}"][completed] for name in names}
+    if not clip_outliers:
+        return rows
+    return {name: winsorize(value) for name, value in rows.items()}
+
+
+def make_client_policy(config: PageConfig) -> FixedPolicy:
+    """Return the client policy that the options ask for."""
+    if config.control != "learned" or not config.client_actions:
+        return FixedPolicy(config)
+    if config.agents == "shared":
+        return SharedAgent(config)
+    return PerClientAgents(config)
+
+
+# ---------------------------------------------------------------------------------- server policies
 
 
 @dataclass(frozen=True)
-class Follower:
-    """A player of the server, if it learns; else zero, where agents start, or random actions of the same range."""
+class ServerPolicy:
+    """The server's policy; subclasses say what it sees and what its action means.
 
-    game: Game
+    Without learning (`control`), its action is zero, where agents start, or random.
+    """
 
-    def server_init(self, task: Task) -> State:
-        learns = self.game.control == "learned" and "p" in self.game.factors
-        return (
-            {"follower": self.empty(self.config(self.game.agent(task)), task.num_clients)}
-            if learns
-            else {}
-        )
+    config: PageConfig
+    uses_reported_accuracy: ClassVar[bool] = True
+    """Whether clients report the accuracy of their trained model."""
+
+    def init_server(self, task: Task) -> State:
+        """Return the policy's part of the server's state."""
+        if self.config.control != "learned" or "p" not in self.config.factors:
+            return {}
+        agent_config = self.agent_config(self.config.agent_config(task))
+        return {"server_agent": self.init_player(agent_config, task.num_clients)}
 
     def act(
         self, server: Server, state: State, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor, State]:
-        """a_CS(t) from s_CS(t)."""
-        if "follower" not in state:
-            drawn = server.uniform(self.width(ids), rng.AGENT[1])
-            return (2 * drawn - 1) * (self.game.control == "random"), state
-        config, learning = (
-            self.game.agent(server.task, server.num_rounds),
-            server.round > self.game.waits(server.num_rounds),
+        """Choose a_CS(t).
+
+        The agent learns here, not in `Page.learn`: p(t) depends on what is learned in round t
+        (algorithm 1 and step 5 of the workflow).
+
+        Args:
+            server: The server.
+            state: The server's state.
+            ids: The clients that replied `[K]`.
+            updates: Their uploads.
+
+        Returns:
+            a_CS(t) in [-1, 1], `[1]` or `[K]`, and the server's state.
+        """
+        if "server_agent" not in state:
+            action = 2 * server.uniform(self.action_dim(ids), rng.AGENT[1]) - 1
+            if self.config.control == "zero":
+                action = torch.zeros_like(action)
+            return action, state
+        agent_config = self.agent_config(self.config.agent_config(server.task, server.num_rounds))
+        learning = server.round > self.config.learning_starts(server.num_rounds)
+        action, player = self.step(
+            server, agent_config, state["server_agent"], ids, updates, learning
         )
-        action, held = self.turn(
-            server, self.config(config), state["follower"], ids, updates, learning
-        )
-        return action, {**state, "follower": held}
+        return action, {**state, "server_agent": player}
 
-    def config(self, agent: Config) -> Config:
-        raise NotImplementedError
-
-    def empty(self, config: Config, clients: int) -> State:
-        raise NotImplementedError
-
-    def turn(
-        self,
-        server: Server,
-        config: Config,
-        held: State,
-        ids: Tensor,
-        updates: ClientUpdate,
-        learning: bool,
-    ) -> tuple[Tensor, State]:
-        raise NotImplementedError
-
-    def width(self, ids: Tensor) -> int:
-        """How many numbers an action has."""
+    def action_dim(self, ids: Tensor) -> int:
+        """Return the number of numbers in an action for these clients."""
         return len(ids)
 
+    def agent_config(self, config: ddpg.Config) -> ddpg.Config:
+        """Return the agent's hyper-parameters from those of a client's agent."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Exponent(Follower):
-    """State: mean and spread of the uploads' accuracy, mean error of the received model, time left."""
+    def init_player(self, config: ddpg.Config, num_clients: int) -> PlayerState:
+        """Return the server's player before its first round."""
+        raise NotImplementedError
 
-    def config(self, agent: Config) -> Config:
-        return replace(agent, steps=STEPS)
-
-    def empty(self, config: Config, clients: int) -> State:
-        return empty(config, 4, 1)
-
-    def turn(
+    def step(
         self,
         server: Server,
-        config: Config,
-        held: State,
+        config: ddpg.Config,
+        player: PlayerState,
         ids: Tensor,
         updates: ClientUpdate,
         learning: bool,
-    ) -> tuple[Tensor, State]:
-        acc, error = (updates.metrics[name].to(DTYPE) for name in ("trained_acc", "error"))
-        left = torch.full_like(acc[0], 1 - server.round / server.num_rounds)
-        seen = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), left])
-        return server_turn(server, config, held, seen, learning)
+    ) -> tuple[Tensor, PlayerState]:
+        """Observe s_CS(t), complete the last transition, learn, and choose a_CS(t)."""
+        raise NotImplementedError
 
-    def width(self, ids: Tensor) -> int:
+
+@dataclass(frozen=True)
+class ExponentPolicy(ServerPolicy):
+    """One exponent for all clients (`GameVariant.exponent_weights`).
+
+    s_CS(t): mean and standard deviation of the uploads' accuracy, mean error of W(t), time left.
+    """
+
+    def action_dim(self, ids: Tensor) -> int:
+        """Return 1."""
         return 1
 
+    def agent_config(self, config: ddpg.Config) -> ddpg.Config:
+        """Return a client's agent with more updates per round."""
+        return replace(config, steps=SERVER_UPDATES)
 
-@dataclass(frozen=True)
-class FollowerEach(Follower):
-    """s_CS(t): accuracy of every upload on public data; absent clients count as last seen. The authors' code shows the
-    agent those of the last round."""
+    def init_player(self, config: ddpg.Config, num_clients: int) -> PlayerState:
+        """Return a player of four observations and one action."""
+        return init_state(config, 4, 1)
 
-    def config(self, agent: Config) -> Config:
-        if self.game.read.published:
-            return replace(agent, noise="none")
-        return replace(agent, noise="gaussian", steps=STEPS if self.game.read.around else 1)
-
-    def empty(self, config: Config, clients: int) -> State:
-        return empty(config, clients, clients) | {"accs": torch.zeros(clients, dtype=DTYPE)}
-
-    def turn(
+    def step(
         self,
         server: Server,
-        config: Config,
-        held: State,
+        config: ddpg.Config,
+        player: PlayerState,
         ids: Tensor,
         updates: ClientUpdate,
         learning: bool,
-    ) -> tuple[Tensor, State]:
-        published = self.game.read.published
-        scores = server.evaluate(updates.params, "test" if published else "public")
-        accs = held["accs"].index_copy(0, ids, server.task.utility_and_loss(scores)[0].to(DTYPE))
-        action, held = server_turn(
-            server, config, held, held["accs"] if published else accs, learning
-        )
-        return action[ids], {**held, "accs": accs}
+    ) -> tuple[Tensor, PlayerState]:
+        """Observe statistics of the cohort, learn and choose kappa."""
+        acc = updates.metrics["trained_acc"].to(DTYPE)
+        error = updates.metrics["error"].to(DTYPE)
+        time_left = torch.full_like(acc[0], 1 - server.round / server.num_rounds)
+        observation = torch.stack([acc.mean(), acc.std(correction=0), error.mean(), time_left])
+        return act_and_learn(server, config, player, observation, learning)
 
 
 @dataclass(frozen=True)
-class Cohort(Follower):
-    """One net scores each client from its features and the cohort's mean (cohort.py)."""
+class PerClientWeights(ServerPolicy):
+    """One weight per client, as in the paper (algorithm 1).
 
-    def config(self, agent: Config) -> Config:
-        return replace(agent, steps=STEPS, members=MEMBERS, noise="gaussian")
+    s_CS(t): accuracy of every client's upload on the server's data D_CS; an absent client counts
+    with its last one. The authors' code shows the agent the accuracies of round t - 1.
+    """
 
-    def empty(self, config: Config, clients: int) -> State:
-        return empty_cohort(config)
+    uses_reported_accuracy: ClassVar[bool] = False
 
-    def turn(
+    def agent_config(self, config: ddpg.Config) -> ddpg.Config:
+        """Return a client's agent with Gaussian noise; the authors' code has none."""
+        if self.config.variant.authors_code:
+            return replace(config, noise="none")
+        steps = SERVER_UPDATES if self.config.variant.relative_actions else 1
+        return replace(config, noise="gaussian", steps=steps)
+
+    def init_player(self, config: ddpg.Config, num_clients: int) -> WeightsPlayerState:
+        """Return a player with one observation and one action per client."""
+        player = init_state(config, num_clients, num_clients)
+        return {**player, "upload_accs": torch.zeros(num_clients, dtype=DTYPE)}
+
+    def step(
         self,
         server: Server,
-        config: Config,
-        held: State,
+        config: ddpg.Config,
+        player: PlayerState,
         ids: Tensor,
         updates: ClientUpdate,
         learning: bool,
-    ) -> tuple[Tensor, State]:
-        acc, received, trained = (
-            updates.metrics[name] for name in ("trained_acc", "received_loss", "trained_loss")
+    ) -> tuple[Tensor, PlayerState]:
+        """Score every upload, learn and choose a weight for each client of the cohort."""
+        variant = self.config.variant
+        last_accs: Tensor = player["upload_accs"]  # type: ignore[typeddict-item]
+        scores = server.evaluate(updates.params, variant.server_split)
+        upload_acc, _ = server.task.utility_and_loss(scores)
+        accs = last_accs.index_copy(0, ids, upload_acc.to(DTYPE))
+        observation = last_accs if variant.authors_code else accs
+        action, player = act_and_learn(server, config, player, observation, learning)
+        new_player: WeightsPlayerState = {**player, "upload_accs": accs}
+        return action[ids], new_player
+
+
+@dataclass(frozen=True)
+class SetPolicy(ServerPolicy):
+    """One network that scores each client from its features and the cohort's mean (Deep Sets).
+
+    Permuting clients permutes their weights, and nothing grows with the number of clients.
+    """
+
+    def agent_config(self, config: ddpg.Config) -> ddpg.Config:
+        """Return an agent whose states are sets of clients."""
+        return replace(config, steps=SERVER_UPDATES, set_size=SET_SIZE, noise="gaussian")
+
+    def init_player(self, config: ddpg.Config, num_clients: int) -> PlayerState:
+        """Return a player before its first round."""
+        u = torch.zeros(ddpg.init_draws(config, 2 * NUM_FEATURES, 1))
+        return {
+            "ddpg": ddpg.init(config, 2 * NUM_FEATURES, 1, u),
+            "last_state": torch.zeros(config.set_size, 2 * NUM_FEATURES, dtype=DTYPE),
+            "last_action": torch.zeros(config.set_size, 1, dtype=DTYPE),
+            "last_reward": torch.zeros((), dtype=DTYPE),
+            "num_turns": torch.zeros((), dtype=torch.int64),
+        }
+
+    def step(
+        self,
+        server: Server,
+        config: ddpg.Config,
+        player: PlayerState,
+        ids: Tensor,
+        updates: ClientUpdate,
+        learning: bool,
+    ) -> tuple[Tensor, PlayerState]:
+        """Compute the clients' features from their reports, learn and score each client."""
+        features = client_features(
+            updates.metrics["trained_acc"],
+            updates.metrics["received_loss"],
+            updates.metrics["trained_loss"],
+            server.task.num_examples(ids),
         )
-        seen = features(acc, received, trained, server.task.num_examples(ids))
-        return turn_cohort(server, config, held, ids, seen, learning)
+        return act_and_learn_on_set(server, config, player, ids, features, learning)
 
 
-def chosen_follower(game: Game) -> Follower:
-    if game.read.exponent:
-        return Exponent(game)
-    return Cohort(game) if game.agents == "shared" else FollowerEach(game)
+def client_features(
+    acc: Tensor, received_loss: Tensor, trained_loss: Tensor, num_examples: Tensor
+) -> Tensor:
+    """Return what `SetPolicy` sees of each client.
+
+    Clients report all of it with their models: scoring K uploads on public data, as PAGE does,
+    would cost the server more than the training of a thousand clients.
+
+    Args:
+        acc: Accuracy of each trained model `[K]`.
+        received_loss: Loss of the received model at each client `[K]`.
+        trained_loss: Loss of each trained model `[K]`.
+        num_examples: Training examples of each client `[K]`.
+
+    Returns:
+        Features `[K, 8]`: accuracy, log losses, log size, and the cohort's mean of each.
+    """
+    log_losses = [
+        loss.to(DTYPE).clamp(min=MIN_FEATURE_LOSS).log() for loss in (received_loss, trained_loss)
+    ]
+    own = torch.stack([acc.to(DTYPE), *log_losses, num_examples.to(DTYPE).log()], -1)
+    return torch.cat([own, own.mean(0).expand_as(own)], -1)
+
+
+def client_scores(config: ddpg.Config, agent: ddpg.AgentState, features: Tensor) -> Tensor:
+    """Return mu(s) `[K]` in [-1, 1] for the features `[K, 8]` of a cohort of any size."""
+    policy = ddpg.export_policy(config, agent)
+    return ddpg.apply_policy(config, policy, features, 1).squeeze(-1)
+
+
+def act_and_learn_on_set(
+    server: Server,
+    config: ddpg.Config,
+    player: PlayerState,
+    ids: Tensor,
+    features: Tensor,
+    learning: bool,
+) -> tuple[Tensor, PlayerState]:
+    """Complete the last transition, learn, and choose an action for each client of a cohort.
+
+    As `act_and_learn`, for a state that is a set. Actions are random until the agent has learned,
+    unless it learns from the first round on.
+
+    Args:
+        server: The server.
+        config: Hyper-parameters of the agent.
+        player: The player.
+        ids: The clients `[K]`.
+        features: Their features `[K, 8]`.
+        learning: Whether the agent may learn already.
+
+    Returns:
+        Actions `[K]` and the player.
+    """
+    agent = _init_shared_networks(server, config, player["ddpg"], rng.COHORT_AGENT)
+    members = even_sample(len(ids), config.set_size, server.uniform(1, rng.COHORT_MEMBERS[0]))
+    transition = {
+        "state": player["last_state"],
+        "action": player["last_action"],
+        "reward": player["last_reward"],
+        "next_state": features[members],
+    }
+    num_rows = min(1, int(player["num_turns"]))  # the first round completes no transition
+    rows = {name: value.unsqueeze(0)[:num_rows] for name, value in transition.items()}
+    agent = _store_and_learn(server, config, agent, rows, rng.COHORT_AGENT, learning)
+
+    u = server.uniform_per_client(ids, 1, rng.COHORT_NOISE[0]).squeeze(-1)
+    action = 2.0 * u - 1.0
+    if int(agent["num_updates"]) > 0 or config.learning_starts == 0:
+        decay = 1.0 - (server.round - config.learning_starts) / config.noise_decay_steps
+        noise = config.sigma * min(1.0, max(0.0, decay)) * ddpg.normal_quantile(u)
+        action = (client_scores(config, agent, features) + noise).clamp(-1.0, 1.0)
+    return action, {
+        **player,
+        "ddpg": agent,
+        "last_state": features[members],
+        "last_action": action[members].unsqueeze(-1),
+        "num_turns": player["num_turns"] + 1,
+    }
+
+
+def even_sample(cohort_size: int, sample_size: int, u: Tensor) -> Tensor:
+    """Return indices `[sample_size]` into a cohort, each as often as any other to within one.
+
+    Args:
+        cohort_size: Clients in the cohort; it may be smaller than the sample.
+        sample_size: How many indices.
+        u: One uniform number `[1]`, the offset.
+
+    Returns:
+        The indices, ascending.
+    """
+    positions = (torch.arange(sample_size, dtype=DTYPE) + u) * (cohort_size / sample_size)
+    return positions.long().clamp(max=cohort_size - 1)
+
+
+def make_server_policy(config: PageConfig) -> ServerPolicy:
+    """Return the server policy that the options ask for."""
+    if config.variant.exponent_weights:
+        return ExponentPolicy(config)
+    if config.agents == "shared":
+        return SetPolicy(config)
+    return PerClientWeights(config)
+
+
+# ------------------------------------------------------------------------------- agents, both sides
+
+
+def _init_shared_networks(
+    server: Server, config: ddpg.Config, agent: ddpg.AgentState, streams: Streams
+) -> ddpg.AgentState:
+    """Draw the networks in the first round, when the seed is known."""
+    if server.round > 1:
+        return agent
+    state_dim = agent["buffer"]["state"].shape[-1]
+    action_dim = agent["buffer"]["action"].shape[-1]
+    u = server.uniform(ddpg.init_draws(config, state_dim, action_dim), streams[0])
+    drawn = ddpg.init(config, state_dim, action_dim, u)
+    return _with_networks(agent, drawn, torch.tensor(True))
+
+
+def _with_networks(
+    agent: ddpg.AgentState, drawn: ddpg.AgentState, is_new: Tensor
+) -> ddpg.AgentState:
+    """Return the agent with the networks of `drawn` where it is new."""
+    return {
+        **agent,
+        "actor": torch.where(is_new, drawn["actor"], agent["actor"]),
+        "critic": torch.where(is_new, drawn["critic"], agent["critic"]),
+        "actor_target": torch.where(is_new, drawn["actor_target"], agent["actor_target"]),
+        "critic_target": torch.where(is_new, drawn["critic_target"], agent["critic_target"]),
+    }
+
+
+def _store_and_learn(
+    server: Server,
+    config: ddpg.Config,
+    agent: ddpg.AgentState,
+    rows: Params,
+    streams: Streams,
+    learning: bool,
+) -> ddpg.AgentState:
+    """Store transitions `[M, ...]`, and learn unless it is too early."""
+    agent = add_to_buffer(agent, rows)
+    if not learning:
+        return agent
+    u = server.uniform(config.steps * config.batch, streams[1])
+    return ddpg.learn(config, agent, u.reshape(config.steps, config.batch))

@@ -1,7 +1,8 @@
-"""Energy of a client's round (PAGE, appendix D) and the price that it puts on epochs.
+"""Energy of a client's round (PAGE, appendix D) and the Lagrangian price that it puts on epochs.
 
-Every parameter varies: a client has its own place in the range, and each round moves it within ``SWING`` of the range.
-The budget E_i(t) is what so many epochs would cost the client at its usual parameters, its radio included.
+Every parameter of the energy model varies: a client has its own position in the parameter's range,
+and every round moves it within `ROUND_VARIATION` of the range. The budget E_i(t) is stated in
+epochs: the energy of this many epochs at the client's usual parameters, radio included.
 """
 
 from __future__ import annotations
@@ -9,196 +10,293 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from equipoise.core import Client, DeviceProfile, LocalHParams, Params, State
+from equipoise.core import Client, DeviceProfile, LocalHParams, Params
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.pytree import tree_bytes
 
 DEVICES = "devices"
-NAMED = ("default", DEVICES)
-"""What is no file: ranges that ship, and the profiles of the run's devices."""
-SWING = 0.3  # the part of a range in which a round's own draw moves a parameter
+"""The value of option `energy_budget` that takes energies from the run's device profiles."""
+NAMED_BUDGETS = ("default", DEVICES)
+"""Values of option `energy_budget` that are no file."""
+ROUND_VARIATION = 0.3
+"""The part of a parameter's range that the round decides; the client decides the rest."""
 
 
 @dataclass(frozen=True)
-class Resources:
-    """Ranges (low, high) of the parameters of equations 13 to 16, in SI units; the budget in epochs."""
+class EnergyRanges:
+    """Ranges (low, high) of the parameters of equations 13 to 16, in SI units."""
 
     cycles: tuple[float, float] = (5e5, 2e6)
-    """Lambda: cycles of the computing unit per sample."""
+    """Lambda: cycles of the computation unit per sample."""
     frequency: tuple[float, float] = (5e8, 1.5e9)
-    """Gamma, in Hz."""
+    """Gamma: frequency of the computation unit, in Hz."""
     capacitance: tuple[float, float] = (1e-28, 1e-28)
     """kappa: effective switched capacitance."""
     power_up: tuple[float, float] = (0.05, 0.2)
-    """rho, in watts."""
+    """rho: transmission power of the uplink, in watts."""
     power_down: tuple[float, float] = (0.02, 0.05)
+    """rho': the same of the downlink."""
     bandwidth: tuple[float, float] = (2e5, 1e6)
-    """Psi, in Hz, of either direction."""
+    """Psi: bandwidth in Hz, of either direction."""
     gain: tuple[float, float] = (1e-13, 1e-11)
     """phi: channel gain of either direction."""
     noise: tuple[float, float] = (4e-21, 4e-21)
-    """Delta: power spectral density, in W/Hz."""
+    """Delta: power spectral density of noise, in W/Hz."""
     budget: tuple[float, float] = (3.0, 15.0)
-    """E_i(t), as epochs at the client's usual parameters."""
+    """E_i(t), in epochs at the client's usual parameters."""
 
 
-NAMES = tuple(item.name for item in fields(Resources))
+PARAMETERS = tuple(item.name for item in fields(EnergyRanges))
 
 
-def read(where: str) -> Resources:
-    """``default``, or a TOML file with ranges such as ``budget = [2, 8]``; what it leaves out has its default.
+class RoundEnergy(TypedDict):
+    """Energies of one client in one round, in joules."""
 
-    Of ``devices`` only the budget is read here.
+    epoch: Tensor
+    """E_cmp of one epoch, equation (13)."""
+    fixed: Tensor
+    """E_com + E_com', the radio, equations (14) and (15)."""
+    budget: Tensor
+    """E_i(t)."""
+
+
+class EnergyState(TypedDict):
+    """A client's state under an energy budget."""
+
+    position: Tensor
+    """The client's own position in each parameter's range `[9]`, in [0, 1)."""
+    multiplier: Tensor
+    """lambda_i(t)."""
+    cost: RoundEnergy
+    """Energies of the current round."""
+
+
+# ------------------------------------------------------------------------------------ option values
+
+
+def read_ranges(source: str) -> EnergyRanges:
+    """Read the parameters' ranges.
+
+    Args:
+        source: `default`, `devices` (of whose ranges only the budget is used), or the path of a
+            TOML file with lines like `budget = [2, 8]`; what it leaves out has its default.
+
+    Returns:
+        The ranges.
+
+    Raises:
+        UsageError: If the file cannot be read, or names unknown parameters or invalid ranges.
     """
-    if where in NAMED:
-        return Resources()
+    if source in NAMED_BUDGETS:
+        return EnergyRanges()
     try:
-        given = tomllib.loads(Path(where).read_text())
+        entries = tomllib.loads(Path(source).read_text())
     except OSError as error:
         raise UsageError(
-            f"resources file '{where}' cannot be read: {error.strerror}{nearest(where, NAMED)}"
+            f"energy budget file '{source}' cannot be read: {error.strerror}"
+            f"{nearest(source, NAMED_BUDGETS)}"
         ) from error
     except ValueError as error:
-        raise UsageError(f"resources file '{where}' is not valid TOML: {error}") from error
-    for name, value in given.items():
-        if name not in NAMES:
+        raise UsageError(f"energy budget file '{source}' is not valid TOML: {error}") from error
+    for name, value in entries.items():
+        if name not in PARAMETERS:
             raise UsageError(
-                f"resources file '{where}': unknown parameter '{name}'{nearest(name, NAMES)}"
+                f"energy budget file '{source}': unknown parameter '{name}'"
+                f"{nearest(name, PARAMETERS)}"
             )
-        numbers = (
-            isinstance(value, list)
-            and len(value) == 2
-            and all(isinstance(v, int | float) for v in value)
+        if not _is_range(value):
+            raise UsageError(
+                f"energy budget file '{source}': {name} must be [low, high] with 0 < low <= high"
+            )
+    return EnergyRanges(
+        **{name: (float(low), float(high)) for name, (low, high) in entries.items()}
+    )
+
+
+def _is_range(value: object) -> bool:
+    """Return whether a TOML value is [low, high] with 0 < low <= high < inf."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    if not all(isinstance(number, int | float) for number in value):
+        return False
+    return bool(0 < value[0] <= value[1] < float("inf"))
+
+
+def check(source: str, client_actions: tuple[str, ...]) -> None:
+    """Refuse a budget that cannot be read, or that no agent can keep.
+
+    Args:
+        source: Option `energy_budget`; empty for none.
+        client_actions: The factors that the clients' agents decide.
+
+    Raises:
+        UsageError: With the reason.
+    """
+    if not source:
+        return
+    read_ranges(source)
+    if "alpha" not in client_actions:
+        raise UsageError(
+            "an energy budget limits epochs: let the agents decide them (--controls alpha,...)"
         )
-        if not numbers or not 0 < value[0] <= value[1] < float("inf"):
-            raise UsageError(
-                f"resources file '{where}': {name} must be [low, high] with 0 < low <= high"
-            )
-    return Resources(**{name: (float(low), float(high)) for name, (low, high) in given.items()})
 
 
-def check(where: str, decided: tuple[str, ...]) -> None:
-    """Refuse a budget that cannot be read, or that nobody could keep."""
-    if where:
-        read(where)
-        if "alpha" not in decided:
-            raise UsageError(
-                "an energy budget limits epochs: let the agents decide them (--adapt alpha,...)"
-            )
+# --------------------------------------------------------------------------------- the energy model
 
 
-def parameters(resources: Resources, usual: Tensor, today: Tensor) -> Params:
-    """Each parameter from two uniform numbers: the client's own and the round's (0.5 is the usual day)."""
-    place = (usual * (1 - SWING) + today * SWING).unbind(-1)
-    ranges = (getattr(resources, name) for name in NAMES)
-    return {
-        name: low + (high - low) * u
-        for name, (low, high), u in zip(NAMES, ranges, place, strict=True)
-    }
+def parameters(ranges: EnergyRanges, position: Tensor, round_draw: Tensor) -> Params:
+    """Return each parameter of a client in a round.
+
+    Args:
+        ranges: The parameters' ranges.
+        position: Uniform numbers of the client `[..., 9]`.
+        round_draw: Uniform numbers of the round `[..., 9]`; 0.5 gives the usual parameters.
+
+    Returns:
+        Values by name.
+    """
+    place = (position * (1 - ROUND_VARIATION) + round_draw * ROUND_VARIATION).unbind(-1)
+    values: Params = {}
+    for name, u in zip(PARAMETERS, place, strict=True):
+        low, high = getattr(ranges, name)
+        values[name] = low + (high - low) * u
+    return values
 
 
-def computing(p: Params, samples: Tensor) -> Tensor:
-    """E_cmp of one epoch, equation (13): |D| kappa Lambda Gamma^2."""
+def computation_energy(p: Params, samples: Tensor) -> Tensor:
+    """Return E_cmp of one epoch, equation (13): |D| kappa Lambda Gamma^2."""
     return samples * p["capacitance"] * p["cycles"] * p["frequency"] ** 2
 
 
-def radio(p: Params, power: Tensor, bits: float) -> Tensor:
-    """Equations (14) and (15): power times the time that Shannon's rate needs for the model."""
+def radio_energy(p: Params, power: Tensor, bits: float) -> Tensor:
+    """Return E_com, equations (14) and (15): power times the time at Shannon's rate."""
     rate = p["bandwidth"] * torch.log2(1 + p["gain"] * power / (p["noise"] * p["bandwidth"]))
     return power * bits / rate
 
 
-def price(
-    resources: Resources, usual: Tensor, today: Tensor, samples: Tensor, bits: float
-) -> Params:
-    """This round's energy an ``epoch``, its ``fixed`` part (radio), and the ``budget``."""
-    now, normally = (
-        parameters(resources, usual, today),
-        parameters(resources, usual, torch.full_like(today, 0.5)),
-    )
-    costs = [
-        (computing(p, samples), radio(p, p["power_up"], bits) + radio(p, p["power_down"], bits))
-        for p in (now, normally)
-    ]
-    return {
-        "epoch": costs[0][0],
-        "fixed": costs[0][1],
-        "budget": now["budget"] * costs[1][0] + costs[1][1],
-    }
+def round_energy(
+    ranges: EnergyRanges, position: Tensor, round_draw: Tensor, samples: Tensor, bits: float
+) -> RoundEnergy:
+    """Return a client's energies of one round.
+
+    Args:
+        ranges: The parameters' ranges.
+        position: Uniform numbers of the client `[..., 9]`.
+        round_draw: Uniform numbers of the round `[..., 9]`.
+        samples: Training samples of one epoch.
+        bits: Size of the model (the paper's Upsilon).
+
+    Returns:
+        The energies.
+    """
+    current = parameters(ranges, position, round_draw)
+    usual = parameters(ranges, position, torch.full_like(round_draw, 0.5))
+    epoch = computation_energy(current, samples)
+    usual_epoch = computation_energy(usual, samples)
+    fixed = _both_ways(current, bits)
+    usual_fixed = _both_ways(usual, bits)
+    budget = current["budget"] * usual_epoch + usual_fixed
+    return {"epoch": epoch, "fixed": fixed, "budget": budget}
 
 
-def device_price(device: DeviceProfile, budget: Tensor, samples: Tensor, bytes: float) -> Params:
-    """The same by the profile of a device, whose speed, links and power are what the simulated clock bills."""
-    epoch, fixed = (
-        samples / device.samples_per_second * device.compute_watts,
-        bytes
-        * (device.upload_seconds_per_byte + device.download_seconds_per_byte)
-        * device.radio_watts,
-    )
+def _both_ways(p: Params, bits: float) -> Tensor:
+    """Return the energy of upload and download."""
+    return radio_energy(p, p["power_up"], bits) + radio_energy(p, p["power_down"], bits)
+
+
+def device_energy(
+    device: DeviceProfile, budget: Tensor, samples: Tensor, num_bytes: float
+) -> RoundEnergy:
+    """Return a client's energies by its device profile, as the simulated clock counts them.
+
+    Args:
+        device: Speed, links and power of the device.
+        budget: The budget in epochs.
+        samples: Training samples of one epoch.
+        num_bytes: Size of the model.
+
+    Returns:
+        The energies.
+    """
+    epoch = samples / device.samples_per_second * device.compute_watts
+    seconds_per_byte = device.upload_seconds_per_byte + device.download_seconds_per_byte
+    fixed = num_bytes * seconds_per_byte * device.radio_watts
     return {"epoch": epoch, "fixed": fixed, "budget": budget * epoch + fixed}
 
 
-def excess(cost: Params, epochs: Tensor) -> Tensor:
-    """b_i(t) of equation (16), as a part of the budget: above zero the constraint is broken."""
+def excess(cost: RoundEnergy, epochs: Tensor) -> Tensor:
+    """Return b_i(t) of equation (16) relative to the budget; above 0 the constraint is violated."""
     return (epochs * cost["epoch"] + cost["fixed"] - cost["budget"]) / cost["budget"]
 
 
-def multiplier(last: Tensor, excess: Tensor, rate: float) -> Tensor:
-    """Equation (17): the gradient of the Lagrangian in lambda is -b, and lambda stays at or above zero."""
-    return (last + rate * excess).clamp(min=0.0)
+def affordable_epochs(cost: RoundEnergy) -> Tensor:
+    """Return the number of epochs that the budget allows."""
+    return (cost["budget"] - cost["fixed"]) / cost["epoch"]
 
 
-# --- a client under a budget ----------------------------------------------------------------------------------------
+def next_multiplier(multiplier: Tensor, excess: Tensor, dual_lr: float) -> Tensor:
+    """Return lambda_i(t+1), equation (17): the gradient in lambda is -b, and lambda >= 0."""
+    return (multiplier + dual_lr * excess).clamp(min=0.0)
 
 
-def client_init() -> State:
+# -------------------------------------------------------------------------- a client under a budget
+
+
+def init_state() -> EnergyState:
+    """Return the state of a client before its first round."""
     zero = torch.zeros((), dtype=torch.float64)
     return {
-        "usual": torch.zeros(len(NAMES), dtype=torch.float64),
+        "position": torch.zeros(len(PARAMETERS), dtype=torch.float64),
         "multiplier": zero,
         "cost": {"epoch": zero, "fixed": zero, "budget": zero},
     }
 
 
-def forecast(client: Client, resources: Resources, held: State, by_device: bool = False) -> State:
-    """This round's prices, which a client knows before it decides; in its first round it draws who it is.
+def begin_round(
+    client: Client, ranges: EnergyRanges, state: EnergyState, by_device: bool
+) -> EnergyState:
+    """Compute this round's energies, which a client knows before it decides.
 
-    ``by_device``: by the profile of its device, and the budget of ``resources`` alone.
+    Args:
+        client: The client. In its first round it draws its position in the ranges.
+        ranges: The parameters' ranges.
+        state: The client's energy state.
+        by_device: Take energies from the client's device, and only the budget from `ranges`.
+
+    Returns:
+        The state with the energies of this round.
     """
-    count = len(NAMES)
-    first = (held["usual"] == 0).all()
-    usual = torch.where(first, client.uniform(count, stream=rng.ENERGY[0]), held["usual"])
-    samples = (
-        client.num_steps(LocalHParams(torch.ones_like(client.hparams.epochs), client.hparams.lr))
-        * client.training.batch_size
-    )  # to whole batches
-    today, size = client.uniform(count, stream=rng.ENERGY[1]), float(tree_bytes(client.start))
+    count = len(PARAMETERS)
+    is_first = (state["position"] == 0).all()
+    own_draw = client.uniform(count, stream=rng.ENERGY[0])
+    position = torch.where(is_first, own_draw, state["position"])
+    round_draw = client.uniform(count, stream=rng.ENERGY[1])
+    one_epoch = LocalHParams(torch.ones_like(client.hparams.epochs), client.hparams.lr)
+    samples = client.num_steps(one_epoch) * client.training.batch_size  # rounded up to batches
+    num_bytes = float(tree_bytes(client.start))
     if by_device:
-        cost = device_price(
-            client.device(), parameters(resources, usual, today)["budget"], samples, size
-        )
+        budget = parameters(ranges, position, round_draw)["budget"]
+        cost = device_energy(client.device(), budget, samples, num_bytes)
     else:
-        cost = price(resources, usual, today, samples, 8 * size)
-    return {**held, "usual": usual, "cost": cost}
+        cost = round_energy(ranges, position, round_draw, samples, 8 * num_bytes)
+    return {**state, "position": position, "cost": cost}
 
 
-def affordable(held: State) -> Tensor:
-    """Epochs that the budget allows this round."""
-    cost: Params = held["cost"]
-    return (cost["budget"] - cost["fixed"]) / cost["epoch"]
+def penalise(client: Client, state: EnergyState, dual_lr: float) -> tuple[Tensor, EnergyState]:
+    """Return lambda_i b_i, to be subtracted from the reward, and the state with the next lambda_i.
 
-
-def bill(client: Client, held: State, rate: float) -> tuple[Tensor, State]:
-    """lambda_i b_i, to be taken from the reward, and the next multiplier. The log shows them with the energy."""
-    over = excess(held["cost"], client.hparams.epochs)
-    spent = client.hparams.epochs * held["cost"]["epoch"] + held["cost"]["fixed"]
-    client.logged |= {"joules": spent, "excess": over, "multiplier": held["multiplier"]}
-    return held["multiplier"] * over, {
-        **held,
-        "multiplier": multiplier(held["multiplier"], over, rate),
-    }
+    The log shows the energy, the relative excess and the multiplier of every client.
+    """
+    cost = state["cost"]
+    relative_excess = excess(cost, client.hparams.epochs)
+    joules = client.hparams.epochs * cost["epoch"] + cost["fixed"]
+    multiplier = state["multiplier"]
+    client.logged |= {"joules": joules, "excess": relative_excess, "multiplier": multiplier}
+    new_multiplier = next_multiplier(multiplier, relative_excess, dual_lr)
+    return multiplier * relative_excess, {**state, "multiplier": new_multiplier}
