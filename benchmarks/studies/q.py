@@ -15,11 +15,11 @@ from equipoise.environments import tabular_q, theory
 from equipoise.environments.tabular_mdp import (
     TabularMDP,
     garnet,
+    gymnasium_mdp,
     make_mdp,
     perturb,
     preferred_action_policies,
     region_policies,
-    gymnasium_mdp,
     two_state,
 )
 

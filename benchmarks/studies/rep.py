@@ -14,11 +14,11 @@ from benchmarks.studies import rep_page
 from equipoise.environments import linear_mdp
 from equipoise.environments.tabular_mdp import (
     TabularMDP,
-    make_mdp,
-    planted_mdps,
     epsilon_greedy_policy,
     evenly_spaced,
+    make_mdp,
     mdp_under_policy,
+    planted_mdps,
     windy_cliff_mdps,
 )
 from equipoise.environments.theory import occupancy

@@ -1,4 +1,6 @@
-"""Stacked soft actor-critic by hand and against an independent version; MuJoCo's bodies with other legs."""
+"""Stacked soft actor-critic by hand and against an independent version; MuJoCo's bodies with other
+legs.
+"""
 
 import importlib.util
 import math
@@ -217,7 +219,10 @@ def test_pendulum_resumes_to_the_bit_in_the_middle_of_an_episode(tmp_path):
 
 
 def test_legs_are_edited_and_nothing_else():
-    xml = '<geom friction="0.9" name="leg_geom" size="0.04 0.25" type="capsule"/><geom name="other" size="0.04 0.1"/>'
+    xml = (
+        '<geom friction="0.9" name="leg_geom" size="0.04 0.25" type="capsule"/><geom '
+        'name="other" size="0.04 0.1"/>'
+    )
     assert with_leg_radius(xml, ("leg_geom",), 0.9) == xml.replace("0.04 0.25", "0.048 0.25")
     with pytest.raises(UsageError, match="no geom 'knee'"):
         with_leg_radius(xml, ("knee",), 0.5)
@@ -241,7 +246,9 @@ def test_a_body_has_its_own_legs(body, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("body", [HOPPER, HALF_CHEETAH], ids=lambda body: body.name)
 def test_a_body_moves_as_in_gymnasium_to_the_bit(body):
-    """From the same first state, with the same actions: what is seen, rewards and falls, until the episode is over."""
+    """From the same first state, with the same actions: what is seen, rewards and falls, until the
+    episode is over.
+    """
     env = importlib.import_module("gymnasium").make(body.env_id).unwrapped
     world = mujoco_env.MujocoVecEnv(body, [mujoco_env.load_model(body, 0.5)])
     draws = np.random.default_rng(1).random((1, 1, world.reset_noise_dim))

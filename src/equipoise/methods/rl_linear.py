@@ -68,7 +68,7 @@ class LinearRepresentation(Method):
 
     def receive(self, client: Client) -> tuple[Params, State]:
         """Phi <- sqrt(S/d) Q of its thin QR; theta as keeps the values that its owner had with the old Phi best."""
-        from equipoise.environments.linear_mdp import orthonormal, fit_theta
+        from equipoise.environments.linear_mdp import fit_theta, orthonormal
 
         phi = orthonormal(merge_sent_blocks(client)["phi"])
         owner = (
