@@ -45,7 +45,9 @@ def everybody(table, agents=3):
 
 
 def test_a_backup_is_the_mean_of_steps_of_fedsynq():
-    """A step of FedSynQ at rate eta is (1 - eta) q + eta T(q) from one sample: the backup of n is the mean of n."""
+    """A step of FedSynQ at rate eta is (1 - eta) q + eta T(q) from one sample: the backup of n is
+    the mean of n.
+    """
     problem, eta = tabular_q.TabularProblem([garnet(1, 6, 3, 4)], 2), 0.25
     q = np.random.default_rng(0).normal(size=(2, 3, 6, 3))
     each, ids, none = [], np.arange(2), np.zeros((2, 3), np.int64)
@@ -105,7 +107,9 @@ def test_the_reference_travels_after_the_first_round_of_an_epoch():
 
 
 def test_fewer_errors_from_as_many_samples_than_fedsynq(tmp_path):
-    """Both see every pair 872 times (4 agents); the plain learner at the rate that is best for it of five."""
+    """Both see every pair 872 times (4 agents); the plain learner at the rate that is best for it
+    of five.
+    """
     common = {**SMALL, "agents": 4, "sims": 20}
     refined = {
         "method": "feddvrq",

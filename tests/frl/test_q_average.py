@@ -25,7 +25,8 @@ def test_hand_computed_weights():
     q, counts = [[8.0, 1.0], [2.0, 3.0]], [[2, 0], [0, 0]]
     np.testing.assert_allclose(combine("equal", q, counts, 0.5), [5, 2])
     np.testing.assert_allclose(combine("importance", q, counts, 0.5), [(4 * 8 + 2) / 5, 2])
-    # agent 1: d = 1/4, started from 4, so its mean target is (8 - 1) / (3/4) = 28/3; agent 2 never visited
+    # agent 1: d = 1/4, started from 4, so its mean target is (8 - 1) / (3/4) = 28/3; agent 2 never
+    # visited
     base, current = [[4.0, 9.0], [4.0, 9.0]], [4.0, 9.0]
     np.testing.assert_allclose(combine("targets", q, counts, 0.5, base, current), [8, 9])
     np.testing.assert_allclose(
@@ -36,7 +37,9 @@ def test_hand_computed_weights():
 @given(COUNTS, st.floats(0.001, 0.99))
 @settings(deadline=None)
 def test_weight_left_on_the_old_table(visits, eta):
-    """Targets 0 and an old table of 1: what remains is the weight of the old table, known in closed form."""
+    """Targets 0 and an old table of 1: what remains is the weight of the old table, known in closed
+    form.
+    """
     n = np.array(visits)[:, None]
     q = (1 - eta) ** n.astype(float)
     np.testing.assert_allclose(
@@ -90,7 +93,9 @@ def test_importance_is_the_softmax_of_counts():
 @given(st.integers(1, 300), st.floats(0.001, 0.9))
 @settings(deadline=None)
 def test_weight_of_a_target_mean_is_its_effective_sample_size(visits, eta):
-    """(1 - d)/(1 + d) is (sum w)^2 / sum w^2 of the weights that N visits leave in a table, up to a common factor."""
+    """(1 - d)/(1 + d) is (sum w)^2 / sum w^2 of the weights that N visits leave in a table, up to a
+    common factor.
+    """
     w = (1 - eta) ** np.arange(visits)
     effective = w.sum() ** 2 / (w**2).sum() * eta / (2 - eta)
     d = (1 - eta) ** visits
@@ -98,7 +103,9 @@ def test_weight_of_a_target_mean_is_its_effective_sample_size(visits, eta):
 
 
 def test_targets_recover_what_a_late_agent_saw():
-    """An agent that saw the constant target 7 moves the table towards 7 from wherever the table stands by now."""
+    """An agent that saw the constant target 7 moves the table towards 7 from wherever the table
+    stands by now.
+    """
     eta, n, old, now = 0.1, 12, 3.0, 6.0
     d = (1 - eta) ** n
     late = d * old + (1 - d) * 7.0

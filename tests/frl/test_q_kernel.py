@@ -175,7 +175,8 @@ def test_alias_tables_hold_the_distribution(cells):
 
 
 def test_draws_follow_the_probabilities():
-    # one state, visits of each action under a known policy: within 5 standard deviations of their expectation
+    # one state, visits of each action under a known policy: within 5 standard deviations of their
+    # expectation
     mdp = mdps.make_mdp(np.ones((1, 4, 1)), np.zeros((1, 4)))
     pi = np.array([0.1, 0.2, 0.3, 0.4])
     problem = tabular_q.TabularProblem([mdp], 1, pi.reshape(1, 1, 4))

@@ -14,7 +14,8 @@ from equipoise.utils.errors import UsageError
 
 
 def test_q_star_of_a_hand_solved_chain():
-    # state 0 pays 1 and stays, or (action 1) pays 0 and goes to state 1, which pays 3 for ever: V1 = 3/(1-.5) = 6
+    # state 0 pays 1 and stays, or (action 1) pays 0 and goes to state 1, which pays 3 for ever: V1
+    # = 3/(1-.5) = 6
     P = [[[1, 0], [0, 1]], [[0, 1], [0, 1]]]
     mdp = mdps.make_mdp(P, [[1, 0], [3, 3]], gamma=0.5)
     np.testing.assert_allclose(mdp.q_star, [[1 + 0.5 * 3, 0.5 * 6], [6, 6]], atol=1e-12)

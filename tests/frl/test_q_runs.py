@@ -100,7 +100,10 @@ def test_counts_double_the_uplink():
 
 def test_the_command_of_the_papers_experiment(tmp_path, capsys):
     out = tmp_path / "run"
-    command = "run --task two-state --method fedasynq-im --agents 20 --tau 50 --eta 0.05 --steps 300 --sims 10 --quiet"
+    command = (
+        "run --task two-state --method fedasynq-im --agents 20 --tau 50 --eta 0.05 --steps "
+        "300 --sims 10 --quiet"
+    )
     assert main([*command.split(), "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 6

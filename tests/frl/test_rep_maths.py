@@ -1,4 +1,6 @@
-"""Linear values: steps by hand, the plain Python oracle, normalisation, angles, and families with known truth."""
+"""Linear values: steps by hand, the plain Python oracle, normalisation, angles, and families with
+known truth.
+"""
 
 import numpy as np
 import pytest
@@ -65,7 +67,8 @@ def test_one_step_by_hand(moves, phi, theta):
 
 
 def test_two_steps_by_hand():
-    # theta after one step is (1.7, 0.4); from state 1: delta = -2 + 0.5 (1.7 + 0.8) - (0.85 - 0.4) = -1.2
+    # theta after one step is (1.7, 0.4); from state 1: delta = -2 + 0.5 (1.7 + 0.8) - (0.85 - 0.4)
+    # = -1.2
     _, weights, position = walked(
         linear_mdp.LinearProblem([cycle()], 2), PHI, THETA, 2, 0.1, (False, True), at=0
     )
@@ -76,8 +79,10 @@ def test_two_steps_by_hand():
 
 
 def test_a_relative_step_on_phi_by_hand():
-    # delta = -3 as above: (-3 * 0.1) theta / (|theta|^2 + delta^2) = -0.3 (2, 1) / 14; the second step from state 1 has
-    # phi = (0.5, -1), delta = -2 + 0.5 (2 phi_00 + phi_01) - 0, and the mean of both squares below it
+    # delta = -3 as above: (-3 * 0.1) theta / (|theta|^2 + delta^2) = -0.3 (2, 1) / 14; the second
+    # step from state 1 has
+    # phi = (0.5, -1), delta = -2 + 0.5 (2 phi_00 + phi_01) - 0, and the mean of both squares below
+    # it
     first = np.array(PHI[0]) - 0.3 * np.array(THETA) / (5 + 9)
     stack, _, _ = walked(
         linear_mdp.LinearProblem([cycle()], 2), PHI, THETA, 1, 0.1, (True, False), 0, relative=True
@@ -93,7 +98,9 @@ def test_a_relative_step_on_phi_by_hand():
 
 @pytest.mark.parametrize("actions", [1, 3])
 def test_relative_steps_do_not_know_the_unit_of_rewards(actions):
-    """Rewards in another unit, a power of two: the same representation to the bit, weights in that unit."""
+    """Rewards in another unit, a power of two: the same representation to the bit, weights in that
+    unit.
+    """
     fade = 1 + np.arange(200) / 50.0
     rates, marks = np.stack([0.05 / fade ** (2 / 3), 1.0 / fade], axis=1), np.array([1, 200])
     found = []
@@ -112,7 +119,8 @@ def test_relative_steps_do_not_know_the_unit_of_rewards(actions):
 def test_q_learning_takes_the_best_next_action_by_hand():
     stay = make_mdp([[[1.0], [1.0]]], [[1.0, 3.0]], gamma=0.5)
     problem = linear_mdp.LinearProblem([stay], 1, epsilon=0.0)
-    # greedy: action 0 with value 2 is better than action 1 with -2; delta = 1 + 0.5 * 2 - 2 = 0; then theta is -1
+    # greedy: action 0 with value 2 is better than action 1 with -2; delta = 1 + 0.5 * 2 - 2 = 0;
+    # then theta is -1
     _, weights, _ = walked(problem, [[1.0], [-1.0]], [2.0], 1, 0.1, (False, True))
     assert weights.tolist() == [[2.0]]
     # theta = -1: action 1 with value 1; delta = 3 + 0.5 - 1 = 2.5; theta += 0.1 * 2.5 * (-1)
@@ -270,7 +278,9 @@ def test_one_agent_spans_one_dimension():
 
 
 def test_every_agent_wants_to_reach_a_goal_that_pays():
-    """By default nobody is best off standing still, as most were without a reward at the goal and in stronger wind."""
+    """By default nobody is best off standing still, as most were without a reward at the goal and
+    in stronger wind.
+    """
     config = WindyCliffConfig()
     mdps = windy_cliff_mdps(evenly_spaced(16), config.wind, config.gamma, config.goal)
     for mdp in mdps:

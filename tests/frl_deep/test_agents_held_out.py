@@ -1,4 +1,6 @@
-"""Agents held out of training: who they are, what they start from, what they learn, and where it is reported."""
+"""Agents held out of training: who they are, what they start from, what they learn, and where it is
+reported.
+"""
 
 import json
 
@@ -126,8 +128,14 @@ def test_a_resumed_run_has_the_same_newcomers(tmp_path):
 
 
 def test_compare_shows_them(tmp_path, capsys):
-    options = "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learning-starts 10 --width 8 --rounds 2 --holdout-clients 0.34"
-    command = f"compare --task cartpole --methods dqnavg,perdqnavg --seeds 1 --out {tmp_path / 'c'} {options}"
+    options = (
+        "--agents 3 --parallel 2 --episodes 1 --epochs 20 --learning-starts 10 --width 8 "
+        "--rounds 2 --holdout-clients 0.34"
+    )
+    command = (
+        f"compare --task cartpole --methods dqnavg,perdqnavg --seeds 1 --out {tmp_path / 'c'} "
+        f"{options}"
+    )
     assert main(command.split()) == 0
     assert "k=400" in capsys.readouterr().out
     for file in (tmp_path / "c").rglob("summary.json"):

@@ -1,4 +1,6 @@
-"""Stacked soft actor-critic by hand and against an independent version; MuJoCo's bodies with other legs."""
+"""Stacked soft actor-critic by hand and against an independent version; MuJoCo's bodies with other
+legs.
+"""
 
 import importlib.util
 import math

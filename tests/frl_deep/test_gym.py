@@ -140,7 +140,9 @@ def test_resume_to_the_bit_in_the_middle_of_an_episode(name, tmp_path, monkeypat
 
 
 def test_episodes_go_on_across_rounds_or_start_anew_where_they_must():
-    """The play of a second call stands where the first left it; in another process only if the state can be kept."""
+    """The play of a second call stands where the first left it; in another process only if the
+    state can be kept.
+    """
     draws = np.full((1, 2, 1), 0.3)
     ids, push = torch.arange(1), np.ones((1, 2), np.int64)
     for env_id, keeps in (("CartPole-v1", True), (f"{__file__}:Counter", False)):
@@ -207,7 +209,10 @@ def test_the_number_of_a_state_has_a_place_of_its_own():
 
 
 def test_a_run_says_what_may_surprise(tmp_path, capsys):
-    command = f"run --task gym --env-id {__file__}:Counter --method dqn --agents 1 --rounds 1 --epochs 5 --out"
+    command = (
+        f"run --task gym --env-id {__file__}:Counter --method dqn --agents 1 --rounds 1 "
+        "--epochs 5 --out"
+    )
     assert main([*command.split(), str(tmp_path / "x")]) == 0
     err = capsys.readouterr().err
     assert "a round has 5 steps and an episode may have 1000" in err

@@ -44,7 +44,9 @@ def mean_of(params, evidence):
 
 
 def test_weights_by_hand():
-    """(1 * 3 + 3 * 1) / 4 = 1.5; who alone has learned decides alone; where nobody has, all weigh the same."""
+    """(1 * 3 + 3 * 1) / 4 = 1.5; who alone has learned decides alone; where nobody has, all weigh
+    the same.
+    """
     found = mean_of([[1.0, 5.0, 2.0], [3.0, 9.0, 4.0]], [[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
     assert found == pytest.approx([1.5, 9.0, 3.0], rel=1e-6)
 
@@ -89,7 +91,10 @@ def test_resume_after_an_interruption_to_the_bit(tmp_path):
 
 
 def test_the_command_and_a_task_without_agents(tmp_path, capsys):
-    command = "run --task pendulum --method dqnavg-im --agents 2 --rounds 1 --epochs 20 --width 8 --episodes 1 --quiet"
+    command = (
+        "run --task pendulum --method dqnavg-im --agents 2 --rounds 1 --epochs 20 --width 8 "
+        "--episodes 1 --quiet"
+    )
     assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["global"]["return"] < 0
     assert (

@@ -1,4 +1,6 @@
-"""The stacked double DQN: its gradient by hand and by autograd, its memory, one agent of the stack alone."""
+"""The stacked double DQN: its gradient by hand and by autograd, its memory, one agent of the stack
+alone.
+"""
 
 from dataclasses import replace
 
@@ -151,14 +153,17 @@ def test_the_memory_holds_the_last_transitions():
 
 
 def test_returns_of_three_steps_by_hand():
-    """Each transition is s, a, r + 0.9 r' + 0.81 r'', the state after, and 0.9^3; shorter at an episode's end."""
+    """Each transition is s, a, r + 0.9 r' + 0.81 r'', the state after, and 0.9^3; shorter at an
+    episode's end.
+    """
     net, settings = (
         Net(1, 2, 2),
         replace(SETTINGS, num_envs=1, capacity=40, learning_starts=40, n_step=3),
     )
     kept = dqn_agent.init_state(net, settings, 1, F64)
     one = dqn_agent.Learner(net, settings, rhythm(1), stack(net, 1), kept, np.full((1, 9, 10), 0.5))
-    # reward, terminated, truncated: an episode of four steps that ends, one of two that is cut, then three more
+    # reward, terminated, truncated: an episode of four steps that ends, one of two that is cut,
+    # then three more
     story = [
         (1, 0, 0),
         (2, 0, 0),
@@ -190,7 +195,9 @@ def test_returns_of_three_steps_by_hand():
 
 @pytest.mark.parametrize("returns", [1, 4])
 def test_returns_go_on_across_calls_and_round_the_memory(returns):
-    """Many calls are one call to the bit, also in the middle of an episode and of the memory's round."""
+    """Many calls are one call to the bit, also in the middle of an episode and of the memory's
+    round.
+    """
     net, settings = NETS[0], replace(SETTINGS, n_step=returns)
     world, ids, kept, u = setup(steps=50)
     whole, after = train(world, net, settings, rhythm(4), ids, stack(net, 4), kept, u)
@@ -252,7 +259,9 @@ def test_agents_learn_only_after_their_own_warm_up():
 
 
 def test_the_rhythm_of_two_timescales():
-    """K = 2: two steps of the head, one of the body; the other block does not move, its rate is its own."""
+    """K = 2: two steps of the head, one of the body; the other block does not move, its rate is its
+    own.
+    """
     net, s = NETS[0], SETTINGS
     head, body = (False, True), (True, False)
     assert [rhythm(1, 2).trained_blocks(step) for step in range(4)] == [head, head, body, head]

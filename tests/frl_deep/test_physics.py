@@ -57,7 +57,9 @@ def twin(physics, own: BodyParams, k: int):
 @pytest.mark.parametrize("physics", ALL, ids=lambda p: p.gym_id)
 @pytest.mark.parametrize("differ", [("length",), PHYSICAL], ids=["lengths", "all"])
 def test_every_step_is_gymnasiums(physics, differ):
-    """From the same state the same action leads to the same state, reward and end, in every agent's environment."""
+    """From the same state the same action leads to the same state, reward and end, in every agent's
+    environment.
+    """
     if isinstance(physics, Acrobot):
         differ = tuple(name for name in differ if name != "gravity")  # a constant in their formulas
     rng, own = np.random.default_rng(0), bodies(physics, differ)
@@ -106,7 +108,9 @@ def test_cartpole_is_gymnasiums_to_the_bit_over_whole_episodes():
 
 
 def test_goals_are_an_agents_own():
-    """CartPole: 1 - distance to 2u - 1; Acrobot: height 1 + 0.8 (2u - 1); Pendulum: held at 0.3 (2u - 1) rad."""
+    """CartPole: 1 - distance to 2u - 1; Acrobot: height 1 + 0.8 (2u - 1); Pendulum: held at 0.3 (2u
+    - 1) rad.
+    """
     u = np.array([0.25, 0.75])
     own = [bodies(physics, ("goal",), u) for physics in ALL]
     state = np.zeros((2, 1, 4))

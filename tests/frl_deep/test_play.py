@@ -141,7 +141,7 @@ def test_an_environment_that_cannot_be_drawn_is_told_in_one_line(tmp_path, capsy
 
 @pytest.mark.parametrize("physics", [CartPole(), Acrobot(), Pendulum()], ids=lambda p: p.gym_id)
 def test_pictures_show_where_things_are(physics):
-    """Upright, the rod's colour is above the middle; hanging, below (the cart's pole never hangs)."""
+    """Upright, the rod is above the middle; hanging, below it (the cart's pole never hangs)."""
     world = PhysicsVecEnv.from_traits(physics, np.array([0.5]))
     play = world.reset(torch.zeros(1, dtype=torch.int64), np.full((1, 1, physics.state_dim), 0.5))
     rows = {}

@@ -211,7 +211,10 @@ def test_resume_after_an_interruption_to_the_bit(name, tmp_path):
 
 @pytest.mark.parametrize("task", ["cartpole", "acrobot"])
 def test_the_command_line(task, tmp_path, capsys):
-    options = "--agents 2 --parallel 2 --episodes 1 --epochs 20 --learning-starts 10 --width 8 --rounds 2 --quiet"
+    options = (
+        "--agents 2 --parallel 2 --episodes 1 --epochs 20 --learning-starts 10 --width 8 "
+        "--rounds 2 --quiet"
+    )
     out = tmp_path / "run"
     assert (
         main(
@@ -283,7 +286,9 @@ def test_the_page_shows_every_option_with_its_default(name):
 
 @pytest.mark.slow
 def test_a_stack_of_agents_learns_to_balance():
-    """Two agents, poles of different lengths: random play holds for about 20 steps, and learning does much better."""
+    """Two agents, poles of different lengths: random play holds for about 20 steps, and learning
+    does much better.
+    """
     options = {
         "agents": 2,
         "parallel": 4,

@@ -1,4 +1,6 @@
-"""What agents see: images through a convolution, the newest observations together, numbers of usual size."""
+"""What agents see: images through a convolution, the newest observations together, numbers of usual
+size.
+"""
 
 import json
 
@@ -148,7 +150,9 @@ def test_loop_equals_stacked(name):
 
 
 def test_agents_learn_from_images_what_each_of_them_needs(tmp_path):
-    """One agent's buttons are swapped: a shared body with personal heads serves both; chance is 4 of 8."""
+    """One agent's buttons are swapped: a shared body with personal heads serves both; chance is 4
+    of 8.
+    """
     options = {
         **LIGHTS,
         "method": "pfeddqn-rep",
@@ -177,7 +181,10 @@ def test_resume_with_frames_to_the_bit(tmp_path):
 
 
 def test_the_command(tmp_path):
-    command = "run --task gym --env-id Acrobot-v1 --frames 2 --normalise --agents 2 --method dqn --rounds 1"
+    command = (
+        "run --task gym --env-id Acrobot-v1 --frames 2 --normalise --agents 2 --method dqn "
+        "--rounds 1"
+    )
     small = "--epochs 5 --width 8 --episodes 1 --capacity 1000 --quiet"
     assert main([*command.split(), *small.split(), "--out", str(tmp_path / "run")]) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())

@@ -86,7 +86,7 @@ class LinearRepresentation(Method):
             raise UsageError(f"{self.name} learns {self.learns}-values: give --model {self.learns}")
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        """Normalise Phi <- sqrt(S/d) Q, with Q of its thin QR, and fit_theta theta to the new Phi.
+        """Normalise Phi <- sqrt(S/d) Q, with Q of its thin QR, and refit theta to the new Phi.
 
         theta is the least squares fit to the values that its owner had with the old Phi. The owner
         is the server where theta is shared, else the client.

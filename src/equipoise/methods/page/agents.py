@@ -239,7 +239,7 @@ class FixedPolicy:
         """Return the policy's part of the server's state."""
         return {}
 
-    def distribute(self, server: Server, state: State) -> tuple[Params, State]:
+    def distribute(self, server: Server, state: State) -> tuple[State, State]:
         """Return what clients need from the server to act, and the server's state."""
         return {}, state
 
@@ -354,12 +354,12 @@ class SharedAgent(FixedPolicy):
         u = torch.zeros(ddpg.init_draws(config, self.state_dim, self.action_dim))
         return {"client_agent": ddpg.init(config, self.state_dim, self.action_dim, u)}
 
-    def distribute(self, server: Server, state: State) -> tuple[Params, State]:
+    def distribute(self, server: Server, state: State) -> tuple[State, State]:
         """Send the actor, and whether to use it: absolute actions are random at first."""
         config = self.agent_config(server.task)
         agent = _init_shared_networks(server, config, state["client_agent"], rng.AGENT)
         ready = (agent["num_updates"] > 0) | self.config.variant.relative_actions
-        sent: Params = {"policy": ddpg.export_policy(config, agent), "ready": ready}
+        sent: State = {"policy": ddpg.export_policy(config, agent), "ready": ready}
         return sent, {**state, "client_agent": agent}
 
     def learn(self, server: Server, state: State, metrics: Params) -> State:
