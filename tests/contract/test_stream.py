@@ -140,7 +140,7 @@ def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     def other_bits(round, ids, *rest):
         reply = chunk(round, ids, *rest)
         if len(ids) == CLIENTS:
-            reply.up.params["weight"][WRONG] += 1e-15
+            reply.update.params["weight"][WRONG] += 1e-15
         return reply
 
     monkeypatch.setattr(made.executor, "chunk", other_bits)

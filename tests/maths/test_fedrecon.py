@@ -44,7 +44,7 @@ def test_gradients_of_both_phases_are_counted_on_their_own_rows() -> None:
     notes = (
         simulate(FedRecon(recon_epochs=3, support=0.25), small_task(size_sigma=0.0), 1)
         .logs[0]
-        .notes
+        .logged
     )
     assert notes["gradients"] == [3 * 1 + 2 * 3] * 6  # 28 rows: 7 and 21, in batches of 8
 

@@ -26,7 +26,7 @@ def sites(folder: Path, *names: str) -> Path:
 def task_of(folder: Path, **given: Any) -> Any:
     return build_task(
         RunSettings.from_options(
-            {"task": "own", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}
+            {"task": "tables", "data": str(folder), "target": "ill", "dp_clip": 1.0, **given}
         )
     )
 
