@@ -62,7 +62,7 @@ def test_momentum_of_the_model_never_reaches_the_weights() -> None:
     for k in range(6):
         own = {name: value[k] for name, value in two.store.local.items()}
         old = {name: value[k] for name, value in two.store.state["A"].items()}
-        how = {"part": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
+        how = {"data_range": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
         aux = {"own_head": own, "new_head": two.params, "backbone": {}}
         expected = train(plain, k, old, round=3, loss=fedala._losses(plain), aux=aux, **how)
         for name, value in three.store.state["A"].items():

@@ -16,10 +16,12 @@ def test_two_rounds_by_definition() -> None:
     for t in (1, 2):
         received = {**start, **g}  # the head starts anew in every round
         rebuilt = [
-            train(task, k, received, head, round=t, epochs=3, part=(0.0, 0.4)) for k in range(6)
+            train(task, k, received, head, round=t, epochs=3, data_range=(0.0, 0.4))
+            for k in range(6)
         ]
         models = [
-            train(task, k, rebuilt[k], body, round=t, part=(0.4, 1.0), stream=1) for k in range(6)
+            train(task, k, rebuilt[k], body, round=t, data_range=(0.4, 1.0), stream=1)
+            for k in range(6)
         ]
         average = mean_by_size(task, models, body)
         g = {name: g[name] + 0.5 * (average[name] - g[name]) for name in body}
