@@ -262,7 +262,7 @@ class Wrong(SelectionPolicy):
 def test_a_policy_of_ones_own(tmp_path):
     own = eq.run(
         tmp_path / "own",
-        select=Quickest,
+        selection=Quickest,
         clients=12,
         samples=40,
         participation=0.25,
