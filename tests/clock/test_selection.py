@@ -262,7 +262,7 @@ class Wrong(SelectionPolicy):
 def test_a_policy_of_ones_own(tmp_path):
     own = eq.run(
         tmp_path / "own",
-        select=Quickest,
+        selection=Quickest,
         clients=12,
         samples=40,
         participation=0.25,
@@ -324,11 +324,11 @@ def test_names():
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
         ),
         ({"selection": 3}, "give a name, or a subclass of equipoise.Selection"),
-        ({"selection": "fair", "dp_clip": 1.0}, "selection fair is not offered with dp_clip"),
-        ({"selection": "oort", "secure": True}, "selection oort is not offered with secure"),
+        ({"selection": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
+        ({"selection": "oort", "secure": True}, "select oort is not offered with secure"),
         (
             {"selection": "oort", "task": "two-state", "method": "fedasynq-im"},
-            "selection oort reads losses",
+            "select oort reads losses",
         ),
     ],
 )

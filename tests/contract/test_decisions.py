@@ -21,10 +21,13 @@ from helpers import largest_difference, simulate, small_task
     ("name", "decides"),
     [
         ("fedavg", set()),
-        ("fedprox", {"update"}),
-        ("fedavgm", {"step"}),
-        ("scaffold", {"give", "update", "upload", "weigh", "sums", "step"}),
-        ("ditto", {"personal"}),
+        ("fedprox", {"train"}),
+        ("fedavgm", {"apply_sums"}),
+        (
+            "scaffold",
+            {"distribute", "train", "upload", "aggregation_weights", "partial_sums", "apply_sums"},
+        ),
+        ("ditto", {"personal_model"}),
     ],
 )
 def test_hooks_of_its_own(name, decides):

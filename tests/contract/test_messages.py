@@ -91,7 +91,7 @@ def test_plain_and_back_and_through_a_pickle():
 
 @pytest.mark.parametrize(
     ("tree", "told"),
-    [({"up": {"params": {}}, "hold": {}}, "no 'hold'"), ({"held": {}}, "lacks a part")],
+    [({"update": {"params": {}}, "hold": {}}, "no 'hold'"), ({"client_state": {}}, "lacks a part")],
 )
 def test_a_tree_that_is_no_such_message_is_refused(tree, told):
     with pytest.raises(ValueError, match=told):
@@ -100,7 +100,7 @@ def test_a_tree_that_is_no_such_message_is_refused(tree, told):
 
 def test_places_can_stand_where_tensors_were():
     shapes = pytree.map_leaves(lambda leaf: tuple(leaf.shape), ClientState({"w": torch.ones(2, 3)}))
-    assert shapes.local == {"w": (2, 3)}
+    assert shapes.local_params == {"w": (2, 3)}
     assert pytree.tree_bytes(ClientState({"w": torch.ones(2, 3)})) == 24
 
 

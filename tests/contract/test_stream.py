@@ -37,7 +37,7 @@ def _wrong(kind):
     @dataclass(frozen=True)
     class Wrong(kind):
         def train(self, client):
-            trained, state = super().update(client)
+            trained, state = super().train(client)
             bad = (client.id == WRONG) & (client.round > 1)
             return {
                 name: torch.where(bad, torch.nan, value) for name, value in trained.items()
@@ -75,9 +75,11 @@ def test_a_reply_that_is_left_out(kind):
 def test_a_round_is_computed_twice_once(monkeypatch):
     """Whoever is left out once may be so in every round: uploads are kept from then on."""
     streamed, asked = _simulation(_wrong(FedAvg), participation=1.0), []
-    chunk = streamed.executor.chunk
+    chunk = streamed.executor.run_chunk
     monkeypatch.setattr(
-        streamed.executor, "chunk", lambda round, *rest: asked.append(round) or chunk(round, *rest)
+        streamed.executor,
+        "run_chunk",
+        lambda round, *rest: asked.append(round) or chunk(round, *rest),
     )
     for _ in range(3):
         streamed.run_round()
@@ -135,15 +137,15 @@ def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     made = FederatedSimulation(
         FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked
     )
-    chunk = made.executor.chunk
+    chunk = made.executor.run_chunk
 
     def other_bits(round, ids, *rest):
         reply = chunk(round, ids, *rest)
         if len(ids) == CLIENTS:
-            reply.up.params["weight"][WRONG] += 1e-15
+            reply.update.params["weight"][WRONG] += 1e-15
         return reply
 
-    monkeypatch.setattr(made.executor, "chunk", other_bits)
+    monkeypatch.setattr(made.executor, "run_chunk", other_bits)
     for _ in range(3):
         made.run_round()
     assert list(made.executor._joins.values()) == [False]

@@ -58,22 +58,22 @@ def test_with_much_tau_and_its_inverse_as_rate_adagrad_is_fedavg() -> None:
 def test_fedexp_extrapolates_by_disagreement() -> None:
     """Changes 0.1 and 0.4 with shares 1/4 and 3/4: 0.1225 / (2 * 0.105625) is below 1, so the step is FedAvg's."""
     run = simulate(FedExP(epsilon=0.0), two_clients(), 1)
-    assert run.logs[0].notes["server_rate"] == 1.0
+    assert run.logs[0].logged["server_rate"] == 1.0
     apart = Quadratic([1.0, 1.0], [[-3.0], [5.0]], TrainingConfig(epochs=1, lr=0.1))
     run = simulate(FedExP(epsilon=0.0), apart, 1)
     # changes -0.3 and 0.5: their mean square is 0.17, the square of their mean 0.01, so the rate is 8.5
-    assert run.logs[0].notes["server_rate"] == pytest.approx(8.5, abs=1e-12)
+    assert run.logs[0].logged["server_rate"] == pytest.approx(8.5, abs=1e-12)
     assert float(run.params["w"]) == pytest.approx(0.85, abs=1e-12)
     cautious = simulate(FedExP(epsilon=0.16), apart, 1)
-    assert cautious.logs[0].notes["server_rate"] == 1.0  # 0.17 / 0.34 is below 1
+    assert cautious.logs[0].logged["server_rate"] == 1.0  # 0.17 / 0.34 is below 1
 
 
 def test_fedhyper_global_by_hand() -> None:
     run = simulate(FedHyper(), two_clients(), 2)
     second = 0.1 * (3.25 - D)
     rate = 1 + D * second
-    assert run.logs[0].notes["rate"] == 1.0
-    assert run.logs[1].notes["rate"] == pytest.approx(rate, abs=1e-15)
+    assert run.logs[0].logged["rate"] == 1.0
+    assert run.logs[1].logged["rate"] == pytest.approx(rate, abs=1e-15)
     assert float(run.params["w"]) == pytest.approx(D + rate * second, abs=1e-15)
 
 
@@ -86,7 +86,7 @@ def test_fedhyper_local_moves_the_clients_rate_within_its_bounds() -> None:
     assert max(rates) <= 1.0
     far = Quadratic([1.0], [[1000.0]], TrainingConfig(epochs=1, lr=0.1))
     assert simulate(FedHyper(side="local"), far, 4).logs[3].train["lr"].mean == pytest.approx(1.0)
-    assert simulate(FedHyper(), far, 2).logs[1].notes["rate"] == 3.0
+    assert simulate(FedHyper(), far, 2).logs[1].logged["rate"] == 3.0
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_personal_models_are_proximal_points_of_the_global_one() -> None:
 
 
 def test_both_phases_are_counted() -> None:
-    notes = simulate(Ditto(), small_task(size_sigma=0.0), 1).logs[0].notes
+    notes = simulate(Ditto(), small_task(size_sigma=0.0), 1).logs[0].logged
     assert notes["gradients"] == [2 * 2 * 4] * 6  # two models, two epochs, 28 rows in batches of 8
 
 

@@ -62,8 +62,8 @@ def test_momentum_of_the_model_never_reaches_the_weights() -> None:
     for k in range(6):
         own = {name: value[k] for name, value in two.store.local.items()}
         old = {name: value[k] for name, value in two.store.state["A"].items()}
-        how = {"part": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
-        aux = {"own": own, "new": two.params, "lower": {}}
+        how = {"data_range": (0.0, 0.8), "clamp": (0.0, 1.0), "stream": 1, "epochs": 1, "lr": 5.0}
+        aux = {"own_head": own, "new_head": two.params, "backbone": {}}
         expected = train(plain, k, old, round=3, loss=fedala._losses(plain), aux=aux, **how)
         for name, value in three.store.state["A"].items():
             assert largest_difference(value[k], expected[name]) < 1e-12
@@ -71,7 +71,7 @@ def test_momentum_of_the_model_never_reaches_the_weights() -> None:
 
 def test_skipped_at_first_then_until_settled_then_one_pass() -> None:
     run = simulate(FedAla(), small_task(size_sigma=0.0), 4)
-    gradients = [log.notes["gradients"] for log in run.logs]
+    gradients = [log.logged["gradients"] for log in run.logs]
     assert gradients[0] == [STEPS] * 6
     passes = [(count - STEPS) / ALA_STEPS for count in gradients[1]]
     assert all(11 <= count <= 50 and count == int(count) for count in passes)
@@ -83,7 +83,7 @@ def test_each_client_has_its_own_first_time_under_sampling(executor: str) -> Non
     run = simulate(FedAla(), small_task(size_sigma=0.0), 5, executor, participation=0.5)
     taken = np.zeros(6, int)
     for t, log in enumerate(run.logs, 1):
-        for client, count in zip(rng.cohort(0, t, 6, 0.5), log.notes["gradients"], strict=True):
+        for client, count in zip(rng.cohort(0, t, 6, 0.5), log.logged["gradients"], strict=True):
             passes = (count - STEPS) / ALA_STEPS
             assert (passes == 0, passes >= 11, passes == 1) == (
                 taken[client] == 0,

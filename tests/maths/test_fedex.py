@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.core import ClientUpdate, Server
-from equipoise.methods.fedex import ARMS, FedEx
+from equipoise.methods.fedex import LR_FACTORS, FedEx
 from equipoise.utils.errors import UsageError
 from helpers import TRAINING, largest_difference, simulate, small_task
 
@@ -32,10 +32,10 @@ def test_the_update_by_hand() -> None:
 def test_clients_train_with_arms_of_the_configured_rate() -> None:
     sim = simulate(FedEx(), small_task(), 6)
     rates = {rate for log in sim.logs for rate in log.decisions["lr"]}
-    allowed = [float(f"{TRAINING.lr * arm:.6g}") for arm in ARMS.tolist()]
+    allowed = [float(f"{TRAINING.lr * arm:.6g}") for arm in LR_FACTORS.tolist()]
     assert rates <= set(allowed)
     assert len(rates) > 2
-    assert sum(sim.logs[-1].notes["theta"]) == pytest.approx(1.0)
+    assert sum(sim.logs[-1].logged["theta"]) == pytest.approx(1.0)
 
 
 def test_both_executors_agree() -> None:

@@ -16,10 +16,12 @@ def test_two_rounds_by_definition() -> None:
     for t in (1, 2):
         received = {**start, **g}  # the head starts anew in every round
         rebuilt = [
-            train(task, k, received, head, round=t, epochs=3, part=(0.0, 0.4)) for k in range(6)
+            train(task, k, received, head, round=t, epochs=3, data_range=(0.0, 0.4))
+            for k in range(6)
         ]
         models = [
-            train(task, k, rebuilt[k], body, round=t, part=(0.4, 1.0), stream=1) for k in range(6)
+            train(task, k, rebuilt[k], body, round=t, data_range=(0.4, 1.0), stream=1)
+            for k in range(6)
         ]
         average = mean_by_size(task, models, body)
         g = {name: g[name] + 0.5 * (average[name] - g[name]) for name in body}
@@ -44,7 +46,7 @@ def test_gradients_of_both_phases_are_counted_on_their_own_rows() -> None:
     notes = (
         simulate(FedRecon(recon_epochs=3, support=0.25), small_task(size_sigma=0.0), 1)
         .logs[0]
-        .notes
+        .logged
     )
     assert notes["gradients"] == [3 * 1 + 2 * 3] * 6  # 28 rows: 7 and 21, in batches of 8
 

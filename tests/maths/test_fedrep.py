@@ -28,7 +28,7 @@ def test_backbones_alone_travel_and_both_phases_are_counted() -> None:
     log = simulate(FedRep(head_epochs=10), task, 1).logs[0]
     size = sum(task.init_params(0)[name].nbytes for name in task.blocks["backbone"])
     assert log.bytes == Bytes(6 * size, 6 * size)
-    assert log.notes["gradients"] == [(10 + 2) * 4] * 6
+    assert log.logged["gradients"] == [(10 + 2) * 4] * 6
 
 
 def test_unsound_use_is_refused() -> None:

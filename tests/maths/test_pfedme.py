@@ -38,7 +38,7 @@ def test_no_step_of_the_server_leaves_the_model_alone() -> None:
 
 
 def test_gradients_of_the_inner_loop_are_counted() -> None:
-    notes = simulate(PFedMe(inner_steps=3), small_task(size_sigma=0.0), 1).logs[0].notes
+    notes = simulate(PFedMe(inner_steps=3), small_task(size_sigma=0.0), 1).logs[0].logged
     assert notes["gradients"] == [3 * 2 * 4] * 6
 
 

@@ -20,7 +20,7 @@ def _fit(task, engine, ids, **how):
     params = {k: v.expand(len(ids), *v.shape) for k, v in task.init_params(5).items()}
     epochs, lr = torch.full((len(ids),), 3), torch.full((len(ids),), 0.07, dtype=torch.float64)
     when = RngContext(0, 4, how.pop("training", HOW))
-    how = {"names": tuple(params), **how}
+    how = {"trainable": tuple(params), **how}
     if engine == "fit_stack":
         return task.fit_stack(ids, LocalTrainRequest(params, epochs, lr, **how), {}, when)[:2]
     outs = []
@@ -29,7 +29,7 @@ def _fit(task, engine, ids, **how):
             key: ProximalTerm({n: v[k] for n, v in value.anchor.items()}, value.mu, value.anchor_lr)
             if isinstance(value, ProximalTerm)
             else {n: v[k] for n, v in value.items()}
-            if key == "linear"
+            if key == "grad_correction"
             else value
             for key, value in how.items()
         }
@@ -121,9 +121,9 @@ def test_one_step_with_every_term_by_hand(engine):
 @pytest.mark.parametrize(
     "how",
     [
-        {"names": ("2.weight", "2.bias")},
-        {"part": (0.5, 1.0)},
-        {"repeat": 3},
+        {"trainable": ("2.weight", "2.bias")},
+        {"data_range": (0.5, 1.0)},
+        {"steps_per_batch": 3},
         {"clamp": (-0.05, 0.05)},
         {"stream": 2},
         {"training": TrainingConfig(epochs=3, lr=0.07, batch_size=1000)},
@@ -140,7 +140,7 @@ def test_both_engines_read_a_request_alike(how):
 
 def test_blocks_that_do_not_move_stay_to_the_bit():
     task, ids = small_task("mlp"), torch.tensor([0, 1])
-    got, _ = _fit(task, "fit_stack", ids, names=("2.weight", "2.bias"))
+    got, _ = _fit(task, "fit_stack", ids, trainable=("2.weight", "2.bias"))
     start = task.init_params(5)
     assert all(torch.equal(got[n][0], start[n]) for n in ("0.weight", "0.bias"))
     assert not torch.equal(got["2.weight"][0], start["2.weight"])

@@ -63,7 +63,7 @@ def test_without_noise_the_bound_finds_the_quantile() -> None:
             task,
             120,
         )
-        shares = [log.notes[UNCLIPPED_KEY] for log in run.logs[-20:]]  # type: ignore[attr-defined]
+        shares = [log.logged[UNCLIPPED_KEY] for log in run.logs[-20:]]  # type: ignore[attr-defined]
         assert sum(shares) / len(shares) == pytest.approx(
             0.5, abs=0.17
         )  # 6 clients: a third or two thirds
@@ -130,6 +130,6 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         json.loads(line)
         for line in (tmp_path / "adaptive" / "rounds.jsonl").read_text().splitlines()
     ]
-    clips = [log["dp_clip"] if "dp_clip" in log else log["notes"]["dp_clip"] for log in logs]
+    clips = [log["dp_clip"] if "dp_clip" in log else log["logged"]["dp_clip"] for log in logs]
     assert clips[0] == 1.0
     assert clips[1] != 1.0

@@ -35,8 +35,8 @@ SOUND += ("fedrod", "finetune", "lgfedavg", "local", "pfedme")
 
 
 def protected(privacy: PrivacyConfig, sent: dict, trained: dict, draw: Any = None) -> dict:
-    client: Any = SimpleNamespace(down=ServerMessage(sent, {}))
-    return with_differential_privacy(FedAvg(), privacy, draw)._protected(client, trained)[0]  # type: ignore[attr-defined]
+    client: Any = SimpleNamespace(message=ServerMessage(sent, {}))
+    return with_differential_privacy(FedAvg(), privacy, draw)._privatize(client, trained)[0]  # type: ignore[attr-defined]
 
 
 def test_the_change_is_clipped_as_one_vector_over_all_parameters() -> None:

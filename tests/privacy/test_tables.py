@@ -34,7 +34,7 @@ def task_of(folder: Path, **given: Any) -> Any:
 def test_clients_tell_nothing_of_their_columns_under_noise(tmp_path: Path) -> None:
     folder = sites(tmp_path, "a", "b", "server")
     with pytest.raises(
-        UsageError, match="before them clients would tell sums and counts of their columns"
+        UsageError, match="before them clients would send sums and counts of their columns"
     ):
         task_of(folder, dp_noise=1.0, preprocess_from="clients")
     private = task_of(folder, dp_noise=1.0)

@@ -116,7 +116,7 @@ def test_a_lie_costs_the_liar_its_place_and_nobody_else(name):
 def test_the_same_on_flower(name, tmp_path):
     _, metric, value = LIES[name]
     method, task = SUPERVISED[name](), small_task("mlp")
-    change = spoiled(lambda tree, about: tree["up"]["metrics"][metric].fill_(value))
+    change = spoiled(lambda tree, about: tree["update"]["metrics"][metric].fill_(value))
     remote = federate(method, task, Here(method, task, tmp_path, change))
     log = remote.run_round()
     assert log.rejected.keys() == {2}

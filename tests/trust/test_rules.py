@@ -176,7 +176,7 @@ def test_a_small_step_along_a_change_is_scored_on_the_servers_data():
     way = {name: trained[name] - params[name] for name in params}
     factors = torch.tensor([1.0, 7.0, -1.0, 0.0], dtype=f64)
     changes = {name: factors.view(-1, *[1] * value.dim()) * value for name, value in way.items()}
-    gain = method._gain(Server(task, task.training, params, {}, 0, 1, 1), changes)
+    gain = method._probe_gain(Server(task, task.training, params, {}, 0, 1, 1), changes)
     assert float(gain[0]) > 0
     assert gain[1].tolist() == pytest.approx(gain[0].tolist())
     assert gain[2].tolist() == pytest.approx(-gain[0].tolist(), rel=0.3)
@@ -387,7 +387,7 @@ def uploads(executor, attack):
     )
     start = simulation.params
     simulation.run_round()
-    return start, seen[0].stack.up
+    return start, seen[0].stack.update
 
 
 @pytest.mark.parametrize("name", ATTACKS)
