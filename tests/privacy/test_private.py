@@ -163,7 +163,7 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         ("fedpolicy", {}, "which would leave it unprotected"),
         (
             "fedpolicy",
-            {"policy": "backbone", "sync": "off"},
+            {"policy": "backbone", "block_weights": "off"},
             "knows nothing to clip its change of it against",
         ),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.methods.fedpolicy.state import Parts
+from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.page.drawing import Figure, number
 from equipoise.report.reading import Run
@@ -56,7 +56,7 @@ def grids(run: Run) -> dict[str, Grid]:
     last, clients = run.last, run.most_clients
     stride = max(1, math.ceil(clients * last / BUSY))
     found: dict[str, Grid] = {}
-    parts = Parts.of(str(run.config.get("parts", "")))
+    parts = BlockSets.parse(str(run.config.get("parts", "")))
     for record in run.folder.stream():
         t = record.round
         if t % stride and t != last:
@@ -74,7 +74,7 @@ def replied(record: RoundRecord) -> npt.NDArray[np.int64]:
     return np.arange(record.clients) if record.ids is None else np.asarray(record.ids, np.int64)
 
 
-def _lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
+def _lists(record: RoundRecord, parts: BlockSets) -> dict[str, Floats]:
     everything = {**(record.decisions or {}), **record.logged}
     lists = {
         name: np.asarray(v, np.float64)
@@ -82,7 +82,7 @@ def _lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
         if isinstance(v, list) and v
     }
     if "part" in lists:  # who was given a block can be averaged, numbers of parts cannot
-        taken = parts.takes.numpy()[lists.pop("part").astype(np.int64)].astype(np.float64)
+        taken = parts.membership.numpy()[lists.pop("part").astype(np.int64)].astype(np.float64)
         lists |= {
             GIVEN.format(block): taken[:, column] for column, block in enumerate(parts.blocks)
         }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.methods.fedpolicy.state import PUBLISHED, Parts
+from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
 from equipoise.report.page.drawing import Figure, colour, figure, numbers
 from equipoise.report.page.heat import BUSY, MOST_ROUNDS, replied
 from equipoise.report.reading import Run
@@ -18,9 +18,9 @@ BINS = 5  # groups of clients with about equally many in each
 Floats = npt.NDArray[np.float64]
 
 
-def parts_of(run: Run) -> Parts:
+def parts_of(run: Run) -> BlockSets:
     """The sets of blocks among which the run's method chose."""
-    return Parts.of(str(run.config.get("parts", "")))
+    return BlockSets.parse(str(run.config.get("parts", "")))
 
 
 def counted(run: Run) -> tuple[Floats, Floats] | None:
@@ -42,7 +42,7 @@ def counted(run: Run) -> tuple[Floats, Floats] | None:
     return (by_round, by_client) if by_round.any() else None
 
 
-def over_rounds(by_round: Floats, last: int, parts: tuple[str, ...] = PUBLISHED) -> Figure:
+def over_rounds(by_round: Floats, last: int, parts: tuple[str, ...] = PAPER_PARTS) -> Figure:
     """One stacked area per part; rounds in which nobody was counted are left out."""
     seen = by_round.sum(1) > 0
     x = (1 + np.arange(len(by_round)) * last // len(by_round))[seen].tolist()
@@ -69,7 +69,7 @@ def evenness(labels: dict[str, list[float]]) -> tuple[npt.NDArray[np.int64], Flo
 
 
 def by_evenness(
-    by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PUBLISHED
+    by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PAPER_PARTS
 ) -> Figure | None:
     """Clients in groups from few classes to all alike; each bar is the choices of one group."""
     if not labels:
