@@ -1,10 +1,13 @@
 """The four always-x identities, bytes, block weights and probes by hand, what is refused, and composition."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from equipoise.cli import main
 from equipoise.clock.devices import Device, DevicePopulation
 from equipoise.core import Server
 from equipoise.methods import find_method
@@ -23,6 +26,33 @@ SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "loc
 def sizes(task: Any) -> list[int]:
     start = task.init_params(0)
     return [sum(start[name].nbytes for name in task.blocks[block]) for block in FOUR.blocks]
+
+
+@pytest.mark.parametrize(
+    ("executor", "processes", "clients"), [("loop", 1, 6), ("stacked", 1, 110), ("stacked", 2, 110)]
+)
+@pytest.mark.parametrize(("policy", "same"), [("full", "fedavg"), ("backbone", "fedper")])
+def test_fixed_parts_from_the_command_line_are_known_methods_to_the_bit(
+    tmp_path: Path, policy: str, same: str, executor: str, processes: int, clients: int
+) -> None:
+    """110 clients are two chunks, in single precision as users run them."""
+    shared = f"--task synthetic --model mlp --samples 24 --epochs 1 --rounds 2 --clients {clients}"
+    how = f"--executor {executor} --processes {processes} --participation 0.95"
+    for method in (f"fedpolicy --policy {policy}", same):
+        out = str(tmp_path / method.split()[0])
+        assert main(["run", "--method", *f"{method} {shared} {how} --out {out}".split()]) == 0
+    ours = tmp_path / "fedpolicy" / "models"
+    theirs = tmp_path / same / "models"
+    global_file = "global.safetensors" if policy == "full" else "shared.safetensors"
+    for file, reference in (
+        ("personal.safetensors", "personal.safetensors"),
+        ("global.safetensors", global_file),
+    ):
+        found = load_file(ours / file)
+        expected = load_file(theirs / reference)
+        assert expected
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), (reference, name)
 
 
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
@@ -151,14 +181,13 @@ def test_bad_options_are_refused() -> None:
 
 def test_block_weights_by_hand() -> None:
     task = small_task(clients=2)
-    stack = {name: torch.stack([w, w]) for name, w in task.init_params(0).items()}
     fresh = state.staleness_weight(torch.tensor([[0, 5], [1, 5]]), 0.5)
-    weights = FOUR.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
+    weights = FOUR.block_weights(task, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
     for name in task.blocks["backbone"]:
         assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
     for name in task.blocks["head"]:  # all are old alike
         assert weights[name].flatten().tolist() == pytest.approx([0.5, 0.5])
-    again = FOUR.block_weights(task, stack, weights, torch.ones(2, 2))
+    again = FOUR.block_weights(task, weights, torch.ones(2, 2))
     assert largest_difference(again, weights) < 1e-15
 
 

@@ -15,7 +15,8 @@ One round:
   2. a client that probes scores all parts and may choose itself (`receive`);
   3. it trains as the base does, and reports how it does to a learning policy (`upload`);
   4. the server weighs uploads, per block if `block_weights` is on (`aggregation_weights`);
-  5. it aggregates as the base does, and the policy learns (`aggregate`).
+  5. it aggregates as the base does: from sums over clients (`apply_sums`), or, if the policy
+     learns, from all uploads (`aggregate`).
 
 `state.py` holds the parts and the server's records of clients, `policies.py` the policies.
 """
@@ -115,6 +116,20 @@ class FedPolicy(ComposedMethod):
     def needs_previous_model(self) -> bool:  # type: ignore[override]
         """True: clients keep the blocks that they do not install."""
         return True
+
+    @property
+    def aggregates_by_sum(self) -> bool:  # type: ignore[override]
+        """As the base, except that a learning policy compares each upload with the new model."""
+        return self.inner.aggregates_by_sum and not self.agent.learns
+
+    @property
+    def overridden_hooks(self) -> frozenset[str]:
+        """Without `receive` if clients do not probe: they merge what they are sent, as in FedAvg.
+
+        The server checks the norms of updates by this, so that `full` drops whom FedAvg drops.
+        """
+        hooks = super().overridden_hooks
+        return hooks if self.agent.probes else hooks - {"receive"}
 
     @cached_property
     def agent(self) -> policies.Policy:
@@ -261,12 +276,13 @@ class FedPolicy(ComposedMethod):
                 "shrinkage": assignment.shrinkage.float(),
                 "prior_value": assignment.prior_value.float(),
             }
-        downloads = self.sets.membership[assignment.part] | assignment.probe[:, None]
-        message = replace(
-            message,
-            sent_blocks=self.sets.sent_blocks(server.task, downloads),
-            per_client=per_client,
-        )
+        if isinstance(self.agent, policies.FixedPart):
+            # Plain booleans: clients that start from one model compute as those of FedAvg do.
+            sent_blocks = self.sets.sent_blocks_of_all(server.task, self.agent.part)
+        else:
+            downloads = self.sets.membership[assignment.part] | assignment.probe[:, None]
+            sent_blocks = self.sets.sent_blocks(server.task, downloads)
+        message = replace(message, sent_blocks=sent_blocks, per_client=per_client)
         new_state = {
             **server_state,
             "client_table": state.write_rows(client_table, ids, {"assigned_part": assignment.part}),
@@ -295,18 +311,15 @@ class FedPolicy(ComposedMethod):
             assert isinstance(weights, Tensor)
             weights = weights.sqrt()
         staleness = self._staleness_weights(server, client_table, ids)
-        weights = self.sets.block_weights(server.task, updates.params, weights, staleness)
-        return weights, server_state
+        return self.sets.block_weights(server.task, weights, staleness), server_state
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        """Aggregate as the base does, damp stale blocks, and let the policy learn."""
+        """Aggregate as the base does from all uploads, damp stale blocks, let the policy learn."""
         params, server_state = super().aggregate(server, ids, updates, weights)
         client_table = server_state["client_table"]
-        if self.uses_block_weights:
-            staleness = self._staleness_weights(server, client_table, ids)
-            params = self.sets.damp_stale_blocks(server.task, server.params, params, staleness)
+        params = self._damp_stale_blocks(server, client_table, params)
         if not self.agent.learns:
             return params, server_state
         policy_state = server_state["policy_state"]
@@ -323,6 +336,19 @@ class FedPolicy(ComposedMethod):
         policy_state = self.agent.learn(server, client_table, policy_state, ids, updates.metrics)
         new_state = {**server_state, "client_table": client_table, "policy_state": policy_state}
         return params, new_state
+
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        """Apply the base's sums over clients, and damp stale blocks."""
+        params, server_state = super().apply_sums(server, sums)
+        return self._damp_stale_blocks(server, server_state["client_table"], params), server_state
+
+    def _damp_stale_blocks(self, server: Server, client_table: State, params: Params) -> Params:
+        """Return the aggregate, in which blocks move less that few clients installed lately."""
+        if not self.uses_block_weights:
+            return params
+        replied = (client_table["reply_round"] == server.round).nonzero()[:, 0]
+        staleness = self._staleness_weights(server, client_table, replied)
+        return self.sets.damp_stale_blocks(server.task, server.params, params, staleness)
 
     def _staleness_weights(self, server: Server, client_table: State, ids: Tensor) -> Tensor:
         """Return rho^age `[K, B]` for the blocks of these clients' uploads."""

@@ -122,13 +122,18 @@ class BlockSets:
             installs: Booleans `[K, B]`, or `[B]` for one client.
 
         Returns:
-            For each block of the model booleans `[K]` (or one boolean tensor).
+            For each block of the model booleans `[K]`, or one boolean tensor for one client.
         """
         sent: dict[str, bool | Tensor] = {}
         for block in task.blocks:
             column = self.column(task, block)
             sent[block] = False if column is None else installs[..., column]
         return sent
+
+    def sent_blocks_of_all(self, task: Task, part: str) -> dict[str, bool | Tensor]:
+        """Return `ServerMessage.sent_blocks` if all clients install one part: plain booleans."""
+        row = self.membership[self.index(part)]
+        return {block: bool(sent) for block, sent in self.sent_blocks(task, row).items()}
 
     def relative_bytes(self, task: Task, params: Params) -> Tensor:
         """Return `[P]`: bytes of each part as a share of the whole model's."""
@@ -143,28 +148,26 @@ class BlockSets:
         return waits[:, None] * self.relative_bytes(task, params)
 
     def block_weights(
-        self, task: Task, stack: Params, weights: Tensor | Params, staleness_weights: Tensor
+        self, task: Task, weights: Tensor | Params, staleness_weights: Tensor
     ) -> Params:
         """Return aggregation weights p_ib ~ w_i s_ib that sum to one over clients in each block b.
 
         Args:
             task: The task.
-            stack: Uploaded parameters, each `[K, ...]`.
-            weights: The base method's weights w `[K]`, or by parameter name.
+            weights: The base method's weights w `[K]`, or by parameter name `[K, ...]`.
             staleness_weights: s `[K, B]`.
 
         Returns:
-            Weights by parameter name, `[K, 1, ...]`.
+            Weights by parameter name, of the shapes of `weights`.
         """
         # Every client may be stale: then the least stale ones count fully.
         relative = staleness_weights / staleness_weights.max(0).values
         by_name: Params = {}
         for column, names in enumerate(self.param_names(task)):
             for name in names:
-                like = [-1, *[1] * (stack[name].dim() - 1)]
-                given = weights[name] if isinstance(weights, dict) else weights.reshape(like)
-                product = given * relative[:, column].reshape(like)
-                by_name[name] = (product / product.sum(0)).to(stack[name].dtype)
+                base = weights[name] if isinstance(weights, dict) else weights
+                product = base * relative[:, column].reshape(-1, *[1] * (base.dim() - 1))
+                by_name[name] = product / product.sum(0)
         return by_name
 
     def damp_stale_blocks(
