@@ -87,8 +87,8 @@ def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
     ]
     whole = share_of(task, "base", "middle", "top")
     expected = [1.0, share_of(task, "base", "middle") / whole, share_of(task, "top") / whole, 0.0]
-    assert parts.cost(task, task.init_params(0)).tolist() == pytest.approx(expected)
-    assert parts.taken(torch.tensor(1)).tolist() == [True, True, False]
+    assert parts.relative_bytes(task, task.init_params(0)).tolist() == pytest.approx(expected)
+    assert parts.membership_of(torch.tensor(1)).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("policy", ["random", "probe", "bandit", "dqn", "learned"])
@@ -99,7 +99,7 @@ def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> 
     assert largest_difference(loop.params, stacked.params) < 1e-9
     sizes = torch.tensor([share_of(task, block) for block in method.sets.blocks])
     for log in stacked.logs:
-        chosen = torch.tensor(log.notes["part"]).long()
+        chosen = torch.tensor(log.logged["part"]).long()
         assert int(chosen.max()) < 4
         least = int((method.sets.membership[chosen].long() @ sizes).sum())
         assert log.bytes.down >= least
@@ -111,7 +111,7 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     task, method = deep_task(), FedPolicy(policy="probe", parts="full,base,middle+top")
     done = simulate(method, task, rounds=2)
     before = simulate(method, task, rounds=1)
-    seen = done.store.state["probe"]["acc"]
+    seen = done.store.state["probe"]["accuracy"]
     local, received = before.store.local, before.params
     for k in range(task.num_clients):
         for part, takes in enumerate(method.sets.membership.tolist()):
