@@ -34,7 +34,7 @@ class ConfiguredRate(Autopilot):
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
-        return {**state, "rate": torch.tensor(float(server.training.lr), dtype=torch.float64)}, m
+        return {**state, "lr": torch.tensor(float(server.training.lr), dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,14 @@ class MeasuredRate(Autopilot):
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         train, state = super().configure_training(client)
         if client.message.hparams is None:
-            train = LocalHParams(train.epochs, autopilot.polyak(state["loss"], state["square"]))
+            train = LocalHParams(
+                train.epochs, autopilot.polyak_lr(state["loss"], state["grad_sq_norm"])
+            )
         return train, state
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
-        return (state | {"rate": seen["step"].median()} if server.round == 1 else state), m
+        return (state | {"lr": seen["step"].median()} if server.round == 1 else state), m
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class NoCorrection(Autopilot):
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
-        return {**state, "z": torch.zeros((), dtype=torch.float64)}, m
+        return {**state, "log_lr_correction": torch.zeros((), dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class NoNeed(Autopilot):
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
-        return {**state, "need": torch.ones((), dtype=torch.float64)}, m
+        return {**state, "loss_scale": torch.ones((), dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class NoReach(Autopilot):
 
     def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
         state, m = super().steer(server, ids, seen)
-        return {**state, "reach": torch.full((), autopilot.TINY, dtype=torch.float64)}, m
+        return {**state, "amplification": torch.full((), autopilot.TINY, dtype=torch.float64)}, m
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class NoDecay(Autopilot):
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
         train, state = super().configure_training(client)
         return LocalHParams(
-            train.epochs, train.lr / autopilot.decay(client.round, client.num_rounds)
+            train.epochs, train.lr / autopilot.lr_decay(client.round, client.num_rounds)
         ), state
 
 

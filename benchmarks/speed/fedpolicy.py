@@ -15,7 +15,8 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.experiment.runner import build_task
 from equipoise.methods.fedpolicy import policies, state
-from equipoise.methods.fedpolicy.policies import Learned
+from equipoise.methods.fedpolicy.policies import PredictiveProbing
+from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 
@@ -32,19 +33,18 @@ SETTING: dict[str, Any] = {
     "rounds": 60,
     "seed": 1,
 }
-POLICY = {
-    policies: ("look", "worth"),
+POLICY: dict[Any, tuple[str, ...]] = {
+    policies: ("probe", "part_values"),
     state: (
-        "report",
-        "note_parts",
-        "note_reports",
-        "note_models",
+        "client_report",
+        "record_parts",
+        "record_reports",
+        "record_similarity",
         "features",
-        "block_weights",
-        "keep_stale",
-        "freshness",
+        "staleness_weight",
     ),
-    Learned: ("offer", "learn"),
+    BlockSets: ("block_weights", "damp_stale_blocks"),
+    PredictiveProbing: ("assign", "learn"),
 }
 
 

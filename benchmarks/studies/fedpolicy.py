@@ -50,13 +50,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lgfedavg": {"method": "lgfedavg"},
     "local": {"method": "local"},
     "learned-with-none": LEARNED | {"parts": CHOICES},
-    "probe-sync": LEARNED | {"policy": "probe", "sync": "on", "parts": CHOICES},
-    "learned-plain": LEARNED | {"sync": "off"},
+    "probe-sync": LEARNED | {"policy": "probe", "block_weights": "on", "parts": CHOICES},
+    "learned-plain": LEARNED | {"block_weights": "off"},
     "dqn": LEARNED | {"policy": "dqn"},
     "learned-finetune": LEARNED | {"base": "finetune"},
-    "dqn-sync": LEARNED | {"policy": "dqn", "sync": "on"},
-    "bandit-sync": LEARNED | {"policy": "bandit", "sync": "on"},
-    "random-sync": LEARNED | {"policy": "random", "sync": "on"},
+    "dqn-sync": LEARNED | {"policy": "dqn", "block_weights": "on"},
+    "bandit-sync": LEARNED | {"policy": "bandit", "block_weights": "on"},
+    "random-sync": LEARNED | {"policy": "random", "block_weights": "on"},
     "joint": {"method": "joint"},
     "autopilot": {"method": "autopilot"},
     "finetune": {"method": "finetune"},
@@ -132,7 +132,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
             curve.append([log["round"], percent(log["personal"]), percent(log["global"]), spent])
     notes = [log.get("notes", {}) for log in done.logs]
     steps = [log["steps"] for log in done.logs]
-    names = ("error_of_last", "error_of_foreseen")
+    names = ("last_probe_error", "prediction_error")
     errors = {name: mean(note.get(name) for note in notes) for name in names}
     return {
         **{

@@ -13,7 +13,7 @@ from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedbabu import FedBabu
 from equipoise.methods.fedper import FedPer
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
-from equipoise.methods.fedpolicy.state import Parts
+from equipoise.methods.fedpolicy.state import BlockSets
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.lgfedavg import LgFedAvg
 from equipoise.records.run_dir import Folder
@@ -76,10 +76,10 @@ def test_fedbabu_moves_what_travels_and_nothing_else() -> None:
 
 
 def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
-    task, parts = deep_task(), Parts.of("full,base+middle,top")
+    task, parts = deep_task(), BlockSets.parse("full,base+middle,top")
     assert parts.names == ("full", "base+middle", "top", "none")
     assert parts.blocks == ("base", "middle", "top")
-    assert parts.takes.tolist() == [
+    assert parts.membership.tolist() == [
         [True] * 3,
         [True, True, False],
         [False, False, True],
@@ -87,21 +87,21 @@ def test_sets_of_blocks_and_their_bytes_by_hand() -> None:
     ]
     whole = share_of(task, "base", "middle", "top")
     expected = [1.0, share_of(task, "base", "middle") / whole, share_of(task, "top") / whole, 0.0]
-    assert parts.cost(task, task.init_params(0)).tolist() == pytest.approx(expected)
-    assert parts.taken(torch.tensor(1)).tolist() == [True, True, False]
+    assert parts.relative_bytes(task, task.init_params(0)).tolist() == pytest.approx(expected)
+    assert parts.membership_of(torch.tensor(1)).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("policy", ["random", "probe", "bandit", "dqn", "learned"])
 def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> None:
     task = deep_task()
-    method = FedPolicy(policy=policy, parts="full,base,base+middle,middle+top", sync="on")
+    method = FedPolicy(policy=policy, parts="full,base,base+middle,middle+top", block_weights="on")
     loop, stacked = (simulate(method, task, rounds=4, executor=e) for e in ("loop", "stacked"))
     assert largest_difference(loop.params, stacked.params) < 1e-9
     sizes = torch.tensor([share_of(task, block) for block in method.sets.blocks])
     for log in stacked.logs:
-        chosen = torch.tensor(log.notes["part"]).long()
+        chosen = torch.tensor(log.logged["part"]).long()
         assert int(chosen.max()) < 4
-        least = int((method.sets.takes[chosen].long() @ sizes).sum())
+        least = int((method.sets.membership[chosen].long() @ sizes).sum())
         assert log.bytes.down >= least
         if policy in ("random", "bandit", "dqn"):
             assert log.bytes.down == least
@@ -111,10 +111,10 @@ def test_a_probe_scores_what_each_set_would_give() -> None:
     task, method = deep_task(), FedPolicy(policy="probe", parts="full,base,middle+top")
     done = simulate(method, task, rounds=2)
     before = simulate(method, task, rounds=1)
-    seen = done.store.state["probe"]["acc"]
+    seen = done.store.state["probe"]["accuracy"]
     local, received = before.store.local, before.params
     for k in range(task.num_clients):
-        for part, takes in enumerate(method.sets.takes.tolist()):
+        for part, takes in enumerate(method.sets.membership.tolist()):
             sent = {
                 n
                 for block, take in zip(method.sets.blocks, takes, strict=True)

@@ -1,10 +1,13 @@
 """The four always-x identities, bytes, block weights and probes by hand, what is refused, and composition."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from equipoise.cli import main
 from equipoise.clock.devices import Device, DevicePopulation
 from equipoise.core import Server
 from equipoise.methods import find_method
@@ -16,13 +19,40 @@ from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfi
 from equipoise.utils.errors import UsageError
 from helpers import TRAINING, largest_difference, simulate, small_task
 
-FOUR = state.Parts()
+FOUR = state.BlockSets()
 SAME = {"full": "fedavg", "backbone": "fedper", "head": "lgfedavg", "none": "local"}
 
 
 def sizes(task: Any) -> list[int]:
     start = task.init_params(0)
     return [sum(start[name].nbytes for name in task.blocks[block]) for block in FOUR.blocks]
+
+
+@pytest.mark.parametrize(
+    ("executor", "processes", "clients"), [("loop", 1, 6), ("stacked", 1, 110), ("stacked", 2, 110)]
+)
+@pytest.mark.parametrize(("policy", "same"), [("full", "fedavg"), ("backbone", "fedper")])
+def test_fixed_parts_from_the_command_line_are_known_methods_to_the_bit(
+    tmp_path: Path, policy: str, same: str, executor: str, processes: int, clients: int
+) -> None:
+    """110 clients are two chunks, in single precision as users run them."""
+    shared = f"--task synthetic --model mlp --samples 24 --epochs 1 --rounds 2 --clients {clients}"
+    how = f"--executor {executor} --processes {processes} --participation 0.95"
+    for method in (f"fedpolicy --policy {policy}", same):
+        out = str(tmp_path / method.split()[0])
+        assert main(["run", "--method", *f"{method} {shared} {how} --out {out}".split()]) == 0
+    ours = tmp_path / "fedpolicy" / "models"
+    theirs = tmp_path / same / "models"
+    global_file = "global.safetensors" if policy == "full" else "shared.safetensors"
+    for file, reference in (
+        ("personal.safetensors", "personal.safetensors"),
+        ("global.safetensors", global_file),
+    ):
+        found = load_file(ours / file)
+        expected = load_file(theirs / reference)
+        assert expected
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), (reference, name)
 
 
 @pytest.mark.parametrize("executor", ["loop", "stacked"])
@@ -45,9 +75,14 @@ def test_only_what_is_sent_is_billed() -> None:
     task = small_task()
     sim = simulate(FedPolicy(policy="random", parts="full,backbone,head,none"), task, 3)
     for log in sim.logs:
-        chosen = FOUR.takes[torch.tensor(log.notes["part"]).long()]
+        chosen = FOUR.membership[torch.tensor(log.logged["part"]).long()]
         assert log.bytes.down == int((chosen * torch.tensor(sizes(task))).sum())
-        assert sorted(set(log.notes["part"])) == [0, 1, 2, 3]  # stratified: six clients, every part
+        assert sorted(set(log.logged["part"])) == [
+            0,
+            1,
+            2,
+            3,
+        ]  # stratified: six clients, every part
 
 
 def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> None:
@@ -55,7 +90,7 @@ def test_a_probe_is_billed_for_all_that_it_downloads_and_for_its_own_words() -> 
     log = simulate(FedPolicy(policy="probe"), task, FULL_ROUNDS + 3).logs[-1]
     words = (
         3 + 2 * 4 * 4
-    )  # its part, whether it probes and chooses, and how much it trusts and leans
+    )  # its part, whether it probes and chooses, and its shrinkage and prior values
     assert log.bytes.down == 6 * (sum(sizes(task)) + words)
     assert log.bytes.up == 6 * (sum(sizes(task)) + 1 + 4 * 8)  # its choice and four scores
 
@@ -88,7 +123,7 @@ def test_a_controller_over_an_unsound_base_is_refused_too() -> None:
 
 @pytest.mark.parametrize("base", ["fedprox", "fedavgm", "ditto", "pfedme", "fedrod", "dapfl"])
 def test_sound_bases_run(base: str) -> None:
-    sim = simulate(FedPolicy(base=base, policy="random", sync="on"), small_task(), 3)
+    sim = simulate(FedPolicy(base=base, policy="random", block_weights="on"), small_task(), 3)
     assert not any(log.dropped for log in sim.logs)
 
 
@@ -105,7 +140,7 @@ def test_full_over_a_base_is_the_base() -> None:
         assert largest_difference(joint.params, alone.params) == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "random", "sync": "on"}])
+@pytest.mark.parametrize("options", [{}, {"policy": "random", "block_weights": "on"}])
 def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
     """What autopilot measures in each client is of the model that the client really starts from."""
     method = Joint(**options)
@@ -115,7 +150,7 @@ def test_both_executors_agree_on_joint(options: dict[str, Any]) -> None:
         for executor in ("loop", "stacked")
     )
     assert largest_difference(loop.state_dict(), stacked.state_dict()) < 1e-7
-    assert len({part for log in stacked.logs for part in log.notes["part"]}) > 1
+    assert len({part for log in stacked.logs for part in log.logged["part"]}) > 1
     assert stacked.logs[-1].train["epochs"].min == 8
     assert stacked.logs[-1].train["lr"].mean < TRAINING.lr  # it decays
 
@@ -126,8 +161,8 @@ def test_bad_options_are_refused() -> None:
         ({"policy": "learnt"}, "did you mean 'learned'"),
         ({"parts": "full"}, "parts"),
         ({"parts": "backbone,head"}, "parts"),
-        ({"sync": "maybe"}, "sync"),
-        ({"rho": 0.0}, "rho"),
+        ({"block_weights": "maybe"}, "block_weights"),
+        ({"staleness_decay": 0.0}, "staleness_decay"),
         ({"probe_every": 0}, "probe_every"),
         ({"policy_gamma": 1.0}, "policy_gamma"),
         ({"base_options": "momentum=1"}, "unknown option 'momentum' of 'fedavg'"),
@@ -141,19 +176,18 @@ def test_bad_options_are_refused() -> None:
         FedPolicy().check(small_task("linear"), task.training)
 
 
-# --- sync-aware aggregation -----------------------------------------------------------------------------------------
+# --- block weights ---------------------------------------------------------------------------------
 
 
 def test_block_weights_by_hand() -> None:
     task = small_task(clients=2)
-    stack = {name: torch.stack([w, w]) for name, w in task.init_params(0).items()}
-    fresh = state.freshness(torch.tensor([[0, 5], [1, 5]]), 0.5)
-    weights = FOUR.block_weights(task, stack, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
+    fresh = state.staleness_weight(torch.tensor([[0, 5], [1, 5]]), 0.5)
+    weights = FOUR.block_weights(task, torch.tensor([0.5, 0.5], dtype=torch.float64), fresh)
     for name in task.blocks["backbone"]:
         assert weights[name].flatten().tolist() == pytest.approx([2 / 3, 1 / 3])
     for name in task.blocks["head"]:  # all are old alike
         assert weights[name].flatten().tolist() == pytest.approx([0.5, 0.5])
-    again = FOUR.block_weights(task, stack, weights, torch.ones(2, 2))
+    again = FOUR.block_weights(task, weights, torch.ones(2, 2))
     assert largest_difference(again, weights) < 1e-15
 
 
@@ -161,7 +195,7 @@ def test_a_stale_block_stays() -> None:
     task = small_task()
     before = task.init_params(0)
     after = {name: w + 1 for name, w in before.items()}
-    moved = FOUR.keep_stale(
+    moved = FOUR.damp_stale_blocks(
         task, before, after, torch.tensor([[1.0, 0.1], [0.5, 0.1]], dtype=torch.float64)
     )
     for name in task.blocks["backbone"]:
@@ -171,18 +205,20 @@ def test_a_stale_block_stays() -> None:
 
 
 def test_ages_follow_what_was_installed() -> None:
-    known = state.init(3, FOUR)
-    known = state.note_parts(known, torch.tensor([0, 2]), FOUR, torch.tensor([0, 1]), 4)
-    known = state.note_parts(known, torch.tensor([0]), FOUR, torch.tensor([2]), 6)
-    assert state.age(known, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
-    assert known["full"].tolist() == [4, 0, 0]
+    client_table = state.init_client_table(3, FOUR)
+    client_table = state.record_parts(
+        client_table, torch.tensor([0, 2]), FOUR, torch.tensor([0, 1]), 4
+    )
+    client_table = state.record_parts(client_table, torch.tensor([0]), FOUR, torch.tensor([2]), 6)
+    assert state.block_ages(client_table, torch.arange(3), 7).tolist() == [[3, 1], [7, 7], [3, 7]]
+    assert client_table["full_round"].tolist() == [4, 0, 0]
 
 
-def test_with_rho_one_and_equal_sizes_it_is_plain_aggregation() -> None:
+def test_with_staleness_decay_one_and_equal_sizes_it_is_plain_aggregation() -> None:
     task = small_task(size_sigma=0.0)
-    plain = simulate(FedPolicy(policy="random", sync="off"), task, 4)
-    synced = simulate(FedPolicy(policy="random", sync="on", rho=1.0), task, 4)
-    aware = simulate(FedPolicy(policy="random", sync="on"), task, 4)
+    plain = simulate(FedPolicy(policy="random", block_weights="off"), task, 4)
+    synced = simulate(FedPolicy(policy="random", block_weights="on", staleness_decay=1.0), task, 4)
+    aware = simulate(FedPolicy(policy="random", block_weights="on"), task, 4)
     assert largest_difference(plain.params, synced.params) < 1e-12
     assert largest_difference(plain.params, aware.params) > 1e-6
 
@@ -191,34 +227,34 @@ def test_with_rho_one_and_equal_sizes_it_is_plain_aggregation() -> None:
 
 
 def test_rewards_by_hand() -> None:
-    known = state.init(3, FOUR) | state.init_reports(3, FOUR)
+    client_table = state.init_client_table(3, FOUR) | state.init_report_table(3, FOUR)
     ids, zero = torch.arange(3), torch.zeros(3, dtype=torch.float64)
     first = torch.tensor([[1.0, 0.5, 0, 0, 0]] * 3, dtype=torch.float64)
-    known = state.note_reports(known, ids, first, zero, 1)
-    assert known["reward"].tolist() == [0, 0, 0]  # nothing to compare with
+    client_table = state.record_reports(client_table, ids, first, zero, 1)
+    assert client_table["reward"].tolist() == [0, 0, 0]  # nothing to compare with
     second = torch.tensor(
         [[0.5, 0.7, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9.0, 0.5, 0, 0, 0]], dtype=torch.float64
     )
-    known = state.note_reports(
-        known, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64), 2
+    client_table = state.record_reports(
+        client_table, ids, second, torch.tensor([0.01, 0.0, 0.0], dtype=torch.float64), 2
     )
     plain = torch.tensor(
         [0.2 + 0.05 - 0.01, 0.0, -0.1], dtype=torch.float64
     )  # the loss's change is bounded by 1
-    assert known["reward"].tolist() == pytest.approx((plain - plain.mean()).tolist())
-    assert known["gain"][0].tolist() == pytest.approx([0.5, 0.2])
+    assert client_table["reward"].tolist() == pytest.approx((plain - plain.mean()).tolist())
+    assert client_table["gain"][0].tolist() == pytest.approx([0.5, 0.2])
 
 
 def test_a_rare_report_tells_of_gains_a_round_beside_the_others_latest() -> None:
-    known = state.init_reports(2, FOUR)
+    client_table = state.init_report_table(2, FOUR)
     nothing = torch.zeros(2, dtype=torch.float64)
     for round, acc in ((1, 0.5), (2, 0.6)):
         report = torch.tensor([[0, acc, 0, 0, 0]] * 2, dtype=torch.float64)
-        known = state.note_reports(known, torch.arange(2), report, nothing, round)
+        client_table = state.record_reports(client_table, torch.arange(2), report, nothing, round)
     late = torch.tensor([[0, 0.8, 0, 0, 0]], dtype=torch.float64)
-    known = state.note_reports(known, torch.tensor([1]), late, nothing[:1], 6)
-    assert known["gain"][:, 1].tolist() == pytest.approx([0.1, 0.05])  # 0.2 in four rounds
-    assert known["reward"].tolist() == pytest.approx([0.0, 0.05 - 0.075])
+    client_table = state.record_reports(client_table, torch.tensor([1]), late, nothing[:1], 6)
+    assert client_table["gain"][:, 1].tolist() == pytest.approx([0.1, 0.05])  # 0.2 in four rounds
+    assert client_table["reward"].tolist() == pytest.approx([0.0, 0.05 - 0.075])
 
 
 def test_divergence_and_cosine_by_hand() -> None:
@@ -229,16 +265,21 @@ def test_divergence_and_cosine_by_hand() -> None:
         name: torch.stack([3 * torch.ones_like(w), -torch.ones_like(w)])
         for name, w in zeros.items()
     }
-    known = state.note_models(state.init_reports(2, FOUR), ids, FOUR, task, zeros, stack, after)
-    assert known["near"].tolist() == [pytest.approx([2, 2, 1, 1]), pytest.approx([2, 2, -1, -1])]
+    client_table = state.record_similarity(
+        state.init_report_table(2, FOUR), ids, FOUR, task, zeros, stack, after
+    )
+    assert client_table["similarity"].tolist() == [
+        pytest.approx([2, 2, 1, 1]),
+        pytest.approx([2, 2, -1, -1]),
+    ]
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------
 
 
-def test_worth_by_hand() -> None:
-    scores, trust = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.5, 0.5, 0.5, 1.0])
-    value = policies.worth(scores, trust, torch.tensor([0.02, 0.01, 0.01, 0.0]))
+def test_part_values_by_hand() -> None:
+    scores, shrinkage = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.5, 0.5, 0.5, 1.0])
+    value = policies.part_values(scores, shrinkage, torch.tensor([0.02, 0.01, 0.01, 0.0]))
     assert value.tolist() == pytest.approx([0.02 - 0.15, 0.01 - 0.1, 0.01 - 0.05, 0.0])
 
 
@@ -251,11 +292,11 @@ def test_a_slow_link_makes_a_download_dear() -> None:
     ids, start = torch.arange(task.num_clients), task.init_params(0)
     slow = torch.from_numpy(task.devices.kinds(ids.numpy()) == 1)
     assert 0 < int(slow.sum()) < len(ids)
-    method = FedPolicy(price=0.01, probe_bonus=0.0)
+    method = FedPolicy(download_cost=0.01, probe_bonus=0.0)
     policy = method.agent
-    assert isinstance(policy, policies.Learned)
+    assert isinstance(policy, policies.PredictiveProbing)
     s = Server(task, task.training, start, method.init_server(task, start), 0, 1, 10)
-    value = policy.plain(s, ids)
+    value = policy.prior_values(s, ids)
     share = torch.tensor([*sizes(task)]).double() / sum(sizes(task))
     for part, cost in ((0, 1.0), (1, float(share[0])), (2, float(share[1])), (3, 0.0)):
         wanted = [-cost * (0.016 if waits else 0.004) for waits in slow.tolist()]
@@ -290,17 +331,17 @@ def test_a_client_probes_only_when_asked_and_is_billed_for_it_then() -> None:
     for round in range(1, 21):
         old = sim.store.state["probe"]["scores"] if round > 1 else torch.zeros(6, 4)
         log = sim.run_round()
-        seen, memory, known = (
+        seen, policy_state, client_table = (
             sim.store.state["probe"],
-            sim.server_state["policy"],
-            sim.server_state["known"],
+            sim.server_state["policy_state"],
+            sim.server_state["client_table"],
         )
-        asked = memory["asked"]
-        assert torch.equal(seen["round"] == round, asked)
-        assert torch.equal(seen["round"], memory["probed"])
-        assert largest_difference(seen["scores"], memory["scores"]) == 0
+        asked = policy_state["probe_requested"]
+        assert torch.equal(seen["probe_round"] == round, asked)
+        assert torch.equal(seen["probe_round"], policy_state["probe_round"])
+        assert largest_difference(seen["scores"], policy_state["scores"]) == 0
         assert torch.equal(seen["scores"][~asked], old[~asked].double())
-        sent = FOUR.takes[known["offered"]] | asked[:, None]
+        sent = FOUR.membership[client_table["assigned_part"]] | asked[:, None]
         words = 3 + 2 * 4 * 4
         assert log.bytes.down == int((sent * torch.tensor(sizes(task))).sum()) + 6 * words
         assert log.logged["probes"] == int(asked.sum()) >= (round == FULL_ROUNDS) * 6
@@ -317,49 +358,57 @@ def test_pauses_between_probes_grow_while_they_confirm_and_a_surprise_ends_them(
     grew = shrank = 0
     for _ in range(30):
         sim.run_round()
-        memory, known = sim.server_state["policy"], sim.server_state["known"]
-        confirmed = memory["chose"] & (known["part"] == known["offered"])
-        due = torch.where(confirmed, (2 * before).clamp(max=4), 2)
-        assert torch.equal(memory["pause"], torch.where(memory["asked"], due, before))
-        grew, shrank = (
-            grew + int((memory["pause"] > before).sum()),
-            shrank + int((memory["pause"] < before).sum()),
+        policy_state, client_table = (
+            sim.server_state["policy_state"],
+            sim.server_state["client_table"],
         )
-        before = memory["pause"]
+        confirmed = policy_state["client_chooses"] & (
+            client_table["installed_part"] == client_table["assigned_part"]
+        )
+        due = torch.where(confirmed, (2 * before).clamp(max=4), 2)
+        assert torch.equal(
+            policy_state["probe_interval"],
+            torch.where(policy_state["probe_requested"], due, before),
+        )
+        grew, shrank = (
+            grew + int((policy_state["probe_interval"] > before).sum()),
+            shrank + int((policy_state["probe_interval"] < before).sum()),
+        )
+        before = policy_state["probe_interval"]
     assert grew > 0
     assert shrank > 0
 
 
 def test_pooled_evidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "NOISE", 0.4)
+    monkeypatch.setattr(policies, "ROW_VARIANCE", 0.4)
     task = small_task(clients=2, size_sigma=0.0)
     rows = int(task.num_rows(torch.arange(2), "val")[0])
-    method = FedPolicy(policy="learned", probe_bonus=0.01, price=0.0)
-    memory = method.agent.init(2)
-    memory["probed"] = torch.ones(2, dtype=torch.int64)
+    method = FedPolicy(policy="learned", probe_bonus=0.01, download_cost=0.0)
+    policy_state = method.agent.init(2)
+    policy_state["probe_round"] = torch.ones(2, dtype=torch.int64)
     apart = (
         2 * 0.4 / rows
     ) ** 0.5  # for the head the clients' variance is twice the noise's, for the others it is 0
-    memory["scores"] = torch.tensor(
+    policy_state["scores"] = torch.tensor(
         [[0.5, 0.5, 0.4 + apart, 0.4], [0.5, 0.5, 0.4 - apart, 0.4]], dtype=torch.float64
     )
     server = Server(task, task.training, task.init_params(0), {}, 0, 7, 60)
-    trust, lean = method.agent.pooled(server, memory, torch.arange(2))  # type: ignore[attr-defined]
-    assert trust[0].tolist() == pytest.approx([0, 0, 0.5, 0])
-    assert lean[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
+    shrinkage, prior_value = method.agent.empirical_bayes(server, policy_state, torch.arange(2))  # type: ignore[attr-defined]
+    assert shrinkage[0].tolist() == pytest.approx([0, 0, 0.5, 0])
+    assert prior_value[0].tolist() == pytest.approx([0.02 - 0.1, 0.01 - 0.1, 0.01, 0.0])
 
 
 def test_those_whose_own_evidence_is_for_it_keep_the_backbone_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(policies, "SHARERS", 0.5)
+    monkeypatch.setattr(policies, "MIN_SHARER_FRACTION", 0.5)
     agent = FedPolicy(policy="learned").agent
     full, backbone, head = 0, 1, 2
     own = torch.tensor([[0.3, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0.2, 0, 0.12, 0]])
-    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
-    assert agent.sharers(own, torch.tensor([head, full, head, backbone])).sum() == 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(policies, "SHARERS", 1.0)  # but nobody against its own evidence
-    assert agent.sharers(own, torch.full((4,), head)).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
+    assert agent.forced_sharers(own, torch.full((4,), head)).tolist() == [True, True, False, False]  # type: ignore[attr-defined]
+    assert agent.forced_sharers(own, torch.tensor([head, full, head, backbone])).sum() == 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(policies, "MIN_SHARER_FRACTION", 1.0)  # but nobody against its own evidence
+    assert agent.forced_sharers(own, torch.full((4,), head)).tolist() == [True, True, False, True]  # type: ignore[attr-defined]
 
 
 def test_in_the_calm_nobody_probes_and_nothing_changes() -> None:

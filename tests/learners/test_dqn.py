@@ -120,7 +120,7 @@ def test_it_learns_which_action_a_feature_asks_for() -> None:
 
 @pytest.mark.parametrize("policy", ["dqn", "learned"])
 def test_executors_agree_through_a_learning_run(policy: str) -> None:
-    method = FedPolicy(policy=policy, parts="full,backbone,head,none", sync="on")
+    method = FedPolicy(policy=policy, parts="full,backbone,head,none", block_weights="on")
     loop, stacked = (
         simulate(method, small_task(), 14, executor, 0.5) for executor in ("loop", "stacked")
     )
@@ -130,7 +130,7 @@ def test_executors_agree_through_a_learning_run(policy: str) -> None:
 
 def test_the_discount_counts_the_rounds_that_a_client_was_away() -> None:
     sim = simulate(FedPolicy(policy="dqn", policy_gamma=0.5), small_task(), 12, participation=0.5)
-    agent = sim.server_state["policy"]["agent"]
+    agent = sim.server_state["policy_state"]["agent"]
     stored = int(agent["num_stored"])
     gaps = -agent["buffer"]["discount"][:stored].log2()
     assert set(gaps.round().int().tolist()) > {1}

@@ -177,7 +177,7 @@ def test_bytes_and_blocks_are_those_of_the_method() -> None:
         ("fedpolicy", {}, "which would leave it unprotected"),
         (
             "fedpolicy",
-            {"policy": "backbone", "sync": "off"},
+            {"policy": "backbone", "block_weights": "off"},
             "has no reference to clip its update of it",
         ),
     ],

@@ -25,7 +25,7 @@ METHODS: dict[str, Method] = {
     "dapfl": DapFL(warmup=1, replay=8),
     "autopilot": Autopilot(),
     "page at random": Page(warmup=1, control="random"),
-    "fedpolicy random": FedPolicy(policy="random", sync="on"),
+    "fedpolicy random": FedPolicy(policy="random", block_weights="on"),
     "fedpolicy probe": FedPolicy(policy="probe"),
     "fedpolicy dqn": FedPolicy(policy="dqn"),
     "fedpolicy learned": FedPolicy(),

@@ -409,7 +409,7 @@ def test_liars_send_what_the_attack_says_on_every_executor(name):
             rest = honest.params[key][others] - start[key]
             assert torch.allclose(change, rest.mean(0) - 1.5 * rest.std(0, correction=0))
     if name == "metrics":
-        assert float(lied.metrics["later"][liar]) == 1.0
+        assert float(lied.metrics["second_half_sign"][liar]) == 1.0
         assert largest_difference(lied.params, honest.params) == 0
 
 

@@ -251,9 +251,21 @@ def weights_by_num_examples(task: Task, ids: Tensor) -> Tensor:
 
 
 def weighted_mean(stack: Params, weights: Tensor | Params) -> Params:
-    """Sum over K of weights times models; weights ``[K]``, or per name ``[K, ...]``."""
-    if isinstance(weights, dict):
-        return {name: (weights[name] * value).sum(0) for name, value in stack.items()}
-    return {
-        name: torch.tensordot(weights.to(value.dtype), value, 1) for name, value in stack.items()
-    }
+    """Return the sum over K of weights times models.
+
+    Args:
+        stack: Parameters of K models, each `[K, ...]`.
+        weights: Weights `[K]`; or by parameter name, `[K]` or with the parameter's own shape
+            behind.
+
+    Returns:
+        The parameters of one model.
+    """
+    mean: Params = {}
+    for name, value in stack.items():
+        weight = weights[name] if isinstance(weights, dict) else weights
+        if weight.dim() == 1:
+            mean[name] = torch.tensordot(weight.to(value.dtype), value, 1)
+        else:
+            mean[name] = (weight * value).sum(0)
+    return mean

@@ -1,11 +1,28 @@
-"""The rules by which autopilot steers, as plain formulas: ratios, signs and the length of the run, nothing absolute."""
+"""Autopilot: a controller that chooses learning rate, momentum and per-coordinate step sizes.
+
+Nothing has to be set: every rule uses ratios, signs and the length T of the run. In round t
+
+    client   eta(t) = eta loss_scale(f(t) / f(1)) exp(z) lr_decay(t / T)
+    server   D = sum_i p_i (w_i - w),  p_i ~ n_i
+             v <- m(T) v + D
+             w <- w + v max(1, c r / q)^amplification_decay(t / T)      by coordinate
+
+eta is the configured rate unless a trial in the first round shows that a quarter of Polyak's step
+f / |g|^2, or a rate between the two, is much better. The log correction z <= 0 of the rate, the
+momentum m and the amplification c follow the clients' validation losses. r is the RMS change of one
+client in a layer, q the RMS change of a coordinate over all rounds: coordinates that move little in
+each round, because inputs there are small or clients pull apart, catch up.
+
+The file has four sections: schedules, `LrController` rules, the server's step
+(:func:`amplified_momentum`), and what clients measure (:func:`client_measurements`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,350 +44,480 @@ from equipoise.core.method import weighted_mean
 from equipoise.core.report_validation import COUNT, LOSS, MAX_LOSS, MIN_COHORT, trimmed_max
 from equipoise.utils.errors import UsageError
 
-BOLD = 0.25  # the part of Polyak's step that is taken
-MUCH_BETTER = (
-    0.8  # the part of the configured rate's loss that another rate must leave to be chosen
-)
-MOST_MOMENTUM, HORIZON = (
-    0.97,
-    8.0,
-)  # after 8 rounds momentum looks back over an eighth of the others, 33 at most
-CONTENT = 0.5  # the part of the first loss below which rates fall
-WORSE = (
-    0.1  # how far validation loss may lie above its least (in logarithms) before the rate is halved
-)
-NEAR, FAR_OUT = 0.5, 20.0  # the reach c of small coordinates before the first round, and at most
-STEEP = 0.05  # how far validation loss must fall (in logarithms) for c to grow
-HASTE = 4.0  # validation loss must fall by (4/T)^2 for momentum to be kept: the shorter the run, the steeper
-GAIN = 0.4  # of the correction, for both of its inputs
+MIN_EPOCHS = 8  # clients train at least this much
+POLYAK_SHARE = 0.25  # of Polyak's step
+TRIAL_LOSS_RATIO = 0.8  # another rate must leave less than this share of the configured one's loss
+MAX_MOMENTUM = 0.97  # momentum looks back over 33 rounds at most
+HORIZON = 8.0  # after 8 rounds momentum looks back over an eighth of the others
+LOSS_SCALE_START = 0.5  # rates fall when the loss is below this share of the first one
+HALVING_LOG_RISE = 0.1  # validation loss above its minimum (in logs) at which the rate is halved
+INITIAL_AMPLIFICATION = 0.5
+MAX_AMPLIFICATION = 20.0  # of c; its minimum is 1 / 20
+GROWTH_LOG_FALL = 0.05  # fall of validation loss (in logs) for which c grows
+MOMENTUM_HORIZON = 4.0  # momentum is kept if validation loss falls by (4 / T)^2 in logs
+CORRECTION_GAIN = 0.4  # of both inputs of the log correction
+CORRECTION_LEAK = 0.9  # a sum that does not leak was found to drift
+MAX_REPORT_RATIO = 10.0  # reports are clipped at this many times what nearly all clients report
+MAX_COORDINATE_FACTOR = 100.0  # by which a coordinate's step is amplified
+RMS_FLOOR_SHARE = 0.1  # of a layer's RMS is added to each q: rounding errors are not amplified
 TINY = 1e-12
-POOLED = ("loss", "val", "trials")
-FAR = 10.0  # times what nearly all clients tell: more is not believed
+AVERAGED = ("loss", "val", "trials")  # measurements of which the server takes weighted means
 
 
-def believed(told: Tensor) -> Tensor:
-    """What clients tell of their losses and gradients, each at most ten times what nearly all of them do: one that lies
-    within its ranges cannot choose everybody's rate."""
-    return told.clamp(max=FAR * trimmed_max(told)) if len(told) >= MIN_COHORT else told
+# --- schedules over the rounds --------------------------------------------------------------------
 
 
-def cohort_means(seen: Params, n: Tensor) -> Params:
-    """Means over the cohort by data size n, of what is believed; of ``later``, a sign, as told."""
-
-    def mean(told: Tensor) -> Tensor:
-        return (n @ believed(told) / n.sum()).clamp(min=TINY)
-
-    means = {
-        name: mean(told) if told.dim() == 1 else torch.stack([mean(part) for part in told.T])
-        for name, told in seen.items()
-        if name in POOLED
-    }
-    if "later" in seen:
-        means["later"] = n @ seen["later"] / n.sum()
-    return means
-
-
-def share(rounds: float) -> float:
-    """Eight rounds as a part of so many: at most 1, and at least one of the 33 that momentum may see."""
-    return max(1 - MOST_MOMENTUM, min(1.0, HORIZON / rounds))
+def horizon_share(rounds: float) -> float:
+    """Return 8 / rounds, at most 1 and at least 1 - MAX_MOMENTUM."""
+    return max(1 - MAX_MOMENTUM, min(1.0, HORIZON / rounds))
 
 
 def momentum(rounds: int) -> float:
-    """m = min(.97, max(0, 1 - 8/(T - 8))), and 0 in runs of up to 16 rounds."""
-    return 1 - share(max(HORIZON, rounds - HORIZON))
+    """Return m = min(0.97, max(0, 1 - 8 / (T - 8))); 0 in runs of up to 16 rounds."""
+    return 1 - horizon_share(max(HORIZON, rounds - HORIZON))
 
 
-def late(round: int, rounds: int) -> float:
-    """0 in the first half of the run, then linearly to 1 in the last round."""
+def second_half_progress(round: int, rounds: int) -> float:
+    """Return 0 in the first half of the run, then linearly up to 1 in the last round."""
     return max(0.0, 2 * round / rounds - 1)
 
 
-def decay(round: int, rounds: int) -> float:
-    """What is left of the rate: in the last round one over the rounds that momentum sees."""
-    return float((1 - momentum(rounds)) ** late(round, rounds))
+def lr_decay(round: int, rounds: int) -> float:
+    """Return the factor of the rate; in the last round one over the rounds that momentum sees."""
+    return float((1 - momentum(rounds)) ** second_half_progress(round, rounds))
 
 
-def faded(round: int, rounds: int) -> float:
-    """What is left of the amplification's exponent: in the last round 8/T, for nobody sees how that one went."""
-    return 1 - (1 - share(rounds)) * late(round, rounds)
+def amplification_decay(round: int, rounds: int) -> float:
+    """Return the exponent of the amplification; 8 / T in the last round.
+
+    No later validation loss would show that the last steps were too large.
+    """
+    return 1 - (1 - horizon_share(rounds)) * second_half_progress(round, rounds)
 
 
-def polyak(loss: Tensor, square: Tensor) -> Tensor:
-    """A quarter of Polyak's step f/|g|^2, as if all loss could go."""
-    return BOLD * loss.clamp(min=TINY) / square.clamp(min=TINY)
+# --- the controller of the learning rate ----------------------------------------------------------
 
 
-def on_trial(configured: Tensor, measured: Tensor) -> Tensor:
-    """Three rates: the configured one, the measured one, and the one between, since they may lie orders apart."""
+def init_controller() -> State:
+    """Return the controller's state before the first round, in float64."""
+    zero = torch.zeros((), dtype=torch.float64)
+    return {
+        "lr": zero,  # eta; 0: not chosen yet
+        "first_loss": zero,  # f(1), the cohort's mean training loss in the first round
+        "loss_scale": zero + 1,  # see :func:`loss_scale`
+        "log_lr_correction": zero,  # z
+        # The last and the lowest mean validation loss; infinite before the first round.
+        "val": torch.full((2,), torch.inf, dtype=torch.float64),
+        "amplification": zero,  # c; 0: without validation data
+    }
+
+
+def clip_outliers(reports: Tensor) -> Tensor:
+    """Clip reports `[K]` at ten times what nearly all clients report.
+
+    A single client whose report is within its range cannot choose the rate of all.
+    """
+    if len(reports) < MIN_COHORT:
+        return reports
+    return reports.clamp(max=MAX_REPORT_RATIO * trimmed_max(reports))
+
+
+def cohort_means(measurements: Params, num_examples: Tensor) -> Params:
+    """Return means over the cohort, weighted by data size.
+
+    Args:
+        measurements: The clients' measurements, `[K]` or `[K, 3]`.
+        num_examples: Data sizes `[K]`.
+
+    Returns:
+        Means of clipped `loss`, `val` and `trials`; of `second_half_sign`, if there is one, as it
+        is.
+    """
+
+    def mean(reports: Tensor) -> Tensor:
+        return (num_examples @ clip_outliers(reports) / num_examples.sum()).clamp(min=TINY)
+
+    means: Params = {}
+    for name, reports in measurements.items():
+        if name not in AVERAGED:
+            continue
+        if reports.dim() == 1:
+            means[name] = mean(reports)
+        else:
+            means[name] = torch.stack([mean(column) for column in reports.T])
+    if "second_half_sign" in measurements:
+        signs = measurements["second_half_sign"]
+        means["second_half_sign"] = num_examples @ signs / num_examples.sum()
+    return means
+
+
+def polyak_lr(loss: Tensor, grad_sq_norm: Tensor) -> Tensor:
+    """Return a quarter of Polyak's step f / |g|^2, as if all loss could vanish."""
+    return POLYAK_SHARE * loss.clamp(min=TINY) / grad_sq_norm.clamp(min=TINY)
+
+
+def trial_lrs(configured: Tensor, measured: Tensor) -> Tensor:
+    """Return three rates `[3, ...]`: configured, their geometric mean, and measured."""
     return torch.stack([configured, (configured * measured).sqrt(), measured])
 
 
-def chosen(rates: Tensor, losses: Tensor) -> Tensor:
-    """Of rates on trial the one that left the least loss, if that is much less than the first one's; else the first."""
-    best = losses.argmin(0, keepdim=True)
-    much = losses.gather(0, best) < MUCH_BETTER * losses[:1]
-    return torch.where(much, rates.gather(0, best), rates[:1])[0]
+def select_lr(rates: Tensor, losses: Tensor) -> Tensor:
+    """Return the rate with the least loss if that is below 0.8 of the first one's; else the first.
 
-
-def need(loss: Tensor, first: Tensor) -> Tensor:
-    """The part of the rate for a cohort whose loss lies below half of the first one's: the root of their ratio."""
-    return (loss / (CONTENT * first)).sqrt().clamp(max=1.0)
-
-
-def start() -> State:
-    """Nothing is known yet: no rate, nothing that validation losses (last and least) could rise above."""
-    zero = torch.zeros((), dtype=torch.float64)
-    unseen = torch.full((2,), torch.inf, dtype=torch.float64)
-    return {"rate": zero, "first": zero, "need": zero + 1, "z": zero, "val": unseen, "reach": zero}
-
-
-def reach(c: Tensor, fell: bool, rose: bool) -> Tensor:
-    """c: a half before the first round; times the root of 2 where validation loss fell much, halved where it rose."""
-    c = torch.where(c > 0, c, NEAR) * (0.5 if rose else math.sqrt(2) if fell else 1.0)
-    return c.clamp(1 / FAR_OUT, FAR_OUT)
-
-
-def corrected(state: State, means: Params, chance: Tensor, rounds: int) -> tuple[State, bool]:
-    """The state after a round with these means, and whether validation loss fell far enough for momentum to be kept;
-    ``chance`` is what a cohort's loss moves by itself.
-
-    z follows :func:`correction`, and the rate is halved where validation loss lies far above its least.
+    Args:
+        rates: Rates `[3, ...]`.
+        losses: The losses that training at these rates left `[3, ...]`.
     """
-    (last, least), val = state["val"], means["val"]
-    z = correction(state["z"], means["later"], rise(val, last))
-    rose = risen(val, last, chance)
-    if rose and risen(val, least, chance + WORSE):
-        z = z - math.log(2)
-    c = reach(state["reach"], risen(last, val, chance + STEEP), rose)
-    known = {"val": torch.stack([val, torch.minimum(least, val)]), "reach": c, "z": z}
-    return {**state, **known}, not risen(val, last, chance - (HASTE / rounds) ** 2)
+    best = losses.argmin(0, keepdim=True)
+    is_much_better = losses.gather(0, best) < TRIAL_LOSS_RATIO * losses[:1]
+    return torch.where(is_much_better, rates.gather(0, best), rates[:1])[0]
 
 
-def rise(val: Tensor, last: Tensor) -> Tensor:
-    """Change of a validation loss since the round before, in logarithms within -1 and 1; zero in the first round."""
+def loss_scale(loss: Tensor, first_loss: Tensor) -> Tensor:
+    """Return min(1, sqrt(f / (0.5 f(1)))): steps are smaller where less is left to learn."""
+    return (loss / (LOSS_SCALE_START * first_loss)).sqrt().clamp(max=1.0)
+
+
+def next_amplification(c: Tensor, has_fallen: bool, has_risen: bool) -> Tensor:
+    """Return c, times sqrt(2) after a clear fall of validation loss, halved after a rise."""
+    factor = 1.0
+    if has_risen:
+        factor = 0.5
+    elif has_fallen:
+        factor = math.sqrt(2)
+    started = torch.where(c > 0, c, INITIAL_AMPLIFICATION)
+    return (started * factor).clamp(1 / MAX_AMPLIFICATION, MAX_AMPLIFICATION)
+
+
+def log_rise(val: Tensor, last: Tensor) -> Tensor:
+    """Return log(val / last) within [-1, 1]; 0 in the first round."""
     if not bool(last.isfinite()):
         return torch.zeros_like(val)
     return (val / last).log().clamp(-1, 1)
 
 
-def correction(z: Tensor, later: Tensor, rise: Tensor) -> Tensor:
-    """z <- min(0, .9 z - tanh(.4 (later + rise))): a sum that leaks, since one that does not was found to drift.
+def next_log_lr_correction(z: Tensor, second_half_sign: Tensor, rise: Tensor) -> Tensor:
+    """Return z <- min(0, 0.9 z - tanh(0.4 (h + d))).
 
-    ``later`` is the mean sign of what the later half of training did to validation loss.
+    Args:
+        z: The correction.
+        second_half_sign: h, the mean sign of the change of validation loss in the second half of
+            local training.
+        rise: d, the log rise of the received model's validation loss.
     """
-    return (0.9 * z + torch.tanh(-GAIN * later - GAIN * rise)).clamp(max=0.0)
+    change = torch.tanh(-CORRECTION_GAIN * second_half_sign - CORRECTION_GAIN * rise)
+    return (CORRECTION_LEAK * z + change).clamp(max=0.0)
 
 
-def noise(told: Tensor, clients: int) -> Tensor:
-    """Two standard errors of the mean of a cohort's losses, relative to it; none where the cohort is everybody."""
-    losses = believed(told)
-    spread = losses.std(correction=0) / losses.mean().clamp(min=TINY)
-    return 2 * spread * math.sqrt((1 - len(losses) / clients) / len(losses))
+def sampling_noise(losses: Tensor, num_clients: int) -> Tensor:
+    """Return two relative standard errors of a cohort's mean loss; 0 if all clients take part."""
+    clipped = clip_outliers(losses)
+    spread = clipped.std(correction=0) / clipped.mean().clamp(min=TINY)
+    return 2 * spread * math.sqrt((1 - len(clipped) / num_clients) / len(clipped))
 
 
-def risen(val: Tensor, earlier: Tensor, room: Tensor) -> bool:
-    """Whether a validation loss lies above an earlier one by more than this room, in logarithms."""
-    return bool(val > earlier * room.exp())
+def significantly_higher(val: Tensor, earlier: Tensor, margin: Tensor) -> bool:
+    """Return whether a validation loss is above an earlier one by more than a log margin."""
+    return bool(val > earlier * margin.exp())
 
 
-MOST = 100.0  # times that a coordinate is amplified
-REST = 0.1  # the part of a layer's mean that is added to each of its coordinates: rounding is not amplified
+def update_controller(
+    state: State, means: Params, noise: Tensor, rounds: int
+) -> tuple[State, bool]:
+    """Update the correction, the amplification and the validation losses.
 
+    The rate is also halved where validation loss is far above its minimum.
 
-@dataclass(frozen=True)
-class Step:
-    """How one step is made: momentum m, how far small coordinates reach, and what is left of their amplification."""
+    Args:
+        state: The server's state.
+        means: Cohort means with `val` and `second_half_sign`.
+        noise: Relative noise of the mean validation loss.
+        rounds: The number T of rounds.
 
-    m: float
-    reach: Tensor
-    left: float
-
-
-def start_stepping(params: Params) -> State:
-    """No momentum and no mean of squared changes yet."""
-    zeros = {name: torch.zeros_like(w) for name, w in params.items()}
-    return {"v": zeros, "squares": zeros, "steps": torch.zeros((), dtype=torch.float64)}
-
-
-def lengths(w: Params, uploads: Params) -> Params:
-    """r by layer: the root mean square of a client's change there, as the median over clients, so that none sets it."""
-    return {
-        name: (each - w[name]).flatten(1).square().mean(1).sqrt().median()
-        for name, each in uploads.items()
-    }
-
-
-def moved(w: Params, change: Params, r: Params, by: Step, state: State) -> tuple[Params, State]:
-    """w + v max(1, c r / q)^left, with v <- m v + D and q the root mean square of D over all rounds, by coordinate.
-
-    Coordinates that move little in each round, because inputs there are small or clients pull apart, catch up.
+    Returns:
+        The new state, and whether validation loss fell enough to keep momentum.
     """
-    steps = state["steps"] + 1
-    v = {name: by.m * state["v"][name] + d for name, d in change.items()}
-    squares = {
-        name: square + (change[name].square() - square) / steps.to(square)
-        for name, square in state["squares"].items()
-    }
-    new = {
-        name: w[name] + v[name] * amplified(squares[name], by.reach.to(r[name]) * r[name], by.left)
-        for name in w
-    }
-    return new, {**state, "v": v, "squares": squares, "steps": steps}
-
-
-def amplified(squares: Tensor, reach: Tensor, left: float) -> Tensor:
-    """What each coordinate of a layer is multiplied by: 1 for those that move as far as asked."""
-    q = squares.sqrt() + REST * squares.mean().sqrt() + TINY
-    return (reach / q).clamp(1.0, MOST) ** left
-
-
-REPORTS = {
-    **dict.fromkeys(("loss", "val", "reached", "own", "trials"), LOSS),
-    **{"square": COUNT, "step": COUNT, "later": ValueRange(-1.0, 1.0)},
-}
-"""What :func:`told` and :func:`validated` upload. ``square``, ``reached`` and ``own`` are checked against their ranges,
-so that a client whose training diverged is left out; nothing else is computed from them."""
-
-
-def empty() -> State:
-    """Before a client's first round."""
-    measured = {
-        name: torch.zeros((), dtype=torch.float64) for name in ("loss", "square", "val", "half")
-    }
-    return measured | {"trials": torch.zeros(3, dtype=torch.float64)}
-
-
-def judged(client: Client, model: Params) -> Tensor:
-    """Validation loss; where there are no such data, training loss."""
-    return client.evaluate(model, "val" if client.task.has_split("val") else "train")[
-        "loss"
-    ].double()
-
-
-def received(client: Client) -> State:
-    """Loss f_i and squared gradient |g|^2 of the received model, and its validation loss."""
-    loss, val = (
-        client.evaluate(client.start, "train")["loss"].double(),
-        judged(client, client.start),
+    last, lowest = state["val"]
+    val = means["val"]
+    z = next_log_lr_correction(
+        state["log_lr_correction"], means["second_half_sign"], log_rise(val, last)
     )
-    return {"loss": loss, "square": client.grad_sq_norm(client.start), "val": val, "half": val}
+    has_risen = significantly_higher(val, last, noise)
+    if has_risen and significantly_higher(val, lowest, noise + HALVING_LOG_RISE):
+        z = z - math.log(2)
+    has_fallen = significantly_higher(last, val, noise + GROWTH_LOG_FALL)
+    new = {
+        "val": torch.stack([val, torch.minimum(lowest, val)]),
+        "amplification": next_amplification(state["amplification"], has_fallen, has_risen),
+        "log_lr_correction": z,
+    }
+    keeps_momentum = not significantly_higher(val, last, noise - (MOMENTUM_HORIZON / rounds) ** 2)
+    return {**state, **new}, keeps_momentum
 
 
-def trials(client: Client, epochs: Tensor, rates: Tensor) -> Tensor:
-    """The losses that training from the received model leaves at each of these rates."""
+# --- the server's step ----------------------------------------------------------------------------
+
+
+class StepConfig(NamedTuple):
+    """Coefficients of one server step."""
+
+    momentum: float  # m
+    amplification: Tensor  # c
+    exponent: float  # of the amplification, see :func:`amplification_decay`
+
+
+def init_momentum(params: Params) -> State:
+    """Return zero momentum and no history of changes."""
+    zeros = {name: torch.zeros_like(w) for name, w in params.items()}
+    return {
+        "momentum": zeros,  # v
+        "mean_sq_change": zeros,  # q^2, the mean of D^2 over rounds
+        "num_steps": torch.zeros((), dtype=torch.float64),  # rounds in that mean
+    }
+
+
+def median_update_rms(w: Params, uploads: Params) -> Params:
+    """Return r by layer: the median over clients of the RMS of w_i - w, so that none sets it."""
+    return {
+        name: (stack - w[name]).flatten(1).square().mean(1).sqrt().median()
+        for name, stack in uploads.items()
+    }
+
+
+def amplified_momentum(
+    w: Params, change: Params, r: Params, step: StepConfig, state: State
+) -> tuple[Params, State]:
+    """Return w + v max(1, c r / q)^exponent, with v <- m v + D, and the new state.
+
+    Args:
+        w: The global model.
+        change: D, the weighted mean of the clients' changes.
+        r: By layer, see :func:`median_update_rms`.
+        step: The coefficients.
+        state: The state of :func:`init_momentum`.
+    """
+    num_steps = state["num_steps"] + 1
+    velocity: Params = {}
+    mean_sq_change: Params = {}
+    new: Params = {}
+    for name, d in change.items():
+        velocity[name] = step.momentum * state["momentum"][name] + d
+        old = state["mean_sq_change"][name]
+        mean_sq_change[name] = old + (d.square() - old) / num_steps.to(old)
+        wanted = step.amplification.to(r[name]) * r[name]
+        factors = amplification_factors(mean_sq_change[name], wanted, step.exponent)
+        new[name] = w[name] + velocity[name] * factors
+    new_state = {
+        **state,
+        "momentum": velocity,
+        "mean_sq_change": mean_sq_change,
+        "num_steps": num_steps,
+    }
+    return new, new_state
+
+
+def amplification_factors(mean_sq_change: Tensor, wanted: Tensor, exponent: float) -> Tensor:
+    """Return max(1, wanted / q)^exponent for each coordinate of a layer, with the base <= 100."""
+    q = mean_sq_change.sqrt() + RMS_FLOOR_SHARE * mean_sq_change.mean().sqrt() + TINY
+    return (wanted / q).clamp(1.0, MAX_COORDINATE_FACTOR) ** exponent
+
+
+# --- what clients measure -------------------------------------------------------------------------
+
+REPORT_RANGES: Mapping[str, ValueRange] = {
+    "loss": LOSS,  # training loss of the received model
+    "val": LOSS,  # its validation loss
+    "trials": LOSS,  # losses after training at three rates `[3]`, first round only
+    "grad_sq_norm": COUNT,  # |g|^2 of the received model
+    "step": COUNT,  # a quarter of Polyak's step
+    "train_loss_after": LOSS,
+    "val_loss_after": LOSS,
+    "second_half_sign": ValueRange(-1.0, 1.0),  # of the change of validation loss
+}
+"""Ranges of :func:`client_measurements` and :func:`validation_measurements`.
+
+`grad_sq_norm` and the losses after training are only checked against their ranges, so that a client
+whose training diverged is left out.
+"""
+
+
+def init_measurements() -> State:
+    """Return a client's state before its first round."""
+    zero = torch.zeros((), dtype=torch.float64)
+    return {
+        "loss": zero,  # of the received model, on training data
+        "grad_sq_norm": zero,  # of the received model
+        "val": zero,  # of the received model, on validation data
+        "val_loss_half": zero,  # after the first half of training
+        "trials": torch.zeros(3, dtype=torch.float64),  # losses at the three rates on trial
+    }
+
+
+def validation_loss(client: Client, model: Params) -> Tensor:
+    """Return the validation loss; the training loss where there are no validation data."""
+    split = "val" if client.task.has_split("val") else "train"
+    return client.evaluate(model, split)["loss"].double()
+
+
+def measure_received_model(client: Client) -> State:
+    """Return training loss, squared gradient norm and validation loss of the received model."""
+    val = validation_loss(client, client.start)
+    return {
+        "loss": client.evaluate(client.start, "train")["loss"].double(),
+        "grad_sq_norm": client.grad_sq_norm(client.start),
+        "val": val,
+        "val_loss_half": val,
+    }
+
+
+def trial_losses(client: Client, epochs: Tensor, rates: Tensor) -> Tensor:
+    """Return the losses `[3]` after training from the received model at each rate."""
     losses = [
-        judged(client, client.fit(client.start, hparams=LocalHParams(epochs, rate)))
+        validation_loss(client, client.fit(client.start, hparams=LocalHParams(epochs, rate)))
         for rate in rates
     ]
     return torch.stack(losses).nan_to_num(nan=MAX_LOSS).clamp(max=MAX_LOSS)
 
 
-def told(client: Client, state: State) -> Params:
-    """What was measured before training, Polyak's step, and the loss that training reached."""
-    seen = {name: state[name] for name in ("loss", "square", "val", "trials")}
-    step, reached = (
-        polyak(state["loss"], state["square"]),
-        client.evaluate(client.trained, "train")["loss"].double(),
-    )
-    return {**seen, "reached": reached, "step": step}
+def client_measurements(client: Client, state: State) -> Params:
+    """Return what a client uploads beside its model, with or without validation data."""
+    return {
+        "loss": state["loss"],
+        "grad_sq_norm": state["grad_sq_norm"],
+        "val": state["val"],
+        "trials": state["trials"],
+        "train_loss_after": client.evaluate(client.trained, "train")["loss"].double(),
+        "step": polyak_lr(state["loss"], state["grad_sq_norm"]),
+    }
 
 
-def validated(client: Client, half: Tensor) -> Params:
-    """The trained model's validation loss, and whether the later half of training helped."""
-    own = judged(client, client.trained)
-    return {"own": own, "later": (own - half).sign()}
+def validation_measurements(client: Client, val_loss_half: Tensor) -> Params:
+    """Return the trained model's validation loss, and whether the second half of training hurt."""
+    val_loss_after = validation_loss(client, client.trained)
+    return {
+        "val_loss_after": val_loss_after,
+        "second_half_sign": (val_loss_after - val_loss_half).sign(),
+    }
 
 
-EPOCHS = 8  # the least that clients train
+# --- the method -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Autopilot(Method):
-    """eta(t) = eta need(f(t)/f(1)) exp(z) decay(t/T);  p_i ~ n_i;  D = sum p_i (w_i - w);  v <- m(T) v + D;
-    w <- w + v max(1, c r/q)^left(t/T).
+    """The method; its equations are at the top of this file.
 
-    eta is the configured rate unless a trial shows that f / (4 |g|^2), or one between, is much better; z, m, c follow
-    validation loss.
+    The server's state is that of :func:`init_momentum` and :func:`init_controller`, a client's that
+    of :func:`init_measurements`.
     """
 
     name: ClassVar[str] = "autopilot"
     family: ClassVar[str] = "controller"
-    report_ranges: ClassVar[Mapping[str, ValueRange]] = REPORTS
+    report_ranges: ClassVar[Mapping[str, ValueRange]] = REPORT_RANGES
     runs_trial_training: ClassVar[bool] = True
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Check that the task has gradients.
+
+        Raises:
+            UsageError: If it has none.
+        """
         super().check(task, training)
         if type(task).grad_sq_norm is Task.grad_sq_norm:
             raise UsageError(
-                f"{self.name} measures gradients, and task '{task.name}' has none: choose another method"
+                f"{self.name} measures gradients, and task '{task.name}' has none: choose another "
+                "method"
             )
 
-    # --- client -----------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------ client
 
     def init_client(self, task: Task, params: Params) -> State:
-        return empty()
+        """Return empty measurements."""
+        return init_measurements()
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        state = {**client.state, **received(client)}
-        epochs, rate = client.hparams.epochs.clamp(min=EPOCHS), client.hparams.lr.double()
-        if client.message.hparams is None:  # nobody has chosen a rate yet
-            rates = on_trial(rate, polyak(state["loss"], state["square"]))
-            state["trials"] = trials(client, epochs, rates)
-            rate = chosen(rates, state["trials"])
-        return LocalHParams(epochs, rate * decay(client.round, client.num_rounds)), state
+        """Train at the server's rate; in the first round at the best of three rates on trial."""
+        state = {**client.state, **measure_received_model(client)}
+        epochs = client.hparams.epochs.clamp(min=MIN_EPOCHS)
+        rate = client.hparams.lr.double()
+        if client.message.hparams is None:  # the server has not chosen a rate yet
+            rates = trial_lrs(rate, polyak_lr(state["loss"], state["grad_sq_norm"]))
+            state["trials"] = trial_losses(client, epochs, rates)
+            rate = select_lr(rates, state["trials"])
+        return LocalHParams(epochs, rate * lr_decay(client.round, client.num_rounds)), state
 
     def train(self, client: Client) -> tuple[Params, State]:
-        """In two halves, to see whether the later one still helps on validation data."""
-        early = client.hparams.epochs // 2
-        half = client.fit(client.start, hparams=LocalHParams(early, client.hparams.lr))
-        trained = client.fit(
-            half, hparams=LocalHParams(client.hparams.epochs - early, client.hparams.lr), stream=1
-        )
-        return trained, {**client.state, "half": judged(client, half)}
+        """Train in two halves, to see whether the second one still helps on validation data."""
+        lr = client.hparams.lr
+        half_epochs = client.hparams.epochs // 2
+        half = client.fit(client.start, hparams=LocalHParams(half_epochs, lr))
+        rest = LocalHParams(client.hparams.epochs - half_epochs, lr)
+        trained = client.fit(half, hparams=rest, stream=1)
+        return trained, {**client.state, "val_loss_half": validation_loss(client, half)}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        up.metrics |= told(client, state)
+        """Add the measurements."""
+        update, state = super().upload(client)
+        update.metrics |= client_measurements(client, state)
         if client.task.has_split("val"):
-            up.metrics |= validated(client, state["half"])
-        return up, state
+            update.metrics |= validation_measurements(client, state["val_loss_half"])
+        return update, state
 
-    # --- server -----------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------ server
 
     def init_server(self, task: Task, params: Params) -> State:
-        return {**start_stepping(params), **start()}
+        """Return the state of momentum and controller."""
+        return {**init_momentum(params), **init_controller()}
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        """The rate with its correction, once it is chosen."""
-        down, state = super().distribute(server, ids)
-        rate = (state["rate"] * state["need"] * state["z"].exp()).expand(len(ids))
-        train = LocalHParams(torch.full_like(ids, server.training.epochs), rate)
-        return replace(down, hparams=train if float(state["rate"]) > 0 else None), state
+        """Send the rate with its corrections, once it is chosen."""
+        message, state = super().distribute(server, ids)
+        if float(state["lr"]) == 0:
+            return replace(message, hparams=None), state
+        lr = state["lr"] * state["loss_scale"] * state["log_lr_correction"].exp()
+        epochs = torch.full_like(ids, server.training.epochs)
+        return replace(message, hparams=LocalHParams(epochs, lr.expand(len(ids)))), state
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
+        """Update the controller, then make a step with momentum and amplification."""
         state, m = self.steer(server, ids, updates.metrics)
-        w, mean = server.params, weighted_mean(updates.params, weights)
+        w = server.params
+        mean = weighted_mean(updates.params, weights)
         change = {name: mean[name] - w[name] for name in w}
-        by = Step(m, state["reach"], faded(server.round, server.num_rounds))
-        new, state = moved(w, change, lengths(w, updates.params), by, state)
+        exponent = amplification_decay(server.round, server.num_rounds)
+        step = StepConfig(m, state["amplification"], exponent)
+        new, state = amplified_momentum(
+            w, change, median_update_rms(w, updates.params), step, state
+        )
         return server.with_client_batch_stats(new, mean), state
 
-    def steer(self, server: Server, ids: Tensor, seen: Params) -> tuple[State, float]:
-        """What this round's measurements mean for the next; and this round's momentum."""
-        pooled = cohort_means(seen, server.task.num_examples(ids).double())
-        state, m = {**server.state}, momentum(server.num_rounds)
-        if float(state["rate"]) == 0:
-            rates = on_trial(
-                torch.full_like(state["rate"], server.training.lr), seen["step"].median()
-            )
-            state |= {"rate": chosen(rates, pooled["trials"]), "first": pooled["loss"]}
-        state["need"] = need(pooled["loss"], state["first"])
-        server.logged |= {"rate": state["rate"], "validation_loss": pooled["val"]}
-        if "later" not in pooled:
+    def steer(self, server: Server, ids: Tensor, measurements: Params) -> tuple[State, float]:
+        """Update the controller by a round's measurements.
+
+        Args:
+            server: The server in this round.
+            ids: The clients that replied `[K]`.
+            measurements: What they measured, `[K]` or `[K, 3]`.
+
+        Returns:
+            The new state, and this round's momentum.
+        """
+        means = cohort_means(measurements, server.task.num_examples(ids).double())
+        state = {**server.state}
+        m = momentum(server.num_rounds)
+        if float(state["lr"]) == 0:
+            configured = torch.full_like(state["lr"], server.training.lr)
+            rates = trial_lrs(configured, measurements["step"].median())
+            state["lr"] = select_lr(rates, means["trials"])
+            state["first_loss"] = means["loss"]
+        state["loss_scale"] = loss_scale(means["loss"], state["first_loss"])
+        server.logged |= {"rate": state["lr"], "validation_loss": means["val"]}
+        if "second_half_sign" not in means:
             return state, m
-        chance = noise(seen["val"], server.task.num_clients)
-        state, fell = corrected(state, pooled, chance, server.num_rounds)
-        server.logged |= {"z": state["z"], "reach": state["reach"]}
-        return state, m if fell else 0.0
+        noise = sampling_noise(measurements["val"], server.task.num_clients)
+        state, keeps_momentum = update_controller(state, means, noise, server.num_rounds)
+        server.logged["log_lr_correction"] = state["log_lr_correction"]
+        server.logged["amplification"] = state["amplification"]
+        return state, m if keeps_momentum else 0.0

@@ -1,4 +1,4 @@
-"""Joint control: a controller of training and aggregation (decisions 1 and 3) and FedPolicy at decision 4, at once."""
+"""Joint control: FedPolicy over a controller of training and aggregation (autopilot or PAGE)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class Joint(FedPolicy):
-    """Both sides of a round are decided: how clients train and are weighed, and what each gets back."""
+    """FedPolicy decides what clients install; its base decides how they train and are weighed."""
 
     name: ClassVar[str] = "joint"
     base: str = option("autopilot", "controller of training and aggregation: autopilot or page")
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Check that the base decides how clients train.
+
+        Raises:
+            UsageError: If it does not, or if FedPolicy cannot sit on it.
+        """
         if "configure_training" not in self.inner.overridden_hooks:
             raise UsageError(
-                f"joint needs a base that decides how clients train, and '{self.base}' leaves it as configured: "
-                "choose autopilot or page, or the method fedpolicy"
+                f"joint needs a base that decides how clients train, and '{self.base}' leaves it "
+                "as configured: choose autopilot or page, or the method fedpolicy"
             )
         super().check(task, training)

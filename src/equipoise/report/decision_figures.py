@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.methods.fedpolicy.state import PUBLISHED, Parts
+from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
 from equipoise.records.rounds import RoundRecord
 from equipoise.report.figures import (
     Figure,
@@ -106,7 +106,7 @@ def _replied_ids(record: RoundRecord) -> Ints:
     return np.asarray(record.ids, np.int64)
 
 
-def _client_lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
+def _client_lists(record: RoundRecord, parts: BlockSets) -> dict[str, Floats]:
     """Return the per-client lists of a round as arrays ``[K]``."""
     entries = {**(record.decisions or {}), **record.logged}
     lists = {
@@ -116,7 +116,7 @@ def _client_lists(record: RoundRecord, parts: Parts) -> dict[str, Floats]:
     }
     if "part" in lists:  # numbers of parts cannot be averaged, but who got a block can
         indices = lists.pop("part").astype(np.int64)
-        membership = parts.takes.numpy()[indices].astype(np.float64)
+        membership = parts.membership.numpy()[indices].astype(np.float64)
         for column, block in enumerate(parts.blocks):
             lists[GIVEN_BLOCK.format(block)] = membership[:, column]
     return lists
@@ -168,9 +168,9 @@ def decision_heatmap(name: str, grid: ClientRoundGrid) -> tuple[str, Figure, str
 # ------------------------------------------------------------------ parts of the model
 
 
-def model_parts(run: RunData) -> Parts:
+def model_parts(run: RunData) -> BlockSets:
     """Return the sets of blocks among which the run's method chose."""
-    return Parts.of(str(run.config.get("parts", "")))
+    return BlockSets.parse(str(run.config.get("parts", "")))
 
 
 def part_counts(run: RunData) -> tuple[Floats, Floats] | None:
@@ -195,7 +195,7 @@ def part_counts(run: RunData) -> tuple[Floats, Floats] | None:
 
 
 def parts_over_rounds(
-    by_round: Floats, last_round: int, parts: tuple[str, ...] = PUBLISHED
+    by_round: Floats, last_round: int, parts: tuple[str, ...] = PAPER_PARTS
 ) -> Figure:
     """Draw the share of clients that got each part, as stacked areas over rounds.
 
@@ -241,7 +241,7 @@ def label_evenness(labels: dict[str, list[float]]) -> tuple[Ints, Floats]:
 
 
 def parts_by_evenness(
-    by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PUBLISHED
+    by_client: Floats, labels: dict[str, list[float]], parts: tuple[str, ...] = PAPER_PARTS
 ) -> Figure | None:
     """Draw the share of each part among groups of clients, from uneven to even labels.
 

@@ -1,1 +1,1 @@
-"""FedPolicy and what it is made of: parts of a model, probes, records, policies."""
+"""FedPolicy: a policy chooses, per client, which blocks of the global model it installs."""

@@ -1,4 +1,25 @@
-"""FedPolicy: which part of the aggregate each client gets back, chosen before the download; over any sound base."""
+"""FedPolicy: which part of the global model each client installs, decided before the download.
+
+*FedPolicy: An RL-Guided Redistribution Policy for Synergizing Local-Global Optimization in
+Federated Learning*, submission 8251. Only the abstract is public; `docs/methods/fedpolicy.md` marks
+which ideas are ours.
+
+With the global model (B, H) of backbone and head, and a client's own (b, h), a client starts from
+
+    full (B, H)     backbone (B, h)     head (b, H)     none (b, h)
+
+FedPolicy sits on a base method, FedAvg by default, whose other decisions stay as they are.
+One round:
+
+  1. the server assigns a part to each client and may ask it to probe (`distribute`);
+  2. a client that probes scores all parts and may choose itself (`receive`);
+  3. it trains as the base does, and reports how it does to a learning policy (`upload`);
+  4. the server weighs uploads, per block if `block_weights` is on (`aggregation_weights`);
+  5. it aggregates as the base does: from sums over clients (`apply_sums`), or, if the policy
+     learns, from all uploads (`aggregate`).
+
+`state.py` holds the parts and the server's records of clients, `policies.py` the policies.
+"""
 
 from __future__ import annotations
 
@@ -23,131 +44,157 @@ from equipoise.core import (
     option,
 )
 from equipoise.methods._composition import ComposedMethod
-from equipoise.methods.fedpolicy import policies
-from equipoise.methods.fedpolicy import policies as probes
-from equipoise.methods.fedpolicy import state as record
-from equipoise.methods.fedpolicy.policies import Learned
-from equipoise.methods.fedpolicy.state import PUBLISHED, Parts, choices_of, freshness
+from equipoise.methods.fedpolicy import policies, state
+from equipoise.methods.fedpolicy.policies import PolicyConfig, PredictiveProbing
+from equipoise.methods.fedpolicy.state import PAPER_PARTS, BlockSets
 from equipoise.utils.errors import UsageError
 
 POLICIES: dict[str, type[policies.Policy]] = {
-    "random": policies.Random,
-    "probe": policies.Probe,
-    "bandit": policies.Bandit,
-    "dqn": policies.Dqn,
-    "learned": Learned,
+    "random": policies.RandomPart,
+    "probe": policies.AlwaysProbe,
+    "bandit": policies.BanditPolicy,
+    "dqn": policies.DqnPolicy,
+    "learned": PredictiveProbing,
 }
 
 
 @dataclass(frozen=True)
 class FedPolicy(ComposedMethod):
-    """w_i <- full (B, H), backbone (B, own h), head (own b, H) or none (own b, h); the rest is the base's."""
+    """Redistribution by a policy, over a base method.
+
+    The server's state has three keys: `base` (the base's state), `client_table` (see
+    `state.init_client_table`) and `policy_state` (see the policy's `init`). A client's state has
+    `base` and, if the policy probes, `probe` (see `policies.init_probe`).
+    """
 
     name: ClassVar[str] = "fedpolicy"
     family: ClassVar[str] = "redistribution"
     policy: str = option(
-        "learned", "who chooses the part that a client gets back", choices=(*PUBLISHED, *POLICIES)
+        "learned",
+        "policy that chooses the part a client installs",
+        choices=(*PAPER_PARTS, *POLICIES),
     )
     parts: str = option(
         "full,backbone,head",
-        "what a policy may choose from, sets of the model's blocks such as shared+head; none may be added",
+        "parts that a policy may choose: full, backbone, head, none, or sets of blocks such as "
+        "shared+head",
     )
-    sync: str = option(
+    block_weights: str = option(
         "auto",
-        "weights that know who installed what; auto is on for learned",
+        "weigh uploads per block by how lately its client installed it; auto: on for learned",
         choices=("on", "off", "auto"),
     )
-    rho: float = option(
+    staleness_decay: float = option(
         0.5,
-        "what an upload still counts for each round since its client installed the block",
+        "factor of an upload's weight in a block for each round since its client installed it",
         above=0,
         high=1,
     )
-    price: float = option(
+    download_cost: float = option(
         0.01,
-        "accuracy that a download of the whole model costs in a reward, and in the choices of learned, on average: "
-        "with devices as much more or less as its time",
+        "accuracy that a download of the whole model costs in rewards and in the choices of "
+        "learned; with devices in proportion to the client's download time",
         low=0,
     )
     probe_bonus: float = option(
-        0.01, "accuracy that a choice is credited for each block it shares", low=0
+        0.01, "accuracy that a part is credited for each block it shares", low=0
     )
-    probe_every: int = option(16, "rounds between probes at most, for the policy learned", low=1)
-    policy_gamma: float = option(
-        0.5, "discount of the next round in the policy dqn", low=0, below=1
-    )
+    probe_every: int = option(16, "largest number of rounds between probes, for learned", low=1)
+    policy_gamma: float = option(0.5, "discount factor of the policy dqn", low=0, below=1)
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
-        told = {
+        """The base's ranges, and those of the installed part, the scores and the report."""
+        return {
+            **super().report_ranges,
             "part": ValueRange(0.0, len(self.sets) - 1.0),
-            "scores": probes.SCORE,
-            "report": record.REPORT,
+            "scores": policies.SCORE_RANGE,
+            "report": state.REPORT_RANGE,
         }
-        return {**super().report_ranges, **told}
 
     @property
     def needs_previous_model(self) -> bool:  # type: ignore[override]
+        """True: clients keep the blocks that they do not install."""
         return True
+
+    @property
+    def aggregates_by_sum(self) -> bool:  # type: ignore[override]
+        """As the base, except that a learning policy compares each upload with the new model."""
+        return self.inner.aggregates_by_sum and not self.agent.learns
+
+    @property
+    def overridden_hooks(self) -> frozenset[str]:
+        """Without `receive` if clients do not probe: they merge what they are sent, as in FedAvg.
+
+        The server checks the norms of updates by this, so that `full` drops whom FedAvg drops.
+        """
+        hooks = super().overridden_hooks
+        return hooks if self.agent.probes else hooks - {"receive"}
 
     @cached_property
     def agent(self) -> policies.Policy:
-        rules = policies.Rules(
-            self.sets,
-            self.choices,
-            self.policy_gamma,
-            self.probe_bonus,
-            self.probe_every,
-            self.price,
+        """The policy."""
+        config = PolicyConfig(
+            parts=self.sets,
+            allowed=self.choices,
+            gamma=self.policy_gamma,
+            sharing_bonus=self.probe_bonus,
+            probe_every=self.probe_every,
+            download_cost=self.download_cost,
         )
-        return (
-            policies.Always(rules, self.policy)
-            if self.policy in PUBLISHED
-            else POLICIES[self.policy](rules)
-        )
+        if self.policy in PAPER_PARTS:
+            return policies.FixedPart(config, self.policy)
+        return POLICIES[self.policy](config)
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        return choices_of(self.parts)
+        """Names of the parts that the policy may choose."""
+        return state.parse_names(self.parts)
 
     @cached_property
-    def sets(self) -> Parts:
-        """The sets of blocks among which the choices are."""
-        return Parts.of(self.parts)
+    def sets(self) -> BlockSets:
+        """All parts, among which are the choices."""
+        return BlockSets.parse(self.parts)
 
     @property
-    def synced(self) -> bool:
-        return self.sync == "on" or (self.sync == "auto" and isinstance(self.agent, Learned))
+    def uses_block_weights(self) -> bool:
+        """Whether uploads are weighed per block."""
+        if self.block_weights == "auto":
+            return isinstance(self.agent, PredictiveProbing)
+        return self.block_weights == "on"
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        if (
-            len(self.choices) < 2
-            or "full" not in self.choices
-            or len(set(self.choices)) < len(self.choices)
-        ):
+        """Check options and base.
+
+        Raises:
+            UsageError: If parts, policy, task and base do not fit together.
+        """
+        has_duplicates = len(set(self.choices)) < len(self.choices)
+        if len(self.choices) < 2 or "full" not in self.choices or has_duplicates:
             raise UsageError(
-                f"parts is '{self.parts}': must be full and one or more of {', '.join(PUBLISHED[1:])}, or of sets of "
-                f"the model's blocks ({', '.join(task.blocks)}) such as {'+'.join(task.blocks)}"
+                f"parts is '{self.parts}': must be full and one or more of "
+                f"{', '.join(PAPER_PARTS[1:])}, or of sets of the model's blocks "
+                f"({', '.join(task.blocks)}) such as {'+'.join(task.blocks)}"
             )
         self.sets.check(task)
-        if self.policy in PUBLISHED and self.policy not in self.sets.names:
+        if self.policy in PAPER_PARTS and self.policy not in self.sets.names:
             raise UsageError(f"policy is '{self.policy}', which is none of the parts {self.parts}")
         if (self.agent.probes or self.agent.learns) and not task.has_split("val"):
             raise UsageError(
-                f"policy {self.policy} compares parts on validation data, and task '{task.name}' has none: "
-                "set val_share"
+                f"policy {self.policy} compares parts on validation data, and task '{task.name}' "
+                "has none: set val_share"
             )
         self._check_base(task, training)
 
     def _check_base(self, task: Task, training: TrainingConfig) -> None:
-        below, reason = self.inner, ""
-        if "receive" in below.overridden_hooks:
+        """Raise a UsageError if the base cannot work with redistribution."""
+        all_names = {name for names in task.blocks.values() for name in names}
+        reason = ""
+        if "receive" in self.inner.overridden_hooks:
             reason = "it decides itself how a client installs what it is sent"
-        elif set(below.shared_param_names(task)) != {
-            name for names in task.blocks.values() for name in names
-        }:
+        elif set(self.inner.shared_param_names(task)) != all_names:
             reason = "it keeps a part of the model at the clients, so that no choice is left"
-        elif below.needs_common_start:
+        elif self.inner.needs_common_start:
             reason = (
                 "its memory of the clients' drift is sound only if all start from one whole model"
             )
@@ -158,116 +205,152 @@ class FedPolicy(ComposedMethod):
         self.require_two_blocks(task)
         self.inner.check(task, training)
 
-    # --- client -----------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------ client
 
     def init_client(self, task: Task, params: Params) -> State:
-        state = super().init_client(task, params)
-        return state | {"probe": probes.client_init(self.sets)} if self.agent.probes else state
+        """Add a probe state, if the policy probes."""
+        client_state = super().init_client(task, params)
+        if self.agent.probes:
+            client_state["probe"] = policies.init_probe(self.sets)
+        return client_state
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        """Decision 4b: what was sent, or what the server says of it, or what scores best of it."""
-        inner, state = client.scoped("base"), dict(client.state)
+        """Probe if asked to; install the assigned part, or the best one if the client chooses."""
+        inner = client.scoped("base")
+        client_state = dict(client.state)
         if self.agent.probes:
-            words = client.message.per_client
-            probe = probes.look(client, self.sets, client.state["probe"], words["look"])
-            value = probes.worth(probe["scores"], words["trust"], words["lean"])
-            best = value.masked_fill(~self.agent.rules.mask, -torch.inf).argmax(-1)
-            part = torch.where(words["choose"], best, words["part"].long())
-            state["probe"] = probe | {"part": part}
-            inner.message = replace(
-                client.message, sent_blocks=self.sets.sent(client.task, self.sets.taken(part))
+            assigned = client.message.per_client
+            probe = policies.probe(client, self.sets, client.state["probe"], assigned["probe"])
+            values = policies.part_values(
+                probe["scores"], assigned["shrinkage"], assigned["prior_value"]
             )
-        start, state["base"] = self.inner.receive(inner)
-        return start, state
+            best = values.masked_fill(~self.agent.config.allowed_mask, -torch.inf).argmax(-1)
+            part = torch.where(assigned["client_chooses"], best, assigned["part"].long())
+            client_state["probe"] = probe | {"installed_part": part}
+            sent_blocks = self.sets.sent_blocks(client.task, self.sets.membership_of(part))
+            inner.message = replace(client.message, sent_blocks=sent_blocks)
+        start, client_state["base"] = self.inner.receive(inner)
+        return start, client_state
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        up, state = super().upload(client)
-        metrics = dict(up.metrics)
+        """Add the installed part and scores if clients probe, and a report if the policy learns."""
+        update, client_state = super().upload(client)
+        metrics = dict(update.metrics)
         if self.agent.probes:
-            metrics |= {
-                "part": state["probe"]["part"].to(torch.uint8),
-                "scores": state["probe"]["scores"],
-            }
-        if self.agent.learns:
-            metrics["report"] = (
-                probes.report(state["probe"]) if self.agent.probes else record.report(client)
-            )
-        return ClientUpdate(up.params, up.extra, metrics), state
+            metrics["part"] = client_state["probe"]["installed_part"].to(torch.uint8)
+            metrics["scores"] = client_state["probe"]["scores"]
+        if self.agent.learns and self.agent.probes:
+            metrics["report"] = policies.probe_report(client_state["probe"])
+        elif self.agent.learns:
+            metrics["report"] = state.client_report(client)
+        return replace(update, metrics=metrics), client_state
 
-    # --- server -----------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------ server
 
     def init_server(self, task: Task, params: Params) -> State:
-        known = record.init(task.num_clients, self.sets)
+        """Add the table of clients and the policy's state."""
+        client_table = state.init_client_table(task.num_clients, self.sets)
         if self.agent.learns:
-            known |= record.init_reports(task.num_clients, self.sets)
-        return super().init_server(task, params) | {
-            "known": known,
-            "policy": self.agent.init(task.num_clients),
+            client_table |= state.init_report_table(task.num_clients, self.sets)
+        return {
+            **super().init_server(task, params),
+            "client_table": client_table,
+            "policy_state": self.agent.init(task.num_clients),
         }
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        down, state = super().distribute(server, ids)
-        offer, memory = self.agent.offer(server, state["known"], state["policy"], ids)
-        each = dict(down.per_client)
-        if self.agent.probes:
-            assert offer.trust is not None
-            assert offer.lean is not None
-            each |= {"part": offer.part.to(torch.uint8), "look": offer.look, "choose": offer.choose}
-            each |= {"trust": offer.trust.float(), "lean": offer.lean.float()}
-        known = {
-            **state["known"],
-            "offered": state["known"]["offered"].index_copy(0, ids, offer.part),
-        }
-        down = replace(
-            down,
-            sent_blocks=self.sets.sent(
-                server.task, self.sets.takes[offer.part] | offer.look[:, None]
-            ),
-            per_client=each,
+        """Send each client its part, or everything if it probes, and the policy's requests."""
+        message, server_state = super().distribute(server, ids)
+        client_table = server_state["client_table"]
+        assignment, policy_state = self.agent.assign(
+            server, client_table, server_state["policy_state"], ids
         )
-        return down, {**state, "known": known, "policy": memory}
+        per_client = dict(message.per_client)
+        if self.agent.probes:
+            assert assignment.shrinkage is not None
+            assert assignment.prior_value is not None
+            per_client |= {
+                "part": assignment.part.to(torch.uint8),
+                "probe": assignment.probe,
+                "client_chooses": assignment.client_chooses,
+                "shrinkage": assignment.shrinkage.float(),
+                "prior_value": assignment.prior_value.float(),
+            }
+        if isinstance(self.agent, policies.FixedPart):
+            # Plain booleans: clients that start from one model compute as those of FedAvg do.
+            sent_blocks = self.sets.sent_blocks_of_all(server.task, self.agent.part)
+        else:
+            downloads = self.sets.membership[assignment.part] | assignment.probe[:, None]
+            sent_blocks = self.sets.sent_blocks(server.task, downloads)
+        message = replace(message, sent_blocks=sent_blocks, per_client=per_client)
+        new_state = {
+            **server_state,
+            "client_table": state.write_rows(client_table, ids, {"assigned_part": assignment.part}),
+            "policy_state": policy_state,
+        }
+        return message, new_state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
-        weights, state = super().aggregation_weights(server, ids, updates)
-        part = (
-            updates.metrics["part"].long() if self.agent.probes else state["known"]["offered"][ids]
-        )
+        """Record what clients installed; weigh per block by w_i rho^age if `block_weights` is on.
+
+        The weights w_i are the base's, or sqrt(n_i) where those are by data size n_i.
+        """
+        weights, server_state = super().aggregation_weights(server, ids, updates)
+        client_table = server_state["client_table"]
+        part = client_table["assigned_part"][ids]
+        if self.agent.probes:
+            part = updates.metrics["part"].long()
         server.logged["part"] = part
-        state["known"] = record.note_parts(state["known"], ids, self.sets, part, server.round)
-        if self.synced:
-            if "aggregation_weights" not in self.inner.overridden_hooks:
-                assert isinstance(weights, Tensor)
-                weights = weights.sqrt()
-            weights = self.sets.block_weights(
-                server.task, updates.params, weights, self._fresh(server, state, ids)
-            )
-        return weights, state
+        client_table = state.record_parts(client_table, ids, self.sets, part, server.round)
+        server_state["client_table"] = client_table
+        if not self.uses_block_weights:
+            return weights, server_state
+        if "aggregation_weights" not in self.inner.overridden_hooks:
+            assert isinstance(weights, Tensor)
+            weights = weights.sqrt()
+        staleness = self._staleness_weights(server, client_table, ids)
+        return self.sets.block_weights(server.task, weights, staleness), server_state
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
-        params, state = super().aggregate(server, ids, updates, weights)
-        if self.synced:
-            params = self.sets.keep_stale(
-                server.task, server.params, params, self._fresh(server, state, ids)
-            )
-        known = state["known"]
-        if self.agent.learns:
-            told, part = self.agent.told(known, state["policy"], ids)
-            price = (
-                self.price
-                * self.sets.costs(server.task, server.params, ids)[torch.arange(len(ids)), part]
-            )
-            known = record.note_reports(
-                known, ids[told], updates.metrics["report"][told], price[told], server.round
-            )
-            known = record.note_models(
-                known, ids, self.sets, server.task, server.params, updates.params, params
-            )
-        memory = self.agent.learn(server, known, state["policy"], ids, updates.metrics)
-        return params, {**state, "known": known, "policy": memory}
+        """Aggregate as the base does from all uploads, damp stale blocks, let the policy learn."""
+        params, server_state = super().aggregate(server, ids, updates, weights)
+        client_table = server_state["client_table"]
+        params = self._damp_stale_blocks(server, client_table, params)
+        if not self.agent.learns:
+            return params, server_state
+        policy_state = server_state["policy_state"]
+        is_new, part = self.agent.new_reports(client_table, policy_state, ids)
+        relative_costs = self.sets.download_costs(server.task, server.params, ids)
+        costs = self.download_cost * relative_costs[torch.arange(len(ids)), part]
+        reports = updates.metrics["report"]
+        client_table = state.record_reports(
+            client_table, ids[is_new], reports[is_new], costs[is_new], server.round
+        )
+        client_table = state.record_similarity(
+            client_table, ids, self.sets, server.task, server.params, updates.params, params
+        )
+        policy_state = self.agent.learn(server, client_table, policy_state, ids, updates.metrics)
+        new_state = {**server_state, "client_table": client_table, "policy_state": policy_state}
+        return params, new_state
 
-    def _fresh(self, server: Server, state: State, ids: Tensor) -> Tensor:
-        return freshness(record.age(state["known"], ids, server.round), self.rho)
+    def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        """Apply the base's sums over clients, and damp stale blocks."""
+        params, server_state = super().apply_sums(server, sums)
+        return self._damp_stale_blocks(server, server_state["client_table"], params), server_state
+
+    def _damp_stale_blocks(self, server: Server, client_table: State, params: Params) -> Params:
+        """Return the aggregate, in which blocks move less that few clients installed lately."""
+        if not self.uses_block_weights:
+            return params
+        replied = (client_table["reply_round"] == server.round).nonzero()[:, 0]
+        staleness = self._staleness_weights(server, client_table, replied)
+        return self.sets.damp_stale_blocks(server.task, server.params, params, staleness)
+
+    def _staleness_weights(self, server: Server, client_table: State, ids: Tensor) -> Tensor:
+        """Return rho^age `[K, B]` for the blocks of these clients' uploads."""
+        ages = state.block_ages(client_table, ids, server.round)
+        return state.staleness_weight(ages, self.staleness_decay)
