@@ -147,7 +147,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are timed (default: 3)")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    game = {"method": "page", "reading": "paper", "agents": "per-client", "warmup": WARMUP, "window": 0}
+    game = {
+        "method": "page",
+        "reading": "paper",
+        "agents": "per-client",
+        "warmup": WARMUP,
+        "window": 0,
+    }
     settings = RunSettings.from_options({**game, "task": "synthetic"})
     task = settings.task_spec.build(settings.task_config, "linear", settings.training, 0)
     total = WARMUP + 1 + rounds

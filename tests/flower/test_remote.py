@@ -17,10 +17,10 @@ import torch
 from equipoise.core import Method, Task
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec
-from equipoise.flower.client_state import ClientDisk
+from equipoise.flower.client_state import ClientStateStore
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.flower.remote_executor import Remote
+from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods import all_methods
 from equipoise.privacy.config import Privacy
 from equipoise.settings.run_settings import RunSettings
@@ -85,8 +85,8 @@ class Here:
 def federate(
     method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1
 ) -> FederatedSimulation:
-    def make(*about: Any) -> Remote:
-        return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=fewest)
+    def make(*about: Any) -> RemoteExecutor:
+        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, fewest=fewest)
 
     return FederatedSimulation(
         method,
@@ -333,7 +333,7 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
 
 
 def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:
-    disk = ClientDisk(tmp_path, "run", 0)
+    disk = ClientStateStore(tmp_path, "run", 0)
     disk.save(1, {"local": {"w": torch.ones(4)}}, 0)
     file = disk.path / "round-1.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
@@ -342,4 +342,4 @@ def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:
 
 def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be letters and digits"):
-        ClientDisk(tmp_path, "../elsewhere", 0)
+        ClientStateStore(tmp_path, "../elsewhere", 0)

@@ -74,10 +74,10 @@ def test_sizes_spread_around_their_mean():
 
 def test_parts_of_a_split_are_disjoint_and_never_empty():
     split = Synthetic(SyntheticConfig(clients=3, samples=20), 0).split(np.arange(3), "train")
-    support, query = split.part(0.0, 0.5), split.part(0.5, 1.0)
+    support, query = split.fraction(0.0, 0.5), split.fraction(0.5, 1.0)
     assert (support.start + support.size == query.start).all()
     assert (support.size + query.size == split.size).all()
-    assert (split.part(0.0, 0.001).size == 1).all()
+    assert (split.fraction(0.0, 0.001).size == 1).all()
 
 
 def test_padding_averages_only_a_clients_own_rows():

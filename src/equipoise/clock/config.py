@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.clock.devices import Bools, DeviceClasses, Floats, read
+from equipoise.clock.devices import Bools, DeviceClasses, Floats, load_device_classes
 from equipoise.config.schema import Options, option
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
@@ -59,7 +59,7 @@ class ClockConfig(Options):
         wrong: list[str] = []
         for name in ("deadline", "until"):
             try:
-                seconds(name, getattr(self, name))
+                parse_duration(name, getattr(self, name))
             except UsageError as error:
                 wrong.append(str(error))
         if self.mode == "semi" and not self.deadline:
@@ -83,20 +83,20 @@ class ClockConfig(Options):
 
     @cached_property
     def device_classes(self) -> DeviceClasses:
-        return read(self.devices)
+        return load_device_classes(self.devices)
 
     @property
-    def within(self) -> float:
+    def deadline_seconds(self) -> float:
         """Seconds that a round may last."""
-        return seconds("deadline", self.deadline)
+        return parse_duration("deadline", self.deadline)
 
     @property
-    def end(self) -> float:
+    def until_seconds(self) -> float:
         """Seconds after which the run ends."""
-        return seconds("until", self.until)
+        return parse_duration("until", self.until)
 
     @property
-    def simulated(self) -> bool:
+    def needs_simulated_clock(self) -> bool:
         """Whether anything is asked for that only a simulated clock gives: all but the buffer."""
         real = (
             ClockConfig(mode=self.mode, buffer=self.buffer, staleness=self.staleness)
@@ -111,7 +111,7 @@ class ClockConfig(Options):
         return self.mode != "sync"
 
 
-def seconds(name: str, text: str) -> float:
+def parse_duration(name: str, text: str) -> float:
     """``90``, ``90s``, ``1.5m``, ``2h`` or ``1d`` in seconds; infinity for nothing."""
     if not text:
         return math.inf
@@ -121,7 +121,7 @@ def seconds(name: str, text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def words(time: float) -> str:
+def format_duration(time: float) -> str:
     """A time for people: in the largest unit of which there is at least one."""
     unit = next((u for u in ("d", "h", "m") if time >= UNITS[u]), "s")
     return f"{time / UNITS[unit]:.3g} {unit}"

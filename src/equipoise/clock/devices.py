@@ -15,7 +15,7 @@ from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.pytree import Ints
 from equipoise.utils.rng import DEVICES
 
-HOURS = 24
+HOURS_PER_DAY = 24
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Device:
     up: float = 10.0
     """Megabits per second from the client to the server."""
     down: float = 50.0
-    present: tuple[float, ...] = (1.0,) * HOURS
+    present: tuple[float, ...] = (1.0,) * HOURS_PER_DAY
     """For each hour of the day, the chance that the device can be asked."""
     dropout: float = 0.0
     """The chance per round that the device begins and never replies."""
@@ -47,7 +47,7 @@ class Device:
 DeviceClasses = tuple[Device, ...]
 
 _NIGHT, _DAY = 0.9, 0.3  # phones train when they charge
-_CHARGING = tuple(_NIGHT if hour < 7 or hour >= 22 else _DAY for hour in range(HOURS))
+_CHARGING = tuple(_NIGHT if hour < 7 or hour >= 22 else _DAY for hour in range(HOURS_PER_DAY))
 DEVICE_POPULATIONS: dict[str, DeviceClasses] = {
     "default": (Device("device", 1.0, speed=1000.0),),
     "phones": (
@@ -66,7 +66,7 @@ NEEDED = ("name", "share", "speed")
 POSITIVE, SHARES = ("share", "speed", "up", "down"), ("dropout",)
 
 
-def read(where: str) -> DeviceClasses:
+def load_device_classes(where: str) -> DeviceClasses:
     """A world by name, or from a CSV file with a line per class; columns that it leaves out have their defaults."""
     if where in DEVICE_POPULATIONS:
         return DEVICE_POPULATIONS[where]
@@ -132,8 +132,12 @@ def _device(row: int, header: list[str], line: list[str], wrong: list[str]) -> l
             if not _allowed(name, numbers[name]):
                 wrong.append(f"row {row}: {name} is '{cell}': must be {_words(name)}")
     present = tuple(_number(cell) for cell in cells.get("present", "1").split())
-    present = present * HOURS if len(present) == 1 else present
-    if len(present) != HOURS or not all(0 <= chance <= 1 for chance in present) or not any(present):
+    present = present * HOURS_PER_DAY if len(present) == 1 else present
+    if (
+        len(present) != HOURS_PER_DAY
+        or not all(0 <= chance <= 1 for chance in present)
+        or not any(present)
+    ):
         wrong.append(
             f"row {row}: present is '{cells['present']}': must be one chance between 0 and 1, or 24, one per hour, "
             "separated by spaces and not all 0"
@@ -166,8 +170,8 @@ def _twice(name: str, devices: list[Device]) -> bool:
     return sum(device.name == name for device in devices) > 1
 
 
-HOUR = 3600.0
-BITS = 8e-6  # megabits of a byte
+SECONDS_PER_HOUR = 3600.0
+MEGABITS_PER_BYTE = 8e-6  # megabits of a byte
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -177,20 +181,20 @@ class DeviceProfiles:
     """Devices of some clients on a usual day, one number each."""
 
     ids: Ints
-    kinds: Ints
+    class_index: Ints
     """Places of their classes in the table."""
     speed: Floats
     """Training samples per second."""
-    up: Floats
+    upload_time: Floats
     """Seconds per byte to the server."""
-    down: Floats
+    download_time: Floats
     watts: Floats
     """While it trains."""
     radio: Floats
     """Watts while it sends or receives."""
 
     @classmethod
-    def nobody(cls) -> DeviceProfiles:
+    def empty(cls) -> DeviceProfiles:
         none = np.empty(0)
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none, none, none)
 
@@ -208,7 +212,7 @@ class DevicePopulation:
     """The devices of a population: each is of a class of :mod:`equipoise.clock.devices`, with a speed of its own."""
 
     def __init__(self, world: DeviceClasses, seed: int) -> None:
-        self.world, self.seed = world, seed
+        self.device_classes, self.seed = world, seed
         shares = np.cumsum([device.share for device in world])
         self._ends: Floats = shares / shares[-1]
         numbers = [item.name for item in fields(Device) if item.name not in ("name", "present")]
@@ -216,23 +220,23 @@ class DevicePopulation:
             name: np.array([getattr(device, name) for device in world]) for name in numbers
         }
         self._present: Floats = np.array([device.present for device in world])
-        self.always_there = bool((self._present == 1.0).all())
+        self.always_available = bool((self._present == 1.0).all())
         self._chancy = bool(self._table["jitter"].any() or self._table["dropout"].any())
-        self._last = DeviceProfiles.nobody()
+        self._last = DeviceProfiles.empty()
 
-    def kinds(self, ids: Ints) -> Ints:
+    def class_index(self, ids: Ints) -> Ints:
         """Places of the classes of these clients in the table."""
-        if len(self.world) == 1:
+        if len(self.device_classes) == 1:
             return np.zeros(len(ids), np.int64)
         u = rng.uniform(rng.keys(self.seed, ids, 0, DEVICES[0]), 1)[:, 0]
         return np.searchsorted(self._ends, u, side="right")
 
-    def usual(self, ids: Ints) -> DeviceProfiles:
+    def profiles(self, ids: Ints) -> DeviceProfiles:
         """What these clients' devices do on a usual day; those of the last cohort are at hand."""
         last = self._last
         if np.array_equal(last.ids, ids):
             return last
-        kinds = self.kinds(ids)
+        kinds = self.class_index(ids)
         speed, spread, up, down = (
             self._table[name][kinds] for name in ("speed", "spread", "up", "down")
         )
@@ -241,35 +245,37 @@ class DevicePopulation:
             key = rng.bits(rng.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
             speed = speed * np.exp(spread * rng.normal_of(*rng.uniform(key, 2).T))
         watts, radio = self._table["watts"][kinds], self._table["radio"][kinds]
-        self._last = found = DeviceProfiles(ids, kinds, speed, BITS / up, BITS / down, watts, radio)
+        self._last = found = DeviceProfiles(
+            ids, kinds, speed, MEGABITS_PER_BYTE / up, MEGABITS_PER_BYTE / down, watts, radio
+        )
         return found
 
-    def waits_for_downloads(self, ids: Ints) -> Floats:
+    def relative_download_time(self, ids: Ints) -> Floats:
         """How long a download takes each of these clients, in units of the mean over everybody."""
-        down = BITS / self._table["down"]
-        waits: Floats = down[self.kinds(ids)] / np.average(down, weights=self._table["share"])
+        down = MEGABITS_PER_BYTE / self._table["down"]
+        waits: Floats = down[self.class_index(ids)] / np.average(down, weights=self._table["share"])
         return waits
 
-    def present(self, ids: Ints, clock: float) -> Bools:
+    def available(self, ids: Ints, clock: float) -> Bools:
         """Who of these can be asked at this time: drawn anew each hour."""
-        if self.always_there:
+        if self.always_available:
             return np.ones(len(ids), bool)
-        hour = int(clock // HOUR)
+        hour = int(clock // SECONDS_PER_HOUR)
         u = rng.uniform(rng.keys(self.seed, ids, hour, DEVICES[1]), 1)[:, 0]
-        return np.asarray(u < self._present[self.kinds(ids), hour % HOURS])
+        return np.asarray(u < self._present[self.class_index(ids), hour % HOURS_PER_DAY])
 
-    def trips(
+    def round_durations(
         self, ids: Ints, round: int, samples: Floats, up: Floats, down: Floats
     ) -> RoundDurations:
         """A round in which these clients train on so many samples and so many bytes go up and down."""
-        usual, table = self.usual(ids), self._table
-        kinds, training = usual.kinds, samples / usual.speed
+        usual, table = self.profiles(ids), self._table
+        kinds, training = usual.class_index, samples / usual.speed
         luck = rng.uniform(rng.keys(self.seed, ids, round, DEVICES[2]), 4) if self._chancy else None
         if luck is not None:
             training = training * np.exp(
                 table["jitter"][kinds] * rng.normal_of(luck[:, 0], luck[:, 1])
             )
-        radio = up * usual.up + down * usual.down
+        radio = up * usual.upload_time + down * usual.download_time
         seconds = training + radio
         joules = training * usual.watts + radio * usual.radio
         if luck is None:

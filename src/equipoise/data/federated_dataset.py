@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 
 Ints = NDArray[np.int64]
@@ -29,11 +29,11 @@ class Split:
     start: Ints
     size: Ints
 
-    def part(self, low: float, high: float) -> Split:
+    def fraction(self, low: float, high: float) -> Split:
         """The share of each client's rows between two fractions, at least one row."""
         if (low, high) == (0.0, 1.0):
             return self
-        first, size = part_of(self.size, low, high)
+        first, size = fraction_range(self.size, low, high)
         return Split(self.x, self.y, self.start + first, size)
 
     @cached_property
@@ -53,7 +53,7 @@ class Split:
         return self.x[rows], self.y[rows], torch.from_numpy(weight)
 
 
-def part_of(sizes: Ints, low: float, high: float) -> tuple[Ints, Ints]:
+def fraction_range(sizes: Ints, low: float, high: float) -> tuple[Ints, Ints]:
     """The first row and the number of rows between two fractions of each client's rows, at least one."""
     first = np.minimum((low * sizes).astype(np.int64), sizes - 1)
     last = np.maximum((high * sizes).astype(np.int64), first + 1)
@@ -70,13 +70,13 @@ class ClientData(ABC):
     """What the clients are called; empty where they have numbers only."""
     shape: tuple[int, ...]
     """Of one prepared sample."""
-    form: Form = Form()
+    transform: InputTransform = InputTransform()
     """How stored rows become a model's input."""
 
     @property
     def target(self) -> Target:
         """What is predicted."""
-        return numbered(self.classes)
+        return unnamed_classes(self.classes)
 
     @abstractmethod
     def split(self, ids: Ints, name: str) -> Split: ...
@@ -90,7 +90,7 @@ class ClientData(ABC):
         """The server's ``public`` or ``test`` rows."""
 
     @abstractmethod
-    def has(self, name: str) -> bool:
+    def has_split(self, name: str) -> bool:
         """Whether clients hold this split."""
 
     def fingerprint(self) -> str:
@@ -106,7 +106,7 @@ class Federation(ClientData):
         splits: dict[str, tuple[Tensor, Tensor, Ints]],
         server: dict[str, tuple[Tensor, Tensor]],
         classes: int,
-        form: Form | None = None,
+        form: InputTransform | None = None,
         target: Target | None = None,
     ) -> None:
         """``splits`` maps train, val, test to (x, y, rows of each client); ``val`` may be left out."""
@@ -125,10 +125,10 @@ class Federation(ClientData):
         self.clients, self.classes, self._target = (
             len(splits["train"][2]),
             classes,
-            target or numbered(classes),
+            target or unnamed_classes(classes),
         )
-        self.form = form or Form()
-        self.shape = self.form.shape(tuple(splits["train"][0].shape[1:]))
+        self.transform = form or InputTransform()
+        self.shape = self.transform.output_shape(tuple(splits["train"][0].shape[1:]))
         self._whole = {
             name: Split(x, y, np.cumsum(sizes) - sizes, sizes.astype(np.int64))
             for name, (x, y, sizes) in splits.items()
@@ -155,7 +155,7 @@ class Federation(ClientData):
     def server(self, name: str) -> tuple[Tensor, Tensor]:
         return self._server[name]
 
-    def has(self, name: str) -> bool:
+    def has_split(self, name: str) -> bool:
         return name in self._whole
 
     def fingerprint(self) -> str:
@@ -176,11 +176,11 @@ class Subset(ClientData):
 
     def __init__(self, whole: ClientData, ids: Ints) -> None:
         self.whole, self.ids = whole, ids
-        self.clients, self.classes, self.shape, self.form = (
+        self.clients, self.classes, self.shape, self.transform = (
             len(ids),
             whole.classes,
             whole.shape,
-            whole.form,
+            whole.transform,
         )
         self.names = tuple(whole.names[k] for k in ids) if whole.names else ()
 
@@ -197,8 +197,8 @@ class Subset(ClientData):
     def server(self, name: str) -> tuple[Tensor, Tensor]:
         return self.whole.server(name)
 
-    def has(self, name: str) -> bool:
-        return self.whole.has(name)
+    def has_split(self, name: str) -> bool:
+        return self.whole.has_split(name)
 
     def fingerprint(self) -> str:
         return self.whole.fingerprint()
@@ -253,6 +253,6 @@ class Target:
         )
 
 
-def numbered(classes: int) -> Target:
+def unnamed_classes(classes: int) -> Target:
     """Classes that have no names."""
     return Target(classes=tuple(map(str, range(classes))))

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from equipoise.config.schema import option
 from equipoise.data.federated_dataset import SPLITS, Federation, Ints, Target
-from equipoise.data.partition import Parts, natural
+from equipoise.data.partition import Partition, natural
 from equipoise.data.splits import Shares, cut_rows, federate, split_rows
-from equipoise.data.transforms import Form, Pixels, Tokens
+from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
 from equipoise.utils.errors import UsageError
 
 
@@ -33,7 +33,7 @@ class OwnShares(Shares):
 class Dealt:
     """Rows of every split, client by client, and those that are lent to the server."""
 
-    splits: Mapping[str, Parts]
+    splits: Mapping[str, Partition]
     lent: Ints
 
 
@@ -50,13 +50,15 @@ class OwnRows:
     """What the clients are called, if they have names."""
     target: Target | None = None
 
-    def federate(self, config: OwnShares, form: Form, rng: np.random.Generator) -> Federation:
+    def federate(
+        self, config: OwnShares, form: InputTransform, rng: np.random.Generator
+    ) -> Federation:
         return self.share(
             deal(self.owner, config, rng, self.server is None, self.names), config, form, rng
         )
 
     def share(
-        self, dealt: Dealt, config: OwnShares, form: Form, rng: np.random.Generator
+        self, dealt: Dealt, config: OwnShares, form: InputTransform, rng: np.random.Generator
     ) -> Federation:
         """The same once it is known who gets which rows."""
         served = self.server or (self.x[dealt.lent], self.y[dealt.lent])
@@ -88,7 +90,7 @@ def deal(
             f"client {client}{called} has {sizes[client]} rows: min_rows asks for {config.min_rows}"
         )
     mixed = rng.permutation(len(owner))
-    parts = Parts(mixed[natural(owner[mixed]).rows], sizes)
+    parts = Partition(mixed[natural(owner[mixed]).rows], sizes)
     nobody = np.zeros(0, np.int64)
     if chosen is None:
         parts, lent = _lend(parts, config.server_share) if lends else (parts, nobody)
@@ -110,23 +112,23 @@ def deal(
     )
 
 
-def _only(parts: Parts, owner: Ints, wanted: NDArray[np.bool_]) -> Parts:
+def _only(parts: Partition, owner: Ints, wanted: NDArray[np.bool_]) -> Partition:
     """Those of the rows that are wanted."""
     rows = parts.rows[wanted[parts.rows]]
-    return Parts(rows, np.bincount(owner[rows], minlength=len(parts.sizes)))
+    return Partition(rows, np.bincount(owner[rows], minlength=len(parts.sizes)))
 
 
-def _lend(parts: Parts, share: float) -> tuple[Parts, Ints]:
+def _lend(parts: Partition, share: float) -> tuple[Partition, Ints]:
     """The first rows of every client (they are in random order), taken out for the server."""
     lent = np.maximum(1, np.rint(share * parts.sizes).astype(np.int64))
     first = np.cumsum(parts.sizes) - parts.sizes
     place = np.arange(len(parts.rows)) - np.repeat(first, parts.sizes)
     out = place < np.repeat(lent, parts.sizes)
-    return Parts(parts.rows[~out], parts.sizes - lent), parts.rows[out]
+    return Partition(parts.rows[~out], parts.sizes - lent), parts.rows[out]
 
 
-def form_of(x: NDArray[Any]) -> Form:
+def form_of(x: NDArray[Any]) -> InputTransform:
     """Bytes of three dimensions are images ``[H, W, C]``, other whole numbers are tokens, the rest are numbers."""
     if x.dtype == np.uint8 and x.ndim == 4:
-        return Pixels((0.0,) * x.shape[3], (1.0,) * x.shape[3])
-    return Tokens() if np.issubdtype(x.dtype, np.integer) else Form()
+        return PixelTransform((0.0,) * x.shape[3], (1.0,) * x.shape[3])
+    return TokenTransform() if np.issubdtype(x.dtype, np.integer) else InputTransform()

@@ -18,26 +18,26 @@ TINY = 1e-12  # a share that is never exactly zero, so that the fitting has a so
 
 
 @dataclass(frozen=True)
-class Parts:
+class Partition:
     """Rows of all clients one after the other: client ``k`` owns ``sizes[k]`` entries of ``rows``."""
 
     rows: Ints
     sizes: Ints
 
-    def of(self, client: int) -> Ints:
+    def rows_of(self, client: int) -> Ints:
         first = int(self.sizes[:client].sum())
         return self.rows[first : first + int(self.sizes[client])]
 
 
 def iid(
     labels: Ints, clients: int, rng: np.random.Generator, size_sigma: float = 0.0, min_rows: int = 1
-) -> Parts:
+) -> Partition:
     """Rows at random; sizes alike, or log-normal with ``size_sigma``."""
     _refuse_too_few(len(labels), clients, min_rows)
     sizes = _whole(_sizes(len(labels), clients, size_sigma, rng)[:, None], np.array([len(labels)]))[
         :, 0
     ]
-    return Parts(rng.permutation(len(labels)), _lift(sizes[:, None], min_rows)[:, 0])
+    return Partition(rng.permutation(len(labels)), _lift(sizes[:, None], min_rows)[:, 0])
 
 
 def dirichlet(
@@ -47,7 +47,7 @@ def dirichlet(
     delta: float,
     size_sigma: float = 0.0,
     min_rows: int = 1,
-) -> Parts:
+) -> Partition:
     """Class ratios of each client ~ Dir(delta), sizes alike or log-normal: PAGE's partition.
 
     Ratios and sizes are fitted to the rows that there are (iterative proportional fitting), so every row is used once.
@@ -62,9 +62,9 @@ def dirichlet(
     return _deal(labels, _lift(counts, min_rows), classes, rng)
 
 
-def few_classes(
+def classes_per_client_partition(
     labels: Ints, clients: int, rng: np.random.Generator, classes_per_client: int, min_rows: int = 1
-) -> Parts:
+) -> Partition:
     """Exactly so many classes per client, each class shared evenly by its holders (the "pathological" partition)."""
     classes, there = np.unique(labels, return_counts=True)
     if not 1 <= classes_per_client <= len(classes):
@@ -98,20 +98,20 @@ def few_classes(
     return _deal(labels, counts, classes, rng)
 
 
-def natural(owners: Ints, min_rows: int = 1) -> Parts:
+def natural(owners: Ints, min_rows: int = 1) -> Partition:
     """The data's own clients, in order of their number; those with fewer than ``min_rows`` are left out."""
     _, index, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     keep = sizes >= min_rows
     if not keep.any():
         raise UsageError(f"no client has {min_rows} rows: lower min_rows")
     order = np.argsort(index, kind="stable")
-    return Parts(order[keep[index[order]]].astype(np.int64), sizes[keep].astype(np.int64))
+    return Partition(order[keep[index[order]]].astype(np.int64), sizes[keep].astype(np.int64))
 
 
-PARTITIONS: dict[str, Callable[..., Parts]] = {
+PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "iid": iid,
-    "classes": few_classes,
+    "classes": classes_per_client_partition,
 }
 
 
@@ -157,7 +157,7 @@ def _lift(counts: Ints, min_rows: int) -> Ints:
     return counts
 
 
-def _deal(labels: Ints, counts: Ints, classes: Ints, rng: np.random.Generator) -> Parts:
+def _deal(labels: Ints, counts: Ints, classes: Ints, rng: np.random.Generator) -> Partition:
     """Rows of each class, shuffled, to the clients by their counts; and each client's rows in random order."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -166,7 +166,7 @@ def _deal(labels: Ints, counts: Ints, classes: Ints, rng: np.random.Generator) -
     )
     mixed = rng.permutation(len(owner))
     order = mixed[np.argsort(owner[mixed], kind="stable")]
-    return Parts(by_class[order], counts.sum(1))
+    return Partition(by_class[order], counts.sum(1))
 
 
 def _refuse_too_few(rows: int, clients: int, min_rows: int) -> None:

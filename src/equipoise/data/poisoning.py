@@ -14,12 +14,12 @@ from equipoise.data.federated_dataset import ClientData, Split, Target
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
-POISONS = ("labels", "backdoor")
-TARGET = 0  # the class that marked rows are called
+DATA_ATTACKS = ("labels", "backdoor")
+BACKDOOR_CLASS = 0  # the class that marked rows are called
 EDGE = 3  # of the mark in a picture's corner; a row of numbers has so many marked
 
 
-class Poisoned(ClientData):
+class PoisonedData(ClientData):
     """Another population in which some clients train on false rows; all that is tested stays true."""
 
     def __init__(self, inner: ClientData, how: str, liars: Ints) -> None:
@@ -29,7 +29,7 @@ class Poisoned(ClientData):
             )
         self.inner = inner
         self.clients, self.classes, self.names = inner.clients, inner.classes, inner.names
-        self.shape, self.form = inner.shape, inner.form
+        self.shape, self.transform = inner.shape, inner.transform
         whole = inner.split(np.arange(inner.clients), "train")
         x, y = whole.x.clone(), whole.y.clone()
         for client in liars:
@@ -39,7 +39,7 @@ class Poisoned(ClientData):
                 y[mine] = inner.classes - 1 - y[mine]
             else:
                 half = slice(mine.start, mine.stop, 2)
-                x[half], y[half] = marked(x[half]), TARGET
+                x[half], y[half] = add_trigger(x[half]), BACKDOOR_CLASS
         self._train = Split(x, y, whole.start, whole.size)
 
     @property
@@ -55,11 +55,11 @@ class Poisoned(ClientData):
     def server(self, name: str) -> tuple[Tensor, Tensor]:
         return self.inner.server(name)
 
-    def has(self, name: str) -> bool:
-        return self.inner.has(name)
+    def has_split(self, name: str) -> bool:
+        return self.inner.has_split(name)
 
 
-def marked(x: Tensor) -> Tensor:
+def add_trigger(x: Tensor) -> Tensor:
     """The rows with the mark: as large a number as there is, in a corner of a picture or at the end of a row."""
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise UsageError(

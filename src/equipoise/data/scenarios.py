@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Federation, Ints
-from equipoise.data.partition import Parts, dirichlet, iid
+from equipoise.data.partition import Partition, dirichlet, iid
 from equipoise.data.splits import Rows, SplitConfig, split_rows, split_server
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 
 FEW = 0.2  # share of its training and validation rows that a client with few rows keeps
 Images = NDArray[Any]
@@ -24,7 +24,7 @@ View = Callable[[Images, Ints, int, int, np.random.Generator], tuple[Images, Int
 """Images ``[n, H, W, C]``, labels, the client's place in its group, classes, randomness: the client's own view."""
 
 
-def turned(
+def rotate_or_invert(
     x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
     """Rotated by quarter turns, and every other four clients see negatives."""
@@ -32,14 +32,14 @@ def turned(
     return (255 - x if place // 4 % 2 else x), y
 
 
-def relabelled(
+def permute_labels(
     x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
     """Labels permuted, by a permutation of the client's own."""
     return x, rng.permutation(classes)[y]
 
 
-def scrambled(
+def permute_pixels(
     x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
     """Pixels permuted, by a permutation of the client's own."""
@@ -54,7 +54,7 @@ class Group:
 
     delta: float | None = None
     """Label skew; none for rows at random."""
-    few: bool = False
+    few_rows: bool = False
     view: View | None = None
 
 
@@ -62,22 +62,22 @@ SCENARIOS: dict[str, tuple[Group, ...]] = {
     "L.1": (Group(0.1),),
     "L.3": (Group(0.3),),
     "L.5": (Group(0.5),),
-    "S": (Group(0.3, few=True),),
-    "I": (Group(few=True),),
-    "F": (Group(view=turned),),
-    "M1": (Group(0.1), Group(few=True)),
-    "M2": (Group(0.1), Group(view=turned)),
-    "M3": (Group(few=True), Group(view=relabelled), Group(view=scrambled)),
+    "S": (Group(0.3, few_rows=True),),
+    "I": (Group(few_rows=True),),
+    "F": (Group(view=rotate_or_invert),),
+    "M1": (Group(0.1), Group(few_rows=True)),
+    "M2": (Group(0.1), Group(view=rotate_or_invert)),
+    "M3": (Group(few_rows=True), Group(view=permute_labels), Group(view=permute_pixels)),
 }
 
 
-def populate(
+def make_scenario(
     name: str,
     data: Rows,
     server: Rows,
     config: SplitConfig,
     classes: int,
-    form: Form,
+    form: InputTransform,
     rng: np.random.Generator,
 ) -> Federation:
     """The population of a scenario: every row goes to one client, seen as that client sees it."""
@@ -95,15 +95,17 @@ def populate(
             if group.delta is None
             else dirichlet(y[mine], count, rng, group.delta, min_rows=config.min_rows)
         )
-        rows += [mine[parts.of(k)] for k in range(count)]
-    splits = split_rows(Parts(np.concatenate(rows), np.array([len(own) for own in rows])), config)
+        rows += [mine[parts.rows_of(k)] for k in range(count)]
+    splits = split_rows(
+        Partition(np.concatenate(rows), np.array([len(own) for own in rows])), config
+    )
     places = np.arange(clients) - np.searchsorted(group_of, group_of)
     seeds = rng.integers(2**63, size=clients)
     built = {}
     for split, parts in splits.items():
         views = []
         for client in range(clients):
-            group, own = kinds[group_of[client]], parts.of(client)
+            group, own = kinds[group_of[client]], parts.rows_of(client)
             if group.few and split != "test":
                 own = own[: max(1, round(FEW * len(own)))]
             seen = (x[own], y[own].astype(np.int64))

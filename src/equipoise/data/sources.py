@@ -15,7 +15,7 @@ from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Found:
+class DatasetFiles:
     """A data set on disk: the files that stand for its content, and how to decode it."""
 
     files: list[Path]
@@ -23,11 +23,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """How a named data set is found, decoded, or fetched."""
 
     name: str
-    find: Callable[[Path], Found | None]
+    find: Callable[[Path], DatasetFiles | None]
     """Looks in one folder."""
     folders: tuple[str, ...]
     """Folders below ``--data`` in which it may lie, beside that folder itself."""
@@ -39,7 +39,7 @@ class Source:
     """Decodes what ``datasets.load_dataset`` gives."""
 
 
-def load(source: Source, data: str) -> Arrays:
+def load_dataset(source: DatasetSource, data: str) -> Arrays:
     """Decoded arrays, from the cache if nothing changed. ``data`` is the folder given, or empty."""
     root = _root(data)
     if root is not None:
@@ -50,7 +50,7 @@ def load(source: Source, data: str) -> Arrays:
     return cached(f"{source.name}-hub", [], lambda: _fetch(source, root))
 
 
-def needs(module: str, what: str) -> ModuleType:
+def import_extra(module: str, what: str) -> ModuleType:
     """A module of the extra ``data``."""
     try:
         return importlib.import_module(module)
@@ -72,7 +72,7 @@ def _root(data: str) -> Path | None:
     return root
 
 
-def _fetch(source: Source, root: Path | None) -> Arrays:
+def _fetch(source: DatasetSource, root: Path | None) -> Arrays:
     where = f"is not in '{root}'" if root else "has no folder (--data or EQUIPOISE_DATA)"
     advice = f"data set '{source.name}' {where}: {source.advice}"
     if source.from_hub is None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equipoise.config.schema import Options, option
 from equipoise.data.federated_dataset import Federation, Ints, Target
-from equipoise.data.partition import Parts
-from equipoise.data.transforms import Form
+from equipoise.data.partition import Partition
+from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
@@ -60,29 +60,29 @@ def client_splits(sizes: Ints, config: Shares) -> dict[str, Ints]:
     return {"train": train, **({"val": val} if config.val_share else {}), "test": test}
 
 
-def split_rows(parts: Parts, config: Shares) -> dict[str, Parts]:
+def split_rows(parts: Partition, config: Shares) -> dict[str, Partition]:
     """Each client's rows cut in the order of ``parts``: train, then validation, then test."""
     return cut_rows(parts, client_splits(parts.sizes, config))
 
 
-def cut_rows(parts: Parts, cuts: Mapping[str, Ints]) -> dict[str, Parts]:
+def cut_rows(parts: Partition, cuts: Mapping[str, Ints]) -> dict[str, Partition]:
     """Each client's rows cut in the order of ``parts``, into pieces of these sizes."""
     start = np.cumsum(parts.sizes) - parts.sizes
     splits = {}
     for name, sizes in cuts.items():
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        splits[name] = Parts(parts.rows[np.repeat(start, sizes) + within], sizes)
+        splits[name] = Partition(parts.rows[np.repeat(start, sizes) + within], sizes)
         start = start + sizes
     return splits
 
 
 def federate(
     data: Rows,
-    splits: Mapping[str, Parts],
+    splits: Mapping[str, Partition],
     server: Rows,
     config: Shares,
     classes: int,
-    form: Form,
+    form: InputTransform,
     rng: np.random.Generator,
     target: Target | None = None,
 ) -> Federation:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Form:
+class InputTransform:
     """Numbers, used as they are."""
 
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a prepared sample, from that of a stored one."""
         return stored
 
@@ -22,13 +22,13 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Pixels(Form):
+class PixelTransform(InputTransform):
     """Images stored as bytes ``[H, W, C]``; prepared as ``[C, H, W]`` (channels last in memory), normalised."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         return (stored[2], *stored[:2])
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,7 +41,7 @@ class Pixels(Form):
 
 
 @dataclass(frozen=True)
-class Tokens(Form):
+class TokenTransform(InputTransform):
     """Positions in an alphabet."""
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:

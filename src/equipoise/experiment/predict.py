@@ -22,7 +22,7 @@ from equipoise.data.tables.preparation import Preparation, quoted
 from equipoise.data.tables.reading import read_file
 from equipoise.data.tables.table import table_of
 from equipoise.data.text import TextReader
-from equipoise.data.time_series import Steps, Windows, read_steps, steps_of
+from equipoise.data.time_series import Steps, WindowTransform, read_steps, steps_from_arrays
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
@@ -43,7 +43,7 @@ class Predictor:
 
     module: nn.Module
     card: Card
-    preparation: Preparation | Windows | None
+    preparation: Preparation | WindowTransform | None
     """Where rows come from tables or recordings."""
     client: int | None
     known: frozenset[str]
@@ -85,12 +85,12 @@ class Predictor:
         preparation = self.preparation
         if preparation is None:
             x, form = torch.as_tensor(np.asarray(rows)), self.card.form
-            if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
+            if x.dim() < 1 or form.output_shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(
                     f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}"
                 )
             return form.prepare(x, torch.float32).contiguous()
-        if isinstance(preparation, Windows):
+        if isinstance(preparation, WindowTransform):
             return torch.from_numpy(preparation.prepare(_windows(preparation, rows)))
         table = table_of(rows, "the table of rows")
         lacking = preparation.lacking(table)
@@ -152,7 +152,7 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     if not rows.is_file():
         raise UsageError(f"there is no file '{rows}'")
     predictor = Predictor.of(folder, client)
-    if isinstance(predictor.preparation, Windows):
+    if isinstance(predictor.preparation, WindowTransform):
         found = _of_recordings(predictor, predictor.preparation, read_steps(rows))
     elif predictor.preparation is None and predictor.texts is None:
         raise UsageError(
@@ -171,13 +171,15 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     return len(next(iter(found.values())))
 
 
-def _of_recordings(predictor: Predictor, how: Windows, steps: Steps) -> dict[str, NDArray[Any]]:
+def _of_recordings(
+    predictor: Predictor, how: WindowTransform, steps: Steps
+) -> dict[str, NDArray[Any]]:
     """One line per window, which is known by its recording and its first step there, both from 0 on."""
-    windows, recording, start = how.cut(steps)
+    windows, recording, start = how.cut_windows(steps)
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
-def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
+def _windows(how: WindowTransform, rows: Any) -> NDArray[np.float32]:
     """Raw windows as they are, or all of ``{"x": steps, "length": steps of each recording}``."""
     if not isinstance(rows, Mapping):
         return np.asarray(rows, np.float32)
@@ -185,14 +187,16 @@ def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
         raise UsageError(
             "recordings are given as x, the steps one after the other, and length, the steps of each"
         )
-    return how.cut(steps_of(rows, "the recordings"))[0]
+    return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
-def _preparation(file: Path) -> Preparation | Windows:
+def _preparation(file: Path) -> Preparation | WindowTransform:
     try:
         text = file.read_text(encoding="utf-8")
         kind = json.loads(text)["type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}") from error
-    made: type[Preparation | Windows] = Windows if kind == Windows.__name__ else Preparation
+    made: type[Preparation | WindowTransform] = (
+        WindowTransform if kind == WindowTransform.__name__ else Preparation
+    )
     return made.of_text(text, f"'{file}'")

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equipoise.clock.config import ClockConfig
 from equipoise.core import ClientResult, ClientState, Params, ServerMessage, State
-from equipoise.flower.codec import Refused
-from equipoise.flower.remote_executor import Remote
+from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.flower.remote_executor import Wire as PromptWire
 from equipoise.simulation.clock import InFlightBatch, as_deltas, merge_stale_updates
 from equipoise.simulation.executors import CohortResults, RoundReplies
@@ -23,7 +23,7 @@ from equipoise.utils.pytree import Ints, stack
 LOG = logging.getLogger("equipoise")
 
 
-class Wire(PromptWire, Protocol):
+class AsyncWire(PromptWire, Protocol):
     """A wire on which replies may come later than the next message."""
 
     def post(self, messages: dict[int, bytes], limit: float) -> None:
@@ -34,7 +34,7 @@ class Wire(PromptWire, Protocol):
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class InFlightRequest:
     """A client that was asked and has not replied."""
 
     round: int
@@ -44,22 +44,22 @@ class UnderWay:
     expected: State
 
 
-class Buffered(Remote):
+class AsyncRemoteExecutor(RemoteExecutor):
     """Whoever is under way is not asked again until it has replied, or ``time_limit`` is over.
 
     What is under way when a run stops is lost: when it goes on, those clients are asked anew.
     """
 
-    wire: Wire
+    wire: AsyncWire
 
     def __init__(self, *about: Any, timing: ClockConfig, **how: Any) -> None:
         super().__init__(*about, **how)
         self.timing = timing
-        self._under_way: dict[int, UnderWay] = {}
+        self._under_way: dict[int, InFlightRequest] = {}
         self._unsent: dict[int, str] = {}
 
     @property
-    def away(self) -> Ints:
+    def in_flight_ids(self) -> Ints:
         return np.array(sorted(self._under_way), np.int64)
 
     def run_clients(
@@ -77,11 +77,11 @@ class Buffered(Remote):
             self._expect(round, splits, ids[:1], message.for_clients(0)),
         )
         self._under_way |= {
-            client: UnderWay(round, until, message.params, expected) for client in messages
+            client: InFlightRequest(round, until, message.params, expected) for client in messages
         }
         return CohortResults(torch.arange(0), None, {}, frozenset(self._unsent))
 
-    def land(self, round: int, params: Params) -> RoundReplies:
+    def collect(self, round: int, params: Params) -> RoundReplies:
         """Wait until the buffer is full, or until nobody is under way any more."""
         wanted = min(self.timing.buffer or max(1, len(self._under_way) // 10), len(self._under_way))
         came: dict[int, tuple[int, ClientResult]] = {}
@@ -96,7 +96,7 @@ class Buffered(Remote):
                 try:
                     reply, _ = self._read(answer, client, asked.round, asked.expected)
                     came[client] = asked.round, self._changed(reply, asked, round)
-                except Refused as error:
+                except InvalidMessage as error:
                     absent[client] = str(error)
             late = [
                 client for client, one in self._under_way.items() if one.until <= time.monotonic()
@@ -113,7 +113,7 @@ class Buffered(Remote):
         intake.absent = absent
         return intake
 
-    def _changed(self, reply: ClientResult, asked: UnderWay, round: int) -> ClientResult:
+    def _changed(self, reply: ClientResult, asked: InFlightRequest, round: int) -> ClientResult:
         return reply if asked.round == round else as_deltas(reply, asked.sent)
 
 

@@ -13,20 +13,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from equipoise.flower.launch import Link
+from equipoise.flower.launch import FlowerCli
 from equipoise.utils import io
 from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
 
 
-class Audit:
+class AuditLog:
     """A file of JSON lines, for its owner alone; nothing in it is ever changed. Control characters are escaped."""
 
     def __init__(self, file: Path | None) -> None:
         """``None``: nothing is written."""
         self.file = file
 
-    def note(self, event: str, **about: Any) -> None:
+    def record(self, event: str, **about: Any) -> None:
         if self.file is None:
             return
         if not self.file.exists():
@@ -35,7 +35,7 @@ class Audit:
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **about}
         io.append(self.file, json.dumps(line) + "\n")
 
-    def exchanged(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
+    def record_exchange(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
         """What went to each client, and what came back: its digest, or why nothing did."""
         for client, data in sent.items():
             answer = came.get(client, "no reply in time")
@@ -44,14 +44,14 @@ class Audit:
                 if isinstance(answer, str)
                 else {"came": digest(answer), "bytes": len(answer)}
             )
-            self.note("exchange", client=client, sent=digest(data), **told)
+            self.record("exchange", client=client, sent=digest(data), **told)
 
 
 def digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def read(file: Path) -> dict[int, int]:
+def read_node_register(file: Path) -> dict[int, int]:
     """Node ids and their clients."""
     try:
         table = json.loads(file.read_text())
@@ -63,19 +63,19 @@ def read(file: Path) -> dict[int, int]:
     return bound
 
 
-def add(key: Path, client: int, file: Path, address: str, ca: Path | None) -> int:
+def register_node(key: Path, client: int, file: Path, address: str, ca: Path | None) -> int:
     """Register a public key at the SuperLink and note its client; gives the node's id."""
     if client < 0:
         raise UsageError(f"client is {client}: must be at least 0")
     if not key.is_file():
         raise UsageError(f"there is no public key '{key}'")
-    bound = read(file) if file.exists() else {}
+    bound = read_node_register(file) if file.exists() else {}
     if client in bound.values():
         raise UsageError(
             f"client {client} has a node in '{file}' already: take it out there to replace it"
         )
     with tempfile.TemporaryDirectory() as home:
-        done = Link(home, address, ca).ask(
+        done = FlowerCli(home, address, ca).run_json(
             "supernode", "register", str(key.resolve()), "link", "--format", "json"
         )
     if not done.get("success"):

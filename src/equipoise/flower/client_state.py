@@ -12,12 +12,12 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from equipoise.core import Params, State
-from equipoise.flower.codec import Refused
+from equipoise.flower.codec import InvalidMessage
 from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
 
 
-class ClientDisk:
+class ClientStateStore:
     """The rounds of one client in one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
@@ -48,38 +48,38 @@ class ClientDisk:
         """The inverse of :meth:`save_model`."""
         file = self.path / "model.safetensors"
         if not file.is_file():
-            raise Refused("it has no model of this run")
+            raise InvalidMessage("it has no model of this run")
         return load_file(file)
 
     @property
-    def preparation(self) -> Path:
+    def preparation_file(self) -> Path:
         """How this run's raw tables are prepared, as the server told."""
         return self.path / "preparation.json"
 
     def save_preparation(self, text: str) -> None:
         checkpoint.make_folder(self.path, private=True)
-        checkpoint.write_text(self.preparation, text)
+        checkpoint.write_text(self.preparation_file, text)
 
-    def keep_part(self, round: int, part: Params, member: str) -> None:
+    def save_secagg_input(self, round: int, part: Params, member: str) -> None:
         """This client's part of a secure sum, and what it must remember of the masks; of earlier rounds nothing is."""
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
             checkpoint.remove(old)
         checkpoint.write_tensors(self.path / f"part-{round}.safetensors", part)
-        self.keep_member(round, member)
+        self.save_secagg_state(round, member)
 
-    def part(self, round: int) -> Params:
+    def load_secagg_input(self, round: int) -> Params:
         return checkpoint.read_tensors(self.path / f"part-{round}.safetensors")[0]
 
-    def keep_member(self, round: int, member: str) -> None:
+    def save_secagg_state(self, round: int, member: str) -> None:
         checkpoint.write_text(self.path / f"member-{round}.json", member)
 
-    def member(self, round: int) -> str:
+    def load_secagg_state(self, round: int) -> str:
         file = self.path / f"member-{round}.json"
         if not file.exists():
-            raise Refused(f"this client has no part in a secure sum of round {round}")
+            raise InvalidMessage(f"this client has no part in a secure sum of round {round}")
         return checkpoint.read_text(file)
 
-    def forget_part(self, round: int) -> None:
+    def delete_secagg(self, round: int) -> None:
         checkpoint.remove(self.path / f"member-{round}.json")
         checkpoint.remove(self.path / f"part-{round}.safetensors")
 

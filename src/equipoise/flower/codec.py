@@ -16,15 +16,15 @@ from torch import Tensor
 from equipoise.core import State
 from equipoise.utils.io import number_leaves, restore_leaves, unshared
 
-About = dict[str, Any]
+Metadata = dict[str, Any]
 """Plain JSON values."""
 
 
-class Refused(Exception):
+class InvalidMessage(Exception):
     """Content that is not what was agreed; the text says what is wrong with it."""
 
 
-def encode(tree: State, about: About) -> bytes:
+def encode(tree: State, about: Metadata) -> bytes:
     tensors: dict[str, Tensor] = {}
     shape = number_leaves(tree, tensors)
     data: bytes = safetensors.torch.save(
@@ -33,10 +33,10 @@ def encode(tree: State, about: About) -> bytes:
     return data
 
 
-def decode(data: bytes, limit: int | None = None) -> tuple[State, About]:
+def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
     """The inverse of :func:`encode`, for content that nobody vouches for."""
     if limit is not None and len(data) > limit:
-        raise Refused(f"{len(data)} bytes came, at most {limit} were expected")
+        raise InvalidMessage(f"{len(data)} bytes came, at most {limit} were expected")
     try:
         end = 8 + int.from_bytes(data[:8], "little")
         texts = json.loads(data[8:end])["__metadata__"]
@@ -50,32 +50,32 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, About]:
         RecursionError,
         safetensors.SafetensorError,
     ) as error:
-        raise Refused(f"it cannot be read ({type(error).__name__})") from error
+        raise InvalidMessage(f"it cannot be read ({type(error).__name__})") from error
     if not isinstance(about, dict):
-        raise Refused("it does not say what it is about")
+        raise InvalidMessage("it does not say what it is about")
     return tree, about
 
 
-def check(tree: Any, like: Any, where: str = "reply") -> None:
+def check_like(tree: Any, like: Any, where: str = "reply") -> None:
     """Refuse a tree that differs from ``like`` in names, shapes or types."""
     if isinstance(like, dict):
         if not isinstance(tree, dict):
-            raise Refused(f"{where} is a tensor, a group of {len(like)} was expected")
+            raise InvalidMessage(f"{where} is a tensor, a group of {len(like)} was expected")
         missing, unknown = sorted(like.keys() - tree.keys()), sorted(tree.keys() - like.keys())
         if missing or unknown:
             named = f"lacks '{missing[0]}'" if missing else f"has an unknown '{unknown[0]}'"
-            raise Refused(f"{where} {named}"[:200])
+            raise InvalidMessage(f"{where} {named}"[:200])
         for name, value in like.items():
-            check(tree[name], value, f"{where}/{name}")
+            check_like(tree[name], value, f"{where}/{name}")
         return
     if not isinstance(tree, Tensor):
-        raise Refused(f"{where} is a group, a tensor was expected")
+        raise InvalidMessage(f"{where} is a group, a tensor was expected")
     for what, got, wanted in (
         ("shape", tuple(tree.shape), tuple(like.shape)),
         ("type", tree.dtype, like.dtype),
     ):
         if got != wanted:
-            raise Refused(f"{where} has {what} {got}, expected {wanted}")
+            raise InvalidMessage(f"{where} has {what} {got}, expected {wanted}")
 
 
 def check_finite(tree: State, where: str) -> None:
@@ -83,14 +83,14 @@ def check_finite(tree: State, where: str) -> None:
         if isinstance(value, dict):
             check_finite(value, f"{where}/{name}")
         elif value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise Refused(f"{where}/{name} holds NaN or infinity")
+            raise InvalidMessage(f"{where}/{name} holds NaN or infinity")
 
 
-def whole(about: About, name: str, least: int) -> int:
+def read_int(about: Metadata, name: str, least: int) -> int:
     """A whole number out of ``about``, of at least so much."""
     value = about.get(name)
     if type(value) is not int or not least <= value < 2**53:
-        raise Refused(
+        raise InvalidMessage(
             f"its {name} is {str(value)[:40]}: must be a whole number of at least {least}"
         )
     return value

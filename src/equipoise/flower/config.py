@@ -15,7 +15,7 @@ from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Deployment(Options):
+class DeploymentConfig(Options):
     """What a server asks of clients that are elsewhere."""
 
     out: str = option("", "the server's folder of the result: an absolute path")
@@ -46,10 +46,10 @@ class Deployment(Options):
 
 
 LONGEST_NAME = 100
-NAMES = tuple(item.name for item in dataclasses.fields(Deployment))
+NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
 
 
-def read(table: dict[str, Any]) -> tuple[RunSettings, Deployment]:
+def read_app_config(table: dict[str, Any]) -> tuple[RunSettings, DeploymentConfig]:
     """Both from one flat table, as it stands in the app's ``pyproject.toml``."""
     given = {name.replace("-", "_"): value for name, value in table.items()}
     deployment = {name: given.pop(name) for name in NAMES if name in given}
@@ -59,7 +59,7 @@ def read(table: dict[str, Any]) -> tuple[RunSettings, Deployment]:
         raise UsageError(
             "finetune needs every client's model in one place: fine-tune at the clients (method 'finetune')"
         )
-    return settings, Deployment(**deployment)
+    return settings, DeploymentConfig(**deployment)
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class NodeConfig:
     """What a node is told at its own start: never by the server."""
 
     client: int
-    state: Path
+    state_dir: Path
     data: str
-    most_epsilon: float | None = None
+    max_epsilon: float | None = None
     """What this client's uploads may cost it, over all runs; without it, whatever the run asks for."""
-    most_delta: float = DELTA
+    max_delta: float = DELTA
     """The delta at which that is judged: the run's own is the server's word."""
     name: str = ""
     """What this client is called in tables and reports; its number without one."""
 
     @classmethod
-    def of(cls, table: dict[str, Any]) -> NodeConfig:
+    def from_dict(cls, table: dict[str, Any]) -> NodeConfig:
         client = table.get("client-id", table.get("partition-id"))
         if type(client) is not int or client < 0:
             raise UsageError(

@@ -24,8 +24,8 @@ from equipoise.core import (
 )
 from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
-from equipoise.flower.codec import About, Refused
-from equipoise.flower.secagg import SecureSum, Summed
+from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
@@ -33,8 +33,8 @@ from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, Secure
 
 LOG = logging.getLogger("equipoise")
-TIMES = 10  # the median number of samples: what a client is believed to have at most
-ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes
+MAX_SIZE_RATIO = 10  # the median number of samples: what a client is believed to have at most
+HEADER_BYTES = 65536  # bytes of a reply beyond its numbers: names and shapes
 
 
 class Wire(Protocol):
@@ -47,7 +47,7 @@ class Wire(Protocol):
         """Replies by client, within so many seconds; for a client that failed, the reason."""
 
 
-class Remote(Executor):
+class RemoteExecutor(Executor):
     """Clients keep their state themselves. Here it is only known which round of each was taken last."""
 
     keeps_models = False
@@ -91,19 +91,19 @@ class Remote(Executor):
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
         expected = self._expect(round, splits, ids[:1], message.for_clients(0))
         outs: dict[int, ClientResult] = {}
-        told: dict[int, About] = {}
+        told: dict[int, Metadata] = {}
         for client in messages:
             try:
                 answer = answers.get(client, "no reply in time")
                 outs[client], told[client] = self._read(answer, client, round, expected)
-            except Refused as error:
+            except InvalidMessage as error:
                 absent[client] = str(error)
         total: State | None = None
         if isinstance(self.method, Secure):
-            secure = SecureSum(
+            secure = SecureAggregationRound(
                 self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
             )
-            total, summed = secure.total(told, self._words)
+            total, summed = secure.run(told, self._words)
             outs, absent = {client: outs[client] for client in summed}, absent | secure.absent
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
@@ -112,7 +112,7 @@ class Remote(Executor):
         )
         stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
         if total is not None:
-            return Summed(rows, stacked, absent, unsent, total=total)
+            return SecureCohortResults(rows, stacked, absent, unsent, total=total)
         return CohortResults(rows, stacked, absent, unsent)
 
     def _messages(
@@ -125,7 +125,7 @@ class Remote(Executor):
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """A message for each of these clients that is connected, and the reasons of the others."""
         present = self.wire.present()
-        self.task.set_reported_sizes(believed(present))
+        self.task.set_reported_sizes(cap_reported_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(
             sorted(client for client in clients if client not in present), "not connected"
@@ -138,7 +138,7 @@ class Remote(Executor):
             "frozen": self._frozen,
         }
         messages = {
-            client: node.pack(
+            client: node.encode_message(
                 message.for_clients(k),
                 self.task.blocks,
                 {**about, **self._for_one(client, int(client_state.state["taken"][k]))},
@@ -164,12 +164,12 @@ class Remote(Executor):
             try:
                 assert like is not None
                 found[client] = _scores(answers.get(client, "no reply in time"), client, like)
-            except Refused as error:
+            except InvalidMessage as error:
                 LOG.warning("the scores of client %d are not known: %s", client, error)
         return found
 
-    def _for_one(self, client: int, taken: int) -> About:
-        about: About = {"client": client, "taken": taken}
+    def _for_one(self, client: int, taken: int) -> Metadata:
+        about: Metadata = {"client": client, "taken": taken}
         if self._preparation and (not taken or client in self._unprepared):
             about["preparation"] = self._preparation
             self._unprepared.discard(client)
@@ -177,23 +177,23 @@ class Remote(Executor):
 
     def _read(
         self, answer: bytes | str, client: int, round: int, expected: State
-    ) -> tuple[ClientResult, About]:
+    ) -> tuple[ClientResult, Metadata]:
         if isinstance(answer, str):
-            raise Refused(answer)
+            raise InvalidMessage(answer)
         try:
-            out, about = codec.decode(answer, tree_bytes(expected) + ROOM)
+            out, about = codec.decode(answer, tree_bytes(expected) + HEADER_BYTES)
             if about.get("unprepared") is True:
                 self._unprepared.add(client)
             if "error" in about:
-                raise Refused(f"it reports {str(about['error'])[:500]!r}")
+                raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
             same = (
-                codec.whole(about, "client", 0),
-                codec.whole(about, "round", 1),
+                codec.read_int(about, "client", 0),
+                codec.read_int(about, "round", 1),
                 about.get("run"),
             )
             if same != (client, round, self.run_id):
-                raise Refused("it answers another message")
-            codec.check(out, expected)
+                raise InvalidMessage("it answers another message")
+            codec.check_like(out, expected)
             reply = from_dict(ClientResult, out)
             codec.check_finite(
                 ClientResult(reply.update, hparams=reply.hparams).to_message(), "reply"
@@ -201,9 +201,9 @@ class Remote(Executor):
             if reply.hparams is not None and (
                 int(reply.hparams.epochs) < 0 or float(reply.hparams.lr) < 0
             ):
-                raise Refused("reply/train is negative")
-        except Refused as error:
-            raise Refused(f"reply refused: {error}") from error
+                raise InvalidMessage("reply/train is negative")
+        except InvalidMessage as error:
+            raise InvalidMessage(f"reply refused: {error}") from error
         if about.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
         return replace(reply, client_state=_taken(torch.tensor(round))), about
@@ -228,11 +228,11 @@ class Remote(Executor):
         return self._expected[splits]
 
 
-def believed(told: dict[int, int]) -> dict[int, int]:
+def cap_reported_sizes(told: dict[int, int]) -> dict[int, int]:
     """Numbers of samples as clients tell them, up to ten times the median: nobody can claim all the weight."""
     if not told:
         return told
-    most = math.ceil(TIMES * statistics.median(told.values()))
+    most = math.ceil(MAX_SIZE_RATIO * statistics.median(told.values()))
     for client, samples in told.items():
         if samples > most:
             LOG.warning(
@@ -247,22 +247,22 @@ def believed(told: dict[int, int]) -> dict[int, int]:
 def _scores(answer: bytes | str, client: int, like: ClientFinalScores) -> ClientFinalScores:
     """What a client says of its own model; a score that its rows do not define is ``None`` there."""
     if isinstance(answer, str):
-        raise Refused(answer)
-    about = codec.decode(answer, ROOM)[1]
+        raise InvalidMessage(answer)
+    about = codec.decode(answer, HEADER_BYTES)[1]
     if "error" in about:
-        raise Refused(f"it reports {str(about['error'])[:500]!r}")
-    if codec.whole(about, "client", 0) != client:
-        raise Refused("it answers another message")
+        raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
+    if codec.read_int(about, "client", 0) != client:
+        raise InvalidMessage("it answers another message")
     parts = []
     for name, wanted in (("scores", like.scores), ("beside", like.beside)):
         part = about.get(name)
         if not isinstance(part, dict) or part.keys() != wanted.keys():
-            raise Refused(f"its {name} have other names than the task's")
+            raise InvalidMessage(f"its {name} have other names than the task's")
         if not all(
             value is None or (type(value) is float and math.isfinite(value))
             for value in part.values()
         ):
-            raise Refused(f"its {name} are no numbers")
+            raise InvalidMessage(f"its {name} are no numbers")
         parts.append({key: math.nan if value is None else value for key, value in part.items()})
     return ClientFinalScores(*parts)
 

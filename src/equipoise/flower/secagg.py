@@ -17,9 +17,16 @@ from torch import Tensor
 from equipoise.core import ClientUpdate, Method, Params, State
 from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec
-from equipoise.flower.client_state import ClientDisk
-from equipoise.flower.codec import About, Refused
-from equipoise.flower.secagg_protocol import FEWEST, Keys, Member, Words, threshold, unmask
+from equipoise.flower.client_state import ClientStateStore
+from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.secagg_protocol import (
+    MIN_CLIENTS,
+    PublicKeys,
+    SecAggClient,
+    Words,
+    threshold,
+    unmask,
+)
 from equipoise.privacy.budget import Budget
 from equipoise.simulation.executors import CohortResults
 from equipoise.utils.pytree import map_leaves, tree_bytes
@@ -27,8 +34,8 @@ from equipoise.wrappers.secure_aggregation import MOST, WORDS, Secure
 
 T = TypeVar("T")
 PHASES = ("share", "mask", "reveal")
-ROOM = 65536  # bytes of a message beside its words
-LETTER = 256  # bytes per client in a list of letters or shares, written as text
+HEADER_BYTES = 65536  # bytes of a message beside its words
+BYTES_PER_CLIENT = 256  # bytes per client in a list of letters or shares, written as text
 
 
 def to_words(tree: State) -> Words:
@@ -57,46 +64,48 @@ def _leaves(tree: State) -> list[Tensor]:
 # --- the client's side ------------------------------------------------------------------------------------------------
 
 
-def begin(
-    disk: ClientDisk, method: Secure, client: int, run: str, round: int, updates: ClientUpdate
-) -> About:
+def start_round(
+    disk: ClientStateStore, method: Secure, client: int, run: str, round: int, updates: ClientUpdate
+) -> Metadata:
     """After training: keep this client's part of the sum until its masks are agreed on; publish its keys."""
     if validate_reports(
         method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), updates)
     ):
-        raise Refused(
+        raise InvalidMessage(
             f"a number of this client's part of the sum is not finite, or larger than {MOST:g}"
         )
-    member = Member(client, _round_name(run, round))
-    disk.keep_part(
+    member = SecAggClient(client, _round_name(run, round))
+    disk.save_secagg_input(
         round,
         {WORDS: torch.from_numpy(to_words(updates.extra[WORDS]).view(np.int64).copy())},
-        member.saved(),
+        member.to_json(),
     )
-    keys = member.keys()
-    return {"keys": [keys.shares.hex(), keys.masks.hex()]}
+    keys = member.public_keys()
+    return {"keys": [keys.encryption.hex(), keys.masking.hex()]}
 
 
-def answer(disk: ClientDisk, budget: Budget, round: int, about: About) -> tuple[State, About]:
+def answer(
+    disk: ClientStateStore, budget: Budget, round: int, about: Metadata
+) -> tuple[State, Metadata]:
     """One of the later phases. What is remembered is written before anything leaves, so that none can be repeated."""
-    member = Member.load(disk.member(round))
+    member = SecAggClient.from_json(disk.load_secagg_state(round))
     if about["kind"] == "share":
-        letters = member.share(_published(about))
-        disk.keep_member(round, member.saved())
+        letters = member.share_secrets(_published(about))
+        disk.save_secagg_state(round, member.to_json())
         return {}, {"letters": {str(other): letter.hex() for other, letter in letters.items()}}
     if about["kind"] == "mask":
-        among = threshold(len(member.others) + 1)
+        among = threshold(len(member.peers) + 1)
         budget.check(among)
-        words = disk.part(round)[WORDS].numpy().view(np.uint64)
+        words = disk.load_secagg_input(round)[WORDS].numpy().view(np.uint64)
         masked = member.mask(_bytes(about, "letters"), words)
-        disk.keep_member(round, member.saved())
+        disk.save_secagg_state(round, member.to_json())
         budget.spend(among)
         return {WORDS: torch.from_numpy(masked.view(np.int64))}, {}
     replied = about.get("replied")
     if not isinstance(replied, list) or not all(type(client) is int for client in replied):
-        raise Refused("the message does not say who replied")
+        raise InvalidMessage("the message does not say who replied")
     shares = member.reveal(replied)
-    disk.forget_part(round)
+    disk.delete_secagg(round)
     return {}, {"shares": {str(other): share.hex() for other, share in shares.items()}}
 
 
@@ -104,7 +113,7 @@ def answer(disk: ClientDisk, budget: Budget, round: int, about: About) -> tuple[
 
 
 @dataclass
-class Summed(CohortResults):
+class SecureCohortResults(CohortResults):
     """Replies without uploads: all that is known of these is their sum."""
 
     total: State = field(default_factory=dict)
@@ -121,7 +130,7 @@ class Summed(CohortResults):
         weights: Tensor | Params,
     ) -> State:
         if not bool(taken.all()):
-            raise Refused("the sum of all replies is known, and of no others")
+            raise InvalidMessage("the sum of all replies is known, and of no others")
         return self.total
 
 
@@ -131,7 +140,7 @@ class Exchange(Protocol):
     def __call__(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]: ...
 
 
-class SecureSum:
+class SecureAggregationRound:
     """One round's sum. ``absent`` says which clients are not in it, and why."""
 
     def __init__(
@@ -147,30 +156,31 @@ class SecureSum:
         )
         self.absent: dict[int, str] = {}
 
-    def total(self, told: Mapping[int, About], like: State) -> tuple[State | None, list[int]]:
+    def run(self, told: Mapping[int, Metadata], like: State) -> tuple[State | None, list[int]]:
         """The sum over the clients that it gives; nothing over nobody if too few stayed to unmask it.
 
         ``told``: what clients said beside their replies, their keys among it; ``like``: the shape of a part.
         """
         published = self._heard(told, lambda client: _keys(told[client].get("keys")))
         ids, count = sorted(published), sum(value.numel() for value in _leaves(like))
-        least = max(threshold(len(ids)), FEWEST, self.fewest)
+        least = max(threshold(len(ids)), MIN_CLIENTS, self.fewest)
 
-        def read_letters(client: int, tree: State, about: About) -> dict[int, bytes]:
+        def read_letters(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
             letters = _bytes(about, "letters")
             if letters.keys() != set(ids) - {client}:
-                raise Refused("its letters are not for all others")
+                raise InvalidMessage("its letters are not for all others")
             return letters
 
-        def read_words(client: int, tree: State, about: About) -> Words:
-            codec.check(tree, {WORDS: torch.empty(count, dtype=torch.int64)})
+        def read_words(client: int, tree: State, about: Metadata) -> Words:
+            codec.check_like(tree, {WORDS: torch.empty(count, dtype=torch.int64)})
             return np.asarray(tree[WORDS].numpy().view(np.uint64))
 
-        def read_shares(client: int, tree: State, about: About) -> dict[int, bytes]:
+        def read_shares(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
             return _bytes(about, "shares")
 
         keys = {
-            str(client): [one.shares.hex(), one.masks.hex()] for client, one in published.items()
+            str(client): [one.encryption.hex(), one.masking.hex()]
+            for client, one in published.items()
         }
         letters = self._ask("share", {client: {"keys": keys} for client in ids}, read_letters)
         joined = self._enough(letters, ids, least)
@@ -189,7 +199,7 @@ class SecureSum:
             words = unmask(
                 added, published, joined, replied, shares, _round_name(self.run, self.round)
             )
-        except Refused as error:
+        except InvalidMessage as error:
             self.absent |= dict.fromkeys(replied, f"the secure sum cannot be unmasked: {error}")
             return None, []
         for client in replied:  # who is in the sum is not absent, even if it revealed nothing
@@ -209,8 +219,8 @@ class SecureSum:
     def _ask(
         self,
         kind: str,
-        each: Mapping[int, About],
-        read: Callable[[int, State, About], T],
+        each: Mapping[int, Metadata],
+        read: Callable[[int, State, Metadata], T],
         size: int = 0,
     ) -> dict[int, T]:
         """One phase: a message for each, and what is read of the answers; ``size``: bytes of an answer's tensors."""
@@ -220,21 +230,21 @@ class SecureSum:
             for client, one in each.items()
         }
         answers = self.exchange(messages, self.limit) if messages else {}
-        most = size + ROOM + LETTER * len(messages)
+        most = size + HEADER_BYTES + BYTES_PER_CLIENT * len(messages)
 
         def answered(client: int) -> T:
             answer = answers.get(client, "no reply in time")
             if isinstance(answer, str):
-                raise Refused(answer)
+                raise InvalidMessage(answer)
             tree, told = codec.decode(answer, most)
             if "error" in told:
-                raise Refused(f"it reports {str(told['error'])[:500]!r}")
+                raise InvalidMessage(f"it reports {str(told['error'])[:500]!r}")
             if (told.get("client"), told.get("round"), told.get("run")) != (
                 client,
                 self.round,
                 self.run,
             ):
-                raise Refused("it answers another message")
+                raise InvalidMessage("it answers another message")
             return read(client, tree, told)
 
         return self._heard(messages, answered)
@@ -245,7 +255,7 @@ class SecureSum:
         for client in clients:
             try:
                 found[client] = read(client)
-            except Refused as error:
+            except InvalidMessage as error:
                 self.absent[client] = f"in the secure sum: {error}"
         return found
 
@@ -254,24 +264,24 @@ def _round_name(run: str, round: int) -> str:
     return f"{run} {round}"
 
 
-def _bytes(about: About, name: str) -> dict[int, bytes]:
+def _bytes(about: Metadata, name: str) -> dict[int, bytes]:
     """A table of clients and bytes, as it travels: numbers and bytes as text."""
     try:
         return {int(client): bytes.fromhex(text) for client, text in about[name].items()}
     except (KeyError, AttributeError, ValueError, TypeError) as error:
-        raise Refused(f"its {name} cannot be read") from error
+        raise InvalidMessage(f"its {name} cannot be read") from error
 
 
-def _published(about: About) -> dict[int, Keys]:
+def _published(about: Metadata) -> dict[int, PublicKeys]:
     try:
         return {int(client): _keys(pair) for client, pair in about["keys"].items()}
     except (KeyError, AttributeError, ValueError) as error:
-        raise Refused("its keys cannot be read") from error
+        raise InvalidMessage("its keys cannot be read") from error
 
 
-def _keys(pair: Any) -> Keys:
+def _keys(pair: Any) -> PublicKeys:
     try:
         shares, masks = (bytes.fromhex(text) for text in pair)
     except (ValueError, TypeError) as error:
-        raise Refused("it has no keys") from error
-    return Keys(shares, masks)
+        raise InvalidMessage("it has no keys") from error
+    return PublicKeys(shares, masks)

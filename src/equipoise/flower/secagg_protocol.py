@@ -26,11 +26,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from equipoise.flower.codec import Refused
+from equipoise.flower.codec import InvalidMessage
 
-SEED = 16  # bytes of a secret that is shared: what Shamir's scheme takes
-KEY = 32
-FEWEST = 3
+SEED_BYTES = 16  # bytes of a secret that is shared: what Shamir's scheme takes
+KEY_BYTES = 32
+MIN_CLIENTS = 3
 
 Words = NDArray[np.uint64]
 
@@ -41,58 +41,61 @@ def threshold(clients: int) -> int:
 
 
 @dataclass(frozen=True)
-class Keys:
+class PublicKeys:
     """What a client publishes: for the shares that it is sent, and for its masks."""
 
-    shares: bytes
-    masks: bytes
+    encryption: bytes
+    masking: bytes
 
     def __post_init__(self) -> None:
-        if len(self.shares) != KEY or len(self.masks) != KEY:
-            raise Refused("a public key has not 32 bytes")
+        if len(self.encryption) != KEY_BYTES or len(self.masking) != KEY_BYTES:
+            raise InvalidMessage("a public key has not 32 bytes")
 
 
 @dataclass
-class Member:
+class SecAggClient:
     """One client's side of one round. Phases come in order, each once; what it must remember is :meth:`saved`."""
 
     client: int
-    about: str
+    round_id: str
     """What the round is: keys that are derived for one are of no use in another."""
-    letter_key: bytes = field(default_factory=lambda: os.urandom(KEY))
-    mask_seed: bytes = field(default_factory=lambda: os.urandom(SEED))
-    own_seed: bytes = field(default_factory=lambda: os.urandom(SEED))
-    others: dict[int, Keys] = field(default_factory=dict)
-    letters: dict[int, bytes] = field(default_factory=dict)
+    encryption_key: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES))
+    pairwise_seed: bytes = field(default_factory=lambda: os.urandom(SEED_BYTES))
+    self_mask_seed: bytes = field(default_factory=lambda: os.urandom(SEED_BYTES))
+    peers: dict[int, PublicKeys] = field(default_factory=dict)
+    received_shares: dict[int, bytes] = field(default_factory=dict)
     """Encrypted shares of others' secrets, of those that take part in the sum."""
     phase: str = "keys"
 
-    def keys(self) -> Keys:
+    def public_keys(self) -> PublicKeys:
         """Phase 1: public keys."""
-        return Keys(
-            _public(_private(self.letter_key)), _public(_mask_key(self.mask_seed, self.about))
+        return PublicKeys(
+            _public(_private(self.encryption_key)),
+            _public(_mask_key(self.pairwise_seed, self.round_id)),
         )
 
-    def share(self, published: Mapping[int, Keys]) -> dict[int, bytes]:
+    def share_secrets(self, published: Mapping[int, PublicKeys]) -> dict[int, bytes]:
         """Phase 2: for each other client, this one's two secrets in shares that only it can read."""
         self._expect("keys")
-        if published.get(self.client) != self.keys():
-            raise Refused("the list of keys has not this client's own")
-        if len(published) < FEWEST or len(
+        if published.get(self.client) != self.public_keys():
+            raise InvalidMessage("the list of keys has not this client's own")
+        if len(published) < MIN_CLIENTS or len(
             {part for keys in published.values() for part in _both(keys)}
         ) < 2 * len(published):
-            raise Refused(f"the list of keys is too short (at least {FEWEST}), or has one twice")
+            raise InvalidMessage(
+                f"the list of keys is too short (at least {MIN_CLIENTS}), or has one twice"
+            )
         ids, least = sorted(published), threshold(len(published))
-        self.others = {other: keys for other, keys in published.items() if other != self.client}
+        self.peers = {other: keys for other, keys in published.items() if other != self.client}
         parts = [
             Shamir.split(least, len(ids), secret, ssss=False)
-            for secret in (self.mask_seed, self.own_seed)
+            for secret in (self.pairwise_seed, self.self_mask_seed)
         ]
         letters = {}
         for place, other in enumerate(ids):
             shares = b"".join(part[place][1] for part in parts)
             if other == self.client:
-                self.letters[other] = shares
+                self.received_shares[other] = shares
             else:
                 letters[other] = self._letter_cipher(self.client, other).encrypt(
                     bytes(12), shares, None
@@ -103,19 +106,19 @@ class Member:
     def mask(self, letters: Mapping[int, bytes], words: Words) -> Words:
         """Phase 3: this client's words under the masks of those whose letters came."""
         self._expect("shared")
-        if letters.keys() - self.others.keys() or len(letters) + 1 < threshold(
-            len(self.others) + 1
-        ):
-            raise Refused(
+        if letters.keys() - self.peers.keys() or len(letters) + 1 < threshold(len(self.peers) + 1):
+            raise InvalidMessage(
                 f"letters of {len(letters)} clients came: too few, or of clients without keys"
             )
-        self.letters |= letters
-        masked = words + stream(self.own_seed, self.about, words.size)
+        self.received_shares |= letters
+        masked = words + prg(self.self_mask_seed, self.round_id, words.size)
         for other in letters:
             pair = _agreed(
-                _mask_key(self.mask_seed, self.about), self.others[other].masks, self.about
+                _mask_key(self.pairwise_seed, self.round_id),
+                self.peers[other].masking,
+                self.round_id,
             )
-            masked = masked + stream(pair, self.about, words.size) * _sign(self.client, other)
+            masked = masked + prg(pair, self.round_id, words.size) * _sign(self.client, other)
         self.phase = "masked"
         return masked
 
@@ -124,16 +127,16 @@ class Member:
         self._expect("masked")
         sums = set(replied)
         if (
-            not sums <= self.letters.keys()
+            not sums <= self.received_shares.keys()
             or self.client not in sums
-            or len(sums) < threshold(len(self.others) + 1)
+            or len(sums) < threshold(len(self.peers) + 1)
         ):
-            raise Refused(
+            raise InvalidMessage(
                 f"a sum of {len(sums)} clients is not unmasked: too few, or not those that were agreed on"
             )
         self.phase = "revealed"
         shares = {}
-        for other, letter in self.letters.items():
+        for other, letter in self.received_shares.items():
             try:
                 both = (
                     letter
@@ -141,20 +144,20 @@ class Member:
                     else self._letter_cipher(other, self.client).decrypt(bytes(12), letter, None)
                 )
             except InvalidTag:
-                raise Refused(f"the letter of client {other} is not what it sent") from None
-            shares[other] = both[SEED:] if other in sums else both[:SEED]
+                raise InvalidMessage(f"the letter of client {other} is not what it sent") from None
+            shares[other] = both[SEED_BYTES:] if other in sums else both[:SEED_BYTES]
         return shares
 
-    def saved(self) -> str:
+    def to_json(self) -> str:
         """As text, for this client's own disk: a node may be started anew for each message."""
         return json.dumps(_hex(asdict(self)))
 
     @classmethod
-    def load(cls, text: str) -> Member:
+    def from_json(cls, text: str) -> SecAggClient:
         table = json.loads(text)
         unhex = bytes.fromhex
         others = {
-            int(id): Keys(unhex(keys["shares"]), unhex(keys["masks"]))
+            int(id): PublicKeys(unhex(keys["shares"]), unhex(keys["masks"]))
             for id, keys in table["others"].items()
         }
         letters = {int(id): unhex(letter) for id, letter in table["letters"].items()}
@@ -170,22 +173,22 @@ class Member:
 
     def _expect(self, phase: str) -> None:
         if self.phase != phase:
-            raise Refused(
+            raise InvalidMessage(
                 f"this phase of the sum is over, or not yet reached (it is '{self.phase}')"
             )
 
     def _letter_cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
         """For one letter, with a key of its own."""
-        other = self.others[receiver if sender == self.client else sender]
+        other = self.peers[receiver if sender == self.client else sender]
         agreed = _agreed(
-            _private(self.letter_key), other.shares, f"{self.about} {sender}>{receiver}"
+            _private(self.encryption_key), other.encryption, f"{self.round_id} {sender}>{receiver}"
         )
         return ChaCha20Poly1305(agreed)
 
 
 def unmask(
     total: Words,
-    published: Mapping[int, Keys],
+    published: Mapping[int, PublicKeys],
     joined: Iterable[int],
     replied: Iterable[int],
     shares: Mapping[int, Mapping[int, bytes]],
@@ -207,22 +210,22 @@ def unmask(
     def secret(of: int) -> bytes:
         known = [(places[by], told[of]) for by, told in shares.items() if of in told][:least]
         if len(known) < least:
-            raise Refused(f"{len(known)} clients revealed their shares, {least} are needed")
+            raise InvalidMessage(f"{len(known)} clients revealed their shares, {least} are needed")
         return bytes(Shamir.combine(known, ssss=False))
 
     for client in replied:
-        total = total - stream(secret(client), about, total.size)
+        total = total - prg(secret(client), about, total.size)
     for lost in sorted(set(joined) - set(replied)):
         key = _mask_key(secret(lost), about)
-        if _public(key) != published[lost].masks:
-            raise Refused(f"the shares of client {lost}'s secret do not fit its key")
+        if _public(key) != published[lost].masking:
+            raise InvalidMessage(f"the shares of client {lost}'s secret do not fit its key")
         for client in replied:
-            pair = _agreed(key, published[client].masks, about)
-            total = total - stream(pair, about, total.size) * _sign(client, lost)
+            pair = _agreed(key, published[client].masking, about)
+            total = total - prg(pair, about, total.size) * _sign(client, lost)
     return total
 
 
-def stream(seed: bytes, about: str, count: int) -> Words:
+def prg(seed: bytes, about: str, count: int) -> Words:
     """So many words that nobody can tell from random ones without the seed."""
     cipher = Cipher(algorithms.ChaCha20(_derived(seed, f"{about} stream"), bytes(16)), mode=None)
     return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
@@ -233,8 +236,8 @@ def _sign(client: int, other: int) -> np.uint64:
     return np.uint64(1) if client < other else np.uint64(2**64 - 1)
 
 
-def _both(keys: Keys) -> tuple[bytes, bytes]:
-    return keys.shares, keys.masks
+def _both(keys: PublicKeys) -> tuple[bytes, bytes]:
+    return keys.encryption, keys.masking
 
 
 def _mask_key(seed: bytes, about: str) -> X25519PrivateKey:
@@ -253,12 +256,14 @@ def _agreed(key: X25519PrivateKey, other: bytes, about: str) -> bytes:
     try:
         return _derived(key.exchange(X25519PublicKey.from_public_bytes(other)), about)
     except ValueError as error:
-        raise Refused("a public key is none") from error
+        raise InvalidMessage("a public key is none") from error
 
 
 def _derived(secret: bytes, about: str) -> bytes:
     return bytes(
-        HKDF(hashes.SHA256(), KEY, salt=None, info=f"equipoise {about}".encode()).derive(secret)
+        HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=f"equipoise {about}".encode()).derive(
+            secret
+        )
     )
 
 

@@ -19,7 +19,7 @@ from equipoise.data.tables.sites import merge_messages, of_server, summarise
 from equipoise.data.tables.statistics import Statistics
 from equipoise.data.tables.typed import of_json
 from equipoise.flower import codec
-from equipoise.flower.codec import About, Refused
+from equipoise.flower.codec import InvalidMessage, Metadata
 from equipoise.privacy.config import Privacy
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -34,28 +34,32 @@ TOLD = 2**24  # bytes of one client's message, at most
 
 
 @dataclass(frozen=True)
-class Agreement:
+class PreprocessingAgreement:
     """One preparation for all, and the bytes that clients took to tell."""
 
     preparation: Preparation
-    up: int
+    upload_bytes: int
 
     def settings(self, before: RunSettings) -> RunSettings:
         """The run's settings, whose task prepares raw tables so."""
         down = len(self.preparation.write().encode()) * len(self.preparation.clients)
-        return dataclasses.replace(before, task_spec=prepared_by(self.preparation, (self.up, down)))
+        return dataclasses.replace(
+            before, task_spec=prepared_by(self.preparation, (self.upload_bytes, down))
+        )
 
 
-def raw_tables(settings: RunSettings) -> ApartConfig | None:
+def raw_table_config(settings: RunSettings) -> ApartConfig | None:
     """What is said about raw tables that stay apart; ``None`` where a run has no such."""
     config = settings.task_config
     return config if isinstance(config, ApartConfig) and config.target else None
 
 
-def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Agreement:
+def agree_on_preprocessing(
+    config: ApartConfig, privacy: Privacy, wire: Wire, limit: float
+) -> PreprocessingAgreement:
     """The server's side; everybody must be there, for what nobody told is in no model."""
     if config.prepare_by == "server":
-        return Agreement(of_server(config.folder, config.clients, config), 0)
+        return PreprocessingAgreement(of_server(config.folder, config.clients, config), 0)
     privacy.refuse_telling()
     present = wire.present()
     answers = wire.exchange(
@@ -65,11 +69,11 @@ def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Ag
     for client in range(config.clients):
         try:
             if client not in present:
-                raise Refused("not connected")
+                raise InvalidMessage("not connected")
             texts[f"what client {client} tells"] = _read(
                 answers.get(client, "no reply in time"), client
             )
-        except Refused as error:
+        except InvalidMessage as error:
             problems.append(f"client {client}: {error}")
     if problems:
         raise UsageError(
@@ -78,41 +82,41 @@ def agree(config: ApartConfig, privacy: Privacy, wire: Wire, limit: float) -> Ag
     preparation, notes = merge_messages(texts, config)
     for note in notes:
         LOG.info(note)
-    return Agreement(preparation, sum(len(text.encode()) for text in texts.values()))
+    return PreprocessingAgreement(preparation, sum(len(text.encode()) for text in texts.values()))
 
 
-def tell(settings: RunSettings, client: int, name: str) -> About:
+def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata:
     """The client's side: one message of sums and counts, as its owner could have read it in a file."""
-    config = raw_tables(settings)
+    config = raw_table_config(settings)
     if config is None:
-        raise Refused("the run has no raw tables: there is nothing to tell")
+        raise InvalidMessage("the run has no raw tables: there is nothing to tell")
     if settings.privacy.noisy or config.prepare_by == "server":
-        raise Refused(
+        raise InvalidMessage(
             "under dp_noise or prepare_by server this client tells nothing of its columns"
         )
     return {"client": client, "statistics": summarise(config.folder, name or str(client), config)}
 
 
-def kept(folder: Folder) -> Agreement:
+def load_agreement(folder: Folder) -> PreprocessingAgreement:
     """That of a run which is resumed."""
     told = folder.path / "flower.json"  # not there yet if the run was killed before its first round
     up = json.loads(told.read_text())["told"] if told.is_file() else 0
-    return Agreement(Preparation.read(folder.preparation), up)
+    return PreprocessingAgreement(Preparation.read(folder.preparation), up)
 
 
 def _read(answer: bytes | str, client: int) -> str:
     if isinstance(answer, str):
-        raise Refused(answer)
+        raise InvalidMessage(answer)
     about = codec.decode(answer, TOLD)[1]
     if "error" in about:
-        raise Refused(f"it reports {str(about['error'])[:500]!r}")
+        raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
     text = about.get("statistics")
-    if codec.whole(about, "client", 0) != client or not isinstance(text, str):
-        raise Refused("it answers another message")
+    if codec.read_int(about, "client", 0) != client or not isinstance(text, str):
+        raise InvalidMessage("it answers another message")
     try:
         _check(of_json(Statistics, text, "its message"))
     except UsageError as error:
-        raise Refused(str(error)[:500]) from error
+        raise InvalidMessage(str(error)[:500]) from error
     return text
 
 
@@ -124,6 +128,6 @@ def _check(value: Any) -> None:
         for part in value:
             _check(part)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise Refused("it tells NaN or infinity")
+        raise InvalidMessage("it tells NaN or infinity")
     elif isinstance(value, int) and value < 0:
-        raise Refused("it tells a count below 0")
+        raise InvalidMessage("it tells a count below 0")

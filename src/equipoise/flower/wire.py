@@ -14,8 +14,8 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from equipoise.flower import codec
-from equipoise.flower.audit import Audit
-from equipoise.flower.codec import Refused
+from equipoise.flower.audit import AuditLog
+from equipoise.flower.codec import InvalidMessage
 
 LOG = logging.getLogger("equipoise")
 PAUSES = (
@@ -23,22 +23,22 @@ PAUSES = (
     0.5,
 )  # seconds between looks for replies: the first, then twice as long each time up to the last
 HELLO = 4096  # bytes of an introduction, at most
-NO_AUDIT = Audit(None)
+NO_AUDIT = AuditLog(None)
 AGAIN = 120.0  # seconds until a node that did not introduce itself is asked again
 
 
-def enclose(data: bytes) -> RecordDict:
+def to_record(data: bytes) -> RecordDict:
     """Bytes as Flower carries them (in chunks, when they are many)."""
     return RecordDict(
         {"parcel": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})}
     )
 
 
-def disclose(content: RecordDict) -> bytes:
+def from_record(content: RecordDict) -> bytes:
     try:
         data: bytes = content.array_records["parcel"]["bytes"].data
     except KeyError as error:
-        raise Refused("the message has no parcel") from error
+        raise InvalidMessage("the message has no parcel") from error
     return data
 
 
@@ -52,7 +52,7 @@ class GridWire:
         fewest: int,
         wait: float,
         bound: Mapping[int, int] | None = None,
-        audit: Audit = NO_AUDIT,
+        audit: AuditLog = NO_AUDIT,
     ) -> None:
         """``bound``: which client each registered node may be; without it nodes are believed what they say."""
         self.audit = audit
@@ -83,7 +83,7 @@ class GridWire:
     def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
         waiting = self._ask(messages, limit)
         answers = self._hear_from(waiting, len(waiting), limit)
-        self.audit.exchanged(messages, answers)
+        self.audit.record_exchange(messages, answers)
         return answers
 
     def post(self, messages: dict[int, bytes], limit: float) -> None:
@@ -94,14 +94,16 @@ class GridWire:
     def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
         """Replies to what was posted, as soon as there are so many, else after so many seconds."""
         answers = self._hear_from(self._posted, wanted, limit)
-        self.audit.exchanged({client: self._letters.pop(client) for client in answers}, answers)
+        self.audit.record_exchange(
+            {client: self._letters.pop(client) for client in answers}, answers
+        )
         return answers
 
     def _ask(self, messages: dict[int, bytes], limit: float) -> dict[str, int]:
         clients = list(messages)
         sent = self._push(
             [
-                Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit)
+                Message(to_record(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit)
                 for c in clients
             ]
         )
@@ -135,7 +137,7 @@ class GridWire:
         question = codec.encode({}, {"kind": "hello"})
         if new:
             ids = self._push(
-                [Message(enclose(question), n, MessageType.QUERY, ttl=AGAIN) for n in new]
+                [Message(to_record(question), n, MessageType.QUERY, ttl=AGAIN) for n in new]
             )
             self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
         open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
@@ -149,27 +151,30 @@ class GridWire:
         content = self._content(reply)
         try:
             if isinstance(content, str):
-                raise Refused(content)
+                raise InvalidMessage(content)
             about = codec.decode(content, HELLO)[1]
             if "error" in about:
-                raise Refused(f"it reports {str(about['error'])[:500]!r}")
-            client, samples = codec.whole(about, "client", 0), codec.whole(about, "samples", 1)
+                raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
+            client, samples = (
+                codec.read_int(about, "client", 0),
+                codec.read_int(about, "samples", 1),
+            )
             if client >= self.clients:
-                raise Refused(
+                raise InvalidMessage(
                     f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}"
                 )
             if self.bound is not None and self.bound.get(node) != client:
                 registered = f"client {self.bound[node]}" if node in self.bound else "no client"
-                raise Refused(
+                raise InvalidMessage(
                     f"it says that it is client {client}, its key is registered for {registered}"
                 )
-        except Refused as error:
+        except InvalidMessage as error:
             LOG.warning("node %d is left out: %s", node, error)
-            self.audit.note("refused", node=node, reason=str(error))
+            self.audit.record("refused", node=node, reason=str(error))
             return
         self._known[node] = (client, samples)
         LOG.info("client %d is connected as node %d, %d samples", client, node, samples)
-        self.audit.note("joined", node=node, client=client, samples=samples)
+        self.audit.record("joined", node=node, client=client, samples=samples)
 
     def _seats(self, nodes: Iterable[int]) -> dict[int, int]:
         """Which node speaks for each client: of two that claim one, the one that had it, as long as it is there."""
@@ -194,8 +199,8 @@ class GridWire:
         if reply.has_error():
             return f"Flower reports error {reply.error.code}: {reply.error.reason}"[:500]
         try:
-            return disclose(reply.content)
-        except Refused as error:
+            return from_record(reply.content)
+        except InvalidMessage as error:
             return str(error)
 
 

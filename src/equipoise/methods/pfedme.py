@@ -59,7 +59,9 @@ class PFedMe(Method):
         """Batch: K times theta <- theta - lr (g(theta) + lambda (theta - w)), then w <- w - eta lambda (w - theta)."""
         client.logged["gradients"] = self.inner_steps * client.num_steps(client.hparams)
         follow = ProximalTerm(client.start, self.lam, self.outer_lr * self.lam)
-        theta, w = client.fit_with_moving_anchor(client.start, follow, steps_per_batch=self.inner_steps)
+        theta, w = client.fit_with_moving_anchor(
+            client.start, follow, steps_per_batch=self.inner_steps
+        )
         return w, {"theta": theta}
 
     def personal_model(self, client: Client) -> Params:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from equipoise.core import Params
-from equipoise.models.lora import AdaptedLinear
+from equipoise.models.lora import LoraLinear
 
 Forward = Callable[[Params, Tensor], Tensor]
 """Stacked parameters and inputs ``[K, B, ...]`` to outputs ``[K, B, ...]``."""
@@ -37,11 +37,9 @@ def stacked_forward(module: nn.Module) -> Forward | None:
     return _forward(module, "")
 
 
-def wide(module: nn.Module) -> frozenset[str]:
+def transposed_params(module: nn.Module) -> frozenset[str]:
     """Parameters that a stack computes fastest with if their matrices lie transposed in memory: the tall, thin B."""
-    adapted = (
-        (name, layer) for name, layer in module.named_modules() if type(layer) is AdaptedLinear
-    )
+    adapted = ((name, layer) for name, layer in module.named_modules() if type(layer) is LoraLinear)
     return frozenset(f"{name}.{own}.B" for name, layer in adapted for own in layer.adapters)
 
 
@@ -55,7 +53,7 @@ def _forward(module: nn.Module, prefix: str) -> Forward | None:
         )
     if type(module) is nn.Linear:
         return _linear(module, f"{prefix}weight", f"{prefix}bias")
-    if type(module) is AdaptedLinear:
+    if type(module) is LoraLinear:
         return _adapted(module, prefix)
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return lambda stack, x: x.flatten(2)
@@ -90,7 +88,7 @@ def _linear(layer: nn.Linear, weight: str, bias: str) -> Forward:
     return forward
 
 
-def _adapted(layer: AdaptedLinear, prefix: str) -> Forward:
+def _adapted(layer: LoraLinear, prefix: str) -> Forward:
     """One pass of the frozen base for the whole stack, and two thin batched products for each adapter."""
     names = [f"{prefix}{name}.{part}" for name in layer.adapters for part in ("A", "B")]
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from equipoise.core import Blocks
-from equipoise.models.norm_dropout import norms, statistics
+from equipoise.models.norm_dropout import batch_norm_layers, running_stat_names
 from equipoise.utils.errors import UsageError
 
 NORM = "norm"
@@ -17,7 +17,7 @@ NORM = "norm"
 _DECLARED = "equipoise_blocks"  # a module of others may have a layer of the name `blocks`
 
 
-def declare(module: nn.Module, blocks: Blocks) -> None:
+def declare_blocks(module: nn.Module, blocks: Blocks) -> None:
     """Let these be the module's blocks."""
     setattr(module, _DECLARED, blocks)
 
@@ -35,21 +35,23 @@ def with_head(module: nn.Module, head: str) -> nn.Module:
         raise UsageError(
             f"{type(module).__name__} has no layer '{head}' with parameters to be its head"
         )
-    declare(module, {"backbone": tuple(name for name in names if name not in kept), "head": kept})
+    declare_blocks(
+        module, {"backbone": tuple(name for name in names if name not in kept), "head": kept}
+    )
     return module
 
 
-def moving(module: nn.Module) -> tuple[str, ...]:
+def model_param_names(module: nn.Module) -> tuple[str, ...]:
     """What a model consists of: all parameters but the frozen ones, then running statistics."""
     learned = tuple(
         name for name, parameter in module.named_parameters() if parameter.requires_grad
     )
-    return learned + statistics(module)
+    return learned + running_stat_names(module)
 
 
 def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
     """Blocks by ``patterns``, else the module's own ``blocks``, else the last layer that has parameters is the head."""
-    names = moving(module)
+    names = model_param_names(module)
     if not names:
         frozen = next(module.named_parameters(), None)
         what = (
@@ -62,7 +64,7 @@ def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
         return _matched(module, patterns)
     declared = _declared(module)
     if declared is None:
-        inside = tuple(f"{layer}." for layer, _ in norms(module))
+        inside = tuple(f"{layer}." for layer, _ in batch_norm_layers(module))
         norm = tuple(name for name in names if inside and name.startswith(inside))
         others = [name for name in names if name not in norm]
         layer = others[-1].rpartition(".")[0] if others else ""
@@ -80,7 +82,7 @@ def blocks_of(module: nn.Module, patterns: str = "") -> Blocks:
 
 def _matched(module: nn.Module, patterns: str) -> Blocks:
     """Blocks as the user writes them: ``base=features.* head=fc.*,classifier.*``."""
-    every = [*(name for name, _ in module.named_parameters()), *statistics(module)]
+    every = [*(name for name, _ in module.named_parameters()), *running_stat_names(module)]
     blocks: dict[str, tuple[str, ...]] = {}
     for text in patterns.split():
         block, equals, wanted = text.partition("=")
@@ -100,20 +102,20 @@ def _matched(module: nn.Module, patterns: str) -> Blocks:
         )
     blocks = _with_statistics(module, blocks)
     _demand_each_once(module, blocks)
-    learned = moving(module)
+    learned = model_param_names(module)
     return {block: tuple(name for name in own if name in learned) for block, own in blocks.items()}
 
 
 def _with_statistics(module: nn.Module, blocks: Blocks) -> dict[str, tuple[str, ...]]:
     """Running statistics that no block claims are in ``norm``: whoever declares blocks thinks of parameters first."""
     claimed = {name for own in blocks.values() for name in own}
-    rest = tuple(name for name in statistics(module) if name not in claimed)
+    rest = tuple(name for name in running_stat_names(module) if name not in claimed)
     found = {block: tuple(own) for block, own in blocks.items()}
     return {**found, NORM: found.get(NORM, ()) + rest} if rest else found
 
 
 def _demand_each_once(module: nn.Module, blocks: Blocks) -> None:
-    learned = moving(module)
+    learned = model_param_names(module)
     every = {*(name for name, _ in module.named_parameters()), *learned}
     given = [name for own in blocks.values() for name in own]
     wrong = []

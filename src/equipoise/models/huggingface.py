@@ -21,7 +21,7 @@ WHAT = "the pretrained model"
 HIDDEN = torch.finfo(torch.float32).min / 2  # what attention adds where nobody may look
 
 
-def classifier(name: str, classes: int, seed: int) -> nn.Module:
+def text_classifier(name: str, classes: int, seed: int) -> nn.Module:
     """A model that gives a logit per class; a head that the pretrained model lacks is drawn by ``seed``."""
     model = _load(
         "AutoModelForSequenceClassification",
@@ -37,9 +37,9 @@ def classifier(name: str, classes: int, seed: int) -> nn.Module:
     return TextClassifier(model)
 
 
-def next_token(name: str, seed: int) -> nn.Module:
+def causal_lm(name: str, seed: int) -> nn.Module:
     """A causal language model that gives each text's loss and share of next tokens that it has right."""
-    module = NextToken(_load("AutoModelForCausalLM", name, seed))
+    module = NextTokenModel(_load("AutoModelForCausalLM", name, seed))
     with torch.no_grad():
         one, other = module.logits(torch.tensor([[1, 1, 1], [1, 1, 2]]))
     if not torch.allclose(one[:2], other[:2], rtol=1e-4, atol=1e-5):
@@ -116,7 +116,7 @@ class TextClassifier(_Text):
         return self.logits(x)
 
 
-class NextToken(_Text):
+class NextTokenModel(_Text):
     """``[B, 2]``: the mean loss of a text's next tokens, and the share of them that has the highest logit."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class NextToken(_Text):
         return torch.stack([(losses * real).sum(-1) / count, (right * real).sum(-1) / count], -1)
 
 
-def vocabulary(module: nn.Module) -> int:
+def vocab_size(module: nn.Module) -> int:
     """Different tokens that a model knows."""
     assert isinstance(module, _Text)
     size = module.model.get_input_embeddings().num_embeddings
@@ -136,12 +136,12 @@ def vocabulary(module: nn.Module) -> int:
     return size
 
 
-def demand_known(module: nn.Module, highest: int, longest: int, name: str) -> None:
+def check_tokens(module: nn.Module, highest: int, longest: int, name: str) -> None:
     """Refuse a tokenizer that does not belong to the model, and texts that are longer than it reads."""
     assert isinstance(module, _Text)
-    if highest >= vocabulary(module):
+    if highest >= vocab_size(module):
         raise UsageError(
-            f"the tokenizer in '{name}' gives token {highest}, and the model knows {vocabulary(module)}: "
+            f"the tokenizer in '{name}' gives token {highest}, and the model knows {vocab_size(module)}: "
             "give a folder in which both belong together"
         )
     most = getattr(module.model.config, "max_position_embeddings", None)

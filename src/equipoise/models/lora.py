@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from equipoise.config.parsing import parse
 from equipoise.config.schema import Options, constraint_of, option, option_types
-from equipoise.models.blocks import declare
+from equipoise.models.blocks import declare_blocks
 from equipoise.utils.errors import UsageError, nearest
 
 CONVOLVE: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -29,7 +29,7 @@ CONVOLVE: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Adapter(Options):
+class LoraConfig(Options):
     """What the user says of adapters."""
 
     rank: int = option(8, "rank of each adapter", low=1)
@@ -47,7 +47,7 @@ class Adapter(Options):
     )
 
     @classmethod
-    def read(cls, text: str) -> Adapter:
+    def parse(cls, text: str) -> LoraConfig:
         """From ``rank=8 targets=*.query,*.value``."""
         known, values = {item.name: item for item in fields(cls)}, {}
         for word in text.split():
@@ -68,7 +68,7 @@ class Adapter(Options):
         return self.alpha / self.rank if self.alpha else 1.0
 
 
-class LowRank(nn.Module):
+class LowRankFactors(nn.Module):
     """B and A of one layer; B starts at zero, so that the model starts as its base."""
 
     def __init__(self, down: tuple[int, ...], up: tuple[int, ...], like: Tensor) -> None:
@@ -78,63 +78,66 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
 
-class Adapted(nn.Module):
+class LoraLayer(nn.Module):
     """A frozen layer and its adapters; parameters of the layer keep their names."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, layer: nn.Module, adapter: Adapter) -> None:
+    def __init__(self, layer: nn.Module, adapter: LoraConfig) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias  # type: ignore[assignment]
         self.scale, self.adapters = adapter.scale, adapter.blocks
 
-    def low(self) -> Iterator[LowRank]:
+    def factors(self) -> Iterator[LowRankFactors]:
         """The adapters, in their order."""
         for name in self.adapters:
             adapter = self.get_submodule(name)
-            assert isinstance(adapter, LowRank)
+            assert isinstance(adapter, LowRankFactors)
             yield adapter
 
 
-class AdaptedLinear(Adapted):
+class LoraLinear(LoraLayer):
     """A linear layer with its adapters."""
 
-    def __init__(self, layer: nn.Linear, adapter: Adapter) -> None:
+    def __init__(self, layer: nn.Linear, adapter: LoraConfig) -> None:
         super().__init__(layer, adapter)
         for name in adapter.blocks:
             low = (adapter.rank, layer.in_features), (layer.out_features, adapter.rank)
-            self.add_module(name, LowRank(*low, layer.weight.detach()))
+            self.add_module(name, LowRankFactors(*low, layer.weight.detach()))
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.weight, self.bias)
-        for low in self.low():
+        for low in self.factors():
             out = out + self.scale * F.linear(F.linear(x, low.A), low.B)
         return out
 
 
-class AdaptedProduct(Adapted):
+class LoraConv1D(LoraLayer):
     """A linear layer that keeps its weight as ``[inputs, outputs]``: what ``transformers`` calls Conv1D, in GPT-2."""
 
-    def __init__(self, layer: nn.Module, adapter: Adapter) -> None:
+    def __init__(self, layer: nn.Module, adapter: LoraConfig) -> None:
         super().__init__(layer, adapter)
         inputs, outputs = self.weight.shape
         for name in adapter.blocks:
             self.add_module(
-                name, LowRank((adapter.rank, inputs), (outputs, adapter.rank), self.weight.detach())
+                name,
+                LowRankFactors(
+                    (adapter.rank, inputs), (outputs, adapter.rank), self.weight.detach()
+                ),
             )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.weight.T, self.bias)
-        for low in self.low():
+        for low in self.factors():
             out = out + self.scale * F.linear(F.linear(x, low.A), low.B)
         return out
 
 
-class AdaptedConv(Adapted):
+class LoraConv(LoraLayer):
     """A convolution with its adapters: A convolves to ``rank`` channels, B mixes them point by point."""
 
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, adapter: Adapter) -> None:
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, adapter: LoraConfig) -> None:
         super().__init__(layer, adapter)
         self.convolve = CONVOLVE[type(layer)]
         self.groups = layer.groups
@@ -143,16 +146,16 @@ class AdaptedConv(Adapted):
         for name in adapter.blocks:
             down = (adapter.rank, layer.in_channels, *layer.kernel_size)
             up = (layer.out_channels, adapter.rank, *points)
-            self.add_module(name, LowRank(down, up, layer.weight.detach()))
+            self.add_module(name, LowRankFactors(down, up, layer.weight.detach()))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.convolve(x, self.weight, self.bias, groups=self.groups, **self.how)
-        for low in self.low():
+        for low in self.factors():
             out = out + self.scale * self.convolve(self.convolve(x, low.A, **self.how), low.B)
         return out
 
 
-def adapted(module: nn.Module, adapter: Adapter, seed: int) -> nn.Module:
+def add_adapters(module: nn.Module, adapter: LoraConfig, seed: int) -> nn.Module:
     """The module, in place, frozen but for its adapters and what ``train`` names; adapters are drawn by ``seed``."""
     _refuse_names(adapter)
     for parameter in module.parameters():
@@ -179,17 +182,17 @@ def adapted(module: nn.Module, adapter: Adapter, seed: int) -> nn.Module:
         block: tuple(f"{name}.{block}.{part}" for name, _ in wanted for part in ("A", "B"))
         for block in adapter.blocks
     }
-    declare(module, {**blocks, "head": head} if head else blocks)
+    declare_blocks(module, {**blocks, "head": head} if head else blocks)
     return module
 
 
-def _over(layer: nn.Module, adapter: Adapter) -> Adapted:
+def _over(layer: nn.Module, adapter: LoraConfig) -> LoraLayer:
     if isinstance(layer, nn.Linear):
-        return AdaptedLinear(layer, adapter)
+        return LoraLinear(layer, adapter)
     if _is_product(layer):
-        return AdaptedProduct(layer, adapter)
+        return LoraConv1D(layer, adapter)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    return AdaptedConv(layer, adapter)
+    return LoraConv(layer, adapter)
 
 
 def _trained(module: nn.Module, patterns: str) -> tuple[str, ...]:
@@ -205,7 +208,7 @@ def _trained(module: nn.Module, patterns: str) -> tuple[str, ...]:
     return head
 
 
-def _refuse_names(adapter: Adapter) -> None:
+def _refuse_names(adapter: LoraConfig) -> None:
     for name in adapter.blocks:
         if (
             not name.isidentifier()
@@ -219,7 +222,7 @@ def _refuse_names(adapter: Adapter) -> None:
         raise UsageError(f"adapter names={adapter.names}: give each adapter a name of its own")
 
 
-def _refuse_targets(module: nn.Module, adapter: Adapter) -> None:
+def _refuse_targets(module: nn.Module, adapter: LoraConfig) -> None:
     """Each pattern must match a layer that can have an adapter."""
     for pattern in _listed(adapter.targets):
         found = {

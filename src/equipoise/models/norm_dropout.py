@@ -113,7 +113,7 @@ def _mixed(z: Tensor) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
-def federated(module: nn.Module) -> nn.Module:
+def with_reproducible_layers(module: nn.Module) -> nn.Module:
     """The module, in place, with layers that can be trained anywhere alike; frozen normalisation only evaluates."""
     places = 0
     for name, layer in list(module.named_modules())[1:]:
@@ -134,7 +134,7 @@ def federated(module: nn.Module) -> nn.Module:
     return module
 
 
-def norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
+def batch_norm_layers(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
     """The layers whose statistics move, by name."""
     layers = (
         (name, layer) for name, layer in module.named_modules() if isinstance(layer, BatchNorm)
@@ -142,15 +142,17 @@ def norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
     return ((name, layer) for name, layer in layers if not _frozen(layer))
 
 
-def drops(module: nn.Module) -> Iterator[tuple[str, Dropout]]:
+def dropout_layers(module: nn.Module) -> Iterator[tuple[str, Dropout]]:
     """The layers that drop, by name."""
     return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, Dropout))
 
 
-def statistics(module: nn.Module) -> tuple[str, ...]:
+def running_stat_names(module: nn.Module) -> tuple[str, ...]:
     """What moves without a gradient: running means and variances."""
     return tuple(
-        f"{name}.{own}" for name, _ in norms(module) for own in ("running_mean", "running_var")
+        f"{name}.{own}"
+        for name, _ in batch_norm_layers(module)
+        for own in ("running_mean", "running_var")
     )
 
 

@@ -36,7 +36,7 @@ class CharacterTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self._states(x, 1).squeeze(-2)
 
-    def each(self, x: Tensor) -> Tensor:
+    def all_logits(self, x: Tensor) -> Tensor:
         """Logits ``[B, T, characters]`` of what follows each character: what pretraining descends."""
         return self._states(x, x.shape[-1])
 

@@ -10,22 +10,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 from equipoise.core import Params
-from equipoise.models.blocks import moving
+from equipoise.models.blocks import model_param_names
 from equipoise.utils.errors import UsageError
 
 
-def values(module: nn.Module) -> Params:
+def model_params(module: nn.Module) -> Params:
     """All that may move of a module, as it is now."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: held[name].detach().clone() for name in moving(module)}
+    return {name: held[name].detach().clone() for name in model_param_names(module)}
 
 
-def frozen(module: nn.Module) -> Params:
+def frozen_params(module: nn.Module) -> Params:
     """Its frozen parameters."""
     return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
 
-def drawn(module: nn.Module, seed: int) -> Params:
+def reinitialised_params(module: nn.Module, seed: int) -> Params:
     """The values of a copy whose layers are drawn anew; a layer that starts at zero stays there."""
     module = copy.deepcopy(module)
     with torch.random.fork_rng(devices=[]):
@@ -37,10 +37,10 @@ def drawn(module: nn.Module, seed: int) -> Params:
             reset = getattr(layer, "reset_parameters", None)
             if callable(reset) and learned:
                 reset()
-    return values(module)
+    return model_params(module)
 
 
-def demand_drawable(module: nn.Module) -> None:
+def check_reinitialisable(module: nn.Module) -> None:
     """Refuse a module with parameters that no layer knows how to draw anew."""
     for name, layer in module.named_modules():
         bare = [
@@ -56,7 +56,7 @@ def demand_drawable(module: nn.Module) -> None:
             )
 
 
-def load(module: nn.Module, file: str) -> None:
+def load_weights(module: nn.Module, file: str) -> None:
     """Weights of a file into a module that they fit."""
     try:
         found = load_file(file)

@@ -199,7 +199,7 @@ class ClientRuntime(Client):
         names = [item.name for item in fields(DeviceProfile)]
 
         def look(ids: Tensor) -> Params:
-            usual = self.task.devices.usual(ids.reshape(-1).numpy())
+            usual = self.task.devices.profiles(ids.reshape(-1).numpy())
             return {
                 name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names
             }

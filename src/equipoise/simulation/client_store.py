@@ -275,7 +275,9 @@ class ClientStore:
         """Stacks of what these clients hold."""
         self._allocate(ids)
         where = self._where(ids)
-        return ClientState(*(self._some(name, where) for name in ("local_params", "state", "data_state")))
+        return ClientState(
+            *(self._some(name, where) for name in ("local_params", "state", "data_state"))
+        )
 
     def commit(self, ids: Ints, client_state: ClientState, scores: Scores, taken: Tensor) -> None:
         """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""

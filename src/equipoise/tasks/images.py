@@ -13,19 +13,19 @@ from equipoise.core import Task, TrainingConfig, option
 from equipoise.data import partition
 from equipoise.data.cache import Arrays
 from equipoise.data.datasets.images import (
-    CIFAR10,
-    CIFAR100,
-    CLASSES,
-    CLASSES_TINYIMAGENET,
-    SOURCE,
-    SOURCE_10,
-    SOURCE_100,
-    SOURCE_TINYIMAGENET,
+    CIFAR10_LAYOUT,
+    CIFAR10_SOURCE,
+    CIFAR100_LAYOUT,
+    CIFAR100_SOURCE,
+    FASHION_MNIST,
+    FASHION_MNIST_CLASSES,
+    TINY_IMAGENET,
+    TINY_IMAGENET_CLASSES,
 )
-from equipoise.data.scenarios import SCENARIOS, populate
-from equipoise.data.sources import Source, load
+from equipoise.data.scenarios import SCENARIOS, make_scenario
+from equipoise.data.sources import DatasetSource, load_dataset
 from equipoise.data.splits import SplitConfig, federate, split_rows
-from equipoise.data.transforms import Pixels
+from equipoise.data.transforms import PixelTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
@@ -86,23 +86,23 @@ class TwentyClients(ImageConfig):
 
 
 def build_images(
-    name: str, source: Source, classes: int, form: Pixels
+    name: str, source: DatasetSource, classes: int, form: PixelTransform
 ) -> Callable[[ImageConfig, str, TrainingConfig, int], Task]:
     """The builder of a task on this set."""
 
     def build(config: ImageConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-        arrays = load(source, config.data)
+        arrays = load_dataset(source, config.data)
         rng = streams.generator(seed, streams.IMAGES)
         x, y = _some(arrays, "", config.train_rows, rng)
         server_x, server_y = _some(arrays, "test_", config.server_rows, rng)
         x, server = _pooled(x, config.pool), (_pooled(server_x, config.pool), server_y)
         known = int(arrays["classes"]) if "classes" in arrays else classes
         if config.scenario:
-            data = populate(config.scenario, (x, y), server, config, known, form, rng)
+            data = make_scenario(config.scenario, (x, y), server, config, known, form, rng)
         else:
             data = federate(
                 (x, y),
-                split_rows(share_out(y, config, rng), config),
+                split_rows(partition_rows(y, config, rng), config),
                 server,
                 config,
                 known,
@@ -114,7 +114,9 @@ def build_images(
     return build
 
 
-def share_out(labels: Any, config: ImageConfig, rng: np.random.Generator) -> partition.Parts:
+def partition_rows(
+    labels: Any, config: ImageConfig, rng: np.random.Generator
+) -> partition.Partition:
     """Rows to clients, by the partition that the config names."""
     own: dict[str, dict[str, Any]] = {
         "dirichlet": {"delta": config.delta, "size_sigma": config.size_sigma},
@@ -150,7 +152,9 @@ SPEC = TaskSpec(
     config=TwentyClients,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32, weight_decay=1e-4),
     models=("cnn", "mlp", "linear"),
-    build=build_images("fmnist", SOURCE, CLASSES, Pixels((0.2860,), (0.3530,))),
+    build=build_images(
+        "fmnist", FASHION_MNIST, FASHION_MNIST_CLASSES, PixelTransform((0.2860,), (0.3530,))
+    ),
 )
 
 
@@ -162,9 +166,9 @@ SPEC_CIFAR10 = TaskSpec(
     models=("cnn", "resnet18", "mlp", "linear"),
     build=build_images(
         "cifar10",
-        SOURCE_10,
-        CIFAR10.classes,
-        Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        CIFAR10_SOURCE,
+        CIFAR10_LAYOUT.classes,
+        PixelTransform((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     ),
 )
 
@@ -177,9 +181,9 @@ SPEC_CIFAR100 = TaskSpec(
     models=("resnet18", "cnn", "mlp", "linear"),
     build=build_images(
         "cifar100",
-        SOURCE_100,
-        CIFAR100.classes,
-        Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        CIFAR100_SOURCE,
+        CIFAR100_LAYOUT.classes,
+        PixelTransform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     ),
 )
 
@@ -192,8 +196,8 @@ SPEC_TINYIMAGENET = TaskSpec(
     models=("resnet18", "cnn"),
     build=build_images(
         "tinyimagenet",
-        SOURCE_TINYIMAGENET,
-        CLASSES_TINYIMAGENET,
-        Pixels((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+        TINY_IMAGENET,
+        TINY_IMAGENET_CLASSES,
+        PixelTransform((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
     ),
 )

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from equipoise.core import SupervisedTask
 from equipoise.data.federated_dataset import ClientData
-from equipoise.data.poisoning import TARGET, Poisoned, marked
+from equipoise.data.poisoning import BACKDOOR_CLASS, PoisonedData, add_trigger
 from equipoise.utils.pytree import Ints, Params, State
 
 
-class Falsified(SupervisedTask):
+class PoisonableTask(SupervisedTask):
     """A supervised task whose clients may be made to train on false rows."""
 
     data: ClientData
@@ -24,7 +24,7 @@ class Falsified(SupervisedTask):
 
     def poisoned(self, how: str, liars: Ints) -> Self:
         part = copy.copy(self)
-        part.data, part.backdoor = Poisoned(self.data, how, liars), how == "backdoor"
+        part.data, part.backdoor = PoisonedData(self.data, how, liars), how == "backdoor"
         part._map_forward()
         return part
 
@@ -42,5 +42,7 @@ class Falsified(SupervisedTask):
             return super().summary(params)
         x, y = self.data.server("test")
         with torch.no_grad():
-            found = self.forward(params, self.prepare(marked(x[y != TARGET]))).argmax(-1)
-        return {"backdoor": float((found == TARGET).double().mean())}
+            found = self.forward(params, self.prepare(add_trigger(x[y != BACKDOOR_CLASS]))).argmax(
+                -1
+            )
+        return {"backdoor": float((found == BACKDOOR_CLASS).double().mean())}

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.core import Task, TrainingConfig, option
-from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW, windows
+from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW, windows
 from equipoise.data.federated_dataset import Ints
 from equipoise.data.partition import natural
-from equipoise.data.sources import load
+from equipoise.data.sources import load_dataset
 from equipoise.data.splits import SplitConfig, federate, split_rows
-from equipoise.data.transforms import Tokens
+from equipoise.data.transforms import TokenTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
@@ -58,7 +58,10 @@ def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Genera
 
 
 def build(config: ShakespeareConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    arrays, rng = load(SOURCE, config.data), streams.generator(seed, streams.SHAKESPEARE)
+    arrays, rng = (
+        load_dataset(SHAKESPEARE, config.data),
+        streams.generator(seed, streams.SHAKESPEARE),
+    )
     sizes, n = arrays["sizes"], config.role_samples
     start = np.cumsum(sizes) - sizes
     roles = choose_roles(sizes - WINDOW, config, rng)
@@ -72,7 +75,9 @@ def build(config: ShakespeareConfig, model: str, training: TrainingConfig, seed:
     at = np.sort(rng.permutation(np.concatenate(left))[: config.server_rows])
     server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
     parts = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
-    data = federate((x, y), split_rows(parts, config), server, config, len(ALPHABET), Tokens(), rng)
+    data = federate(
+        (x, y), split_rows(parts, config), server, config, len(ALPHABET), TokenTransform(), rng
+    )
     return ExamplesTask("shakespeare", MODELS[model](data.shape, data.classes), data, training)
 
 

@@ -84,7 +84,10 @@ def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) ->
         task = ExamplesTask(
             "tables", MODELS[model](found.data.shape, found.data.classes), found.data, training
         )
-        task.preparation, task.bytes_before = found.preparation, (found.up, found.down)
+        task.preparation, task.bytes_before = (
+            found.preparation,
+            (found.upload_bytes, found.download_bytes),
+        )
         return task
     whole = tables.read_tables(config.path, config.client_column, config)
     return of_tables("tables", whole, config, model, training, seed)

@@ -53,7 +53,7 @@ class DeadlineEpochs(MethodWrapper):
             * client.training.batch_size
         )
         device = client.device()
-        left = self.timing.within - size * (
+        left = self.timing.deadline_seconds - size * (
             device.upload_seconds_per_byte + device.download_seconds_per_byte
         )
         return (left * device.samples_per_second / samples).floor().clamp(min=0, max=MOST).long()

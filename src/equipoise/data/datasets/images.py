@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.cache import Arrays
-from equipoise.data.sources import Found, Source, needs
+from equipoise.data.sources import DatasetFiles, DatasetSource, import_extra
 from equipoise.utils.errors import UsageError
 
-CLASSES = 10
+FASHION_MNIST_CLASSES = 10
 FILES = {
     "x": "train-images-idx3-ubyte",
     "y": "train-labels-idx1-ubyte",
@@ -53,7 +53,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def find(folder: Path) -> Found | None:
+def find_fashion_mnist(folder: Path) -> DatasetFiles | None:
     paths = {}
     for name, file in FILES.items():
         path = next((p for p in (folder / f"{file}.gz", folder / file) if p.is_file()), None)
@@ -66,7 +66,7 @@ def find(folder: Path) -> Found | None:
             raise UsageError(
                 f"'{folder}' has no file '{file}.gz': download all four files of Fashion-MNIST"
             )
-    return Found(list(paths.values()), lambda: _read(paths))
+    return DatasetFiles(list(paths.values()), lambda: _read(paths))
 
 
 def _read(paths: dict[str, Path]) -> Arrays:
@@ -82,7 +82,7 @@ def _read(paths: dict[str, Path]) -> Arrays:
             raise UsageError(f"'{images}' has {len(x)} images, but '{labels}' has {len(y)} labels")
         arrays |= {
             f"{part}x": x[..., None],
-            f"{part}y": check_labels(y.astype(np.int64), CLASSES, f"'{labels}'"),
+            f"{part}y": check_labels(y.astype(np.int64), FASHION_MNIST_CLASSES, f"'{labels}'"),
         }
     return arrays
 
@@ -93,14 +93,14 @@ def _from_hub(fetched: Any) -> Arrays:
         table, where = fetched[split].data.table, f"split '{split}' of the hub's Fashion-MNIST"
         arrays |= {
             f"{part}x": images_of(table, 28, "L", where),
-            f"{part}y": labels_of(table, "label", CLASSES, where),
+            f"{part}y": labels_of(table, "label", FASHION_MNIST_CLASSES, where),
         }
     return arrays
 
 
-SOURCE = Source(
+FASHION_MNIST = DatasetSource(
     name="fmnist",
-    find=find,
+    find=find_fashion_mnist,
     folders=("fashion-mnist", "FashionMNIST/raw", "fmnist"),
     advice="put the four files *-ubyte.gz of https://github.com/zalandoresearch/fashion-mnist into "
     "'fashion-mnist' below the folder that you give with --data",
@@ -110,7 +110,7 @@ SOURCE = Source(
 
 
 @dataclass(frozen=True)
-class Layout:
+class CifarLayout:
     """The names inside one of the two sets."""
 
     classes: int
@@ -124,7 +124,7 @@ class Layout:
     """The labels' name in Parquet."""
 
 
-CIFAR10 = Layout(
+CIFAR10_LAYOUT = CifarLayout(
     classes=10,
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
@@ -133,7 +133,7 @@ CIFAR10 = Layout(
     key=b"labels",
     column="label",
 )
-CIFAR100 = Layout(
+CIFAR100_LAYOUT = CifarLayout(
     classes=100,
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",
@@ -233,18 +233,18 @@ def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, 
     return found
 
 
-def find_cifar(layout: Layout, folder: Path) -> Found | None:
+def find_cifar(layout: CifarLayout, folder: Path) -> DatasetFiles | None:
     """Pickles in a folder, else the archive, else Parquet."""
     names = (*layout.train, layout.test)
     unpacked = _unpacked(layout, folder) or _unpacked(layout, folder / layout.folder)
     if unpacked:
-        return Found(
+        return DatasetFiles(
             unpacked,
             lambda: _pickles(layout, {p.name: p.read_bytes() for p in unpacked}, str(folder)),
         )
     archive = folder / layout.archive
     if archive.is_file():
-        return Found(
+        return DatasetFiles(
             [archive],
             lambda: _pickles(layout, read_archive(archive, names, layout.folder), str(archive)),
         )
@@ -257,7 +257,7 @@ def find_cifar(layout: Layout, folder: Path) -> Found | None:
     for split, files in tables.items():
         if not files:
             raise UsageError(f"'{folder}' has no '{split}*.parquet': both splits are needed")
-    return Found(
+    return DatasetFiles(
         [path for files in tables.values() for path in files],
         lambda: _tables(
             layout, {split: read_parquet(files) for split, files in tables.items()}, str(folder)
@@ -268,7 +268,7 @@ def find_cifar(layout: Layout, folder: Path) -> Found | None:
 _SPLITS = ("train", "test")
 
 
-def _unpacked(layout: Layout, folder: Path) -> list[Path]:
+def _unpacked(layout: CifarLayout, folder: Path) -> list[Path]:
     """The pickles in a folder: all or none."""
     paths = [folder / name for name in (*layout.train, layout.test)]
     there = [path.is_file() for path in paths]
@@ -279,7 +279,7 @@ def _unpacked(layout: Layout, folder: Path) -> list[Path]:
     return paths if all(there) else []
 
 
-def _pickles(layout: Layout, contents: dict[str, bytes], where: str) -> Arrays:
+def _pickles(layout: CifarLayout, contents: dict[str, bytes], where: str) -> Arrays:
     parts = {
         name: read_batch(content, layout.key, layout.classes, f"'{name}' in '{where}'")
         for name, content in contents.items()
@@ -289,7 +289,7 @@ def _pickles(layout: Layout, contents: dict[str, bytes], where: str) -> Arrays:
     return {"x": x, "y": y, "test_x": parts[layout.test][0], "test_y": parts[layout.test][1]}
 
 
-def _tables(layout: Layout, tables: dict[str, Any], where: str) -> Arrays:
+def _tables(layout: CifarLayout, tables: dict[str, Any], where: str) -> Arrays:
     arrays: Arrays = {}
     for part, split in (("", "train"), ("test_", "test")):
         at = f"split '{split}' of '{where}'"
@@ -298,8 +298,8 @@ def _tables(layout: Layout, tables: dict[str, Any], where: str) -> Arrays:
     return arrays
 
 
-def _source(name: str, layout: Layout, hub: str) -> Source:
-    return Source(
+def _source(name: str, layout: CifarLayout, hub: str) -> DatasetSource:
+    return DatasetSource(
         name=name,
         find=lambda folder: find_cifar(layout, folder),
         folders=(
@@ -316,15 +316,15 @@ def _source(name: str, layout: Layout, hub: str) -> Source:
     )
 
 
-SOURCE_10 = _source("cifar10", CIFAR10, "uoft-cs/cifar10")
-SOURCE_100 = _source("cifar100", CIFAR100, "uoft-cs/cifar100")
+CIFAR10_SOURCE = _source("cifar10", CIFAR10_LAYOUT, "uoft-cs/cifar10")
+CIFAR100_SOURCE = _source("cifar100", CIFAR100_LAYOUT, "uoft-cs/cifar100")
 
 
-CLASSES_TINYIMAGENET = 200
+TINY_IMAGENET_CLASSES = 200
 SIZE = 64
 
 
-def find_tinyimagenet(folder: Path) -> Found | None:
+def find_tiny_imagenet(folder: Path) -> DatasetFiles | None:
     if not (folder / "wnids.txt").is_file():
         return None
     wnids = (folder / "wnids.txt").read_text(errors="replace").split()
@@ -333,7 +333,7 @@ def find_tinyimagenet(folder: Path) -> Found | None:
     for path in (*folders, annotations):
         if not path.exists():
             raise UsageError(f"'{path}' is missing: unpack tiny-imagenet-200.zip again")
-    return Found(
+    return DatasetFiles(
         [folder / "wnids.txt", annotations, *folders], lambda: _read_tinyimagenet(folder, wnids)
     )
 
@@ -389,17 +389,17 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 def _from_hub_tinyimagenet(fetched: Any) -> Arrays:
-    arrays: Arrays = {"classes": np.array(CLASSES_TINYIMAGENET)}
+    arrays: Arrays = {"classes": np.array(TINY_IMAGENET_CLASSES)}
     for part, split in (("", "train"), ("test_", "valid")):
         table, where = fetched[split].data.table, f"split '{split}' of the hub's Tiny-ImageNet"
         arrays[f"{part}x"] = images_of(table, SIZE, "RGB", where)
-        arrays[f"{part}y"] = labels_of(table, "label", CLASSES_TINYIMAGENET, where)
+        arrays[f"{part}y"] = labels_of(table, "label", TINY_IMAGENET_CLASSES, where)
     return arrays
 
 
-SOURCE_TINYIMAGENET = Source(
+TINY_IMAGENET = DatasetSource(
     name="tinyimagenet",
-    find=find_tinyimagenet,
+    find=find_tiny_imagenet,
     folders=("tiny-imagenet-200", "tinyimagenet"),
     advice="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip into the folder that you give with --data",
     hub="zh-plus/tiny-imagenet",
@@ -412,7 +412,7 @@ Pixels = NDArray[np.uint8]
 
 def decode(encoded: bytes, size: int, mode: str, where: str) -> Pixels:
     """One square image as ``[size, size, channels]``; greyscale is converted where colour is asked."""
-    image_module = needs("PIL.Image", "decoding images")
+    image_module = import_extra("PIL.Image", "decoding images")
     try:
         with image_module.open(io.BytesIO(encoded)) as image:
             pixels = np.asarray(image.convert(mode))
@@ -428,8 +428,8 @@ def decode(encoded: bytes, size: int, mode: str, where: str) -> Pixels:
 def read_parquet(paths: list[Path]) -> Any:
     """One table of all files, in order of their names."""
     pyarrow, parquet = (
-        needs("pyarrow", "reading Parquet"),
-        needs("pyarrow.parquet", "reading Parquet"),
+        import_extra("pyarrow", "reading Parquet"),
+        import_extra("pyarrow.parquet", "reading Parquet"),
     )
     tables = []
     for path in paths:

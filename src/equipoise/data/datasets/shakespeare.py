@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.cache import Arrays
-from equipoise.data.sources import Found, Source
+from equipoise.data.sources import DatasetFiles, DatasetSource
 from equipoise.utils.errors import UsageError
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -94,9 +94,9 @@ def windows(codes: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uin
     return inputs, codes[WINDOW:]
 
 
-def find(folder: Path) -> Found | None:
+def find_shakespeare(folder: Path) -> DatasetFiles | None:
     path = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    return None if path is None else Found([path], lambda: _read(path))
+    return None if path is None else DatasetFiles([path], lambda: _read(path))
 
 
 def _read(path: Path) -> Arrays:
@@ -117,9 +117,9 @@ def _read(path: Path) -> Arrays:
     }
 
 
-SOURCE = Source(
+SHAKESPEARE = DatasetSource(
     name="shakespeare",
-    find=find,
+    find=find_shakespeare,
     folders=("shakespeare",),
     advice="unzip http://www.gutenberg.org/files/100/old/1994-01-100.zip and put '100.txt' into 'shakespeare' below "
     "the folder that you give with --data",

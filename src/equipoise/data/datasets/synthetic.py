@@ -99,7 +99,7 @@ class Synthetic(ClientData):
             self._server[name] = x, y
         return self._server[name]
 
-    def has(self, name: str) -> bool:
+    def has_split(self, name: str) -> bool:
         return name != "val" or self.config.val_share > 0
 
     def _generator(self, client: int) -> np.random.Generator:
@@ -110,7 +110,7 @@ class Synthetic(ClientData):
         splits = {
             name: _join([c[name] for c in clients])
             for name in ("train", "val", "test")
-            if self.has(name)
+            if self.has_split(name)
         }
         lenders = clients[: self.config.server_clients]
         for name in ("public", "test"):

@@ -20,7 +20,7 @@ from equipoise.data.tables.preparation import Preparation, own_scale
 from equipoise.data.tables.reading import SERVER
 from equipoise.data.tables.table import Table, Tables
 from equipoise.data.tables.typed import to_json
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 
 
@@ -57,7 +57,7 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) ->
         _chosen(tables),
     )
     train, first = dealt.splits["train"], np.cumsum(sizes) - sizes
-    rows = [train.of(k) - first[k] for k in range(len(sizes))]
+    rows = [train.rows_of(k) - first[k] for k in range(len(sizes))]
     each = list(zip(tables.clients.items(), rows, strict=True))
     if choices.prepare_by == "server":
         messages = [statistics_of(SERVER, _of_server(tables, dealt.lent), rule)]
@@ -85,7 +85,9 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) ->
         else sum(len(to_json(message).encode()) for message in messages)
     )
     down = len(preparation.write().encode()) * len(sizes)
-    return Federated(own.share(dealt, choices, Form(), rng), preparation, tables.names, up, down)
+    return Federated(
+        own.share(dealt, choices, InputTransform(), rng), preparation, tables.names, up, down
+    )
 
 
 def _chosen(tables: Tables) -> Ints | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.data.sources import needs
+from equipoise.data.sources import import_extra
 from equipoise.data.tables.cells import PLAIN
 from equipoise.data.tables.choices import TableChoices, listed
 from equipoise.data.tables.csv_file import read_csv
@@ -165,10 +165,10 @@ def rows_in_words(rows: list[int]) -> str:
 
 
 def _parquet(path: Path, client: str) -> Table:
-    pyarrow = needs("pyarrow", "reading Parquet")
+    pyarrow = import_extra("pyarrow", "reading Parquet")
     try:
         return table_of(
-            needs("pyarrow.parquet", "reading Parquet").read_table(path), f"'{path}'", client
+            import_extra("pyarrow.parquet", "reading Parquet").read_table(path), f"'{path}'", client
         )
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise UsageError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error

@@ -108,7 +108,7 @@ class Parts:
 
     def costs(self, task: Task, params: Params, ids: Tensor) -> Tensor:
         """``[K, parts]``: the same for each of these clients, times how long it waits for a download beside others."""
-        waits = torch.from_numpy(task.devices.waits_for_downloads(ids.numpy()))
+        waits = torch.from_numpy(task.devices.relative_download_time(ids.numpy()))
         return waits[:, None] * self.cost(task, params)
 
     def block_weights(

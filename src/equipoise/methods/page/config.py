@@ -185,7 +185,9 @@ class Game(ComposedMethod):
         choices=tuple(READINGS),
     )
     agents: str = option(
-        "shared", "one agent that all clients share, or one for each", choices=("shared", "per-client")
+        "shared",
+        "one agent that all clients share, or one for each",
+        choices=("shared", "per-client"),
     )
     control: str = option(
         "learned",
