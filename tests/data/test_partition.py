@@ -20,7 +20,7 @@ def _rng(seed=0):
 def _counts(parts, labels=LABELS):
     classes = int(labels.max()) + 1
     return np.array(
-        [np.bincount(labels[parts.of(k)], minlength=classes) for k in range(len(parts.sizes))]
+        [np.bincount(labels[parts.rows_of(k)], minlength=classes) for k in range(len(parts.sizes))]
     )
 
 

@@ -118,9 +118,9 @@ def test_a_scenario_runs_from_the_settings(tmp_path):
             build_task(RunSettings.from_options({**given, **options}))
 
 
-def test_pooled_pixels_are_means_of_squares():
-    from equipoise.tasks.images import _pooled
+def test_average_pool_pixels_are_means_of_squares():
+    from equipoise.tasks.images import _average_pool
 
     x = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1)
-    assert _pooled(x, 2)[0, :, :, 0].tolist() == [[2, 4], [10, 12]]
-    assert torch.equal(torch.from_numpy(_pooled(x, 1)), torch.from_numpy(x))
+    assert _average_pool(x, 2)[0, :, :, 0].tolist() == [[2, 4], [10, 12]]
+    assert torch.equal(torch.from_numpy(_average_pool(x, 1)), torch.from_numpy(x))

@@ -50,7 +50,7 @@ def test_one_labelling_model_for_all_unless_alpha_says_otherwise():
 def test_a_cohort_made_by_itself_equals_the_same_clients_of_the_whole(monkeypatch):
     config = SyntheticConfig(clients=30, samples=50, size_sigma=0.5)
     whole, ids = Synthetic(config, 3), np.array([4, 17, 29])
-    monkeypatch.setattr(synthetic, "IN_MEMORY", 10)
+    monkeypatch.setattr(synthetic, "MAX_IN_MEMORY", 10)
     lazy = Synthetic(config, 3)
     for name in ("train", "val", "test"):
         a, b = whole.split(ids, name), lazy.split(ids, name)

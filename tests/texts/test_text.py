@@ -45,7 +45,7 @@ def built(data: Path, model: Path, adapter: str = "", **options: Any) -> Example
 def test_a_next_token_loss_is_the_librarys_own(pretrained: Path) -> None:
     module = causal_lm(str(pretrained / "gpt2"), 0)
     assert isinstance(module, NextTokenModel)
-    assert not module.whole_mask, "a causal model must not see what follows"
+    assert not module.full_mask, "a causal model must not see what follows"
     with torch.no_grad():
         found = module(ROW)
         for row, length in ((0, 3), (1, 5)):
@@ -58,7 +58,7 @@ def test_a_next_token_loss_is_the_librarys_own(pretrained: Path) -> None:
 def test_a_classifier_reads_texts_to_their_end_and_no_further(pretrained: Path) -> None:
     module = text_classifier(str(pretrained / "bert"), 3, seed=0)
     assert isinstance(module, TextClassifier)
-    assert module.whole_mask
+    assert module.full_mask
     with torch.no_grad():
         alone = module.model(input_ids=ROW[:1, :3]).logits
         assert torch.allclose(module(ROW)[:1], alone, atol=1e-6)

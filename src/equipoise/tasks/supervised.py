@@ -23,7 +23,7 @@ from equipoise.data.federated_dataset import ClientData, Ints, Subset, fraction_
 from equipoise.data.tables.preparation import Preparation
 from equipoise.data.time_series import WindowTransform
 from equipoise.data.transforms import TokenTransform
-from equipoise.models import blocks_of, weights
+from equipoise.models import blocks_of, check_trainable, weights
 from equipoise.models.batched import activation_bytes, stacked_forward, transposed_params
 from equipoise.models.lora import LoraConfig, LoraConv, add_adapters
 from equipoise.models.norm_dropout import (
@@ -163,6 +163,7 @@ class ExamplesTask(PoisonableTask):
         return part
 
     def check(self) -> None:
+        check_trainable(self.module)
         x, _ = self.data.server("test")
         try:
             logits = self.forward({}, self.prepare(x[:2]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.data.splits import FEWEST
+from equipoise.data.splits import MIN_CLIENT_ROWS
 from equipoise.data.tables.cells import joined
 from equipoise.data.tables.choices import ColumnChoices, TableChoices
 from equipoise.data.tables.exchange import kind_of
@@ -41,7 +41,7 @@ def with_targets(
 
 def with_small(tables: Tables, choices: TableChoices) -> tuple[Tables, list[Finding]]:
     """What becomes of clients with few rows."""
-    floor = FEWEST if choices.small == "keep" else choices.min_rows
+    floor = MIN_CLIENT_ROWS if choices.small == "keep" else choices.min_rows
     small = [name for name, table in tables.clients.items() if len(table) < floor]
     if not small:
         return tables, []

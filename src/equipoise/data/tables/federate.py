@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Federation, Ints
 from equipoise.data.own import OwnRows, deal
-from equipoise.data.splits import FEWEST
+from equipoise.data.splits import MIN_CLIENT_ROWS
 from equipoise.data.tables.choices import TableChoices
 from equipoise.data.tables.clients import together, with_small, with_targets
 from equipoise.data.tables.description import describe
@@ -47,7 +47,7 @@ def federate(tables: Tables, choices: TableChoices, rng: np.random.Generator) ->
     _refuse([*findings, *small], given, choices)
     sizes = np.array([len(table) for table in tables.clients.values()])
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    floor = FEWEST if choices.small == "keep" else choices.min_rows
+    floor = MIN_CLIENT_ROWS if choices.small == "keep" else choices.min_rows
     dealt = deal(
         owner,
         replace(choices, min_rows=floor),
