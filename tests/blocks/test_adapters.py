@@ -246,7 +246,7 @@ def test_from_the_command_line_over_the_model_of_an_earlier_run(
     given = "run --task synthetic --clients 4 --rounds 1 --model mlp --classes 10 --quiet".split()
     assert main([*given, "--out", str(tmp_path / "base")]) == 0
     base = tmp_path / "base" / "models" / "global.safetensors"
-    adapter = ["--start", str(base), "--adapter", "rank=2 names=shared,private"]
+    adapter = ["--init-weights", str(base), "--adapter", "rank=2 names=shared,private"]
     policy = ["--method", "fedpolicy", "--parts", "full,shared,private"]
     assert main([*given, *adapter, *policy, "--out", str(tmp_path / "run")]) == 0
     frozen, before = load_file(tmp_path / "run" / "models" / "frozen.safetensors"), load_file(base)
@@ -256,5 +256,8 @@ def test_from_the_command_line_over_the_model_of_an_earlier_run(
         ("none.safetensors", "must be a safetensors file"),
         ("odd.safetensors", "'other' is not in"),
     ):
-        assert main([*given, "--start", str(tmp_path / file), "--out", str(tmp_path / "no")]) == 2
+        assert (
+            main([*given, "--init-weights", str(tmp_path / file), "--out", str(tmp_path / "no")])
+            == 2
+        )
         assert words in capsys.readouterr().err

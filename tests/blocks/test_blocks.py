@@ -99,7 +99,7 @@ def test_every_policy_chooses_among_sets_and_is_billed_for_them(policy: str) -> 
     assert largest_difference(loop.params, stacked.params) < 1e-9
     sizes = torch.tensor([share_of(task, block) for block in method.sets.blocks])
     for log in stacked.logs:
-        chosen = torch.tensor(log.notes["part"]).long()
+        chosen = torch.tensor(log.logged["part"]).long()
         assert int(chosen.max()) < 4
         least = int((method.sets.takes[chosen].long() @ sizes).sum())
         assert log.bytes.down >= least

@@ -124,7 +124,7 @@ def test_options_that_contradict_each_other_are_told_at_once():
         ClockConfig(mode="async", deadline="30s", overselection=2.0, until="soon", devices="phone")
     for part in (
         "leave deadline empty",
-        "over_select is for mode sync",
+        "overselection is for mode sync",
         "until is 'soon'",
         "devices is 'phone'",
     ):

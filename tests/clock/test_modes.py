@@ -54,7 +54,7 @@ def first_seed(timing):
     return next(
         s
         for s in itertools.count()
-        if DevicePopulation(timing.world, s).class_index(np.arange(2)).tolist() == [0, 1]
+        if DevicePopulation(timing.device_classes, s).class_index(np.arange(2)).tolist() == [0, 1]
     )
 
 
@@ -95,7 +95,7 @@ def test_semi_synchronous_by_hand(tmp_path):
     assert float(run.params["w"][0]) == pytest.approx(4.5, rel=1e-6)
 
 
-def test_a_deadline_leaves_the_slow_one_out_and_over_selection_too(tmp_path):
+def test_a_deadline_leaves_the_slow_one_out_and_overselectionion_too(tmp_path):
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     late = ClockConfig(devices=world(tmp_path), deadline="2s")
     run = clocked("fedavg", task, late, 2, seed=first_seed(late))
@@ -202,7 +202,7 @@ OPTIONS = {
     [
         {"mode": "async", "buffer": 2},
         {"mode": "semi", "deadline": "40s", "eval_every": 2},
-        {"over_select": 1.5},
+        {"overselection": 1.5},
     ],
     ids=lambda mode: mode.get("mode", "sync"),
 )

@@ -211,7 +211,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", [name for name in all_selections() if name != "uniform"])
 @pytest.mark.parametrize("mode", [{}, {"mode": "async", "buffer": 2}], ids=["sync", "async"])
 def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
-    settings = RunSettings.from_options({**OPTIONS, **mode, "select": name})
+    settings = RunSettings.from_options({**OPTIONS, **mode, "selection": name})
     whole = run(settings, tmp_path / "whole")
     assert timeless(cut_and_resumed(settings, tmp_path / "cut", 5)) == timeless(whole)
 
@@ -219,7 +219,7 @@ def test_every_policy_runs_and_resumes_to_the_bit(name, mode, tmp_path):
 def test_telling_costs_one_number_per_upload(tmp_path):
     plain, told = (
         run(
-            RunSettings.from_options({**OPTIONS, "devices": "default", "select": name}),
+            RunSettings.from_options({**OPTIONS, "devices": "default", "selection": name}),
             tmp_path / name,
         )
         for name in ("fair", "loss")
@@ -245,7 +245,7 @@ class Wrong(SelectionPolicy):
 def test_a_policy_of_ones_own(tmp_path):
     own = eq.run(
         tmp_path / "own",
-        select=Quickest,
+        selection=Quickest,
         clients=12,
         samples=40,
         participation=0.25,
@@ -276,7 +276,7 @@ def test_a_policy_of_ones_own(tmp_path):
             [
                 "run",
                 *typed,
-                "--select",
+                "--selection",
                 f"{file}:Quickest",
                 "--out",
                 str(tmp_path / "typed"),
@@ -297,17 +297,17 @@ def test_names():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"select": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
-        ({"select": "nowhere.py:Mine"}, "there is no file 'nowhere.py' to take select 'Mine' from"),
+        ({"selection": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
+        ({"selection": "nowhere.py:Mine"}, "there is no file 'nowhere.py' to take select 'Mine' from"),
         (
-            {"select": "equipoise.client_selection.policies:Fare"},
+            {"selection": "equipoise.client_selection.policies:Fare"},
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
         ),
-        ({"select": 3}, "give a name, or a subclass of equipoise.Selection"),
-        ({"select": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
-        ({"select": "oort", "secure": True}, "select oort is not offered with secure"),
+        ({"selection": 3}, "give a name, or a subclass of equipoise.Selection"),
+        ({"selection": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
+        ({"selection": "oort", "secure": True}, "select oort is not offered with secure"),
         (
-            {"select": "oort", "task": "two-state", "method": "fedasynq-im"},
+            {"selection": "oort", "task": "two-state", "method": "fedasynq-im"},
             "select oort reads losses",
         ),
     ],
@@ -321,4 +321,4 @@ def test_a_policy_that_errs_is_told_so(tmp_path):
     with pytest.raises(
         UsageError, match=r"Wrong.choose must give at most 4 of the pool's clients, each once"
     ):
-        run(RunSettings.from_options({**OPTIONS, "select": Wrong}), tmp_path / "w")
+        run(RunSettings.from_options({**OPTIONS, "selection": Wrong}), tmp_path / "w")

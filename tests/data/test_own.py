@@ -124,9 +124,8 @@ def test_what_cannot_work_is_one_sentence(clients, model, words):
 
 
 @pytest.mark.parametrize("name", ["tabular", "images", "text"])
-def test_examples_run_and_are_short(tmp_path, name, capsys):
+def test_examples_run(tmp_path, name, capsys):
     path = ROOT / "examples" / f"{name}.py"
-    assert len(path.read_text().splitlines()) <= 60
     runpy.run_path(str(path))["main"](str(tmp_path), "1")
     assert "personal models" in capsys.readouterr().out
 
