@@ -39,9 +39,9 @@ def test_shares_speeds_and_losses_are_those_of_the_table():
     fleet = DevicePopulation(world, 5)
     kinds = fleet.class_index(IDS)
     assert kinds.mean() == pytest.approx(0.75, abs=0.01)
-    logs = np.log(fleet.profiles(IDS).speed / 100.0)[kinds == 0]
+    logs = np.log(fleet.profiles(IDS).samples_per_second / 100.0)[kinds == 0]
     assert (logs.mean(), logs.std()) == (pytest.approx(0, abs=0.01), pytest.approx(0.3, abs=0.01))
-    assert (fleet.profiles(IDS).speed[kinds == 1] == 10.0).all()
+    assert (fleet.profiles(IDS).samples_per_second[kinds == 1] == 10.0).all()
     trips = fleet.round_durations(IDS, 1, whole(100), whole(0), whole(0))
     assert not trips.lost[kinds == 0].any()
     assert trips.lost[kinds == 1].mean() == pytest.approx(0.2, abs=0.01)

@@ -116,7 +116,7 @@ def agreed(wire: Here) -> tuple[table_agreement.PreprocessingAgreement, RunSetti
 
 def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
-        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, fewest=1, **more)
+        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=1, **more)
 
     schedule = RoundLoopConfig(3, settings.run.seed, 1.0, "loop", 1, True)
     return FederatedSimulation(
@@ -177,7 +177,7 @@ def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     def make(*about: Any) -> RemoteExecutor:
         told = about[1].prepared()
         return RemoteExecutor(
-            *about, wire=wire, run="test", time_limit=1.0, fewest=1, preparation=told
+            *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
         )
 
     return make

@@ -78,7 +78,7 @@ def federate(
 
     def make(*about: Any) -> AsyncRemoteExecutor:
         return AsyncRemoteExecutor(
-            *about, timing=timing, wire=wire, run="test", time_limit=LIMIT, fewest=1
+            *about, timing=timing, wire=wire, run="test", time_limit=LIMIT, min_replies=1
         )
 
     return FederatedSimulation(

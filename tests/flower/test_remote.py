@@ -83,10 +83,10 @@ class Here:
 
 
 def federate(
-    method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1
+    method: Method, task: Task, wire: Here, participation: float = 1.0, min_replies: int = 1
 ) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
-        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, fewest=fewest)
+        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=min_replies)
 
     return FederatedSimulation(
         method,
@@ -262,7 +262,7 @@ def test_bytes_of_clients_that_were_not_reached_are_not_billed(tmp_path: Path) -
 def test_below_the_minimum_nothing_changes_and_the_round_says_so(tmp_path: Path) -> None:
     method, task = SUPERVISED["scaffold"](), small_task("mlp")
     wire = Here(method, task, tmp_path)
-    run = federate(method, task, wire, fewest=4)
+    run = federate(method, task, wire, min_replies=4)
     before = run.params
     wire.away = {0, 1, 2}
     assert run.run_round().skipped == "3 usable replies, 4 are needed"

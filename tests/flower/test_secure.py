@@ -123,7 +123,7 @@ def test_what_a_server_must_not_do_is_refused() -> None:
             {0: own.public_keys(), 1: PublicKeys(bytes(32), b"x" * 32), 2: published[2]}
         )
     (one, *_), _, (_, second, _) = three()
-    with pytest.raises(InvalidMessage, match="letters of 1 clients"):
+    with pytest.raises(InvalidMessage, match="shares of 1 clients"):
         one.mask({1: second[0]}, np.arange(3, dtype=np.uint64))
     one.mask({1: second[0], 2: b"y" * 48}, np.arange(3, dtype=np.uint64))
     with pytest.raises(InvalidMessage, match="letter of client 2 is not what it sent"):
@@ -264,7 +264,7 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
     for kind, data in sent:
         tree, _ = codec.decode(data)
         if kind == "round":
-            assert tree["up"] == {"params": {}, "extra": {}, "metrics": {}}
+            assert tree["update"] == {"params": {}, "extra": {}, "metrics": {}}
         elif kind == "mask":  # masked words are spread over all 64 bits: models are not
             assert (tree["words"].abs() > 2**56).float().mean() > 0.9
         else:

@@ -91,7 +91,7 @@ class Fuzz:
             wire=None,
             run=RUN,
             time_limit=1.0,
-            fewest=1,
+            min_replies=1,
         )
         simulation = simulate(self.method, self.task, 1, "loop")
         self.model = self.task.init_params(0)

@@ -217,20 +217,20 @@ class DeviceProfiles:
     Attributes:
         ids: Client ids.
         class_index: Index of each client's class.
-        speed: Training samples per second.
-        upload_time: Seconds per byte to the server.
-        download_time: Seconds per byte from the server.
-        watts: Power while it trains.
-        radio: Power in watts while it sends or receives.
+        samples_per_second: Training speed.
+        upload_seconds_per_byte: Seconds per byte to the server.
+        download_seconds_per_byte: Seconds per byte from the server.
+        compute_watts: Power while it trains.
+        radio_watts: Power while it sends or receives.
     """
 
     ids: Ints
     class_index: Ints
-    speed: Floats
-    upload_time: Floats
-    download_time: Floats
-    watts: Floats
-    radio: Floats
+    samples_per_second: Floats
+    upload_seconds_per_byte: Floats
+    download_seconds_per_byte: Floats
+    compute_watts: Floats
+    radio_watts: Floats
 
     @classmethod
     def empty(cls) -> DeviceProfiles:
@@ -299,10 +299,10 @@ class DevicePopulation:
             ids,
             index,
             speed,
-            upload_time=MEGABITS_PER_BYTE / self._table["up"][index],
-            download_time=MEGABITS_PER_BYTE / self._table["down"][index],
-            watts=self._table["watts"][index],
-            radio=self._table["radio"][index],
+            upload_seconds_per_byte=MEGABITS_PER_BYTE / self._table["up"][index],
+            download_seconds_per_byte=MEGABITS_PER_BYTE / self._table["down"][index],
+            compute_watts=self._table["watts"][index],
+            radio_watts=self._table["radio"][index],
         )
         return self._last
 
@@ -343,17 +343,17 @@ class DevicePopulation:
         """
         profiles = self.profiles(ids)
         index = profiles.class_index
-        training = samples / profiles.speed
-        radio = up * profiles.upload_time + down * profiles.download_time
+        training = samples / profiles.samples_per_second
+        radio = up * profiles.upload_seconds_per_byte + down * profiles.download_seconds_per_byte
         if not self._varies:
             seconds = training + radio
-            joules = training * profiles.watts + radio * profiles.radio
+            joules = training * profiles.compute_watts + radio * profiles.radio_watts
             return RoundDurations(seconds, joules, np.zeros(len(ids), bool))
         u = rng.uniform(rng.keys(self.seed, ids, round, DEVICES[2]), 4)
         jitter = rng.normal_of(u[:, 0], u[:, 1])
         training = training * np.exp(self._table["jitter"][index] * jitter)
         seconds = training + radio
-        joules = training * profiles.watts + radio * profiles.radio
+        joules = training * profiles.compute_watts + radio * profiles.radio_watts
         lost = u[:, 2] < self._table["dropout"][index]
         # A client that is lost stops after a random part of its round.
         completed = np.where(lost, u[:, 3], 1.0)

@@ -72,7 +72,7 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         settings = agreed.settings(settings)
 
     def remote(*about: Any) -> RemoteExecutor:
-        limit, fewest, task = deployment.time_limit, deployment.min_replies, about[1]
+        task = about[1]
         told = task.prepared() if agreed else ""
         run = _run_id(out, agreed.upload_bytes if agreed else 0)
         make = (
@@ -82,10 +82,10 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         )
         return make(
             *about,
-            wire=wire(task.clients),
+            wire=wire(task.num_clients),
             run=run,
-            time_limit=limit,
-            fewest=fewest,
+            time_limit=deployment.time_limit,
+            min_replies=deployment.min_replies,
             preparation=told,
         )
 

@@ -116,7 +116,8 @@ class Dropout(nn.Module):
         steps = torch.arange(1, count + 1, device=x.device).mul(_GOLDEN_GAMMA).view(shape)
         random = _splitmix(_splitmix(self.key + (self.place + 1) * 2**32) + steps)
         mask = _logical_shift(random, 64 - RANDOM_BITS) >= round(self.p * 2**RANDOM_BITS)
-        return x * mask.to(x.dtype) / (1 - self.p)
+        out: Tensor = x * mask.to(x.dtype) / (1 - self.p)
+        return out
 
 
 def _logical_shift(z: Tensor, bits: int) -> Tensor:
