@@ -1,6 +1,8 @@
-"""Who joined, who was refused, what was sent to whom and came back, and whose reply counted: one line each.
+"""Audit log of a deployment, and the register of nodes.
 
-Both sides keep such a file, and digests of the same message are the same in both: whoever disputes a round can compare.
+The log has one line for each client that joined or was refused, each message with its reply, and
+each round. Both sides keep one, and digests of the same message are equal in both, so that a
+disputed round can be compared.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from typing import Any
 
 from equipoise.flower.launch import FlowerCli
 from equipoise.utils import io
-from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
 
 
 class AuditLog:
-    """A file of JSON lines, for its owner alone; nothing in it is ever changed. Control characters are escaped."""
+    """A private, append-only file of JSON lines. Control characters are escaped."""
 
     def __init__(self, file: Path | None) -> None:
-        """``None``: nothing is written."""
+        """Set the file; nothing is written if it is ``None``."""
         self.file = file
 
     def record(self, event: str, **about: Any) -> None:
+        """Append an event with the current time."""
         if self.file is None:
             return
         if not self.file.exists():
@@ -36,23 +38,26 @@ class AuditLog:
         io.append(self.file, json.dumps(line) + "\n")
 
     def record_exchange(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
-        """What went to each client, and what came back: its digest, or why nothing did."""
+        """Record the digest of each message and of its reply, or why there was none."""
         for client, data in sent.items():
             answer = came.get(client, "no reply in time")
-            told = (
-                {"came": answer}
-                if isinstance(answer, str)
-                else {"came": digest(answer), "bytes": len(answer)}
-            )
-            self.record("exchange", client=client, sent=digest(data), **told)
+            reply: dict[str, Any] = {"came": answer}
+            if not isinstance(answer, str):
+                reply = {"came": digest(answer), "bytes": len(answer)}
+            self.record("exchange", client=client, sent=digest(data), **reply)
 
 
 def digest(data: bytes) -> str:
+    """Return the SHA-256 digest of a message."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def read_node_register(file: Path) -> dict[int, int]:
-    """Node ids and their clients."""
+    """Read which client each registered node is.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
     try:
         table = json.loads(file.read_text())
         bound = {int(node): client for node, client in table.items()}
@@ -64,7 +69,21 @@ def read_node_register(file: Path) -> dict[int, int]:
 
 
 def register_node(key: Path, client: int, file: Path, address: str, ca: Path | None) -> int:
-    """Register a public key at the SuperLink and note its client; gives the node's id."""
+    """Register a node's public key at the SuperLink, and write its client to the register.
+
+    Args:
+        key: File of the public key.
+        client: Client that the node is.
+        file: The register.
+        address: Address of the SuperLink.
+        ca: Certificate of the CA.
+
+    Returns:
+        Id of the node.
+
+    Raises:
+        UsageError: If the client has a node already, or the SuperLink refuses the key.
+    """
     if client < 0:
         raise UsageError(f"client is {client}: must be at least 0")
     if not key.is_file():
@@ -82,7 +101,7 @@ def register_node(key: Path, client: int, file: Path, address: str, ca: Path | N
         reason = " ".join(str(done.get("error-message", done)).split())
         raise UsageError(f"the SuperLink at {address} did not register the key: {reason}"[:400])
     node = int(done["node-id"])
-    checkpoint.write_text(
+    io.write_text(
         file, json.dumps({str(n): c for n, c in {**bound, node: client}.items()}, indent=1) + "\n"
     )
     return node
