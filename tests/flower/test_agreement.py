@@ -33,7 +33,7 @@ from helpers import largest_difference
 
 SITES = ("north", "south", "va")
 GIVEN = {
-    "task": "apart",
+    "task": "remote-tables",
     "clients": 3,
     "target": "ill",
     "ignore_columns": "note",

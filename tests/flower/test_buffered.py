@@ -149,7 +149,7 @@ def test_what_a_deployment_cannot_do_is_refused() -> None:
         {"devices": "phones"},
         {"mode": "semi", "deadline": "3s"},
         {"until": "2h"},
-        {"select": "fair"},
+        {"selection": "fair"},
     ):
         settings = RunSettings.from_options(options)
         with pytest.raises(UsageError, match="are for simulations"):

@@ -201,7 +201,7 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
         rows(tmp_path / "client", name, n)
     for name, n in (("public", 30), ("test", 30)):
         rows(tmp_path / "server", name, n)
-    given = {"task": "apart", "clients": 2, "data": str(tmp_path / "nowhere")}
+    given = {"task": "remote-tables", "clients": 2, "data": str(tmp_path / "nowhere")}
     node = Node(given, NodeConfig(1, tmp_path / "state", str(tmp_path / "client")))
     assert node._introduction()["samples"] == 36
     config = ApartConfig(data=str(tmp_path / "server"), clients=2)

@@ -86,7 +86,9 @@ def federate(
     method: Method, task: Task, wire: Here, participation: float = 1.0, min_replies: int = 1
 ) -> FederatedSimulation:
     def make(*about: Any) -> RemoteExecutor:
-        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=min_replies)
+        return RemoteExecutor(
+            *about, wire=wire, run="test", time_limit=1.0, min_replies=min_replies
+        )
 
     return FederatedSimulation(
         method,

@@ -126,7 +126,7 @@ def test_what_a_server_must_not_do_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="shares of 1 clients"):
         one.mask({1: second[0]}, np.arange(3, dtype=np.uint64))
     one.mask({1: second[0], 2: b"y" * 48}, np.arange(3, dtype=np.uint64))
-    with pytest.raises(InvalidMessage, match="letter of client 2 is not what it sent"):
+    with pytest.raises(InvalidMessage, match="shares of client 2 are not what it sent"):
         one.reveal([0, 1, 2])
 
 

@@ -1,4 +1,4 @@
-"""Texts of clients: from tables, or from data sets of Hugging Face, cut into tokens."""
+"""Texts of clients, from tables or Hugging Face data sets, and their tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Recordings cut into windows; those of one recording are never in two splits, for they overlap and look alike."""
+"""Recordings cut into windows.
+
+All windows of a recording are in one split, because they overlap and look alike.
+"""
 
 from __future__ import annotations
 

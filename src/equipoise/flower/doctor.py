@@ -1,4 +1,4 @@
-"""Is this machine fit for a deployment, and is the SuperLink as closed as it should be?"""
+"""Check that a machine is ready for a deployment, and that the SuperLink is not exposed."""
 
 from __future__ import annotations
 

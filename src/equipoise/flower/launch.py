@@ -1,4 +1,4 @@
-"""Start an app on a SuperLink and follow it to its end."""
+"""Start an app on a SuperLink, or in Flower's simulation, and follow it to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's side of a round: a message in, a reply out, everything kept on the client's own disk."""
+"""The client's side of a round: answer a message, and keep all state on the client's own disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOG = logging.getLogger("equipoise")
 
 
 class Node:
-    """One client at work."""
+    """One client of a deployment."""
 
     def __init__(
         self,
@@ -46,7 +46,17 @@ class Node:
         task: Task | None = None,
         draw: Draw = secret,
     ) -> None:
-        """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
+        """Set up the client.
+
+        Args:
+            given: Options of the run; the node's own ``data`` folder replaces theirs.
+            config: Configuration of the node.
+            task: The task, if it is built already.
+            draw: Source of the noise of differential privacy.
+
+        Raises:
+            UsageError: If the task has no such client.
+        """
         if config.data and "data" in RunSettings.from_options(given).to_dict:
             given = {**given, "data": config.data}
         self.settings, self.config = RunSettings.from_options(given), config
@@ -74,7 +84,7 @@ class Node:
 
     @cached_property
     def task(self) -> Task:
-        """Where there are raw tables: only once it is known how they are prepared."""
+        """The task; with raw tables, it can be built once their preprocessing is known."""
         return build_task(self.settings)
 
     @cached_property
@@ -82,7 +92,7 @@ class Node:
         return digest(self.task.frozen)
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a message; what goes wrong is told in it, by one sentence."""
+        """Answer a message; an error is sent as one sentence."""
         try:
             tree, about = codec.decode(data)
             if about.get("kind") == "hello":
@@ -105,7 +115,7 @@ class Node:
             return encode_error(error)
 
     def _introduction(self) -> Metadata:
-        """Under differential privacy the number of samples stays here too: then every client counts alike."""
+        """Introduce this client; under differential privacy its number of samples is hidden."""
         if self.settings.privacy.noisy:
             samples = 1
         else:
@@ -115,7 +125,7 @@ class Node:
         return {"client": self.config.client, "samples": samples, "version": __version__}
 
     def _prepare(self, about: Metadata, disk: ClientStateStore) -> None:
-        """The task, from what the server told with this message or an earlier one."""
+        """Apply the preprocessing that the server sent with this message or an earlier one."""
         if isinstance(text := about.get("preparation"), str):
             disk.save_preparation(Preparation.of_text(text, "the server's preparation").write())
         if not disk.preparation_file.is_file():
@@ -127,7 +137,7 @@ class Node:
         )
 
     def _score(self, about: Metadata) -> Metadata:
-        """What this client says of its own model when the run is over."""
+        """Return the scores of this client's own model at the end of the run."""
         if self.settings.privacy.noisy:
             raise InvalidMessage("under dp_noise this client tells no scores")
         disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
@@ -191,7 +201,7 @@ class Node:
         return reply.to_message(), told
 
     def _sum(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
-        """A later phase of a secure sum."""
+        """Answer a phase of secure aggregation."""
         run, round = str(about.get("run")), codec.read_int(about, "round", 1)
         disk = ClientStateStore(self.config.state_dir, run, self.config.client)
         tree, more = secagg.answer(disk, self.budget, round, about)
@@ -199,16 +209,19 @@ class Node:
 
 
 def _without_nan(scores: Mapping[str, float]) -> dict[str, float | None]:
-    """As JSON has it: a score that this client's rows do not define is ``None``."""
+    """Replace NaN by ``None``, as JSON needs it."""
     return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
 class PreparationMissing(InvalidMessage):
-    """This client does not know how the run's raw tables are prepared, or has lost it: the server tells again."""
+    """This client lacks the preprocessing of raw tables; the server sends it again."""
 
 
 def encode_error(error: Exception) -> bytes:
-    """What the server is told of a failure. An error may quote a client's rows: only our own words leave here."""
+    """Encode an error for the server.
+
+    An error may quote a client's rows, so only texts of our own error types leave the client.
+    """
     ours = isinstance(error, InvalidMessage | OverBudget)
     words = (
         str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
@@ -219,7 +232,7 @@ def encode_error(error: Exception) -> bytes:
 
 
 def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> bytes:
-    """One client's message: only blocks that are sent to this client are in it."""
+    """Encode one client's message, with only the blocks that are sent to this client."""
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
     params = {
         name: message.params[name]
@@ -233,7 +246,7 @@ def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> b
 
 
 def _splits(about: Metadata) -> tuple[str, ...]:
-    """On which rows the server asks for scores."""
+    """Read the splits on which the server asks for scores."""
     splits = about.get("splits")
     if not isinstance(splits, list) or not set(map(str, splits)) <= {"test", "val"}:
         raise InvalidMessage("the message does not say on which rows to score models")
@@ -241,7 +254,13 @@ def _splits(about: Metadata) -> tuple[str, ...]:
 
 
 def decode_message(tree: State, about: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
-    """The inverse of :func:`pack`. What was not sent is NaN, so that no method can use it unnoticed."""
+    """Decode one client's message.
+
+    Blocks that were not sent are NaN, so that no method can use them unnoticed.
+
+    Raises:
+        InvalidMessage: If the message does not fit the model.
+    """
     try:
         down = from_dict(ServerMessage, tree)
     except ValueError as error:

@@ -1,7 +1,8 @@
 """The nginx configuration that lets nodes in and keeps everybody away from the control API.
 
-In this version of Flower, whoever reaches the SuperLink's port can register keys and start code on every node. So the
-SuperLink listens on loopback, and other machines reach this proxy, which passes the fleet's paths and nothing else.
+In this version of Flower, whoever reaches the SuperLink's port can register keys and start code on
+every node. So the SuperLink listens on loopback, and other machines reach this proxy, which passes
+the paths of the fleet API and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: the run of ``equipoise run``, with its clients behind Flower's grid."""
+"""Flower's ServerApp: ``equipoise run`` with its clients behind Flower's grid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Before round 1: clients tell sums and counts of their columns, and all agree on one way to prepare raw tables.
+"""Agree on the preprocessing of raw tables before round 1.
 
-The messages are those of ``equipoise data summarise``, what is made of them is that of ``equipoise data merge`` and of
-a simulation. The preparation goes down with a client's first round.
+Clients send sums and counts of their columns. The messages are those of ``equipoise data
+summarise``, and the result is that of ``equipoise data merge`` and of a simulation. The
+preprocessing is sent to a client with its first round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks that are values: tables, arrays, tensors or torch data sets that Python code holds, with any model."""
+"""Tasks made in Python: tables, arrays, tensors or torch data sets in memory, with any model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of clients under a pretrained model of the ``transformers`` library: classes of texts, or their next tokens."""
+"""Task ``text``: classes or next tokens of texts, with a pretrained ``transformers`` model."""
 
 from __future__ import annotations
 
