@@ -148,7 +148,7 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
         (whole / name).parent.mkdir(exist_ok=True)
         (whole / f"{name}.csv").write_text("\n".join(["age,ward,ill,note,part", *split]))
     shutil.copy(sites / "server" / "test.csv", whole / "server.csv")
-    given = {"task": "own", "data": str(whole), "split_column": "part", "val_share": 0.0}
+    given = {"task": "tables", "data": str(whole), "split_column": "part", "val_share": 0.0}
     own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
     assert own.preprocessing_json() == found.preparation.write()
     assert own.bytes_before == build_task(settings).bytes_before
@@ -175,7 +175,7 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
 
 def remote(wire: Here) -> Callable[..., RemoteExecutor]:
     def make(*about: Any) -> RemoteExecutor:
-        told = about[1].prepared()
+        told = about[1].preprocessing_json()
         return RemoteExecutor(
             *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
         )
@@ -212,7 +212,7 @@ def test_rounds_tell_the_real_seconds_since_the_start(
 def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
     sites: Path, tmp_path: Path
 ) -> None:
-    wire = wire_of(sites, headline="auc", method="ditto")
+    wire = wire_of(sites, metric="auc", method="ditto")
     settings = agreed(wire)[1]
     columns = finished(wire, settings, tmp_path / "run")
     for client, name in enumerate(SITES):
@@ -234,8 +234,8 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
 
 
 def test_local_models_beside_are_for_simulations(sites: Path, tmp_path: Path) -> None:
-    wire = wire_of(sites, beside_local=True)
-    with pytest.raises(UsageError, match="beside_local is for simulations"):
+    wire = wire_of(sites, local_baseline=True)
+    with pytest.raises(UsageError, match="local_baseline is for simulations"):
         finished(wire, agreed(wire)[1], tmp_path / "run")
 
 
@@ -246,7 +246,7 @@ def test_a_client_whose_scores_are_nonsense_has_none(sites: Path, tmp_path: Path
             return codec.encode({}, {**about, "scores": {**about["scores"], "acc": "good"}})
         return None if client == 2 and "scores" in about else reply
 
-    wire = wire_of(sites, spoil, headline="auc")
+    wire = wire_of(sites, spoil, metric="auc")
     columns = finished(wire, agreed(wire)[1], tmp_path / "run")
     assert np.isnan(columns["personal_f1"]).tolist() == [False, True, True]
     assert np.isfinite(columns["personal_auc_low"][0])

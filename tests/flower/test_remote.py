@@ -189,18 +189,18 @@ def spoiled(change: Any) -> Any:
 
 
 HOSTILE = {
-    "not a number": (lambda t, a: t["up"]["params"]["0.weight"].fill_(torch.nan), "holds NaN"),
+    "not a number": (lambda t, a: t["update"]["params"]["0.weight"].fill_(torch.nan), "holds NaN"),
     "a wrong shape": (
-        lambda t, a: t["up"]["params"].update({"0.weight": torch.zeros(1)}),
+        lambda t, a: t["update"]["params"].update({"0.weight": torch.zeros(1)}),
         "has shape",
     ),
     "a wrong type": (
-        lambda t, a: t["up"]["params"].update({"0.weight": t["up"]["params"]["0.weight"].int()}),
+        lambda t, a: t["update"]["params"].update({"0.weight": t["update"]["params"]["0.weight"].int()}),
         "has type",
     ),
-    "another name": (lambda t, a: t["up"]["params"].update(x=torch.zeros(1)), "unknown 'x'"),
-    "too much": (lambda t, a: t["up"]["extra"].update(x=torch.zeros(10**6)), "bytes came"),
-    "negative epochs": (lambda t, a: t["train"]["epochs"].fill_(-1), "negative"),
+    "another name": (lambda t, a: t["update"]["params"].update(x=torch.zeros(1)), "unknown 'x'"),
+    "too much": (lambda t, a: t["update"]["extra"].update(x=torch.zeros(10**6)), "bytes came"),
+    "negative epochs": (lambda t, a: t["hparams"]["epochs"].fill_(-1), "negative"),
     "another client": (lambda t, a: a.update(client=1), "answers another message"),
     "an old round": (lambda t, a: a.update(round=7), "answers another message"),
     "another run": (lambda t, a: a.update(run="other"), "answers another message"),
@@ -244,7 +244,7 @@ def test_weights_are_renormalised_over_those_who_replied(tmp_path: Path) -> None
     here = [0, 2, 3, 5]
     n = task.num_examples(torch.tensor(here)).double()
     uploads = [
-        codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["up"]["params"]["0.weight"]
+        codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["update"]["params"]["0.weight"]
         for c in here
     ]
     expected = sum(w * u for w, u in zip(n / n.sum(), uploads, strict=True))

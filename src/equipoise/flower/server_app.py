@@ -73,7 +73,7 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
 
     def remote(*about: Any) -> RemoteExecutor:
         task = about[1]
-        told = task.prepared() if agreed else ""
+        told = task.preprocessing_json() if agreed else ""
         run = _run_id(out, agreed.upload_bytes if agreed else 0)
         make = (
             partial(AsyncRemoteExecutor, timing=settings.timing)
