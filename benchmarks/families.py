@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import equipoise
 from equipoise.core import Task
 from equipoise.data.federated_dataset import ClientData, Ints, Split
-from equipoise.data.transforms import Pixels
+from equipoise.data.transforms import PixelTransform
 from equipoise.experiment.runner import build_task
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks.supervised import ExamplesTask
@@ -53,7 +53,7 @@ class Scaled(ClientData):
     """The same data with every input multiplied."""
 
     def __init__(self, whole: ClientData, scale: float) -> None:
-        self.whole, self.scale, self.form = whole, scale, whole.form
+        self.whole, self.scale, self.transform = whole, scale, whole.transform
         self.clients, self.classes, self.shape = whole.clients, whole.classes, whole.shape
         self._kept: dict[tuple[str, bytes], Split] = {}
 
@@ -68,8 +68,8 @@ class Scaled(ClientData):
         x, y = self.whole.server(name)
         return x * self.scale, y
 
-    def has(self, name: str) -> bool:
-        return self.whole.has(name)
+    def has_split(self, name: str) -> bool:
+        return self.whole.has_split(name)
 
 
 # --- natural tables: every client is a hospital, an airline or a person -----------------------------------------------
@@ -218,9 +218,13 @@ def build(family: Family, more: dict[str, Any], seed: int) -> tuple[RunSettings,
     task = build_task(settings)
     if family.scale != 1.0:
         assert isinstance(task, ExamplesTask)
-        form = task.data.form
-        if isinstance(form, Pixels):  # bytes become numbers in the form: the factor belongs there
-            task.data.form = Pixels(form.mean, tuple(value / family.scale for value in form.std))
+        form = task.data.transform
+        if isinstance(
+            form, PixelTransform
+        ):  # bytes become numbers in the form: the factor belongs there
+            task.data.transform = PixelTransform(
+                form.mean, tuple(value / family.scale for value in form.std)
+            )
         else:
             task.data = Scaled(task.data, family.scale)
     return settings, task

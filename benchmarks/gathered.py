@@ -46,7 +46,7 @@ def _network(task: ExamplesTask, settings: RunSettings) -> Scores:
         whole = data.split(np.arange(task.num_clients), name)
         splits[name] = (whole.x, whole.y, np.array([len(whole.y)]))
     server = {name: data.server(name) for name in ("public", "test")}
-    one = Federation(splits, server, data.classes, data.form, data.target)
+    one = Federation(splits, server, data.classes, data.transform, data.target)
     alone = ExamplesTask("pooled", task.module, one, settings.training, objective=task.objective)
     schedule = RoundLoopConfig(run.rounds, run.seed, 1.0, "loop", run.rounds, True)
     simulation = FederatedSimulation(find_method("fedavg")(), alone, settings.training, schedule)

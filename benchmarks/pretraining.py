@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from benchmarks.lab.cell import built
 from equipoise.data.cache import cache_folder
-from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW
-from equipoise.data.sources import load
+from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW
+from equipoise.data.sources import load_dataset
 from equipoise.models import MODELS
 from equipoise.models.transformer import CharacterTransformer
 from equipoise.tasks.supervised import ExamplesTask
@@ -68,7 +68,7 @@ def _plays(file: Path) -> None:
     def loss() -> Tensor:
         at = torch.randint(len(text) - WINDOW - 1, (BATCH,))
         rows = text[at[:, None] + torch.arange(WINDOW + 1)]
-        return F.cross_entropy(model.each(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        return F.cross_entropy(model.all_logits(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     _train(model, loss, PLAYS_EPOCHS * len(text) // (BATCH * WINDOW), file)
     save_file(model.state_dict(), file)
@@ -125,7 +125,7 @@ def _next_characters(logits: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]
 
 
 def _said_by_small_roles() -> np.ndarray[Any, np.dtype[np.int64]]:
-    arrays = load(SOURCE, "")
+    arrays = load_dataset(SHAKESPEARE, "")
     small = np.repeat(arrays["sizes"] < SMALL_ROLES, arrays["sizes"])
     return arrays["codes"][small].astype(np.int64)
 

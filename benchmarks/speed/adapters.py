@@ -35,7 +35,7 @@ from equipoise.core import Method, TrainingConfig
 from equipoise.data.federated_dataset import Federation
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.local import Local
-from equipoise.models.lora import Adapter, adapted
+from equipoise.models.lora import LoraConfig, add_adapters
 from equipoise.simulation.executors import Stacked
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
 from equipoise.tasks.supervised import ExamplesTask
@@ -91,7 +91,7 @@ def simulation(name: str, clients: int, batch: int, way: str) -> FederatedSimula
 def plain_round(name: str, clients: int, batch: int) -> Callable[[], object]:
     """What a careful user of PyTorch writes: one module, whose adapters are those of one client after another."""
     split = federation(clients).split(np.arange(clients), "train")
-    module = adapted(base(name), Adapter.read(ADAPTER), 0)
+    module = add_adapters(base(name), LoraConfig.parse(ADAPTER), 0)
     learned = [p for p in module.parameters() if p.requires_grad]
     optimiser = torch.optim.SGD(learned, lr=LR)
     kept = [[p.detach().clone() for p in learned] for _ in range(clients)]

@@ -71,8 +71,8 @@ def memory(clients: int) -> dict[str, float]:
         np.ones(clients),
     )
     started = time.perf_counter()
-    fleet.present(ids, 0.0)
-    fleet.trips(ids, 1, ones, ones, ones)
+    fleet.available(ids, 0.0)
+    fleet.round_durations(ids, 1, ones, ones, ones)
     ms = 1e3 * (time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"MiB": round((peak - before) / 1024, 1), "ms": round(ms, 1)}

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from benchmarks.lab.provenance import measured
 from equipoise.core import TrainingConfig
 from equipoise.data.federated_dataset import Federation
-from equipoise.data.transforms import Pixels
+from equipoise.data.transforms import PixelTransform
 from equipoise.experiment.multiprocess import forked
 from equipoise.methods.fedavg import FedAvg
 from equipoise.models import MODELS
@@ -50,7 +50,9 @@ def federation() -> Federation:
         "train": (*rows(CLIENTS * IMAGES), np.full(CLIENTS, IMAGES)),
         "test": (*rows(CLIENTS), np.ones(CLIENTS, int)),
     }
-    return Federation(splits, {"public": rows(1), "test": rows(1)}, 10, Pixels((0.286,), (0.353,)))
+    return Federation(
+        splits, {"public": rows(1), "test": rows(1)}, 10, PixelTransform((0.286,), (0.353,))
+    )
 
 
 def task_of(data: Federation) -> ExamplesTask:
@@ -85,7 +87,7 @@ def plain_round(data: Federation) -> Round:
     """What a careful user of PyTorch writes: floats made once, one module, one optimiser."""
     split = data.split(np.arange(CLIENTS), "train")
     x = torch.empty(len(split.y), *data.shape)
-    x.copy_(data.form.prepare(split.x, torch.float32))
+    x.copy_(data.transform.prepare(split.x, torch.float32))
     model = MODELS["cnn"](data.shape, 10)
     parameters = list(model.parameters())
     optimiser = torch.optim.SGD(parameters, lr=LR)

@@ -92,8 +92,10 @@ def main() -> None:
             for client in range(3):
                 running.node(client)
             ours, plain = folder / "ours", folder / "plain"
-            project.write(ours, {**OPTIONS, "rounds": rounds})
-            project.write(plain, {**OPTIONS, "rounds": rounds, "out": str(folder / "plain.json")})
+            project.write_app(ours, {**OPTIONS, "rounds": rounds})
+            project.write_app(
+                plain, {**OPTIONS, "rounds": rounds, "out": str(folder / "plain.json")}
+            )
             (plain / "app" / "server.py").write_text(PLAIN_SERVER)
             (plain / "app" / "client.py").write_text(PLAIN_CLIENT)
             traffic = {}

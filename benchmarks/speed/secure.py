@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.lab.provenance import measured
-from equipoise.flower.secagg_protocol import Keys, Member, Words, threshold, unmask
+from equipoise.flower.secagg_protocol import PublicKeys, SecAggClient, Words, threshold, unmask
 
 T = TypeVar("T")
 ABOUT = "benchmark 1"
@@ -39,13 +39,13 @@ def runs(clients: int, words: int) -> list[dict[str, Any]]:
     """Keys and letters once; from there on with everybody, and without a tenth."""
     draw, timed = np.random.default_rng(0), Stopwatch()
     parts = [draw.integers(0, 2**64, words, np.uint64) for _ in range(clients)]
-    members = [Member(client, ABOUT) for client in range(clients)]
-    published = {member.client: timed("keys", member.keys) for member in members}
-    letters = [timed("share", partial(member.share, published)) for member in members]
-    kept = [member.saved() for member in members]
+    members = [SecAggClient(client, ABOUT) for client in range(clients)]
+    published = {member.client: timed("keys", member.public_keys) for member in members}
+    letters = [timed("share", partial(member.share_secrets, published)) for member in members]
+    kept = [member.to_json() for member in members]
     return [
         once(
-            [Member.load(text) for text in kept],
+            [SecAggClient.from_json(text) for text in kept],
             parts,
             published,
             letters,
@@ -57,9 +57,9 @@ def runs(clients: int, words: int) -> list[dict[str, Any]]:
 
 
 def once(
-    members: list[Member],
+    members: list[SecAggClient],
     parts: list[Words],
-    published: dict[int, Keys],
+    published: dict[int, PublicKeys],
     letters: list[dict[int, bytes]],
     lost: int,
     timed: Stopwatch,

@@ -18,7 +18,7 @@ from benchmarks.lab.cell import Run, run
 from benchmarks.lab.cells import Record
 from benchmarks.lab.tables import spread, table
 from equipoise.client_selection.learned import CONTROLS, LearnedSelection
-from equipoise.clock.devices import HOUR, DevicePopulation, read
+from equipoise.clock.devices import SECONDS_PER_HOUR, DevicePopulation, load_device_classes
 from equipoise.core import option
 from equipoise.report.statistics import paired_difference
 
@@ -196,10 +196,13 @@ def classes(done: Run, task: str, world: str, seed: int, **_: str) -> dict[str, 
     """Per class of devices: how many were there in some hour, whom of them was ever scored, and the trained models."""
     with open(done.folder / "clients.csv") as file:
         rows = {int(row["client"]): float(row["trained_acc"]) for row in csv.DictReader(file)}
-    devices, everybody = read(world), np.arange(POPULATIONS[task].clients)
+    devices, everybody = load_device_classes(world), np.arange(POPULATIONS[task].clients)
     fleet = DevicePopulation(devices, seed)
-    kinds, hours = fleet.kinds(everybody), np.arange(0.0, done.summary["clock"], HOUR)
-    there = np.any([fleet.present(everybody, hour) for hour in hours], axis=0)
+    kinds, hours = (
+        fleet.class_index(everybody),
+        np.arange(0.0, done.summary["clock"], SECONDS_PER_HOUR),
+    )
+    there = np.any([fleet.available(everybody, hour) for hour in hours], axis=0)
     found = {}
     for place, device in enumerate(devices):
         own = everybody[(kinds == place) & there].tolist()

@@ -15,8 +15,8 @@ from benchmarks.pretraining import base, digest, file_of
 from benchmarks.studies import adapters
 from benchmarks.studies.adapters import SEEDS, TUNED, best, compared, measured
 from equipoise.data.cache import cache_folder
-from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW
-from equipoise.data.sources import load
+from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW
+from equipoise.data.sources import load_dataset
 from equipoise.tasks.shakespeare import ShakespeareConfig, choose_roles
 from equipoise.utils import rng as streams
 
@@ -70,7 +70,7 @@ def _spoken(seed: int) -> Path:
 
 def write_roles(seed: int) -> None:
     """What the same roles say whom the task `shakespeare` draws by this seed: their first rows, without overlap."""
-    arrays, rng = load(SOURCE, ""), streams.generator(seed, streams.SHAKESPEARE)
+    arrays, rng = load_dataset(SHAKESPEARE, ""), streams.generator(seed, streams.SHAKESPEARE)
     start = arrays["sizes"].cumsum() - arrays["sizes"]
     with open(_spoken(seed), "w", newline="") as file:
         rows = csv.writer(file)

@@ -17,7 +17,7 @@ from equipoise.methods.fedper import FedPer
 from equipoise.methods.fedpolicy.fedpolicy import FedPolicy
 from equipoise.methods.local import Local
 from equipoise.models.batched import stacked_forward
-from equipoise.models.lora import AdaptedConv, AdaptedLinear, Adapter, adapted
+from equipoise.models.lora import LoraConfig, LoraConv, LoraLinear, add_adapters
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import tree_bytes
@@ -48,9 +48,11 @@ def moved(module: nn.Module) -> nn.Module:
 
 def test_a_linear_layer_learns_as_w_plus_ba() -> None:
     layer = nn.Linear(5, 3).double()
-    module = moved(adapted(nn.Sequential(layer), Adapter(rank=2, names="one,two", alpha=6), 0))
+    module = moved(
+        add_adapters(nn.Sequential(layer), LoraConfig(rank=2, names="one,two", alpha=6), 0)
+    )
     own = module[0]
-    assert isinstance(own, AdaptedLinear)
+    assert isinstance(own, LoraLinear)
     x, weight = torch.randn(7, 5).double(), layer.weight
     for name in ("one", "two"):
         low = own.get_submodule(name)
@@ -63,9 +65,9 @@ def test_a_linear_layer_learns_as_w_plus_ba() -> None:
 )
 def test_a_convolution_learns_as_w_plus_ba(layer: nn.Conv2d) -> None:
     layer = layer.double()
-    module = moved(adapted(nn.Sequential(layer), Adapter(rank=2), 0))
+    module = moved(add_adapters(nn.Sequential(layer), LoraConfig(rank=2), 0))
     own = module[0]
-    assert isinstance(own, AdaptedConv)
+    assert isinstance(own, LoraConv)
     x = torch.randn(2, 4, *[9] * len(layer.kernel_size)).double()
     low = own.get_submodule("adapter")
     change = torch.einsum("or,ri...->oi...", low.B.flatten(1), low.A)
@@ -104,7 +106,7 @@ def test_a_layer_may_be_called_blocks() -> None:
 def test_a_stacks_gradients_are_each_clients_own(bias: bool) -> None:
     """With respect to the adapters and to the rows that come from the layer before, two adapters in each layer."""
     layers = nn.Sequential(nn.Linear(5, 7, bias), nn.Tanh(), nn.Linear(7, 3, bias)).double()
-    module = adapted(layers, Adapter(rank=2, names="one,two", alpha=6), 0)
+    module = add_adapters(layers, LoraConfig(rank=2, names="one,two", alpha=6), 0)
     forward = stacked_forward(module)
     assert forward is not None
     stack = {

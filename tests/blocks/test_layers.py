@@ -16,7 +16,7 @@ from equipoise.methods.fedbn import FedBN
 from equipoise.methods.fedrep import FedRep
 from equipoise.methods.fedrod import FedRod
 from equipoise.methods.pfedme import PFedMe
-from equipoise.models.norm_dropout import BatchNorm, Dropout, federated
+from equipoise.models.norm_dropout import BatchNorm, Dropout, with_reproducible_layers
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
@@ -53,7 +53,7 @@ def test_batch_normalisation_is_that_of_torch(layer: nn.Module, shape: tuple[int
     with torch.no_grad():
         theirs.weight.uniform_(0.5, 2)
         theirs.bias.normal_()
-    ours = federated(nn.Sequential(nn.Identity(), nn.Sequential(theirs)))[1][0]
+    ours = with_reproducible_layers(nn.Sequential(nn.Identity(), nn.Sequential(theirs)))[1][0]
     assert isinstance(ours, BatchNorm)
     ours.running_mean, ours.running_var = theirs.running_mean.clone(), theirs.running_var.clone()
     for _ in range(3):

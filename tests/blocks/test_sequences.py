@@ -7,7 +7,7 @@ from torch import nn
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.models import MODELS
 from equipoise.models.batched import activation_bytes
-from equipoise.models.lora import Adapter, adapted
+from equipoise.models.lora import LoraConfig, add_adapters
 from equipoise.models.transformer import CharacterTransformer
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
@@ -18,18 +18,18 @@ def test_no_place_sees_what_follows_and_the_last_is_computed_alone() -> None:
     torch.manual_seed(0)
     model = CharacterTransformer(6, 5).double()
     x = torch.randint(5, (3, 6))
-    each = model.each(x)
+    each = model.all_logits(x)
     assert torch.allclose(model(x), each[:, -1], atol=1e-12)
     other = x.clone()
     other[:, 4:] = (x[:, 4:] + 1) % 5
-    assert torch.allclose(model.each(other)[:, :4], each[:, :4], atol=1e-12)
-    assert not torch.allclose(model.each(other)[:, 4:], each[:, 4:])
+    assert torch.allclose(model.all_logits(other)[:, :4], each[:, :4], atol=1e-12)
+    assert not torch.allclose(model.all_logits(other)[:, 4:], each[:, 4:])
 
 
 def test_a_stack_of_transformers_with_adapters_is_one_after_another() -> None:
     torch.manual_seed(0)
-    model = adapted(
-        CharacterTransformer(6, 5).double(), Adapter(rank=2, targets="*.query,*.value"), 0
+    model = add_adapters(
+        CharacterTransformer(6, 5).double(), LoraConfig(rank=2, targets="*.query,*.value"), 0
     )
     moving = {
         name: value.detach() for name, value in model.named_parameters() if value.requires_grad

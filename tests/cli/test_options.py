@@ -17,7 +17,7 @@ from equipoise.config.schedules import Schedule, cosine, steps
 from equipoise.core import Method, Options, Scheduled, TrainingConfig, option
 from equipoise.data.datasets.synthetic import SyntheticConfig
 from equipoise.environments.deep_task import DeepRLConfig
-from equipoise.flower.config import Deployment
+from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import all_methods, find_method
 from equipoise.methods.feddyn import FedDyn
 from equipoise.methods.fedprox import FedProx
@@ -100,7 +100,7 @@ def test_numbers_that_mean_the_same_are_taken_in_the_options_own_type() -> None:
         (DeepRLConfig, {"target_tau": -0.1}),
         (Page, {"agent_rate": -0.1}),
         (LinearRepresentation, {"t0": math.nan}),
-        (Deployment, {"out": "/x", "below": "wait"}),
+        (DeploymentConfig, {"out": "/x", "below": "wait"}),
     ],
 )
 def test_every_typed_config_is_checked_when_it_is_made(config: type, given: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from equipoise.clock.config import ClockConfig, seconds, words
-from equipoise.clock.devices import DEVICE_POPULATIONS, HOURS, Device, read
+from equipoise.clock.config import ClockConfig, format_duration, parse_duration
+from equipoise.clock.devices import DEVICE_POPULATIONS, HOURS_PER_DAY, Device, load_device_classes
 from equipoise.utils.errors import UsageError
 
 OWN = """name,share,speed,up,present,dropout
@@ -15,22 +15,24 @@ barn,1,4000,,,
 def test_a_file_of_classes(tmp_path):
     file = tmp_path / "farm.csv"
     file.write_text("\ufeff" + OWN + "\n,,,,,\n")
-    tractor, barn = read(str(file))
-    assert tractor == Device("tractor", 3.0, 120.0, up=2.0, present=(0.5,) * HOURS, dropout=0.1)
+    tractor, barn = load_device_classes(str(file))
+    assert tractor == Device(
+        "tractor", 3.0, 120.0, up=2.0, present=(0.5,) * HOURS_PER_DAY, dropout=0.1
+    )
     assert barn == Device("barn", 1.0, 4000.0)
 
 
 def test_semicolons_as_some_spreadsheets_write_them(tmp_path):
     file = tmp_path / "farm.csv"
     file.write_text(OWN.replace(",", ";"))
-    assert [device.name for device in read(str(file))] == ["tractor", "barn"]
+    assert [device.name for device in load_device_classes(str(file))] == ["tractor", "barn"]
 
 
 def test_presence_by_hour(tmp_path):
     file = tmp_path / "night.csv"
     hours = " ".join(["1"] * 6 + ["0"] * 18)
     file.write_text(f"name,share,speed,present\nphone,1,10,{hours}\n")
-    assert read(str(file))[0].present == (1.0,) * 6 + (0.0,) * 18
+    assert load_device_classes(str(file))[0].present == (1.0,) * 6 + (0.0,) * 18
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path):
@@ -39,7 +41,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
         "name,share,speed,present,dropout\nold,1,fast,1,0\nnew,0,10,2,1\nodd,1,10\nnone,1,5,0,0\n,1,5,1,0\n"
     )
     with pytest.raises(UsageError) as error:
-        read(str(file))
+        load_device_classes(str(file))
     for part in (
         "row 2: speed is 'fast': must be a number above 0",
         "row 3: share is '0'",
@@ -72,18 +74,18 @@ def test_a_bad_table(text, part, tmp_path):
     file = tmp_path / "bad.csv"
     file.write_text(text)
     with pytest.raises(UsageError, match="devices file") as error:
-        read(str(file))
+        load_device_classes(str(file))
     assert part in str(error.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"did you mean 'phones'"):
-        read("phone")
+        load_device_classes("phone")
     with pytest.raises(UsageError, match="No such file"):
-        read(str(tmp_path / "none.csv"))
+        load_device_classes(str(tmp_path / "none.csv"))
     (tmp_path / "latin.csv").write_bytes("name\nMünchen\n".encode("latin-1"))
     with pytest.raises(UsageError, match="is not UTF-8"):
-        read(str(tmp_path / "latin.csv"))
+        load_device_classes(str(tmp_path / "latin.csv"))
 
 
 def test_equal_devices_are_the_default():
@@ -98,11 +100,11 @@ def test_equal_devices_are_the_default():
     [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("1 d", 86400), ("", float("inf"))],
 )
 def test_times_as_people_write_them(text, meant):
-    assert seconds("until", text) == meant
+    assert parse_duration("until", text) == meant
 
 
 def test_times_for_people():
-    assert [words(x) for x in (0.5, 59, 90, 7200, 200000)] == [
+    assert [format_duration(x) for x in (0.5, 59, 90, 7200, 200000)] == [
         "0.5 s",
         "59 s",
         "1.5 m",

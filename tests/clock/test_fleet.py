@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from equipoise.clock.config import end_of_round
-from equipoise.clock.devices import DEVICE_POPULATIONS, HOUR, HOURS, Device, DevicePopulation
+from equipoise.clock.devices import (
+    DEVICE_POPULATIONS,
+    HOURS_PER_DAY,
+    SECONDS_PER_HOUR,
+    Device,
+    DevicePopulation,
+)
 
 IDS = np.arange(50_000)
 
@@ -20,7 +26,9 @@ def test_a_trip_by_hand():
     fleet = DevicePopulation(
         (Device("one", 1.0, 100.0, up=2.0, down=8.0, watts=4.0, radio=0.5),), 0
     )
-    trips = fleet.trips(np.array([7]), 1, np.array([300.0]), np.array([5e5]), np.array([1e6]))
+    trips = fleet.round_durations(
+        np.array([7]), 1, np.array([300.0]), np.array([5e5]), np.array([1e6])
+    )
     assert trips.seconds[0] == pytest.approx(6.0, rel=1e-12)
     assert trips.joules[0] == pytest.approx(3 * 4.0 + 3 * 0.5, rel=1e-12)
     assert not trips.lost.any()
@@ -29,12 +37,12 @@ def test_a_trip_by_hand():
 def test_shares_speeds_and_losses_are_those_of_the_table():
     world = (Device("a", 1.0, 100.0, spread=0.3), Device("b", 3.0, 10.0, dropout=0.2))
     fleet = DevicePopulation(world, 5)
-    kinds = fleet.kinds(IDS)
+    kinds = fleet.class_index(IDS)
     assert kinds.mean() == pytest.approx(0.75, abs=0.01)
-    logs = np.log(fleet.usual(IDS).speed / 100.0)[kinds == 0]
+    logs = np.log(fleet.profiles(IDS).samples_per_second / 100.0)[kinds == 0]
     assert (logs.mean(), logs.std()) == (pytest.approx(0, abs=0.01), pytest.approx(0.3, abs=0.01))
-    assert (fleet.usual(IDS).speed[kinds == 1] == 10.0).all()
-    trips = fleet.trips(IDS, 1, whole(100), whole(0), whole(0))
+    assert (fleet.profiles(IDS).samples_per_second[kinds == 1] == 10.0).all()
+    trips = fleet.round_durations(IDS, 1, whole(100), whole(0), whole(0))
     assert not trips.lost[kinds == 0].any()
     assert trips.lost[kinds == 1].mean() == pytest.approx(0.2, abs=0.01)
     cut = trips.seconds[trips.lost]  # somewhere on the way: of ten seconds, five on average
@@ -43,13 +51,13 @@ def test_shares_speeds_and_losses_are_those_of_the_table():
 
 def test_a_client_is_the_same_whoever_is_asked_with_it():
     fleet, some = DevicePopulation(DEVICE_POPULATIONS["phones"], 3), np.array([4, 999, 31_000])
-    everybody = fleet.trips(IDS, 2, whole(64), whole(1e4), whole(1e4))
-    few = DevicePopulation(DEVICE_POPULATIONS["phones"], 3).trips(
+    everybody = fleet.round_durations(IDS, 2, whole(64), whole(1e4), whole(1e4))
+    few = DevicePopulation(DEVICE_POPULATIONS["phones"], 3).round_durations(
         some, 2, whole(64, some), whole(1e4, some), whole(1e4, some)
     )
     assert (everybody.seconds[some] == few.seconds).all()
     assert (everybody.lost[some] == few.lost).all()
-    other = DevicePopulation(DEVICE_POPULATIONS["phones"], 4).trips(
+    other = DevicePopulation(DEVICE_POPULATIONS["phones"], 4).round_durations(
         some, 2, whole(64, some), whole(1e4, some), whole(1e4, some)
     )
     assert (other.seconds != few.seconds).all()
@@ -59,22 +67,28 @@ def test_downloads_beside_the_mean():
     """Shares 1 and 3, 8 and 2 Mbit/s: 1 and 4 microseconds per byte, 3.25 on average."""
     world = (Device("a", 1.0, 1.0, down=8.0), Device("b", 3.0, 1.0, down=2.0))
     fleet = DevicePopulation(world, 0)
-    waits = fleet.waits_for_downloads(IDS)
+    waits = fleet.relative_download_time(IDS)
     assert set(waits.round(12)) == {round(1 / 3.25, 12), round(4 / 3.25, 12)}
     assert waits.mean() == pytest.approx(1.0, abs=0.01)
     assert (
-        DevicePopulation(DEVICE_POPULATIONS["default"], 0).waits_for_downloads(IDS) == 1.0
+        DevicePopulation(DEVICE_POPULATIONS["default"], 0).relative_download_time(IDS) == 1.0
     ).all()
 
 
 def test_presence_follows_the_hour():
-    by_hour = tuple(hour / HOURS for hour in range(HOURS))
+    by_hour = tuple(hour / HOURS_PER_DAY for hour in range(HOURS_PER_DAY))
     fleet = DevicePopulation((Device("a", 1.0, 1.0, present=by_hour),), 0)
-    shares = [fleet.present(IDS, (24 * 3 + hour) * HOUR + 5.0).mean() for hour in range(HOURS)]
+    shares = [
+        fleet.available(IDS, (24 * 3 + hour) * SECONDS_PER_HOUR + 5.0).mean()
+        for hour in range(HOURS_PER_DAY)
+    ]
     assert shares == pytest.approx(by_hour, abs=0.01)
-    same_hour = fleet.present(IDS, 12 * HOUR), fleet.present(IDS, 13 * HOUR - 1)
+    same_hour = (
+        fleet.available(IDS, 12 * SECONDS_PER_HOUR),
+        fleet.available(IDS, 13 * SECONDS_PER_HOUR - 1),
+    )
     assert (same_hour[0] == same_hour[1]).all()
-    assert not (same_hour[0] == fleet.present(IDS, 36 * HOUR)).all()
+    assert not (same_hour[0] == fleet.available(IDS, 36 * SECONDS_PER_HOUR)).all()
 
 
 NAMES, AT = np.array([3, 5, 8, 9]), np.array([4.0, 2.0, 2.0, 7.0])

@@ -11,7 +11,7 @@ import torch
 
 from equipoise.cli import main
 from equipoise.clock.config import ClockConfig
-from equipoise.clock.devices import HOUR, DevicePopulation
+from equipoise.clock.devices import SECONDS_PER_HOUR, DevicePopulation
 from equipoise.core import TrainingConfig
 from equipoise.experiment.runner import Interrupted, build_task, resume_run, run
 from equipoise.methods import find_method
@@ -54,7 +54,7 @@ def first_seed(timing):
     return next(
         s
         for s in itertools.count()
-        if DevicePopulation(timing.world, s).kinds(np.arange(2)).tolist() == [0, 1]
+        if DevicePopulation(timing.device_classes, s).class_index(np.arange(2)).tolist() == [0, 1]
     )
 
 
@@ -95,7 +95,7 @@ def test_semi_synchronous_by_hand(tmp_path):
     assert float(run.params["w"][0]) == pytest.approx(4.5, rel=1e-6)
 
 
-def test_a_deadline_leaves_the_slow_one_out_and_over_selection_too(tmp_path):
+def test_a_deadline_leaves_the_slow_one_out_and_overselectionion_too(tmp_path):
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     late = ClockConfig(devices=world(tmp_path), deadline="2s")
     run = clocked("fedavg", task, late, 2, seed=first_seed(late))
@@ -180,8 +180,8 @@ def test_where_nobody_is_there_time_passes(tmp_path):
     )
     task = Quadratic([1.0, 1.0], [[8.0], [-4.0]], HALVING)
     run = clocked("fedavg", task, ClockConfig(devices=str(tmp_path / "six.csv")), 5)
-    clocks = [log.clock / HOUR for log in run.logs]
-    step = 1000 / HOUR
+    clocks = [log.clock / SECONDS_PER_HOUR for log in run.logs]
+    step = 1000 / SECONDS_PER_HOUR
     assert clocks == pytest.approx(
         [6 + step, 6 + 2 * step, 6 + 3 * step, 6 + 4 * step, 30 + step], rel=1e-9
     )

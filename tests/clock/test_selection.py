@@ -274,7 +274,7 @@ def test_a_policy_of_ones_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "import equipoise as eq\n\n"
-        "class Quickest(eq.Selection):\n    def scores(self, pool):\n        return -pool.seconds\n"
+        "class Quickest(eq.SelectionPolicy):\n    def scores(self, pool):\n        return -pool.seconds\n"
     )
     typed = [
         "--clients",
@@ -314,16 +314,16 @@ def test_names():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"selection": "ort"}, "selection is 'ort': must be one of fair, .*did you mean 'oort'"),
+        ({"selection": "ort"}, "select is 'ort': must be one of fair, .*did you mean 'oort'"),
         (
             {"selection": "nowhere.py:Mine"},
-            "there is no file 'nowhere.py' to take selection 'Mine' from",
+            "there is no file 'nowhere.py' to take select 'Mine' from",
         ),
         (
             {"selection": "equipoise.client_selection.policies:Fare"},
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
         ),
-        ({"selection": 3}, "give a name, or a subclass of equipoise.Selection"),
+        ({"selection": 3}, "give a name, or a subclass of equipoise.SelectionPolicy"),
         ({"selection": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
         ({"selection": "oort", "secure": True}, "select oort is not offered with secure"),
         (

@@ -20,7 +20,7 @@ from helpers_own import BY_ERROR
 
 def played(method, task, timing, executor="stacked", rounds=2):
     schedule = RoundLoopConfig(rounds, 0, 1.0, executor, 1, True)
-    task.devices = DevicePopulation(timing.world, 0)
+    task.devices = DevicePopulation(timing.device_classes, 0)
     wrapped = with_deadline_epochs(method, timing)
     run = FederatedSimulation(wrapped, task, task.training, schedule, timing=timing)
     run.logs = [run.run_round() for _ in range(rounds)]
@@ -102,5 +102,5 @@ def test_the_command_line_refuses_it_before_any_work(tmp_path, capsys):
 def test_without_it_the_method_is_the_method():
     method = find_method("fedavg")()
     assert with_deadline_epochs(method, ClockConfig(deadline="2s")) is method
-    with pytest.raises(UsageError, match="fit_deadline fits epochs to a deadline: set deadline"):
+    with pytest.raises(UsageError, match="adapt_epochs fits epochs to a deadline: set deadline"):
         RunSettings.from_options({"adapt_epochs": True})

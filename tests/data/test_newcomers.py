@@ -95,7 +95,7 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
     from equipoise.simulation.executor_selection import ExecutorPlan
 
     monkeypatch.setattr(
-        multiprocess, "choose", lambda *_, **__: ExecutorPlan("loop", why="measured")
+        multiprocess, "select_executor", lambda *_, **__: ExecutorPlan("loop", why="measured")
     )
     settings = RunSettings.from_options({**OPTIONS, "holdout_clients": 0.0})
     stop = iter([False, True])
@@ -106,5 +106,7 @@ def test_the_choice_of_executor_outlives_the_process(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "out", on_round_end=watch)
-    monkeypatch.setattr(multiprocess, "choose", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        multiprocess, "select_executor", lambda *_, **__: pytest.fail("measured again")
+    )
     assert resume_run(tmp_path / "out").about.executor == "loop, 1 thread (measured)"

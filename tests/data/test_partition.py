@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.data import partition
-from equipoise.data.partition import Parts
+from equipoise.data.partition import Partition
 from equipoise.data.splits import SplitConfig, client_splits
 from equipoise.utils.errors import UsageError
 
@@ -20,7 +20,7 @@ def _rng(seed=0):
 def _counts(parts, labels=LABELS):
     classes = int(labels.max()) + 1
     return np.array(
-        [np.bincount(labels[parts.of(k)], minlength=classes) for k in range(len(parts.sizes))]
+        [np.bincount(labels[parts.rows_of(k)], minlength=classes) for k in range(len(parts.sizes))]
     )
 
 
@@ -69,7 +69,7 @@ def test_log_normal_sizes_have_the_asked_spread():
 
 def test_few_classes_are_exactly_so_many_and_shared_evenly():
     for classes in (1, 2, 3, 7, 10):
-        parts = partition.few_classes(LABELS, 20, _rng(), classes)
+        parts = partition.classes_per_client_partition(LABELS, 20, _rng(), classes)
         counts = _counts(parts)
         assert ((counts > 0).sum(1) == classes).all()
         holders = (counts > 0).sum(0)
@@ -98,10 +98,18 @@ def test_natural_clients_keep_the_order_of_their_rows():
         (lambda: partition.iid(LABELS, 5, _rng(), 1e3), "size_sigma is 1000.0"),
         (lambda: partition.dirichlet(LABELS, 5, _rng(), 0.0), "delta is 0.0"),
         (lambda: partition.dirichlet(LABELS, 5, _rng(), np.inf), "delta is inf"),
-        (lambda: partition.few_classes(LABELS, 20, _rng(), 11), "must lie in 1..10"),
-        (lambda: partition.few_classes(LABELS, 4, _rng(), 2), "cannot hold all 10 classes"),
         (
-            lambda: partition.few_classes(np.repeat([0, 1], [10, 990]), 2, _rng(), 1, min_rows=100),
+            lambda: partition.classes_per_client_partition(LABELS, 20, _rng(), 11),
+            "must lie in 1..10",
+        ),
+        (
+            lambda: partition.classes_per_client_partition(LABELS, 4, _rng(), 2),
+            "cannot hold all 10 classes",
+        ),
+        (
+            lambda: partition.classes_per_client_partition(
+                np.repeat([0, 1], [10, 990]), 2, _rng(), 1, min_rows=100
+            ),
             "fewer than 100",
         ),
         (lambda: partition.natural(np.array([1, 2]), 2), "no client has 2 rows"),
@@ -123,5 +131,5 @@ def test_splits_are_seven_to_three_with_validation_out_of_training():
 
 
 def test_parts_know_their_clients():
-    parts = Parts(np.array([5, 1, 2]), np.array([1, 2]))
-    assert parts.of(1).tolist() == [1, 2]
+    parts = Partition(np.array([5, 1, 2]), np.array([1, 2]))
+    assert parts.rows_of(1).tolist() == [1, 2]

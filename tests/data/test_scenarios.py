@@ -7,7 +7,7 @@ import torch
 from data import files
 from equipoise.data import scenarios
 from equipoise.data.splits import SplitConfig
-from equipoise.data.transforms import Pixels
+from equipoise.data.transforms import PixelTransform
 from equipoise.experiment.runner import build_task, run
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils.errors import UsageError
@@ -23,8 +23,10 @@ def population(name):
     x = np.repeat(y.astype(np.uint8)[:, None], 16, 1) * 10 + np.arange(16, dtype=np.uint8)
     data = (x.reshape(900, 4, 4, 1), y)
     config = SplitConfig(clients=CLIENTS, val_share=0.2)
-    form = Pixels((0.5,), (0.5,))
-    return data, scenarios.populate(name, data, data, config, 10, form, np.random.default_rng(0))
+    form = PixelTransform((0.5,), (0.5,))
+    return data, scenarios.make_scenario(
+        name, data, data, config, 10, form, np.random.default_rng(0)
+    )
 
 
 def held(federation, client, split):
@@ -43,7 +45,7 @@ def test_every_scenario_builds_alike_twice_and_shares_rows_out(name):
             x, y = held(one, client, split)
             assert np.array_equal(x, held(two, client, split)[0])
             total += len(y)
-    few = any(group.few for group in scenarios.SCENARIOS[name])
+    few = any(group.few_rows for group in scenarios.SCENARIOS[name])
     assert total < 900 if few else total == 900
 
 
@@ -85,9 +87,11 @@ def test_views_are_quarter_turns_and_negatives():
     x = np.arange(8, dtype=np.uint8).reshape(1, 2, 4, 1)
     y = np.zeros(1, np.int64)
     square = x[:, :, :2]
-    assert np.array_equal(scenarios.turned(square, y, 1, 10, None)[0][0, :, :, 0], [[1, 5], [0, 4]])
-    assert np.array_equal(scenarios.turned(square, y, 4, 10, None)[0], 255 - square)
-    assert np.array_equal(scenarios.turned(square, y, 8, 10, None)[0], square)
+    assert np.array_equal(
+        scenarios.rotate_or_invert(square, y, 1, 10, None)[0][0, :, :, 0], [[1, 5], [0, 4]]
+    )
+    assert np.array_equal(scenarios.rotate_or_invert(square, y, 4, 10, None)[0], 255 - square)
+    assert np.array_equal(scenarios.rotate_or_invert(square, y, 8, 10, None)[0], square)
 
 
 def test_a_scenario_runs_from_the_settings(tmp_path):
@@ -114,9 +118,9 @@ def test_a_scenario_runs_from_the_settings(tmp_path):
             build_task(RunSettings.from_options({**given, **options}))
 
 
-def test_pooled_pixels_are_means_of_squares():
-    from equipoise.tasks.images import _pooled
+def test_average_pool_pixels_are_means_of_squares():
+    from equipoise.tasks.images import _average_pool
 
     x = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1)
-    assert _pooled(x, 2)[0, :, :, 0].tolist() == [[2, 4], [10, 12]]
-    assert torch.equal(torch.from_numpy(_pooled(x, 1)), torch.from_numpy(x))
+    assert _average_pool(x, 2)[0, :, :, 0].tolist() == [[2, 4], [10, 12]]
+    assert torch.equal(torch.from_numpy(_average_pool(x, 1)), torch.from_numpy(x))

@@ -10,7 +10,7 @@ import torch
 from data import files
 from equipoise.core import TrainingConfig
 from equipoise.data.federated_dataset import Federation
-from equipoise.data.transforms import Pixels, Tokens
+from equipoise.data.transforms import PixelTransform, TokenTransform
 from equipoise.experiment.runner import build_task
 from equipoise.methods import find_method
 from equipoise.models import MODELS, blocks_of
@@ -31,7 +31,7 @@ def small_federation(kind: str, clients: int = 3) -> Federation:
         return torch.from_numpy(x.astype(np.uint8)), torch.from_numpy(rng.integers(0, 12, n))
 
     splits = {name: (*rows(int(sizes.sum())), sizes) for name in ("train", "val", "test")}
-    form = Tokens() if kind == "text" else Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    form = TokenTransform() if kind == "text" else PixelTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     return Federation(splits, {name: rows(7) for name in ("public", "test")}, 12, form)
 
 
@@ -138,7 +138,7 @@ def test_pixels_are_normalised_by_batch_and_stay_bytes_in_memory():
     data = small_federation("images")
     split = data.split(np.array([0]), "train")
     assert split.x.dtype == torch.uint8
-    x = data.form.prepare(split.x[:2], torch.float64)
+    x = data.transform.prepare(split.x[:2], torch.float64)
     assert x.shape == (2, 3, 12, 12)
     assert x[1, 2, 4, 5] == pytest.approx((int(split.x[1, 4, 5, 2]) / 255 - 0.3) / 0.4)
     assert data.shape == (3, 12, 12)

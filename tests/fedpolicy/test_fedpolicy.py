@@ -290,7 +290,7 @@ def test_a_slow_link_makes_a_download_dear() -> None:
         (Device("quick", 1.0, 1.0, down=8.0), Device("slow", 1.0, 1.0, down=2.0)), 3
     )
     ids, start = torch.arange(task.num_clients), task.init_params(0)
-    slow = torch.from_numpy(task.devices.kinds(ids.numpy()) == 1)
+    slow = torch.from_numpy(task.devices.class_index(ids.numpy()) == 1)
     assert 0 < int(slow.sum()) < len(ids)
     method = FedPolicy(download_cost=0.01, probe_bonus=0.0)
     policy = method.agent

@@ -22,7 +22,7 @@ from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, table_agreement
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.flower.remote_executor import Remote
+from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.records.client_table import read_table
 from equipoise.records.rounds import RoundRecord
 from equipoise.records.run_dir import Folder
@@ -106,17 +106,17 @@ def wire_of(sites: Path, spoil: Spoil = lambda client, reply: reply, **more: Any
     return Here(sites, {**GIVEN, "data": str(sites / "server"), **more}, spoil)
 
 
-def agreed(wire: Here) -> tuple[table_agreement.Agreement, RunSettings]:
+def agreed(wire: Here) -> tuple[table_agreement.PreprocessingAgreement, RunSettings]:
     settings = RunSettings.from_options(wire.given)
-    raw = table_agreement.raw_tables(settings)
+    raw = table_agreement.raw_table_config(settings)
     assert raw is not None
-    found = table_agreement.agree(raw, settings.privacy, wire, 1.0)
+    found = table_agreement.agree_on_preprocessing(raw, settings.privacy, wire, 1.0)
     return found, found.settings(settings)
 
 
 def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimulation:
-    def make(*about: Any) -> Remote:
-        return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, **more)
+    def make(*about: Any) -> RemoteExecutor:
+        return RemoteExecutor(*about, wire=wire, run="test", time_limit=1.0, min_replies=1, **more)
 
     schedule = RoundLoopConfig(3, settings.run.seed, 1.0, "loop", 1, True)
     return FederatedSimulation(
@@ -125,7 +125,7 @@ def simulation(wire: Here, settings: RunSettings, **more: Any) -> FederatedSimul
 
 
 def by_files(sites: Path) -> Preprocessor:
-    raw = table_agreement.raw_tables(
+    raw = table_agreement.raw_table_config(
         RunSettings.from_options({**GIVEN, "data": str(sites / "server")})
     )
     assert raw is not None
@@ -152,7 +152,7 @@ def test_messages_files_and_a_simulation_prepare_alike(sites: Path, tmp_path: Pa
     own = build_task(RunSettings.from_options({**given, "target": "ill", "ignore_columns": "note"}))
     assert own.preprocessing_json() == found.preprocessor.to_json()
     assert own.bytes_before == build_task(settings).bytes_before
-    assert found.up == sum((sites / f"{name}.json").stat().st_size for name in SITES)
+    assert found.upload_bytes == sum((sites / f"{name}.json").stat().st_size for name in SITES)
 
 
 def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: Path) -> None:
@@ -173,10 +173,12 @@ def test_rounds_are_those_of_sites_that_agreed_by_files(sites: Path, tmp_path: P
     assert largest_difference(live.store.scores, files.store.scores) == 0
 
 
-def remote(wire: Here) -> Callable[..., Remote]:
-    def make(*about: Any) -> Remote:
-        told = about[1].prepared()
-        return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=1, preparation=told)
+def remote(wire: Here) -> Callable[..., RemoteExecutor]:
+    def make(*about: Any) -> RemoteExecutor:
+        told = about[1].preprocessing_json()
+        return RemoteExecutor(
+            *about, wire=wire, run="test", time_limit=1.0, min_replies=1, preparation=told
+        )
 
     return make
 
@@ -323,7 +325,7 @@ def test_under_noise_nothing_is_told_and_the_server_s_rows_decide(sites: Path) -
     assert "max-epsilon=1 only" in refused["error"]
     wire = wire_of(sites, **noisy)
     found, settings = agreed(wire)
-    assert (found.up, found.preprocessor.clients, wire.sent) == (0, ("0", "1", "2"), [])
+    assert (found.upload_bytes, found.preprocessor.clients, wire.sent) == (0, ("0", "1", "2"), [])
     public = [float(row.split(",")[0]) for row in rows(7, 40) if not row.startswith(",")]
     assert found.preprocessor.encoders[0].mean == pytest.approx(np.mean(public))
     private = simulation(

@@ -13,7 +13,7 @@ from equipoise.clock.config import ClockConfig
 from equipoise.core import Method, Task
 from equipoise.experiment.runner import RunSession, build_task
 from equipoise.flower import async_executor
-from equipoise.flower.async_executor import Buffered
+from equipoise.flower.async_executor import AsyncRemoteExecutor
 from equipoise.methods import find_method
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import ExecutorPlan
@@ -76,8 +76,10 @@ def federate(
     method, task = find_method(name)(), small_task("mlp")
     wire = Slow(method, task, folder, pace, clock)
 
-    def make(*about: Any) -> Buffered:
-        return Buffered(*about, timing=timing, wire=wire, run="test", time_limit=LIMIT, fewest=1)
+    def make(*about: Any) -> AsyncRemoteExecutor:
+        return AsyncRemoteExecutor(
+            *about, timing=timing, wire=wire, run="test", time_limit=LIMIT, min_replies=1
+        )
 
     return FederatedSimulation(
         method, task, task.training, RoundLoopConfig(ROUNDS, 0, 1.0, "loop", 1, True), make
@@ -156,4 +158,4 @@ def test_what_a_deployment_cannot_do_is_refused() -> None:
             )  # type: ignore[arg-type]
     assert not RunSettings.from_options(
         {"mode": "async", "buffer": 3, "staleness": 1.0}
-    ).timing.simulated
+    ).timing.needs_simulated_clock

@@ -47,7 +47,7 @@ def test_init_writes_an_app_whose_options_come_back(tmp_path: Path) -> None:
     )
     about = tomllib.loads((app / "pyproject.toml").read_text())
     assert about["project"]["dependencies"] == []
-    settings, deployment = options.read(about["tool"]["flwr"]["app"]["config"])
+    settings, deployment = options.read_app_config(about["tool"]["flwr"]["app"]["config"])
     assert settings.method.server_lr == 0.5
     assert settings.run.checkpoint_every == 1
     assert deployment.min_replies == 2
@@ -152,7 +152,7 @@ def test_without_flower_it_says_how_to_get_it(
 def test_a_damaged_file_of_nodes_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "nodes.json").write_text(text)
     with pytest.raises(UsageError, match=r"nodes\.json"):
-        audit.read(tmp_path / "nodes.json")
+        audit.read_node_register(tmp_path / "nodes.json")
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,20 +173,20 @@ def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 )
 def test_a_node_that_does_not_say_who_it_is_is_refused(table: dict) -> None:
     with pytest.raises(UsageError, match="--node-config"):
-        NodeConfig.of(table)
+        NodeConfig.from_dict(table)
 
 
 @pytest.mark.parametrize("most", [0, -1.0, "much", True])
 def test_a_limit_that_is_none_is_refused(most: object) -> None:
     with pytest.raises(UsageError, match="max-epsilon"):
-        NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": most})
+        NodeConfig.from_dict({"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": most})
 
 
 @pytest.mark.parametrize("name", [7, "v" * 101])
 def test_a_node_s_name_is_a_short_text(name: object) -> None:
-    assert NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "name": "va"}).name == "va"
+    assert NodeConfig.from_dict({"client-id": 0, "state-dir": "/tmp/x", "name": "va"}).name == "va"
     with pytest.raises(UsageError, match="must be a text of at most 100 letters"):
-        NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "name": name})
+        NodeConfig.from_dict({"client-id": 0, "state-dir": "/tmp/x", "name": name})
 
 
 def rows(folder: Path, name: str, n: int) -> None:
@@ -240,8 +240,8 @@ def test_the_proxy_checks_the_superlink_by_a_name_that_nginx_can_compare(
     pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
     from equipoise.flower import certificates, proxy
 
-    certificates.write(tmp_path / "certs", hosts, 0, 30)
-    text = proxy.write(
+    certificates.write_certificates(tmp_path / "certs", hosts, 0, 30)
+    text = proxy.write_nginx_config(
         tmp_path / "proxy", "127.0.0.1:9443", "127.0.0.1:8000", tmp_path / "certs"
     ).read_text()
     assert f"proxy_ssl_name {name};" in text
@@ -258,11 +258,13 @@ def test_the_proxy_refuses_paths_that_mean_another_one_and_bodies_that_are_too_l
     pytest.importorskip("cryptography", reason="comes with Flower: make test-flower")
     from equipoise.flower import certificates, proxy
 
-    certificates.write(tmp_path / "certs", ["localhost"], 0, 30)
+    certificates.write_certificates(tmp_path / "certs", ["localhost"], 0, 30)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    file = proxy.write(tmp_path / "proxy", f"127.0.0.1:{port}", "127.0.0.1:1", tmp_path / "certs")
+    file = proxy.write_nginx_config(
+        tmp_path / "proxy", f"127.0.0.1:{port}", "127.0.0.1:1", tmp_path / "certs"
+    )
     process = subprocess.Popen([str(NGINX), "-c", str(file), "-g", "daemon off;"])
     context = ssl.create_default_context(cafile=str(tmp_path / "certs" / "ca.pem"))
 

@@ -40,7 +40,7 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
         "scores": {},
         "notes": {},
     }
-    assert (tree["up"]["extra"], tree["up"]["metrics"]) == ({}, {})
+    assert (tree["update"]["extra"], tree["update"]["metrics"]) == ({}, {})
     assert about["samples"] == 1
     assert not log.evaluated
     assert log.global_.acc >= 0
@@ -52,7 +52,7 @@ def test_asking_twice_does_not_reveal_the_noise(tmp_path: Path) -> None:
     wire = Here(method, task, tmp_path, privacy=PRIVACY, draw=secret_normal)
     federate(with_differential_privacy(method, PRIVACY), task, wire).run_round()
     one, other = (
-        codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["up"]["params"] for _ in range(2)
+        codec.decode(wire.nodes[0].answer(wire.sent[0][0]))[0]["update"]["params"] for _ in range(2)
     )
     gap = torch.cat([(one[name] - other[name]).flatten() for name in one])
     # Each has noise of 2.0 * 0.5, their difference that times sqrt(2).

@@ -17,10 +17,10 @@ import torch
 from equipoise.core import Method, Task
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec
-from equipoise.flower.client_state import ClientDisk
+from equipoise.flower.client_state import ClientStateStore
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.flower.remote_executor import Remote
+from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods import all_methods
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_settings import RunSettings
@@ -83,10 +83,12 @@ class Here:
 
 
 def federate(
-    method: Method, task: Task, wire: Here, participation: float = 1.0, fewest: int = 1
+    method: Method, task: Task, wire: Here, participation: float = 1.0, min_replies: int = 1
 ) -> FederatedSimulation:
-    def make(*about: Any) -> Remote:
-        return Remote(*about, wire=wire, run="test", time_limit=1.0, fewest=fewest)
+    def make(*about: Any) -> RemoteExecutor:
+        return RemoteExecutor(
+            *about, wire=wire, run="test", time_limit=1.0, min_replies=min_replies
+        )
 
     return FederatedSimulation(
         method,
@@ -187,18 +189,20 @@ def spoiled(change: Any) -> Any:
 
 
 HOSTILE = {
-    "not a number": (lambda t, a: t["up"]["params"]["0.weight"].fill_(torch.nan), "holds NaN"),
+    "not a number": (lambda t, a: t["update"]["params"]["0.weight"].fill_(torch.nan), "holds NaN"),
     "a wrong shape": (
-        lambda t, a: t["up"]["params"].update({"0.weight": torch.zeros(1)}),
+        lambda t, a: t["update"]["params"].update({"0.weight": torch.zeros(1)}),
         "has shape",
     ),
     "a wrong type": (
-        lambda t, a: t["up"]["params"].update({"0.weight": t["up"]["params"]["0.weight"].int()}),
+        lambda t, a: t["update"]["params"].update(
+            {"0.weight": t["update"]["params"]["0.weight"].int()}
+        ),
         "has type",
     ),
-    "another name": (lambda t, a: t["up"]["params"].update(x=torch.zeros(1)), "unknown 'x'"),
-    "too much": (lambda t, a: t["up"]["extra"].update(x=torch.zeros(10**6)), "bytes came"),
-    "negative epochs": (lambda t, a: t["train"]["epochs"].fill_(-1), "negative"),
+    "another name": (lambda t, a: t["update"]["params"].update(x=torch.zeros(1)), "unknown 'x'"),
+    "too much": (lambda t, a: t["update"]["extra"].update(x=torch.zeros(10**6)), "bytes came"),
+    "negative epochs": (lambda t, a: t["hparams"]["epochs"].fill_(-1), "negative"),
     "another client": (lambda t, a: a.update(client=1), "answers another message"),
     "an old round": (lambda t, a: a.update(round=7), "answers another message"),
     "another run": (lambda t, a: a.update(run="other"), "answers another message"),
@@ -242,7 +246,7 @@ def test_weights_are_renormalised_over_those_who_replied(tmp_path: Path) -> None
     here = [0, 2, 3, 5]
     n = task.num_examples(torch.tensor(here)).double()
     uploads = [
-        codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["up"]["params"]["0.weight"]
+        codec.decode(wire.nodes[c].answer(wire.sent[0][c]))[0]["update"]["params"]["0.weight"]
         for c in here
     ]
     expected = sum(w * u for w, u in zip(n / n.sum(), uploads, strict=True))
@@ -262,7 +266,7 @@ def test_bytes_of_clients_that_were_not_reached_are_not_billed(tmp_path: Path) -
 def test_below_the_minimum_nothing_changes_and_the_round_says_so(tmp_path: Path) -> None:
     method, task = SUPERVISED["scaffold"](), small_task("mlp")
     wire = Here(method, task, tmp_path)
-    run = federate(method, task, wire, fewest=4)
+    run = federate(method, task, wire, min_replies=4)
     before = run.params
     wire.away = {0, 1, 2}
     assert run.run_round().skipped == "3 usable replies, 4 are needed"
@@ -333,7 +337,7 @@ def test_a_client_keeps_two_rounds_and_its_model(tmp_path: Path) -> None:
 
 
 def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:
-    disk = ClientDisk(tmp_path, "run", 0)
+    disk = ClientStateStore(tmp_path, "run", 0)
     disk.save(1, {"local": {"w": torch.ones(4)}}, 0)
     file = disk.path / "round-1.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
@@ -342,4 +346,4 @@ def test_a_damaged_state_file_counts_as_lost(tmp_path: Path) -> None:
 
 def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be letters and digits"):
-        ClientDisk(tmp_path, "../elsewhere", 0)
+        ClientStateStore(tmp_path, "../elsewhere", 0)

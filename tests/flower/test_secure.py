@@ -14,8 +14,8 @@ import torch
 from equipoise.cli import main
 from equipoise.core import Method
 from equipoise.flower import codec
-from equipoise.flower.codec import Refused
-from equipoise.flower.secagg_protocol import Keys, Member, stream, threshold, unmask
+from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.secagg_protocol import PublicKeys, SecAggClient, prg, threshold, unmask
 from equipoise.methods import all_methods
 from equipoise.privacy.accountant import GaussianAccountant
 from equipoise.privacy.config import PrivacyConfig
@@ -39,13 +39,15 @@ def summed(clients: int, quiet: set[int], lost: set[int], silent: set[int]) -> t
     draw = np.random.default_rng(clients)
     words = {id: draw.integers(0, 2**64, WORDS, np.uint64) for id in range(1, 3 * clients, 3)}
     ids = list(words)
-    members = {id: Member(id, "run 1") for id in ids}
-    published = {id: member.keys() for id, member in members.items()}
-    letters = {id: member.share(published) for id, member in members.items()}
+    members = {id: SecAggClient(id, "run 1") for id in ids}
+    published = {id: member.public_keys() for id, member in members.items()}
+    letters = {id: member.share_secrets(published) for id, member in members.items()}
     joined = [id for place, id in enumerate(ids) if place not in quiet]
     masked = {}
     for id in joined:
-        members[id] = Member.load(members[id].saved())  # as a node that is started anew
+        members[id] = SecAggClient.from_json(
+            members[id].to_json()
+        )  # as a node that is started anew
         masked[id] = members[id].mask({by: letters[by][id] for by in joined if by != id}, words[id])
         assert (masked[id] != words[id]).all()
     replied = [id for place, id in enumerate(ids) if place not in quiet | lost]
@@ -76,60 +78,62 @@ def test_sums_are_exact_whoever_drops_out_and_whenever() -> None:
 
 def test_with_fewer_than_the_threshold_nothing_is_unmasked() -> None:
     assert [threshold(n) for n in (3, 4, 5, 6, 9, 100)] == [3, 3, 4, 5, 7, 67]
-    with pytest.raises(Refused, match="a sum of 4 clients is not unmasked"):
+    with pytest.raises(InvalidMessage, match="a sum of 4 clients is not unmasked"):
         summed(7, {0}, {1, 2}, set())
-    with pytest.raises(Refused, match="4 clients revealed their shares, 5 are needed"):
+    with pytest.raises(InvalidMessage, match="4 clients revealed their shares, 5 are needed"):
         summed(7, {0}, set(), {1, 2})
 
 
-def three() -> tuple[list[Member], dict[int, Keys], list[dict[int, bytes]]]:
-    members = [Member(id, "run 1") for id in range(3)]
-    published = {member.client: member.keys() for member in members}
-    return members, published, [member.share(published) for member in members]
+def three() -> tuple[list[SecAggClient], dict[int, PublicKeys], list[dict[int, bytes]]]:
+    members = [SecAggClient(id, "run 1") for id in range(3)]
+    published = {member.client: member.public_keys() for member in members}
+    return members, published, [member.share_secrets(published) for member in members]
 
 
 def test_no_phase_is_answered_twice_or_out_of_order() -> None:
     (one, *_), published, (_, second, third) = three()
-    with pytest.raises(Refused, match="this phase of the sum is over"):
-        one.share(published)
-    with pytest.raises(Refused, match="not yet reached"):
+    with pytest.raises(InvalidMessage, match="this phase of the sum is over"):
+        one.share_secrets(published)
+    with pytest.raises(InvalidMessage, match="not yet reached"):
         one.reveal([0, 1, 2])
     words = np.arange(3, dtype=np.uint64)
     one.mask({1: second[0], 2: third[0]}, words)
-    with pytest.raises(Refused, match="is over"):
+    with pytest.raises(InvalidMessage, match="is over"):
         one.mask({1: second[0], 2: third[0]}, words)
     one.reveal([0, 1, 2])
     with pytest.raises(
-        Refused, match="is over"
+        InvalidMessage, match="is over"
     ):  # else a server would learn both secrets of one client
         one.reveal([0, 1, 2])
 
 
 def test_what_a_server_must_not_do_is_refused() -> None:
-    published = {id: Member(id, "run 1").keys() for id in range(3)}
-    with pytest.raises(Refused, match="has not this client's own"):
-        Member(0, "run 1").share(published)
-    own = Member(0, "run 1")
-    with pytest.raises(Refused, match="too short"):
-        own.share({0: own.keys(), 1: published[1]})
-    with pytest.raises(Refused, match="has one twice"):
-        own.share({0: own.keys(), 1: published[1], 2: published[1]})
-    with pytest.raises(Refused, match="32 bytes"):
-        Keys(b"short", bytes(32))
-    with pytest.raises(Refused, match="a public key is none"):
-        own.share({0: own.keys(), 1: Keys(bytes(32), b"x" * 32), 2: published[2]})
+    published = {id: SecAggClient(id, "run 1").public_keys() for id in range(3)}
+    with pytest.raises(InvalidMessage, match="has not this client's own"):
+        SecAggClient(0, "run 1").share_secrets(published)
+    own = SecAggClient(0, "run 1")
+    with pytest.raises(InvalidMessage, match="too short"):
+        own.share_secrets({0: own.public_keys(), 1: published[1]})
+    with pytest.raises(InvalidMessage, match="has one twice"):
+        own.share_secrets({0: own.public_keys(), 1: published[1], 2: published[1]})
+    with pytest.raises(InvalidMessage, match="32 bytes"):
+        PublicKeys(b"short", bytes(32))
+    with pytest.raises(InvalidMessage, match="a public key is none"):
+        own.share_secrets(
+            {0: own.public_keys(), 1: PublicKeys(bytes(32), b"x" * 32), 2: published[2]}
+        )
     (one, *_), _, (_, second, _) = three()
-    with pytest.raises(Refused, match="letters of 1 clients"):
+    with pytest.raises(InvalidMessage, match="shares of 1 clients"):
         one.mask({1: second[0]}, np.arange(3, dtype=np.uint64))
     one.mask({1: second[0], 2: b"y" * 48}, np.arange(3, dtype=np.uint64))
-    with pytest.raises(Refused, match="letter of client 2 is not what it sent"):
+    with pytest.raises(InvalidMessage, match="shares of client 2 are not what it sent"):
         one.reveal([0, 1, 2])
 
 
 def test_streams_are_those_of_their_seed_and_round() -> None:
-    assert (stream(b"a" * 16, "run 1", 9)[:5] == stream(b"a" * 16, "run 1", 5)).all()
-    for other in (stream(b"b" * 16, "run 1", 9), stream(b"a" * 16, "run 2", 9)):
-        assert (stream(b"a" * 16, "run 1", 9) != other).all()
+    assert (prg(b"a" * 16, "run 1", 9)[:5] == prg(b"a" * 16, "run 1", 5)).all()
+    for other in (prg(b"b" * 16, "run 1", 9), prg(b"a" * 16, "run 2", 9)):
+        assert (prg(b"a" * 16, "run 1", 9) != other).all()
 
 
 def test_fixed_point_by_hand() -> None:
@@ -264,7 +268,7 @@ def test_nothing_that_leaves_a_node_tells_its_part(tmp_path: Path) -> None:
     for kind, data in sent:
         tree, _ = codec.decode(data)
         if kind == "round":
-            assert tree["up"] == {"params": {}, "extra": {}, "metrics": {}}
+            assert tree["update"] == {"params": {}, "extra": {}, "metrics": {}}
         elif kind == "mask":  # masked words are spread over all 64 bits: models are not
             assert (tree["words"].abs() > 2**56).float().mean() > 0.9
         else:

@@ -15,8 +15,8 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make t
 from flwr.app import RecordDict
 
 from equipoise.flower import codec, wire
-from equipoise.flower.audit import Audit, digest
-from equipoise.flower.wire import GridWire, enclose
+from equipoise.flower.audit import AuditLog, digest
+from equipoise.flower.wire import GridWire, to_record
 
 
 class Clock:
@@ -75,7 +75,7 @@ class Grid:
 
 
 def hello(client: Any, samples: Any = 5) -> Any:
-    return enclose(codec.encode({}, {"client": client, "samples": samples}))
+    return to_record(codec.encode({}, {"client": client, "samples": samples}))
 
 
 def test_a_round_waits_its_limit_and_not_longer(clock: Clock) -> None:
@@ -127,9 +127,9 @@ def test_waiting_for_clients_ends_too(clock: Clock) -> None:
         (hello(0, -3), "its samples is -3"),
         (hello(0, 0), "its samples is 0"),
         (hello(0, 1.5), "its samples is 1.5"),
-        (enclose(b"\x80\x04pickle"), "cannot be read"),
-        (enclose(codec.encode({}, {"error": "disk full"})), "disk full"),
-        (enclose(b"x" * 5000), "at most 4096"),
+        (to_record(b"\x80\x04pickle"), "cannot be read"),
+        (to_record(codec.encode({}, {"error": "disk full"})), "disk full"),
+        (to_record(b"x" * 5000), "at most 4096"),
         (RecordDict(), "the message has no parcel"),
         (SimpleNamespace(code=3, reason="no such app"), "error 3: no such app"),
     ],
@@ -181,7 +181,7 @@ def test_a_reply_that_comes_twice_counts_once(clock: Clock) -> None:
             first, *others = super().pull_messages(ids)
             if not self.doubled:
                 return [first, *others]
-            second = SimpleNamespace(**{**vars(first), "content": enclose(b"replayed")})
+            second = SimpleNamespace(**{**vars(first), "content": to_record(b"replayed")})
             stray = SimpleNamespace(
                 **{**vars(first), "metadata": SimpleNamespace(reply_to_message_id="99-7")}
             )
@@ -192,16 +192,16 @@ def test_a_reply_that_comes_twice_counts_once(clock: Clock) -> None:
     grid = Echo({7: hello(0)})
     over = GridWire(grid, 1, 1, 30.0)  # type: ignore[arg-type]
     over.present()
-    grid.doubled, grid.answers[7] = True, enclose(b"mine")
+    grid.doubled, grid.answers[7] = True, to_record(b"mine")
     assert over.exchange({0: b"x"}, 5.0) == {0: b"mine"}
 
 
 def test_the_audit_says_who_joined_was_refused_and_sent_what(clock: Clock, tmp_path: Path) -> None:
-    audit = Audit(tmp_path / "run-audit.jsonl")
+    audit = AuditLog(tmp_path / "run-audit.jsonl")
     grid = Grid({7: hello(0), 8: hello("\x1b[2J")})
     over = GridWire(grid, 1, 1, 30.0, audit=audit)  # type: ignore[arg-type]
     over.present()
-    grid.answers[7] = enclose(b"reply")
+    grid.answers[7] = to_record(b"reply")
     over.exchange({0: b"question"}, 5.0)
     text = audit.file.read_text()  # type: ignore[union-attr]
     assert "\x1b" not in text

@@ -33,7 +33,7 @@ GIVEN = {
 
 def test_late_replies_count_later_and_a_killed_node_stops_nobody(tmp_path: Path) -> None:
     app = tmp_path / "app"
-    project.write(app, GIVEN)
+    project.write_app(app, GIVEN)
 
     def logs() -> list[RoundRecord]:
         return Folder(app / "run").records()

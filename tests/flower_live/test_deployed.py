@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def same_run_in_loop(folder: Path, given: dict[str, Any]) -> Path:
-    settings, _ = options.read({**given, "out": str(folder)})
+    settings, _ = options.read_app_config({**given, "out": str(folder)})
     settings = dataclasses.replace(settings, run=dataclasses.replace(settings.run, executor="loop"))
     runs.run(settings, folder)
     return folder
@@ -120,7 +120,7 @@ def test_the_models_are_those_of_loop(
     method: str, open_fleet: Fleet, tmp_path: Path, beside_billed: dict[str, float]
 ) -> None:
     given = {**BASE, "method": method, **METHODS[method]}
-    project.write(tmp_path / "app", given)
+    project.write_app(tmp_path / "app", given)
     run = open_fleet.submit(tmp_path / "app")
     wait_until((tmp_path / "app" / "run" / "summary.json").exists, RUN, f"run {run} ends")
     logs, loop = logs_of(tmp_path / "app"), same_run_in_loop(tmp_path / "loop", given)
@@ -158,7 +158,7 @@ def test_the_models_are_those_of_loop(
 
 def test_a_killed_server_app_goes_on_at_the_next_round(open_fleet: Fleet, tmp_path: Path) -> None:
     given, app = {**BASE, "method": "scaffold", "rounds": 3}, tmp_path / "app"
-    project.write(app, given)
+    project.write_app(app, given)
     run = open_fleet.submit(app)
     wait_until(lambda: logs_of(app), RUN, "the first round is over")
     for pid in open_fleet.children("flwr-serverapp"):
@@ -182,7 +182,7 @@ def test_rows_that_stay_on_their_machines(open_fleet: Fleet, tmp_path: Path) -> 
         "epochs": 20,
         "lr": 0.5,
     }
-    project.write(app, {**given, "time_limit": 90.0, "wait": 120.0})
+    project.write_app(app, {**given, "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     logs = logs_of(app)
@@ -202,7 +202,7 @@ def test_raw_tables_are_prepared_by_what_clients_tell(open_fleet: Fleet, tmp_pat
         "numbers": "a,b",
         "rounds": 2,
     }
-    project.write(app, {**given, "metric": "auc", "time_limit": 90.0, "wait": 120.0})
+    project.write_app(app, {**given, "metric": "auc", "time_limit": 90.0, "wait": 120.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     config = RunSettings.from_options(given).task_config
@@ -235,7 +235,7 @@ def test_under_privacy_epsilon_is_in_the_log_and_nothing_but_the_model_comes(
     open_fleet: Fleet, tmp_path: Path
 ) -> None:
     app = tmp_path / "app"
-    project.write(app, {**BASE, "rounds": 1, "dp_clip": 1.0, "dp_noise": 2.0})
+    project.write_app(app, {**BASE, "rounds": 1, "dp_clip": 1.0, "dp_noise": 2.0})
     open_fleet.submit(app)
     wait_until((app / "run" / "summary.json").exists, RUN, "the run ends")
     (log,) = logs_of(app)
@@ -250,7 +250,7 @@ def test_a_killed_node_costs_a_round_s_limit_and_may_come_back(
 ) -> None:
     """That a round never waits longer than its limit is tested by the clock of test_wire.py, not by this machine's."""
     app = tmp_path / "app"
-    project.write(app, {**BASE, "rounds": 60, "time_limit": 40.0})
+    project.write_app(app, {**BASE, "rounds": 60, "time_limit": 40.0})
     run = open_fleet.submit(app)
     wait_until(lambda: logs_of(app), RUN, "the first round is over")
     open_fleet.kill("node-2")
@@ -359,7 +359,7 @@ def test_known_nodes_work_an_unknown_key_is_refused_and_so_is_another_s_place(
             client, "--auth-supernode-private-key", str(certs / f"node-{key}"), name=f"key-{key}"
         )
     given = {**BASE, "clients": 2}
-    project.write(app, {**given, "nodes": str(nodes)})
+    project.write_app(app, {**given, "nodes": str(nodes)})
     done = cli("run", str(app), *where, env=safe_fleet.env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "round 2: 2 asked" in done.stdout
@@ -389,7 +389,7 @@ def test_the_doctor_sees_a_closed_port_and_good_certificates(safe_fleet: Fleet) 
 @pytest.mark.skipif(not NGINX, reason="there is no nginx here: apt install nginx, or set NGINX")
 def test_through_the_proxy_the_control_api_is_closed(safe_fleet: Fleet, tmp_path: Path) -> None:
     certs, app = safe_fleet.folder.parent / "certs", tmp_path / "app"
-    project.write(app, {**BASE, "clients": 2})
+    project.write_app(app, {**BASE, "clients": 2})
     closed = cli(
         "run",
         str(app),
@@ -418,7 +418,7 @@ def test_the_simulation_runtime_gives_the_same_models(tmp_path: Path) -> None:
         "rounds": 2,
         "wait": 240.0,
     }  # a busy machine takes minutes to start its actors
-    project.write(app, given)
+    project.write_app(app, given)
     done = cli("run", str(app), "--simulation")
     if "timed out during startup" in done.stderr:
         pytest.skip("Ray gives itself 30 s to start, which this machine was too busy for")

@@ -50,7 +50,7 @@ def test_one_labelling_model_for_all_unless_alpha_says_otherwise():
 def test_a_cohort_made_by_itself_equals_the_same_clients_of_the_whole(monkeypatch):
     config = SyntheticConfig(clients=30, samples=50, size_sigma=0.5)
     whole, ids = Synthetic(config, 3), np.array([4, 17, 29])
-    monkeypatch.setattr(synthetic, "IN_MEMORY", 10)
+    monkeypatch.setattr(synthetic, "MAX_IN_MEMORY", 10)
     lazy = Synthetic(config, 3)
     for name in ("train", "val", "test"):
         a, b = whole.split(ids, name), lazy.split(ids, name)
@@ -74,10 +74,10 @@ def test_sizes_spread_around_their_mean():
 
 def test_parts_of_a_split_are_disjoint_and_never_empty():
     split = Synthetic(SyntheticConfig(clients=3, samples=20), 0).split(np.arange(3), "train")
-    support, query = split.part(0.0, 0.5), split.part(0.5, 1.0)
+    support, query = split.fraction(0.0, 0.5), split.fraction(0.5, 1.0)
     assert (support.start + support.size == query.start).all()
     assert (support.size + query.size == split.size).all()
-    assert (split.part(0.0, 0.001).size == 1).all()
+    assert (split.fraction(0.0, 0.001).size == 1).all()
 
 
 def test_padding_averages_only_a_clients_own_rows():

@@ -190,7 +190,7 @@ def test_a_million_clients_cost_no_more_than_the_cohort():
     run = simulate(FedAvg(), task, 2, participation=1e-5)
     assert len(run.store.ids) == 20
     assert run.store.local["weight"].shape[0] == 20
-    assert len(task.data._made) <= 40
+    assert len(task.data._generated) <= 40
 
 
 @dataclass(frozen=True)

@@ -138,11 +138,11 @@ def test_the_budget_by_the_profiles_of_the_clock(tmp_path: Path) -> None:
         assert sum(log.logged["joules"]) == pytest.approx(log.energy, rel=1e-6)
     ids = torch.arange(task.num_clients)
     samples = task.num_steps(ids, torch.ones_like(ids), task.training) * task.training.batch_size
-    usual = task.devices.usual(ids.numpy())
-    assert len(set(usual.watts)) == 2
+    usual = task.devices.profiles(ids.numpy())
+    assert len(set(usual.compute_watts)) == 2
     cost = run.store.state["energy"]["cost"]
     assert cost["epoch"].tolist() == pytest.approx(
-        (samples.numpy() / usual.speed * usual.watts).tolist()
+        (samples.numpy() / usual.samples_per_second * usual.compute_watts).tolist()
     )
     epochs = energy.affordable_epochs(cost)
     assert bool(((epochs >= 3) & (epochs <= 15)).all())  # the budget's own range

@@ -253,7 +253,7 @@ def test_sizes_of_a_large_population_are_known_without_its_rows(given):
     data = Synthetic(SyntheticConfig(clients=10**6, samples=40, **given), seed=3)
     ids = np.array([0, 5, 999_999])
     sizes = {name: data.sizes(ids, name) for name in ("train", "val", "test")}
-    assert not data._made
+    assert not data._generated
     for name, found in sizes.items():
         assert found.tolist() == data.split(ids, name).size.tolist()
 

@@ -90,7 +90,7 @@ def test_without_validation_rows_a_share_of_the_training_rows_is_held_back() -> 
     tables = told({"a": ["train"] * 20 + ["test"] * 4, "b": ["test"] * 4 + ["train"] * 20})
     data = shared(tables, server_share=0.1, val_share=0.25).data
     assert [len(ages(data, name, 0)) for name in ("train", "val", "test")] == [14, 4, 4]
-    assert not shared(tables, val_share=0.0).data.has("val")
+    assert not shared(tables, val_share=0.0).data.has_split("val")
 
 
 def test_all_that_is_wrong_with_a_column_of_splits_is_told_at_once() -> None:

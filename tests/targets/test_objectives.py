@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from equipoise.data.federated_dataset import Target, numbered
+from equipoise.data.federated_dataset import Target, unnamed_classes
 from equipoise.training.objectives import balanced, objective_of
 from equipoise.utils.errors import UsageError
 
@@ -80,15 +80,15 @@ def test_balanced_weights_make_classes_count_alike() -> None:
     weights = balanced(counts)
     assert (weights * counts).tolist() == pytest.approx([50.0, 50.0, 0.0])
     y, logits = torch.tensor([0, 1]), torch.tensor([[0.2, -0.1, 0.0], [0.3, 0.4, -1.0]])
-    plain = objective_of(numbered(3)).losses(logits, y)
+    plain = objective_of(unnamed_classes(3)).losses(logits, y)
     assert torch.allclose(
-        objective_of(numbered(3), class_weights=weights).losses(logits, y),
+        objective_of(unnamed_classes(3), class_weights=weights).losses(logits, y),
         plain * weights.float()[y],
     )
 
 
 def test_who_knows_the_training_targets_alone() -> None:
-    shares = objective_of(numbered(3)).constant(torch.tensor([0, 0, 2])).exp()
+    shares = objective_of(unnamed_classes(3)).constant(torch.tensor([0, 0, 2])).exp()
     assert shares.sum().item() == pytest.approx(1)
     assert shares.argmax() == 0
     assert shares[1] > 0
@@ -105,7 +105,7 @@ def test_who_knows_the_training_targets_alone() -> None:
 def test_merits_are_in_the_unit_interval_and_finite() -> None:
     strange = torch.tensor([math.nan, 0.0, 1.0])
     for objective in (
-        objective_of(numbered(2)),
+        objective_of(unnamed_classes(2)),
         COX,
         objective_of(Target("regression", scale=2.0)),
     ):
@@ -119,7 +119,7 @@ def test_a_headline_that_the_kind_does_not_have() -> None:
     with pytest.raises(
         UsageError, match=r"metric is 'aux' .*'auc'.*classification has acc, loss, auc"
     ):
-        objective_of(numbered(2)).headed("aux")
+        objective_of(unnamed_classes(2)).headed("aux")
     with pytest.raises(UsageError, match="survival has concordance, loss"):
         COX.headed("auc")
-    assert objective_of(numbered(2)).headed("auc") == ("auc", "acc", "loss")
+    assert objective_of(unnamed_classes(2)).headed("auc") == ("auc", "acc", "loss")

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 import equipoise as eq
 from equipoise.cli import main
 from equipoise.core import LocalTrainRequest, RngContext
-from equipoise.data.text import given_texts
+from equipoise.data.text import texts_from_python
 from equipoise.experiment.runner import run
-from equipoise.models.huggingface import NextToken, TextClassifier, classifier, next_token
-from equipoise.models.lora import AdaptedProduct, Adapter, adapted
+from equipoise.models.huggingface import NextTokenModel, TextClassifier, causal_lm, text_classifier
+from equipoise.models.lora import LoraConfig, LoraConv1D, add_adapters
 from equipoise.settings.run_config import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
@@ -43,9 +43,9 @@ def built(data: Path, model: Path, adapter: str = "", **options: Any) -> Example
 
 
 def test_a_next_token_loss_is_the_librarys_own(pretrained: Path) -> None:
-    module = next_token(str(pretrained / "gpt2"), 0)
-    assert isinstance(module, NextToken)
-    assert not module.whole_mask, "a causal model must not see what follows"
+    module = causal_lm(str(pretrained / "gpt2"), 0)
+    assert isinstance(module, NextTokenModel)
+    assert not module.full_mask, "a causal model must not see what follows"
     with torch.no_grad():
         found = module(ROW)
         for row, length in ((0, 3), (1, 5)):
@@ -56,13 +56,13 @@ def test_a_next_token_loss_is_the_librarys_own(pretrained: Path) -> None:
 
 
 def test_a_classifier_reads_texts_to_their_end_and_no_further(pretrained: Path) -> None:
-    module = classifier(str(pretrained / "bert"), 3, seed=0)
+    module = text_classifier(str(pretrained / "bert"), 3, seed=0)
     assert isinstance(module, TextClassifier)
-    assert module.whole_mask
+    assert module.full_mask
     with torch.no_grad():
         alone = module.model(input_ids=ROW[:1, :3]).logits
         assert torch.allclose(module(ROW)[:1], alone, atol=1e-6)
-    again, other = (classifier(str(pretrained / "bert"), 3, seed) for seed in (0, 1))
+    again, other = (text_classifier(str(pretrained / "bert"), 3, seed) for seed in (0, 1))
     assert torch.equal(again.model.classifier.weight, module.model.classifier.weight)
     assert not torch.equal(other.model.classifier.weight, module.model.classifier.weight), (
         "the head is drawn by seed"
@@ -130,10 +130,10 @@ def test_heads_of_a_language_model_are_scored_one_by_one_or_together(
 
 
 def test_gpt2_keeps_weights_transposed_and_adapters_know_it(pretrained: Path) -> None:
-    plain = next_token(str(pretrained / "gpt2"), 0).model.transformer.h[0].attn.c_attn
-    module = adapted(torch.nn.Sequential(plain), Adapter(rank=2, alpha=4), 0)
+    plain = causal_lm(str(pretrained / "gpt2"), 0).model.transformer.h[0].attn.c_attn
+    module = add_adapters(torch.nn.Sequential(plain), LoraConfig(rank=2, alpha=4), 0)
     own = module[0]
-    assert isinstance(own, AdaptedProduct)
+    assert isinstance(own, LoraConv1D)
     torch.nn.init.normal_(own.adapter.B)
     x = torch.randn(3, 8)
     weight = plain.weight + 2 * (own.adapter.B @ own.adapter.A).T
@@ -242,12 +242,15 @@ def test_tables_in_python_by_client_or_with_a_column_of_clients() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(rows())
     config = find_task("text").config(**COLUMNS)
-    whole = given_texts(frame, config)
+    whole = texts_from_python(frame, config)
     assert (whole.clients, whole.classes) == (("user0", "user1", "user2", "user3"), ("down", "up"))
-    assert given_texts({name: frame[name].tolist() for name in frame}, config).texts == whole.texts
+    assert (
+        texts_from_python({name: frame[name].tolist() for name in frame}, config).texts
+        == whole.texts
+    )
     apart = {name: own.drop(columns="who") for name, own in frame.groupby("who")}
-    assert given_texts(apart, config).texts == whole.texts
-    served = given_texts(
+    assert texts_from_python(apart, config).texts == whole.texts
+    served = texts_from_python(
         {("server" if name == "user3" else name): own for name, own in apart.items()}, config
     )
     assert served.server is not None

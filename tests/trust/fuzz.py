@@ -23,8 +23,8 @@ import torch
 from equipoise.core import Server
 from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec, node
-from equipoise.flower.codec import Refused
-from equipoise.flower.remote_executor import Remote
+from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.remote_executor import RemoteExecutor
 from equipoise.methods.autopilot import Autopilot
 from equipoise.utils.pytree import map_leaves, to_dict
 from helpers import simulate, small_task
@@ -82,7 +82,7 @@ class Fuzz:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.method, self.task = Autopilot(), small_task("linear")
-        self.remote = Remote(
+        self.remote = RemoteExecutor(
             self.method,
             self.task,
             self.task.training,
@@ -91,7 +91,7 @@ class Fuzz:
             wire=None,
             run=RUN,
             time_limit=1.0,
-            fewest=1,
+            min_replies=1,
         )
         simulation = simulate(self.method, self.task, 1, "loop")
         self.model = self.task.init_params(0)
@@ -112,7 +112,7 @@ class Fuzz:
             "lost": False,
         }
         self.up = codec.encode(expected, about)
-        self.down = node.pack(
+        self.down = node.encode_message(
             down.for_clients(CLIENT),
             self.task.blocks,
             {**about, "kind": "round", "splits": [], "taken": 0},
@@ -124,31 +124,31 @@ class Fuzz:
         data = self.spoiled(self.up if up else self.down)
         try:
             self._read_up(data) if up else self._read_down(data)
-        except Refused:
+        except InvalidMessage:
             return True
         return False
 
     def _read_up(self, data: bytes) -> None:
         """As the server does; what it takes must be what was agreed, in finite numbers within their ranges."""
         reply, about = self.remote._read(data, CLIENT, ROUND, self.expected)
-        codec.check(to_dict(reply.update), self.expected["up"])
+        codec.check_like(to_dict(reply.update), self.expected["up"])
         codec.check_finite(to_dict(reply.update), "up")
         assert about["client"] == CLIENT
         for reason in validate_reports(
             self.method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), reply.update)
         ).values():
-            raise Refused(reason)
+            raise InvalidMessage(reason)
 
     def _read_down(self, data: bytes) -> None:
         """As a client does before it trains."""
         tree, about = codec.decode(data)
-        codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
+        codec.read_int(about, "round", 1), codec.read_int(about, "taken", 0)
         if about.get("client") != CLIENT:
-            raise Refused("for another client")
+            raise InvalidMessage("for another client")
         node._splits(about)
-        down = node.unpack(tree, about, self.model, self.task.blocks)
+        down = node.decode_message(tree, about, self.model, self.task.blocks)
         assert down.sent_blocks.keys() == self.task.blocks.keys()
-        codec.check({name: down.params[name] for name in self.model}, self.model, "message")
+        codec.check_like({name: down.params[name] for name in self.model}, self.model, "message")
 
     def spoiled(self, data: bytes) -> bytes:
         kinds = (self._bytes, self._cut, self._length, self._header, self._words, self._numbers)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from equipoise.flower import certificates, codec, proxy
-from equipoise.flower.client_state import ClientDisk
+from equipoise.flower.client_state import ClientStateStore
 from equipoise.flower.config import NodeConfig
-from equipoise.flower.doctor import examine
-from equipoise.flower.launch import Printable
-from equipoise.flower.node import failure
-from equipoise.flower.remote_executor import believed
+from equipoise.flower.doctor import run_checks
+from equipoise.flower.launch import PrintableFormatter
+from equipoise.flower.node import encode_error
+from equipoise.flower.remote_executor import cap_reported_sizes
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.privacy.config import PrivacyConfig
@@ -27,17 +27,17 @@ def test_an_error_that_quotes_a_row_stays_at_home(tmp_path):
     with pytest.raises(UsageError) as caught:
         OwnFolder(ApartConfig(data=str(tmp_path)), 0)
     assert "Alice" in str(caught.value)  # the owner is told
-    told = codec.decode(failure(caught.value))[1]["error"]
+    told = codec.decode(encode_error(caught.value))[1]["error"]
     assert told == "UsageError: the reason is in this client's own log"
 
 
 def test_what_a_client_refuses_is_told_in_words():
     assert (
-        codec.decode(failure(OverBudget("its max-epsilon is 3")))[1]["error"]
+        codec.decode(encode_error(OverBudget("its max-epsilon is 3")))[1]["error"]
         == "its max-epsilon is 3"
     )
     assert (
-        codec.decode(failure(codec.Refused("it answers another message")))[1]["error"]
+        codec.decode(encode_error(codec.InvalidMessage("it answers another message")))[1]["error"]
         == "it answers another message"
     )
 
@@ -56,10 +56,10 @@ def test_a_task_that_fails_with_a_row_in_its_words_tells_the_server_nothing_of_i
 
 
 def test_nobody_can_claim_all_the_weight(caplog):
-    assert believed({0: 100, 1: 120, 2: 1000}) == {0: 100, 1: 120, 2: 1000}
-    assert believed({0: 100, 1: 120, 2: 2**53 - 1}) == {0: 100, 1: 120, 2: 1200}
+    assert cap_reported_sizes({0: 100, 1: 120, 2: 1000}) == {0: 100, 1: 120, 2: 1000}
+    assert cap_reported_sizes({0: 100, 1: 120, 2: 2**53 - 1}) == {0: 100, 1: 120, 2: 1200}
     assert "client 2 says that it has" in caplog.text
-    assert believed({}) == {}
+    assert cap_reported_sizes({}) == {}
 
 
 def test_text_of_others_cannot_forge_a_line_of_the_log():
@@ -67,7 +67,7 @@ def test_text_of_others_cannot_forge_a_line_of_the_log():
         "x", logging.INFO, "", 0, "from %s", ("a\nequipoise: all is well\x1b[2J",), None
     )
     assert (
-        Printable("equipoise: %(message)s").format(record)
+        PrintableFormatter("equipoise: %(message)s").format(record)
         == r"equipoise: from a\nequipoise: all is well\x1b[2J"
     )
 
@@ -80,12 +80,12 @@ def test_a_client_judges_its_epsilon_at_its_own_delta(tmp_path):
     with pytest.raises(OverBudget, match="own delta of 1e-05"):
         PrivacyBudget(tmp_path / "privacy.json", loose, own - 0.1).check()
     PrivacyBudget(tmp_path / "privacy.json", loose, own + 0.1).check()
-    node = NodeConfig.of(
+    node = NodeConfig.from_dict(
         {"client-id": 0, "state-dir": "/tmp/x", "max-epsilon": 1.0, "max-delta": 1e-7}
     )
-    assert node.most_delta == 1e-7
+    assert node.max_delta == 1e-7
     with pytest.raises(UsageError, match="max-delta"):
-        NodeConfig.of({"client-id": 0, "state-dir": "/tmp/x", "max-delta": 2.0})
+        NodeConfig.from_dict({"client-id": 0, "state-dir": "/tmp/x", "max-delta": 2.0})
 
 
 def test_the_proxy_limits_bodies_rates_and_paths():
@@ -99,7 +99,7 @@ def test_the_proxy_limits_bodies_rates_and_paths():
 
 
 def test_what_a_client_keeps_is_its_own(tmp_path):
-    ClientDisk(tmp_path / "state", "run1", 0).save(1, {"local": {"w": torch.ones(2)}}, 0)
+    ClientStateStore(tmp_path / "state", "run1", 0).save(1, {"local": {"w": torch.ones(2)}}, 0)
     for folder in (
         tmp_path / "state",
         tmp_path / "state" / "run1",
@@ -109,7 +109,7 @@ def test_what_a_client_keeps_is_its_own(tmp_path):
 
 
 def test_keys_are_written_whole_and_for_their_owner_alone(tmp_path):
-    certificates.write(tmp_path / "certs", ["localhost"], 1, 10)
+    certificates.write_certificates(tmp_path / "certs", ["localhost"], 1, 10)
     assert (tmp_path / "certs").stat().st_mode & 0o777 == 0o700
     for name in ("ca.key", "server.key", "node-0"):
         assert (tmp_path / "certs" / name).stat().st_mode & 0o777 == 0o600
@@ -121,6 +121,6 @@ def test_the_doctor_names_databases_that_others_can_read(tmp_path, monkeypatch):
     for name, mode in (("link.db", 0o644), ("safe.db", 0o600)):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)
-    wrong = [found.text for found in examine("127.0.0.1:1", None) if found.verdict == "wrong"]
+    wrong = [found.text for found in run_checks("127.0.0.1:1", None) if found.verdict == "wrong"]
     assert "link.db can be read by others: chmod 600 link.db" in wrong
     assert not any("safe.db" in text for text in wrong)

@@ -43,7 +43,7 @@ def export_w2(path: Path) -> None:
     data = conv.federation()
     split = data.split(np.arange(conv.CLIENTS), "train")
     x = (
-        data.form.prepare(split.x, torch.float32)
+        data.transform.prepare(split.x, torch.float32)
         .numpy()
         .reshape(conv.CLIENTS, conv.IMAGES, 1, 28, 28)
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from equipoise.core import TrainingConfig
 from equipoise.data.tabular.config import format_names
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import Model
 from equipoise.tasks.tables import TableLearning
@@ -86,7 +86,7 @@ class Task:
         blocks: str = "",
         server: Any = None,
         classes: int | None = None,
-        form: Form | None = None,
+        form: InputTransform | None = None,
         training: TrainingConfig | None = None,
         name: str = "datasets",
         **options: Any,

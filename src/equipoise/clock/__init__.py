@@ -1,1 +1,1 @@
-"""Simulated time: what devices clients have, how long their rounds take, and when a round of the server ends."""
+"""Simulated time: clients' devices, the duration of their rounds, and the end of a server round."""

@@ -1,4 +1,4 @@
-"""The options of simulated time, and their refusals."""
+"""Options of simulated time, parsing of durations, and the rule that ends a round."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.clock.devices import Bools, DeviceClasses, Floats, read
+from equipoise.clock.devices import Bools, DeviceClasses, Floats, load_device_classes
 from equipoise.config.schema import Options, option
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
 MODES = ("sync", "semi", "async")
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
 class ClockConfig(Options):
-    """Which devices clients have, and for how long the server waits for them."""
+    """Devices of the clients, and how long the server waits for them."""
 
     devices: str = option(
         "default",
-        "devices of the clients: default (all equal), phones, silos, or a .csv file of classes of devices",
+        "devices of the clients: default (all equal), phones, silos, or a .csv file of classes of "
+        "devices",
     )
     mode: str = option(
         "sync",
-        "when the server goes on: sync (with the whole cohort), semi (at the deadline; late replies count later) or "
-        "async (whenever a buffer of replies is full)",
+        "when the server goes on: sync (with the whole cohort), semi (at the deadline; late replies "
+        "count later) or async (whenever a buffer of replies is full)",
         choices=MODES,
     )
     deadline: str = option(
@@ -43,7 +44,8 @@ class ClockConfig(Options):
     )
     overselection: float = option(
         1.0,
-        "sync: ask so many times as many clients as are wanted; the round ends with the wanted replies",
+        "sync: ask so many times as many clients as are wanted; the round ends with the wanted "
+        "replies",
         low=1,
     )
     buffer: int = option(
@@ -57,54 +59,64 @@ class ClockConfig(Options):
     )
 
     def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            UsageError: If options contradict each other; all problems are in one message.
+        """
         super().__post_init__()
-        wrong: list[str] = []
+        problems: list[str] = []
         for name in ("deadline", "until"):
             try:
-                seconds(name, getattr(self, name))
+                parse_duration(name, getattr(self, name))
             except UsageError as error:
-                wrong.append(str(error))
+                problems.append(str(error))
         if self.mode == "semi" and not self.deadline:
-            wrong.append("mode semi ends its rounds by the clock: set deadline")
+            problems.append("mode semi ends its rounds by the clock: set deadline")
         if self.mode == "async" and self.deadline:
-            wrong.append("mode async ends its rounds when the buffer is full: leave deadline empty")
+            problems.append(
+                "mode async ends its rounds when the buffer is full: leave deadline empty"
+            )
         if self.adapt_epochs and not self.deadline:
-            wrong.append("fit_deadline fits epochs to a deadline: set deadline")
+            problems.append("adapt_epochs fits epochs to a deadline: set deadline")
         if self.mode != "async" and self.buffer:
-            wrong.append(f"buffer is for mode async, not {self.mode}: leave it at 0")
+            problems.append(f"buffer is for mode async, not {self.mode}: leave it at 0")
         if self.mode != "sync" and self.overselection != 1:
-            wrong.append(
-                f"overselection is for mode sync, not {self.mode}: in {self.mode} late replies are not lost"
+            problems.append(
+                f"overselection is for mode sync, not {self.mode}: in {self.mode} late replies are "
+                "not lost"
             )
         try:
             _ = self.device_classes
         except UsageError as error:
-            wrong.append(str(error))
-        if wrong:
-            raise UsageError("; ".join(wrong))
+            problems.append(str(error))
+        if problems:
+            raise UsageError("; ".join(problems))
 
     @cached_property
     def device_classes(self) -> DeviceClasses:
-        return read(self.devices)
+        """The classes of devices that ``devices`` names."""
+        return load_device_classes(self.devices)
 
     @property
-    def within(self) -> float:
-        """Seconds that a round may last."""
-        return seconds("deadline", self.deadline)
+    def deadline_seconds(self) -> float:
+        """Seconds that a round may last; infinity without a deadline."""
+        return parse_duration("deadline", self.deadline)
 
     @property
-    def end(self) -> float:
-        """Seconds after which the run ends."""
-        return seconds("until", self.until)
+    def until_seconds(self) -> float:
+        """Simulated seconds after which the run ends; infinity without a limit."""
+        return parse_duration("until", self.until)
 
     @property
-    def simulated(self) -> bool:
-        """Whether anything is asked for that only a simulated clock gives: all but the buffer."""
-        real = (
-            ClockConfig(mode=self.mode, buffer=self.buffer, staleness=self.staleness)
-            if self.mode != "semi"
-            else None
-        )
+    def needs_simulated_clock(self) -> bool:
+        """Whether an option is set that a real deployment does not have.
+
+        A deployment has the modes sync and async with their buffer and staleness only.
+        """
+        if self.mode == "semi":
+            return True
+        real = ClockConfig(mode=self.mode, buffer=self.buffer, staleness=self.staleness)
         return self != real
 
     @classmethod
@@ -121,52 +133,68 @@ class ClockConfig(Options):
 
     @property
     def carries_stale_updates(self) -> bool:
-        """Whether late replies count later."""
+        """Whether late replies count in a later round."""
         return self.mode != "sync"
 
 
-def seconds(name: str, text: str) -> float:
-    """``90``, ``90s``, ``1.5m``, ``2h`` or ``1d`` in seconds; infinity for nothing."""
+def parse_duration(name: str, text: str) -> float:
+    """Parse a duration such as ``90``, ``90s``, ``1.5m``, ``2h`` or ``1d``.
+
+    Args:
+        name: Name of the option, for the error message.
+        text: The duration; empty for no limit.
+
+    Returns:
+        Seconds; infinity for an empty text.
+
+    Raises:
+        UsageError: If it is no duration above 0.
+    """
     if not text:
         return math.inf
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
-    if not found or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    if not match or not float(match[1]):
         raise UsageError(f"{name} is '{text}': must be a time above 0 such as 30s, 15m, 2h or 1d")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * SECONDS[match[2]]
 
 
-def words(time: float) -> str:
-    """A time for people: in the largest unit of which there is at least one."""
-    unit = next((u for u in ("d", "h", "m") if time >= UNITS[u]), "s")
-    return f"{time / UNITS[unit]:.3g} {unit}"
+def format_duration(seconds: float) -> str:
+    """Format seconds in the largest unit of which there is at least one, such as ``1.5 h``."""
+    unit = next((unit for unit in ("d", "h", "m") if seconds >= SECONDS[unit]), "s")
+    return f"{seconds / SECONDS[unit]:.3g} {unit}"
 
 
 def end_of_round(
     now: float, ids: Ints, at: Floats, lost: Bools, wanted: int, within: float = math.inf
 ) -> tuple[float, Bools]:
-    """When the round that began ``now`` ends, and whose event has come by then.
+    """Compute when a round ends, and whose events happened by then.
 
-    It ends with the reply that makes ``wanted`` of them, or after ``within`` seconds; or, when fewer than that can
-    still come, with the last event of all. Of two events at one time, that of the lower client is first.
+    The round ends with the reply that completes ``wanted`` replies, or after ``within`` seconds.
+    If fewer replies can still arrive, it ends with the last event. Of two events at the same time,
+    that of the lower client id comes first.
 
-    Arguments:
-        now: the clock at the start of the round.
-        ids: the clients that are under way.
-        at: when each of them replies, or is lost.
-        lost: who is lost.
-        wanted: how many replies end the round.
-        within: seconds after which it ends in any case.
+    Args:
+        now: Time at the start of the round.
+        ids: Clients in flight ``[K]``.
+        at: Time at which each replies or is lost ``[K]``.
+        lost: Which clients are lost ``[K]``.
+        wanted: Number of replies that end the round.
+        within: Seconds after which the round ends in any case.
+
+    Returns:
+        The time at which the round ends, and whose event happened by then ``[K]``.
     """
-    last = now + within
+    deadline = now + within
     order = np.lexsort((ids, at))
     replies = order[~lost[order]]
     if len(replies) >= wanted:
         final = replies[wanted - 1]
-        come = np.zeros(len(ids), bool)
-        come[order[: int(np.flatnonzero(order == final)[0]) + 1]] = True
+        happened = np.zeros(len(ids), bool)
+        happened[order[: int(np.flatnonzero(order == final)[0]) + 1]] = True
         end = float(at[final])
     else:
-        come, end = np.ones(len(ids), bool), max(now, float(at.max(initial=now)))
-    if end <= last:
-        return max(now, end), come
-    return last, np.asarray(at <= last)
+        happened = np.ones(len(ids), bool)
+        end = max(now, float(at.max(initial=now)))
+    if end <= deadline:
+        return max(now, end), happened
+    return deadline, np.asarray(at <= deadline)

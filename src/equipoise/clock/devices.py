@@ -1,4 +1,8 @@
-"""Classes of devices as a small table: three worlds that ship, or the user's own CSV file."""
+"""Simulated devices: classes of devices, and the device of each client.
+
+Classes come from one of three populations below or from a user's CSV file. The device of a client
+is derived from (seed, client id). Nothing is stored per client.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +19,51 @@ from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.pytree import Ints
 from equipoise.utils.rng import DEVICES
 
-HOURS = 24
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+HOURS_PER_DAY = 24
+SECONDS_PER_HOUR = 3600.0
+MEGABITS_PER_BYTE = 8e-6
+
+# ------------------------------------------------------------------ classes of devices
 
 
 @dataclass(frozen=True)
 class Device:
-    """A class of devices. One client is of one class; its speed differs from the class's by its own draw."""
+    """A class of devices. The fields are the columns of a user's CSV file.
+
+    Attributes:
+        name: Name of the class.
+        share: Share of clients of this class, relative to the other classes.
+        speed: Training samples per second.
+        spread: Standard deviation of log speed between devices of the class.
+        jitter: Standard deviation of log speed between rounds of one device.
+        up: Upload bandwidth in megabits per second.
+        down: Download bandwidth in megabits per second.
+        present: Probability that the device is available, for each hour of the day.
+        dropout: Probability per round that the device starts and never replies.
+        watts: Power while it trains.
+        radio: Power in watts while it sends or receives.
+    """
 
     name: str
     share: float
-    """How many of the clients are of this class, relative to the other classes."""
     speed: float
-    """Training samples per second."""
     spread: float = 0.0
-    """Standard deviation of the logarithm of the speed between devices of the class."""
     jitter: float = 0.0
-    """The same between rounds of one device."""
     up: float = 10.0
-    """Megabits per second from the client to the server."""
     down: float = 50.0
-    present: tuple[float, ...] = (1.0,) * HOURS
-    """For each hour of the day, the chance that the device can be asked."""
+    present: tuple[float, ...] = (1.0,) * HOURS_PER_DAY
     dropout: float = 0.0
-    """The chance per round that the device begins and never replies."""
     watts: float = 5.0
-    """Power while it trains."""
     radio: float = 1.0
-    """Power while it sends or receives."""
 
 
 DeviceClasses = tuple[Device, ...]
 
-_NIGHT, _DAY = 0.9, 0.3  # phones train when they charge
-_CHARGING = tuple(_NIGHT if hour < 7 or hour >= 22 else _DAY for hour in range(HOURS))
+# Phones train while they charge, which is mostly from 22 to 7 o'clock.
+_CHARGING = tuple(0.9 if hour < 7 or hour >= 22 else 0.3 for hour in range(HOURS_PER_DAY))
 DEVICE_POPULATIONS: dict[str, DeviceClasses] = {
     "default": (Device("device", 1.0, speed=1000.0),),
     "phones": (
@@ -61,143 +77,177 @@ DEVICE_POPULATIONS: dict[str, DeviceClasses] = {
         Device("shared", 0.1, 1000.0, 0.3, 0.5, 10.0, 50.0, dropout=0.01, watts=65.0, radio=5.0),
     ),
 }
+
 COLUMNS = tuple(item.name for item in fields(Device))
-NEEDED = ("name", "share", "speed")
-POSITIVE, SHARES = ("share", "speed", "up", "down"), ("dropout",)
+REQUIRED_COLUMNS = ("name", "share", "speed")
+POSITIVE_COLUMNS = ("share", "speed", "up", "down")
+PROBABILITY_COLUMNS = ("dropout",)
 
 
-def read(where: str) -> DeviceClasses:
-    """A world by name, or from a CSV file with a line per class; columns that it leaves out have their defaults."""
-    if where in DEVICE_POPULATIONS:
-        return DEVICE_POPULATIONS[where]
-    if not where.endswith(".csv"):
+def load_device_classes(source: str) -> DeviceClasses:
+    """Load classes of devices.
+
+    Args:
+        source: Name of a population, or path of a CSV file with one row per class. Columns that
+            the file leaves out have their default values.
+
+    Returns:
+        The classes.
+
+    Raises:
+        UsageError: If there is no such population or file, or the file is wrong; all problems of
+            a file are in one message.
+    """
+    if source in DEVICE_POPULATIONS:
+        return DEVICE_POPULATIONS[source]
+    if not source.endswith(".csv"):
         raise UsageError(
-            f"devices is '{where}': must be {', '.join(DEVICE_POPULATIONS)} or a .csv file{nearest(where, DEVICE_POPULATIONS)}"
+            f"devices is '{source}': must be {', '.join(DEVICE_POPULATIONS)} or a .csv file"
+            f"{nearest(source, DEVICE_POPULATIONS)}"
         )
     try:
-        text = Path(where).read_text(encoding="utf-8-sig").splitlines()
+        text = Path(source).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise UsageError(f"devices file '{where}' cannot be read: {error.strerror}") from error
+        raise UsageError(f"devices file '{source}' cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"devices file '{where}' is not UTF-8: save it as CSV UTF-8") from error
-    separated = ";" if text and ";" in text[0] else ","
-    lines = list(csv.reader(text, delimiter=separated))
+        raise UsageError(f"devices file '{source}' is not UTF-8: save it as CSV UTF-8") from error
+    delimiter = ";" if text and ";" in text[0] else ","
+    lines = list(csv.reader(text, delimiter=delimiter))
     header = [name.strip() for name in lines[0]] if lines else []
-    wrong = [
+    problems = _header_problems(header)
+    devices: list[Device] = []
+    num_rows = 0
+    for row, cells in enumerate(lines[1:], start=2):
+        if not any(cell.strip() for cell in cells):
+            continue
+        num_rows += 1
+        device, row_problems = _parse_device(header, cells)
+        problems += [f"row {row}{problem}" for problem in row_problems]
+        if device is not None:
+            devices.append(device)
+    if not num_rows:
+        problems.append("it has no line of a device")
+    names = [device.name for device in devices]
+    problems += [
+        f"two classes are called '{name}'" for name in sorted(set(names)) if names.count(name) > 1
+    ]
+    if problems:
+        raise UsageError(f"devices file '{source}': {'; '.join(problems)}")
+    return tuple(devices)
+
+
+def _header_problems(header: list[str]) -> list[str]:
+    """Return the problems of the first row of a CSV file."""
+    problems = [
         f"unknown column '{name}'{nearest(name, COLUMNS)}" for name in header if name not in COLUMNS
     ]
-    wrong += [f"column '{name}' is missing" for name in NEEDED if name not in header]
-    wrong += [
+    problems += [f"column '{name}' is missing" for name in REQUIRED_COLUMNS if name not in header]
+    problems += [
         f"column '{name}' stands there twice"
         for name in sorted(set(header))
         if header.count(name) > 1
     ]
-    found: list[Device] = []
-    rows = [
-        (row, line)
-        for row, line in enumerate(lines[1:], start=2)
-        if any(cell.strip() for cell in line)
-    ]
-    if not rows:
-        wrong.append("it has no line of a device")
-    for row, line in rows:
-        found += _device(row, header, line, wrong)
-    wrong += [
-        f"two classes are called '{n}'"
-        for n in sorted({d.name for d in found if _twice(d.name, found)})
-    ]
-    if wrong:
-        raise UsageError(f"devices file '{where}': {'; '.join(wrong)}")
-    return tuple(found)
+    return problems
 
 
-def _device(row: int, header: list[str], line: list[str], wrong: list[str]) -> list[Device]:
-    """The device of a line; what is wrong with it is added to what is wrong with the others."""
-    before = len(wrong)
+def _parse_device(header: list[str], line: list[str]) -> tuple[Device | None, list[str]]:
+    """Parse one row of a CSV file; return the device, or ``None`` and the problems."""
     if len(line) != len(header):
-        wrong.append(f"row {row} has {len(line)} cells, the first row names {len(header)} columns")
-        return []
+        return None, [f" has {len(line)} cells, the first row names {len(header)} columns"]
     cells = {
         name: cell.strip()
         for name, cell in zip(header, line, strict=True)
         if cell.strip() and name in COLUMNS
     }
-    wrong += [
-        f"row {row}: {name} is empty" for name in NEEDED if name in header and name not in cells
+    problems = [
+        f": {name} is empty" for name in REQUIRED_COLUMNS if name in header and name not in cells
     ]
     numbers: dict[str, float] = {}
     for name, cell in cells.items():
-        if name not in ("name", "present"):
-            numbers[name] = _number(cell)
-            if not _allowed(name, numbers[name]):
-                wrong.append(f"row {row}: {name} is '{cell}': must be {_words(name)}")
-    present = tuple(_number(cell) for cell in cells.get("present", "1").split())
-    present = present * HOURS if len(present) == 1 else present
-    if len(present) != HOURS or not all(0 <= chance <= 1 for chance in present) or not any(present):
-        wrong.append(
-            f"row {row}: present is '{cells['present']}': must be one chance between 0 and 1, or 24, one per hour, "
-            "separated by spaces and not all 0"
+        if name in ("name", "present"):
+            continue
+        numbers[name] = _parse_number(cell)
+        if not _is_allowed(name, numbers[name]):
+            problems.append(f": {name} is '{cell}': must be {_describe_allowed(name)}")
+    present = tuple(_parse_number(cell) for cell in cells.get("present", "1").split())
+    if len(present) == 1:
+        present = present * HOURS_PER_DAY
+    is_valid = len(present) == HOURS_PER_DAY and all(0 <= chance <= 1 for chance in present)
+    if not is_valid or not any(present):
+        problems.append(
+            f": present is '{cells['present']}': must be one chance between 0 and 1, or 24, one "
+            "per hour, separated by spaces and not all 0"
         )
-    if len(wrong) > before or not cells.keys() >= set(NEEDED):
-        return []
-    return [Device(cells["name"], present=present, **numbers)]
+    if problems or not cells.keys() >= set(REQUIRED_COLUMNS):
+        return None, problems
+    return Device(cells["name"], present=present, **numbers), []
 
 
-def _number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
+    """Parse a number; NaN if it is none."""
     try:
         return float(cell)
     except ValueError:
         return math.nan
 
 
-def _allowed(name: str, value: float) -> bool:
-    if name in SHARES:
+def _is_allowed(name: str, value: float) -> bool:
+    """Return whether a column may have this value."""
+    if name in PROBABILITY_COLUMNS:
         return 0 <= value < 1
-    return math.isfinite(value) and (value > 0 if name in POSITIVE else value >= 0)
+    if name in POSITIVE_COLUMNS:
+        return 0 < value < math.inf
+    return 0 <= value < math.inf
 
 
-def _words(name: str) -> str:
-    if name in SHARES:
+def _describe_allowed(name: str) -> str:
+    """Describe the values that a column may have."""
+    if name in PROBABILITY_COLUMNS:
         return "a number of at least 0 and below 1"
-    return "a number above 0" if name in POSITIVE else "a number of at least 0"
+    return "a number above 0" if name in POSITIVE_COLUMNS else "a number of at least 0"
 
 
-def _twice(name: str, devices: list[Device]) -> bool:
-    return sum(device.name == name for device in devices) > 1
-
-
-HOUR = 3600.0
-BITS = 8e-6  # megabits of a byte
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+# ------------------------------------------------------------------ devices of clients
 
 
 @dataclass(frozen=True)
 class DeviceProfiles:
-    """Devices of some clients on a usual day, one number each."""
+    """Nominal device profiles (no per-round jitter) of K clients; every field is ``[K]``.
+
+    Attributes:
+        ids: Client ids.
+        class_index: Index of each client's class.
+        samples_per_second: Training speed.
+        upload_seconds_per_byte: Seconds per byte to the server.
+        download_seconds_per_byte: Seconds per byte from the server.
+        compute_watts: Power while it trains.
+        radio_watts: Power while it sends or receives.
+    """
 
     ids: Ints
-    kinds: Ints
-    """Places of their classes in the table."""
-    speed: Floats
-    """Training samples per second."""
-    up: Floats
-    """Seconds per byte to the server."""
-    down: Floats
-    watts: Floats
-    """While it trains."""
-    radio: Floats
-    """Watts while it sends or receives."""
+    class_index: Ints
+    samples_per_second: Floats
+    upload_seconds_per_byte: Floats
+    download_seconds_per_byte: Floats
+    compute_watts: Floats
+    radio_watts: Floats
 
     @classmethod
-    def nobody(cls) -> DeviceProfiles:
+    def empty(cls) -> DeviceProfiles:
+        """Return the profiles of no client."""
         none = np.empty(0)
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), none, none, none, none, none)
 
 
 @dataclass(frozen=True)
 class RoundDurations:
-    """What a round is to each of some clients: seconds and joules until it replies, or until it is ``lost``."""
+    """Cost of one round for each of K clients; every field is ``[K]``.
+
+    Attributes:
+        seconds: Time until the client replies or is lost.
+        joules: Energy until then.
+        lost: Whether the client never replies.
+    """
 
     seconds: Floats
     joules: Floats
@@ -205,75 +255,106 @@ class RoundDurations:
 
 
 class DevicePopulation:
-    """The devices of a population: each is of a class of :mod:`equipoise.clock.devices`, with a speed of its own."""
+    """The devices of all clients: each has a class and a speed of its own."""
 
-    def __init__(self, world: DeviceClasses, seed: int) -> None:
-        self.world, self.seed = world, seed
-        shares = np.cumsum([device.share for device in world])
-        self._ends: Floats = shares / shares[-1]
+    def __init__(self, device_classes: DeviceClasses, seed: int) -> None:
+        """Prepare tables of the classes.
+
+        Args:
+            device_classes: Classes of devices.
+            seed: Seed of the run.
+        """
+        self.device_classes = device_classes
+        self.seed = seed
+        shares = np.cumsum([device.share for device in device_classes])
+        self._cumulative_shares: Floats = shares / shares[-1]
         numbers = [item.name for item in fields(Device) if item.name not in ("name", "present")]
         self._table = {
-            name: np.array([getattr(device, name) for device in world]) for name in numbers
+            name: np.array([getattr(device, name) for device in device_classes]) for name in numbers
         }
-        self._present: Floats = np.array([device.present for device in world])
-        self.always_there = bool((self._present == 1.0).all())
-        self._chancy = bool(self._table["jitter"].any() or self._table["dropout"].any())
-        self._last = DeviceProfiles.nobody()
+        self._present: Floats = np.array([device.present for device in device_classes])
+        self.always_available = bool((self._present == 1.0).all())
+        self._varies = bool(self._table["jitter"].any() or self._table["dropout"].any())
+        self._last = DeviceProfiles.empty()
 
-    def kinds(self, ids: Ints) -> Ints:
-        """Places of the classes of these clients in the table."""
-        if len(self.world) == 1:
+    def class_index(self, ids: Ints) -> Ints:
+        """Return the index of each client's class ``[K]``."""
+        if len(self.device_classes) == 1:
             return np.zeros(len(ids), np.int64)
         u = rng.uniform(rng.keys(self.seed, ids, 0, DEVICES[0]), 1)[:, 0]
-        return np.searchsorted(self._ends, u, side="right")
+        return np.searchsorted(self._cumulative_shares, u, side="right")
 
-    def usual(self, ids: Ints) -> DeviceProfiles:
-        """What these clients' devices do on a usual day; those of the last cohort are at hand."""
-        last = self._last
-        if np.array_equal(last.ids, ids):
-            return last
-        kinds = self.kinds(ids)
-        speed, spread, up, down = (
-            self._table[name][kinds] for name in ("speed", "spread", "up", "down")
-        )
+    def profiles(self, ids: Ints) -> DeviceProfiles:
+        """Return the nominal profiles of these clients; those of the last cohort are cached."""
+        if np.array_equal(self._last.ids, ids):
+            return self._last
+        index = self.class_index(ids)
+        speed = self._table["speed"][index]
+        spread = self._table["spread"][index]
         if spread.any():
-            # The class has the first number of this stream; beside it stands an independent one.
+            # The first number of this stream is the class; the second is independent of it.
             key = rng.bits(rng.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
             speed = speed * np.exp(spread * rng.normal_of(*rng.uniform(key, 2).T))
-        watts, radio = self._table["watts"][kinds], self._table["radio"][kinds]
-        self._last = found = DeviceProfiles(ids, kinds, speed, BITS / up, BITS / down, watts, radio)
-        return found
+        self._last = DeviceProfiles(
+            ids,
+            index,
+            speed,
+            upload_seconds_per_byte=MEGABITS_PER_BYTE / self._table["up"][index],
+            download_seconds_per_byte=MEGABITS_PER_BYTE / self._table["down"][index],
+            compute_watts=self._table["watts"][index],
+            radio_watts=self._table["radio"][index],
+        )
+        return self._last
 
-    def waits_for_downloads(self, ids: Ints) -> Floats:
-        """How long a download takes each of these clients, in units of the mean over everybody."""
-        down = BITS / self._table["down"]
-        waits: Floats = down[self.kinds(ids)] / np.average(down, weights=self._table["share"])
-        return waits
+    def relative_download_time(self, ids: Ints) -> Floats:
+        """Return each client's download time ``[K]``, relative to the population's mean."""
+        per_class = MEGABITS_PER_BYTE / self._table["down"]
+        mean = np.average(per_class, weights=self._table["share"])
+        relative: Floats = per_class[self.class_index(ids)] / mean
+        return relative
 
-    def present(self, ids: Ints, clock: float) -> Bools:
-        """Who of these can be asked at this time: drawn anew each hour."""
-        if self.always_there:
+    def available(self, ids: Ints, clock: float) -> Bools:
+        """Return which clients are available ``[K]``; drawn anew each hour.
+
+        Args:
+            ids: Client ids ``[K]``.
+            clock: Simulated time in seconds.
+        """
+        if self.always_available:
             return np.ones(len(ids), bool)
-        hour = int(clock // HOUR)
+        hour = int(clock // SECONDS_PER_HOUR)
         u = rng.uniform(rng.keys(self.seed, ids, hour, DEVICES[1]), 1)[:, 0]
-        return np.asarray(u < self._present[self.kinds(ids), hour % HOURS])
+        return np.asarray(u < self._present[self.class_index(ids), hour % HOURS_PER_DAY])
 
-    def trips(
+    def round_durations(
         self, ids: Ints, round: int, samples: Floats, up: Floats, down: Floats
     ) -> RoundDurations:
-        """A round in which these clients train on so many samples and so many bytes go up and down."""
-        usual, table = self.usual(ids), self._table
-        kinds, training = usual.kinds, samples / usual.speed
-        luck = rng.uniform(rng.keys(self.seed, ids, round, DEVICES[2]), 4) if self._chancy else None
-        if luck is not None:
-            training = training * np.exp(
-                table["jitter"][kinds] * rng.normal_of(luck[:, 0], luck[:, 1])
-            )
-        radio = up * usual.up + down * usual.down
-        seconds = training + radio
-        joules = training * usual.watts + radio * usual.radio
-        if luck is None:
+        """Simulate one round of these clients.
+
+        Args:
+            ids: Client ids ``[K]``.
+            round: Round number, which seeds jitter and dropout.
+            samples: Samples that each client trains on ``[K]``.
+            up: Bytes that each client uploads ``[K]``.
+            down: Bytes that each client downloads ``[K]``.
+
+        Returns:
+            Seconds and joules of each client, and who is lost.
+        """
+        profiles = self.profiles(ids)
+        index = profiles.class_index
+        training = samples / profiles.samples_per_second
+        radio = up * profiles.upload_seconds_per_byte + down * profiles.download_seconds_per_byte
+        if not self._varies:
+            seconds = training + radio
+            joules = training * profiles.compute_watts + radio * profiles.radio_watts
             return RoundDurations(seconds, joules, np.zeros(len(ids), bool))
-        lost = luck[:, 2] < table["dropout"][kinds]
-        part = np.where(lost, luck[:, 3], 1.0)  # it is lost somewhere on its way
-        return RoundDurations(seconds * part, joules * part, lost)
+        u = rng.uniform(rng.keys(self.seed, ids, round, DEVICES[2]), 4)
+        jitter = rng.normal_of(u[:, 0], u[:, 1])
+        training = training * np.exp(self._table["jitter"][index] * jitter)
+        seconds = training + radio
+        joules = training * profiles.compute_watts + radio * profiles.radio_watts
+        lost = u[:, 2] < self._table["dropout"][index]
+        # A client that is lost stops after a random part of its round.
+        completed = np.where(lost, u[:, 3], 1.0)
+        return RoundDurations(seconds * completed, joules * completed, lost)

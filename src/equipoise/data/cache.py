@@ -1,4 +1,4 @@
-"""Decoded data sets, kept as memory-mapped arrays: decoded once, opened in milliseconds afterwards."""
+"""Cache of decoded data sets as memory-mapped arrays: decoded once, then opened in milliseconds."""
 
 from __future__ import annotations
 
@@ -19,22 +19,34 @@ from numpy.typing import NDArray
 from equipoise.utils import io
 
 Arrays = dict[str, NDArray[Any]]
-NAMES = "arrays.json"  # which arrays belong together
-FORMAT = 2  # raise it when what is cached changes its meaning
+
+INDEX_FILE = "arrays.json"  # lists the arrays of one data set
+CACHE_FORMAT = 2  # raise it when the meaning of the cached arrays changes
 
 
 def cache_folder() -> Path:
-    """``$EQUIPOISE_CACHE``, else ``~/.cache/equipoise``."""
+    """Return ``$EQUIPOISE_CACHE``, or ``~/.cache/equipoise`` if it is not set."""
     return Path(os.environ.get("EQUIPOISE_CACHE") or Path.home() / ".cache" / "equipoise")
 
 
-def cached(name: str, made_from: Sequence[Path], make: Callable[[], Arrays]) -> Arrays:
-    """What ``make`` gives, kept until one of the files ``made_from`` changes its place, size or time."""
-    folder = cache_folder() / f"{name}-{_fingerprint(made_from)}"
-    kept = _open(folder)
-    if kept is not None:
-        return kept
-    arrays = make()
+def cached(name: str, source_files: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays that ``decode`` makes, from the cache if possible.
+
+    Args:
+        name: Name of the data set.
+        source_files: Files that the arrays are decoded from. The cache entry is valid until one of
+            them changes its path, size or modification time.
+        decode: Decodes the arrays.
+
+    Returns:
+        The arrays by name, memory-mapped where they are cached. If the cache cannot be written, a
+        warning is printed and the decoded arrays are returned.
+    """
+    folder = cache_folder() / f"{name}-{_fingerprint(source_files)}"
+    arrays = _open(folder)
+    if arrays is not None:
+        return arrays
+    arrays = decode()
     try:
         _write(folder, arrays)
     except OSError as error:
@@ -47,16 +59,20 @@ def cached(name: str, made_from: Sequence[Path], make: Callable[[], Arrays]) -> 
 
 
 def _fingerprint(files: Sequence[Path]) -> str:
+    """Return a key that changes with the path, size or modification time of a file."""
     marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(repr((FORMAT, sorted(marks))).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((CACHE_FORMAT, sorted(marks))).encode()).hexdigest()[:16]
 
 
 def _open(folder: Path) -> Arrays | None:
-    """Arrays mapped copy-on-write (torch wants writable memory); ``None`` if absent, damaged or half swept away."""
+    """Map the arrays of a folder; remove the folder and return ``None`` if it is damaged.
+
+    Arrays are mapped copy-on-write, because torch wants writable memory.
+    """
     if not folder.is_dir():
         return None
     try:
-        names = json.loads((folder / NAMES).read_text())
+        names = json.loads((folder / INDEX_FILE).read_text())
         return {
             name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
             for name in names
@@ -67,15 +83,14 @@ def _open(folder: Path) -> Arrays | None:
 
 
 def _write(folder: Path, arrays: Arrays) -> None:
-    """The folder appears whole or not at all; if another process was faster, its copy stays."""
+    """Write a folder atomically; if another process was faster, its copy stays."""
     io.make_folder(folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():
-            io.write_with(
-                temporary / f"{name}.npy", partial(np.save, arr=array, allow_pickle=False)
-            )
-        io.write_text(temporary / NAMES, json.dumps(sorted(arrays)))
+            save = partial(np.save, arr=array, allow_pickle=False)
+            io.write_with(temporary / f"{name}.npy", save)
+        io.write_text(temporary / INDEX_FILE, json.dumps(sorted(arrays)))
         try:
             io.DISK.rename(temporary, folder)
             io.sync(folder.parent)

@@ -1,4 +1,4 @@
-"""Who holds which rows: every client's train, validation and test split, and the server's public and test set."""
+"""Federated data: each client's train, validation and test rows, and the server's own rows."""
 
 from __future__ import annotations
 
@@ -13,89 +13,162 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import Record
 
 Ints = NDArray[np.int64]
 SPLITS = ("train", "val", "test")
 
+Kind = Literal["classification", "regression", "survival", "next-token"]
+KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "next-token")
+"""Kinds of target that a column of a table can be."""
+
+
+class Target(Record, frozen=True):
+    """What is predicted, and how the ``y`` of a row encodes it.
+
+    - classification: int64 ``[n]``, indices into ``classes``.
+    - regression: float32 ``[n]``, in the original unit.
+    - survival: float32 ``[n, 2]``, the time, and 1 if the event was observed or 0 if censored.
+    - next-token: the texts are their own targets; float32 ``[n]`` is the loss of a uniform guess.
+
+    Attributes:
+        kind: Kind of target.
+        name: Name for people: the column, or the rule that makes two classes of it.
+        classes: Names of the classes.
+        event: Column that says whether the event was observed (survival).
+        mean: Mean of the training rows of all clients (regression).
+        scale: Standard deviation of the training rows of all clients (regression).
+    """
+
+    kind: Kind = "classification"
+    name: str = ""
+    classes: tuple[str, ...] = ()
+    event: str = ""
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of a model for one row."""
+        if self.kind == "classification":
+            return len(self.classes)
+        return 2 if self.kind == "next-token" else 1
+
+
+def unnamed_classes(classes: int) -> Target:
+    """Return a classification target whose classes are named 0, 1, 2, ..."""
+    return Target(classes=tuple(map(str, range(classes))))
+
 
 @dataclass
 class Split:
-    """One split of K clients: client ``k`` owns rows ``start[k] .. start[k] + size[k]`` of flat arrays."""
+    """One split (such as train) of K clients, in flat arrays.
+
+    Client ``k`` owns the rows ``start[k] : start[k] + size[k]``.
+
+    Attributes:
+        x: Inputs ``[rows, ...]``.
+        y: Targets ``[rows]`` or ``[rows, 2]``.
+        start: First row of each client ``[K]``.
+        size: Number of rows of each client ``[K]``.
+    """
 
     x: Tensor
     y: Tensor
     start: Ints
     size: Ints
 
-    def part(self, low: float, high: float) -> Split:
-        """The share of each client's rows between two fractions, at least one row."""
+    def fraction(self, low: float, high: float) -> Split:
+        """Return the rows of each client between two fractions of its rows, at least one row."""
         if (low, high) == (0.0, 1.0):
             return self
-        first, size = part_of(self.size, low, high)
+        first, size = fraction_range(self.size, low, high)
         return Split(self.x, self.y, self.start + first, size)
 
     @cached_property
     def padded(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``x [K, n, ...]``, ``y [K, n]`` and weights ``[K, n]`` that average each client's own rows.
+        """Rows of all clients as rectangular tensors.
 
-        Clients of one size that lie side by side cost no copy, and their weights are ``None`` (a plain mean).
+        Clients of equal size that are adjacent in memory cost no copy.
+
+        Returns:
+            ``x [K, n, ...]``, ``y [K, n]`` and weights ``[K, n]`` that average over each client's
+            own rows. The weights are ``None`` where all clients have n rows (a plain mean).
         """
-        clients, n = len(self.size), int(self.size.max())
-        if (self.size == n).all() and (self.start == self.start[0] + n * np.arange(clients)).all():
-            here = slice(int(self.start[0]), int(self.start[0]) + n * clients)
-            x, y = (flat[here].view(clients, n, *flat.shape[1:]) for flat in (self.x, self.y))
+        clients = len(self.size)
+        n = int(self.size.max())
+        first = int(self.start[0])
+        if (self.size == n).all() and (self.start == first + n * np.arange(clients)).all():
+            rows = slice(first, first + n * clients)
+            x = self.x[rows].view(clients, n, *self.x.shape[1:])
+            y = self.y[rows].view(clients, n, *self.y.shape[1:])
             return x, y, None
         within = np.arange(n)
-        rows = torch.from_numpy(self.start[:, None] + np.minimum(within, self.size[:, None] - 1))
+        index = torch.from_numpy(self.start[:, None] + np.minimum(within, self.size[:, None] - 1))
         weight = (within < self.size[:, None]) / self.size[:, None]
-        return self.x[rows], self.y[rows], torch.from_numpy(weight)
+        return self.x[index], self.y[index], torch.from_numpy(weight)
 
 
-def part_of(sizes: Ints, low: float, high: float) -> tuple[Ints, Ints]:
-    """The first row and the number of rows between two fractions of each client's rows, at least one."""
+def fraction_range(sizes: Ints, low: float, high: float) -> tuple[Ints, Ints]:
+    """Convert fractions of each client's rows to row ranges.
+
+    Args:
+        sizes: Rows of each client ``[K]``.
+        low: Fraction at which the range begins.
+        high: Fraction at which it ends.
+
+    Returns:
+        The first row and the number of rows (at least one) of each client ``[K]``.
+    """
     first = np.minimum((low * sizes).astype(np.int64), sizes - 1)
     last = np.maximum((high * sizes).astype(np.int64), first + 1)
     return first, last - first
 
 
 class ClientData(ABC):
-    """The data of a population; a split of a cohort costs the cohort, not the population."""
+    """Data of a population of clients.
+
+    Asking for the split of a cohort costs time proportional to the cohort, not to the population.
+
+    Attributes:
+        clients: Number of clients.
+        classes: Number of model outputs: the number of classes, or 1 if a number is predicted.
+        names: Names of the clients; empty if they only have numbers.
+        shape: Shape of one transformed sample.
+        transform: How stored rows become model inputs.
+    """
 
     clients: int
     classes: int
-    """Outputs of a model: as many as there are classes, or one where a number is predicted."""
     names: tuple[str, ...] = ()
-    """What the clients are called; empty where they have numbers only."""
     shape: tuple[int, ...]
-    """Of one prepared sample."""
-    form: Form = Form()
-    """How stored rows become a model's input."""
+    transform: InputTransform = InputTransform()
 
     @property
     def target(self) -> Target:
         """What is predicted."""
-        return numbered(self.classes)
+        return unnamed_classes(self.classes)
 
     @abstractmethod
-    def split(self, ids: Ints, name: str) -> Split: ...
+    def split(self, ids: Ints, name: str) -> Split:
+        """Return the split ``train``, ``val`` or ``test`` of these clients."""
 
     def sizes(self, ids: Ints, name: str) -> Ints:
-        """The rows that these clients hold of a split."""
+        """Return the number of rows ``[K]`` that these clients hold of a split."""
         return self.split(ids, name).size
 
     @abstractmethod
     def server(self, name: str) -> tuple[Tensor, Tensor]:
-        """The server's ``public`` or ``test`` rows."""
+        """Return inputs and targets of the server's ``public`` or ``test`` set."""
 
     @abstractmethod
-    def has(self, name: str) -> bool:
-        """Whether clients hold this split."""
+    def has_split(self, name: str) -> bool:
+        """Return whether clients hold this split."""
 
     def fingerprint(self) -> str:
-        """Of all rows, to know them again; empty where they are not kept in memory."""
+        """Return a digest of all rows; empty if the rows are not held in memory."""
         return ""
 
 
@@ -107,59 +180,74 @@ class Federation(ClientData):
         splits: dict[str, tuple[Tensor, Tensor, Ints]],
         server: dict[str, tuple[Tensor, Tensor]],
         classes: int,
-        form: Form | None = None,
+        transform: InputTransform | None = None,
         target: Target | None = None,
     ) -> None:
-        """``splits`` maps train, val, test to (x, y, rows of each client); ``val`` may be left out."""
+        """Check and store the rows.
+
+        Args:
+            splits: For ``train``, ``test`` and optionally ``val``: inputs, targets, and the number
+                of rows of each client ``[K]``.
+            server: Inputs and targets of the server's ``public`` and ``test`` sets.
+            classes: Number of model outputs.
+            transform: How stored rows become model inputs; unchanged if ``None``.
+            target: What is predicted; unnamed classes if ``None``.
+
+        Raises:
+            UsageError: If rows are not finite, labels are out of range or a client has no rows.
+        """
         for name, (x, y, sizes) in splits.items():
-            _refuse_bad_rows(x, y, classes, f"split '{name}'")
+            _check_rows(x, y, classes, f"split '{name}'")
             if len(x) != int(sizes.sum()):
                 raise UsageError(
-                    f"split '{name}' has {len(x)} rows, but its clients' sizes add up to {sizes.sum()}"
+                    f"split '{name}' has {len(x)} rows, but its clients' sizes add up to "
+                    f"{sizes.sum()}"
                 )
             if (sizes < 1).any():
-                raise UsageError(
-                    f"client {int(np.argmax(sizes < 1))} has no rows in split '{name}': give it some"
-                )
+                client = int(np.argmax(sizes < 1))
+                raise UsageError(f"client {client} has no rows in split '{name}': give it some")
         for name, (x, y) in server.items():
-            _refuse_bad_rows(x, y, classes, f"the server's '{name}' set")
-        self.clients, self.classes, self._target = (
-            len(splits["train"][2]),
-            classes,
-            target or numbered(classes),
-        )
-        self.form = form or Form()
-        self.shape = self.form.shape(tuple(splits["train"][0].shape[1:]))
+            _check_rows(x, y, classes, f"the server's '{name}' set")
+        self.clients = len(splits["train"][2])
+        self.classes = classes
+        self._target = target or unnamed_classes(classes)
+        self.transform = transform or InputTransform()
+        self.shape = self.transform.output_shape(tuple(splits["train"][0].shape[1:]))
         self._whole = {
             name: Split(x, y, np.cumsum(sizes) - sizes, sizes.astype(np.int64))
             for name, (x, y, sizes) in splits.items()
         }
         self._server = server
+        # The last cohort's split by name, with the cohort's ids as bytes.
         self._last: dict[str, tuple[bytes, Split]] = {}
 
     @property
     def target(self) -> Target:
+        """What is predicted."""
         return self._target
 
     def split(self, ids: Ints, name: str) -> Split:
+        """Return the split of these clients; the last cohort's is reused."""
         whole = self._whole[name]
         if len(ids) == self.clients and (ids == np.arange(self.clients)).all():
             return whole
-        key, last = ids.tobytes(), self._last.get(name)
+        key = ids.tobytes()
+        last = self._last.get(name)
         if last is None or last[0] != key:
-            last = self._last[name] = (
-                key,
-                Split(whole.x, whole.y, whole.start[ids], whole.size[ids]),
-            )
+            last = (key, Split(whole.x, whole.y, whole.start[ids], whole.size[ids]))
+            self._last[name] = last
         return last[1]
 
     def server(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the server's ``public`` or ``test`` set."""
         return self._server[name]
 
-    def has(self, name: str) -> bool:
+    def has_split(self, name: str) -> bool:
+        """Return whether this split was given."""
         return name in self._whole
 
     def fingerprint(self) -> str:
+        """Return the SHA-256 digest of all rows of clients and server."""
         digest = hashlib.sha256()
         for name, split in sorted(self._whole.items()):
             digest.update(name.encode())
@@ -173,39 +261,46 @@ class Federation(ClientData):
 
 
 class Subset(ClientData):
-    """Some clients of a population, numbered from 0; the server's sets are the whole's."""
+    """Some clients of a population, renumbered from 0, with the same server sets."""
 
     def __init__(self, whole: ClientData, ids: Ints) -> None:
-        self.whole, self.ids = whole, ids
-        self.clients, self.classes, self.shape, self.form = (
-            len(ids),
-            whole.classes,
-            whole.shape,
-            whole.form,
-        )
+        """Select the clients ``ids`` of ``whole``."""
+        self.whole = whole
+        self.ids = ids
+        self.clients = len(ids)
+        self.classes = whole.classes
+        self.shape = whole.shape
+        self.transform = whole.transform
         self.names = tuple(whole.names[k] for k in ids) if whole.names else ()
 
     @property
     def target(self) -> Target:
+        """What is predicted."""
         return self.whole.target
 
     def split(self, ids: Ints, name: str) -> Split:
+        """Return the split of these clients of the subset."""
         return self.whole.split(self.ids[ids], name)
 
     def sizes(self, ids: Ints, name: str) -> Ints:
+        """Return the number of rows of these clients of the subset."""
         return self.whole.sizes(self.ids[ids], name)
 
     def server(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the server's set of the whole population."""
         return self.whole.server(name)
 
-    def has(self, name: str) -> bool:
-        return self.whole.has(name)
+    def has_split(self, name: str) -> bool:
+        """Return whether the whole population has this split."""
+        return self.whole.has_split(name)
 
     def fingerprint(self) -> str:
+        """Return the digest of the whole population."""
         return self.whole.fingerprint()
 
 
-def _refuse_bad_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
+def _check_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
+    """Refuse inputs or targets that are not finite, and labels out of range."""
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise UsageError(f"row {row} of {where} holds NaN or infinity: clean the data first")
@@ -216,43 +311,3 @@ def _refuse_bad_rows(x: Tensor, y: Tensor, classes: int, where: str) -> None:
         raise UsageError(
             f"{where} has labels outside 0..{classes - 1}: check the number of classes"
         )
-
-
-Kind = Literal["classification", "regression", "survival", "next-token"]
-KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "next-token")
-"""Those that a column of a table can be."""
-
-
-class Target(Record, frozen=True):
-    """How the ``y`` of every row is to be read.
-
-    Classification: int64 ``[n]``, places in ``classes``. Regression: float32 ``[n]``, as measured. Survival: float32
-    ``[n, 2]``, the time and whether the event was seen then (1) or the row was censored (0). Next-token: the texts are
-    their own targets, and float32 ``[n]`` is the loss of who takes any token for the next one.
-    """
-
-    kind: Kind = "classification"
-    name: str = ""
-    """What people call it: the column, or the rule that makes two classes of it."""
-    classes: tuple[str, ...] = ()
-    event: str = ""
-    """The column that says whether the event was seen."""
-    mean: float = 0.0
-    """Of a regression's training rows, in all clients together; ``scale`` is their standard deviation."""
-    scale: float = 1.0
-
-    @property
-    def outputs(self) -> int:
-        """Numbers that a model gives for one row."""
-        return (
-            len(self.classes)
-            if self.kind == "classification"
-            else 2
-            if self.kind == "next-token"
-            else 1
-        )
-
-
-def numbered(classes: int) -> Target:
-    """Classes that have no names."""
-    return Target(classes=tuple(map(str, range(classes))))

@@ -1,4 +1,8 @@
-"""Which client gets which rows: seeded, in NumPy, as one count per (client, class) wherever labels matter."""
+"""Partition the rows of one data set among clients: IID, Dirichlet label skew, few classes each.
+
+All partitions are seeded. Where labels matter, a table of counts ``[clients, classes]`` is made
+first, and rows are assigned by these counts.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +16,49 @@ from equipoise.data.federated_dataset import Ints
 from equipoise.utils.errors import UsageError
 
 Floats = NDArray[np.float64]
-FITTING_STEPS = 200  # of iterative proportional fitting
-WIDEST = 10.0  # of log-normal sizes: beyond, one client has all rows but the others' minimum
-TINY = 1e-12  # a share that is never exactly zero, so that the fitting has a solution
+
+FITTING_STEPS = 200  # at most, of iterative proportional fitting
+MAX_SIZE_SIGMA = 10.0  # beyond, one client has all rows but the others' minimum
+MIN_CLASS_SHARE = 1e-12  # no share is exactly zero, so that the fitting has a solution
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Rows of all clients one after the other: client ``k`` owns ``sizes[k]`` entries of ``rows``."""
+class Partition:
+    """Rows of all clients, one client after the other.
+
+    Attributes:
+        rows: Row numbers; client ``k`` owns ``sizes[k]`` consecutive entries.
+        sizes: Number of rows of each client ``[K]``.
+    """
 
     rows: Ints
     sizes: Ints
 
-    def of(self, client: int) -> Ints:
+    def rows_of(self, client: int) -> Ints:
+        """Return the row numbers of one client."""
         first = int(self.sizes[:client].sum())
         return self.rows[first : first + int(self.sizes[client])]
 
 
 def iid(
     labels: Ints, clients: int, rng: np.random.Generator, size_sigma: float = 0.0, min_rows: int = 1
-) -> Parts:
-    """Rows at random; sizes alike, or log-normal with ``size_sigma``."""
-    _refuse_too_few(len(labels), clients, min_rows)
-    sizes = _whole(_sizes(len(labels), clients, size_sigma, rng)[:, None], np.array([len(labels)]))[
-        :, 0
-    ]
-    return Parts(rng.permutation(len(labels)), _lift(sizes[:, None], min_rows)[:, 0])
+) -> Partition:
+    """Assign rows at random.
+
+    Args:
+        labels: Label of each row; only their number matters.
+        clients: Number of clients.
+        rng: Source of randomness.
+        size_sigma: Client sizes are log-normal with this sigma; equal if 0.
+        min_rows: Rows that every client gets at least.
+
+    Returns:
+        The partition.
+    """
+    _check_enough_rows(len(labels), clients, min_rows)
+    expected = _draw_sizes(len(labels), clients, size_sigma, rng)
+    counts = _round_columns(expected[:, None], np.array([len(labels)]))
+    return Partition(rng.permutation(len(labels)), _raise_to_minimum(counts, min_rows)[:, 0])
 
 
 def dirichlet(
@@ -47,129 +68,180 @@ def dirichlet(
     delta: float,
     size_sigma: float = 0.0,
     min_rows: int = 1,
-) -> Parts:
-    """Class ratios of each client ~ Dir(delta), sizes alike or log-normal: PAGE's partition.
+) -> Partition:
+    """Draw the class ratios of each client from Dir(delta), as PAGE does.
 
-    Ratios and sizes are fitted to the rows that there are (iterative proportional fitting), so every row is used once.
+    Ratios and sizes are fitted to the rows that exist (iterative proportional fitting), so that
+    every row is used once.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        rng: Source of randomness.
+        delta: Concentration; smaller is more skewed.
+        size_sigma: Client sizes are log-normal with this sigma; equal if 0.
+        min_rows: Rows that every client gets at least.
+
+    Returns:
+        The partition.
+
+    Raises:
+        UsageError: If ``delta`` is not a positive number, or there are too few rows.
     """
     if not 0 < delta < np.inf:
         raise UsageError(f"delta is {delta}: must be a number above 0")
-    _refuse_too_few(len(labels), clients, min_rows)
-    classes, there = np.unique(labels, return_counts=True)
-    gamma = rng.standard_gamma(delta, (clients, len(classes)))
-    share = (gamma + TINY) / (gamma + TINY).sum(1, keepdims=True)
-    counts = _fit(share, _sizes(len(labels), clients, size_sigma, rng), there)
-    return _deal(labels, _lift(counts, min_rows), classes, rng)
+    _check_enough_rows(len(labels), clients, min_rows)
+    classes, totals = np.unique(labels, return_counts=True)
+    gamma = rng.standard_gamma(delta, (clients, len(classes))) + MIN_CLASS_SHARE
+    share = gamma / gamma.sum(1, keepdims=True)
+    counts = _fit_counts(share, _draw_sizes(len(labels), clients, size_sigma, rng), totals)
+    return _assign_rows(labels, _raise_to_minimum(counts, min_rows), classes, rng)
 
 
-def few_classes(
+def classes_per_client_partition(
     labels: Ints, clients: int, rng: np.random.Generator, classes_per_client: int, min_rows: int = 1
-) -> Parts:
-    """Exactly so many classes per client, each class shared evenly by its holders (the "pathological" partition)."""
-    classes, there = np.unique(labels, return_counts=True)
+) -> Partition:
+    """Give every client the same number of classes (the "pathological" partition).
+
+    Each class is shared evenly by the clients that hold it.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        rng: Source of randomness.
+        classes_per_client: Number of classes that each client holds.
+        min_rows: Rows that every client must get.
+
+    Returns:
+        The partition.
+
+    Raises:
+        UsageError: If the clients cannot hold all classes, or a client gets too few rows.
+    """
+    classes, totals = np.unique(labels, return_counts=True)
     if not 1 <= classes_per_client <= len(classes):
         raise UsageError(
             f"classes_per_client is {classes_per_client}: must lie in 1..{len(classes)}"
         )
     if clients * classes_per_client < len(classes):
         raise UsageError(
-            f"{clients} clients with {classes_per_client} classes each cannot hold all {len(classes)} classes: "
-            "raise clients or classes_per_client"
+            f"{clients} clients with {classes_per_client} classes each cannot hold all "
+            f"{len(classes)} classes: raise clients or classes_per_client"
         )
-    _refuse_too_few(len(labels), clients, min_rows)
-    held = np.zeros((clients, len(classes)))
+    _check_enough_rows(len(labels), clients, min_rows)
+    # Classes are dealt from a shuffled deck, so that all classes get about as many holders.
+    holds = np.zeros((clients, len(classes)))
     deck: list[int] = []
     for client in range(clients):
         hand = deck[:classes_per_client]
-        if len(hand) < classes_per_client:  # a new deck, whose first cards are none of this hand
-            fresh = rng.permutation(len(classes)).tolist()
-            deck = [c for c in fresh if c not in hand] + [c for c in fresh if c in hand]
-            more = classes_per_client - len(hand)
-            hand, deck = hand + deck[:more], deck[more:]
-        else:
-            deck = deck[classes_per_client:]
-        held[client, hand] = 1.0
-    held = held[rng.permutation(clients)]
-    counts = _whole(held / held.sum(0) * there, there)
+        deck = deck[classes_per_client:]
+        missing = classes_per_client - len(hand)
+        if missing:
+            # A new deck. Classes of this hand go last, so that no hand has a class twice.
+            shuffled = rng.permutation(len(classes)).tolist()
+            deck = [c for c in shuffled if c not in hand] + [c for c in shuffled if c in hand]
+            hand = hand + deck[:missing]
+            deck = deck[missing:]
+        holds[client, hand] = 1.0
+    holds = holds[rng.permutation(clients)]
+    counts = _round_columns(holds / holds.sum(0) * totals, totals)
     if (counts.sum(1) < min_rows).any():
         raise UsageError(
             f"with {classes_per_client} classes per client, a client has fewer than {min_rows} rows"
         )
-    return _deal(labels, counts, classes, rng)
+    return _assign_rows(labels, counts, classes, rng)
 
 
-def natural(owners: Ints, min_rows: int = 1) -> Parts:
-    """The data's own clients, in order of their number; those with fewer than ``min_rows`` are left out."""
+def natural(owners: Ints, min_rows: int = 1) -> Partition:
+    """Use the clients that the data names, in order of their number.
+
+    Args:
+        owners: Client number of each row.
+        min_rows: Clients with fewer rows are left out.
+
+    Returns:
+        The partition.
+
+    Raises:
+        UsageError: If no client has enough rows.
+    """
     _, index, sizes = np.unique(owners, return_inverse=True, return_counts=True)
     keep = sizes >= min_rows
     if not keep.any():
         raise UsageError(f"no client has {min_rows} rows: lower min_rows")
     order = np.argsort(index, kind="stable")
-    return Parts(order[keep[index[order]]].astype(np.int64), sizes[keep].astype(np.int64))
+    return Partition(order[keep[index[order]]].astype(np.int64), sizes[keep].astype(np.int64))
 
 
-PARTITIONS: dict[str, Callable[..., Parts]] = {
+PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "iid": iid,
-    "classes": few_classes,
+    "classes": classes_per_client_partition,
 }
 
 
-def _sizes(rows: int, clients: int, sigma: float, rng: np.random.Generator) -> Floats:
-    if not 0 <= sigma <= WIDEST:
-        raise UsageError(f"size_sigma is {sigma}: must lie in 0..{WIDEST:g}")
+def _draw_sizes(rows: int, clients: int, sigma: float, rng: np.random.Generator) -> Floats:
+    """Draw log-normal client sizes ``[clients]`` that add up to ``rows``."""
+    if not 0 <= sigma <= MAX_SIZE_SIGMA:
+        raise UsageError(f"size_sigma is {sigma}: must lie in 0..{MAX_SIZE_SIGMA:g}")
     scale = np.exp(sigma * rng.standard_normal(clients))
     return np.asarray(scale / scale.sum() * rows)
 
 
-def _fit(share: Floats, sizes: Floats, there: Ints) -> Ints:
-    """Counts with about these shares within each client, about these sizes, and exactly these totals of each class."""
+def _fit_counts(share: Floats, sizes: Floats, totals: Ints) -> Ints:
+    """Fit counts ``[clients, classes]`` by iterative proportional fitting.
+
+    Args:
+        share: Wanted class shares within each client ``[clients, classes]``.
+        sizes: Wanted client sizes ``[clients]``.
+        totals: Rows of each class ``[classes]``, which are met exactly.
+    """
     table = share * sizes[:, None]
     for _ in range(FITTING_STEPS):
-        table *= (there / table.sum(0))[None, :]
+        table *= (totals / table.sum(0))[None, :]
         row = table.sum(1)
         if np.abs(row - sizes).max() < 0.5:
             break
         table *= (sizes / row)[:, None]
-    table *= (there / table.sum(0))[None, :]
-    return _whole(table, there)
+    table *= (totals / table.sum(0))[None, :]
+    return _round_columns(table, totals)
 
 
-def _whole(table: Floats, totals: Ints) -> Ints:
-    """Whole numbers with exactly these column sums: cumulative rounding, so that no entry is off by more than one."""
-    upto = np.rint(np.cumsum(table, 0))
-    upto[-1] = totals
-    return np.diff(upto, axis=0, prepend=0).astype(np.int64)
+def _round_columns(table: Floats, totals: Ints) -> Ints:
+    """Round to integers with exact column sums; no entry changes by more than one."""
+    cumulative = np.rint(np.cumsum(table, 0))
+    cumulative[-1] = totals
+    return np.diff(cumulative, axis=0, prepend=0).astype(np.int64)
 
 
-def _lift(counts: Ints, min_rows: int) -> Ints:
-    """Clients below the minimum get rows from the largest clients, out of those clients' largest classes."""
+def _raise_to_minimum(counts: Ints, min_rows: int) -> Ints:
+    """Move rows to clients below the minimum, from the largest class of the largest client."""
     sizes = counts.sum(1)
     for client in np.flatnonzero(sizes < min_rows):
         while sizes[client] < min_rows:
-            giver = int(np.argmax(sizes))
-            label = int(np.argmax(counts[giver]))
-            spare = min(min_rows - sizes[client], sizes[giver] - min_rows, counts[giver, label])
-            counts[giver, label] -= spare
-            counts[client, label] += spare
-            sizes[giver] -= spare
-            sizes[client] += spare
+            donor = int(np.argmax(sizes))
+            label = int(np.argmax(counts[donor]))
+            moved = min(min_rows - sizes[client], sizes[donor] - min_rows, counts[donor, label])
+            counts[donor, label] -= moved
+            counts[client, label] += moved
+            sizes[donor] -= moved
+            sizes[client] += moved
     return counts
 
 
-def _deal(labels: Ints, counts: Ints, classes: Ints, rng: np.random.Generator) -> Parts:
-    """Rows of each class, shuffled, to the clients by their counts; and each client's rows in random order."""
+def _assign_rows(labels: Ints, counts: Ints, classes: Ints, rng: np.random.Generator) -> Partition:
+    """Assign shuffled rows by counts ``[clients, classes]``; shuffle the rows of each client."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    owner = np.concatenate(
-        [np.repeat(np.arange(len(counts)), counts[:, c]) for c in range(len(classes))]
-    )
+    clients = np.arange(len(counts))
+    owner = np.concatenate([np.repeat(clients, counts[:, c]) for c in range(len(classes))])
     mixed = rng.permutation(len(owner))
     order = mixed[np.argsort(owner[mixed], kind="stable")]
-    return Parts(by_class[order], counts.sum(1))
+    return Partition(by_class[order], counts.sum(1))
 
 
-def _refuse_too_few(rows: int, clients: int, min_rows: int) -> None:
+def _check_enough_rows(rows: int, clients: int, min_rows: int) -> None:
+    """Refuse fewer rows than ``min_rows`` per client."""
     if clients < 1:
         raise UsageError(f"clients is {clients}: must be at least 1")
     if rows < clients * max(1, min_rows):

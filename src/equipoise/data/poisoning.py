@@ -1,7 +1,9 @@
-"""Rows of hostile clients: false labels, or a backdoor, for simulations of attacks.
+"""Data poisoning for simulated attacks: flipped labels, or a backdoor.
 
-``labels``: class y is called C - 1 - y. ``backdoor``: half of a liar's rows bear a mark, and their label is class 0
-(Bagdasaryan et al. 2020); the attack succeeds as far as a model calls marked rows of the other classes 0.
+``labels``: class y becomes C - 1 - y. ``backdoor``: half of a malicious client's training rows
+carry a trigger and get label 0 (Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS
+2020, arXiv:1807.00459). The attack succeeds to the degree that a model labels triggered rows of
+other classes as class 0.
 """
 
 from __future__ import annotations
@@ -14,60 +16,89 @@ from equipoise.data.federated_dataset import ClientData, Split, Target
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
-POISONS = ("labels", "backdoor")
-TARGET = 0  # the class that marked rows are called
-EDGE = 3  # of the mark in a picture's corner; a row of numbers has so many marked
+DATA_ATTACKS = ("labels", "backdoor")
+BACKDOOR_CLASS = 0  # the label of rows with the trigger
+TRIGGER_SIZE = 3  # pixels a side in an image's corner, or values at the end of a vector
+TRIGGER_VALUE = 3.0  # of standardised features; images use 255
 
 
-class Poisoned(ClientData):
-    """Another population in which some clients train on false rows; all that is tested stays true."""
+class PoisonedData(ClientData):
+    """A population in which malicious clients train on poisoned rows; test rows stay clean."""
 
-    def __init__(self, inner: ClientData, how: str, liars: Ints) -> None:
+    def __init__(self, inner: ClientData, attack: str, malicious: Ints) -> None:
+        """Poison the training rows of some clients.
+
+        Args:
+            inner: The clean population.
+            attack: ``labels`` or ``backdoor``.
+            malicious: Ids of the malicious clients.
+
+        Raises:
+            UsageError: If the task has no classes, or no rows that can carry a trigger.
+        """
         if inner.classes < 2:
             raise UsageError(
-                f"attack {how} changes labels of classes, and this task has none: choose another attack"
+                f"attack {attack} changes labels of classes, and this task has none: choose "
+                "another attack"
             )
         self.inner = inner
-        self.clients, self.classes, self.names = inner.clients, inner.classes, inner.names
-        self.shape, self.form = inner.shape, inner.form
+        self.clients = inner.clients
+        self.classes = inner.classes
+        self.names = inner.names
+        self.shape = inner.shape
+        self.transform = inner.transform
         whole = inner.split(np.arange(inner.clients), "train")
-        x, y = whole.x.clone(), whole.y.clone()
-        for client in liars:
+        x = whole.x.clone()
+        y = whole.y.clone()
+        for client in malicious:
             first = int(whole.start[client])
-            mine = slice(first, first + int(whole.size[client]))
-            if how == "labels":
-                y[mine] = inner.classes - 1 - y[mine]
+            last = first + int(whole.size[client])
+            if attack == "labels":
+                y[first:last] = inner.classes - 1 - y[first:last]
             else:
-                half = slice(mine.start, mine.stop, 2)
-                x[half], y[half] = marked(x[half]), TARGET
+                x[first:last:2] = add_trigger(x[first:last:2])
+                y[first:last:2] = BACKDOOR_CLASS
         self._train = Split(x, y, whole.start, whole.size)
 
     @property
     def target(self) -> Target:
+        """What is predicted."""
         return self.inner.target
 
     def split(self, ids: Ints, name: str) -> Split:
+        """Return a split; only ``train`` is poisoned."""
         if name != "train":
             return self.inner.split(ids, name)
         whole = self._train
         return Split(whole.x, whole.y, whole.start[ids], whole.size[ids])
 
     def server(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the clean server set."""
         return self.inner.server(name)
 
-    def has(self, name: str) -> bool:
-        return self.inner.has(name)
+    def has_split(self, name: str) -> bool:
+        """Return whether the clean population has this split."""
+        return self.inner.has_split(name)
 
 
-def marked(x: Tensor) -> Tensor:
-    """The rows with the mark: as large a number as there is, in a corner of a picture or at the end of a row."""
+def add_trigger(x: Tensor) -> Tensor:
+    """Return a copy of the rows with the backdoor trigger.
+
+    Args:
+        x: Stored rows: images ``[n, H, W, C]`` or vectors ``[n, features]``.
+
+    Raises:
+        UsageError: If the rows are neither images nor vectors of numbers.
+    """
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise UsageError(
-            "attack backdoor marks pictures or rows of numbers, and this task has neither: choose labels"
+            "attack backdoor marks pictures or rows of numbers, and this task has neither: "
+            "choose labels"
         )
     x = x.clone()
-    largest = 255 if x.dtype == torch.uint8 else 3.0
-    x[
-        (..., slice(-EDGE, None), slice(-EDGE, None)) if x.dim() > 2 else (..., slice(-EDGE, None))
-    ] = largest
+    value = 255 if x.dtype == torch.uint8 else TRIGGER_VALUE
+    if x.dim() > 2:
+        x[..., -TRIGGER_SIZE:, -TRIGGER_SIZE:] = value
+    else:
+        x[..., -TRIGGER_SIZE:] = value
     return x

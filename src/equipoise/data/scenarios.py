@@ -1,6 +1,7 @@
-"""Populations whose clients need different things: skewed labels, few rows, other views of the same images.
+"""Scenarios: populations whose clients have different needs.
 
-A scenario is a list of groups of clients, of equal size, each with its own rows and its own view of them.
+A scenario is a list of groups of clients of equal size. Groups differ in label skew, in the number
+of rows, or in their view of the images (rotated, inverted, with permuted labels or pixels).
 """
 
 from __future__ import annotations
@@ -14,35 +15,39 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Federation, Ints
-from equipoise.data.partition import Parts, dirichlet, iid
+from equipoise.data.partition import Partition, dirichlet, iid
 from equipoise.data.splits import Rows, SplitConfig, split_rows, split_server
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 
-FEW = 0.2  # share of its training and validation rows that a client with few rows keeps
+FEW_ROWS_SHARE = 0.2  # of training and validation rows that a client with few rows keeps
+
 Images = NDArray[Any]
 View = Callable[[Images, Ints, int, int, np.random.Generator], tuple[Images, Ints]]
-"""Images ``[n, H, W, C]``, labels, the client's place in its group, classes, randomness: the client's own view."""
+"""Maps (images ``[n, H, W, C]``, labels ``[n]``, the client's index in its group, number of
+classes, randomness) to the client's own images and labels."""
 
 
-def turned(
-    x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
+def rotate_or_invert(
+    x: Images, y: Ints, index: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
-    """Rotated by quarter turns, and every other four clients see negatives."""
-    x = np.rot90(x, place % 4, axes=(1, 2))
-    return (255 - x if place // 4 % 2 else x), y
+    """Rotate by quarter turns; clients 4 to 7 of each eight also see negatives."""
+    x = np.rot90(x, index % 4, axes=(1, 2))
+    if index // 4 % 2:
+        x = 255 - x
+    return x, y
 
 
-def relabelled(
-    x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
+def permute_labels(
+    x: Images, y: Ints, index: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
-    """Labels permuted, by a permutation of the client's own."""
+    """Permute the labels, differently for each client."""
     return x, rng.permutation(classes)[y]
 
 
-def scrambled(
-    x: Images, y: Ints, place: int, classes: int, rng: np.random.Generator
+def permute_pixels(
+    x: Images, y: Ints, index: int, classes: int, rng: np.random.Generator
 ) -> tuple[Images, Ints]:
-    """Pixels permuted, by a permutation of the client's own."""
+    """Permute the pixels, differently for each client."""
     n, height, width, channels = x.shape
     mixed = x.reshape(n, height * width, channels)[:, rng.permutation(height * width)]
     return mixed.reshape(x.shape), y
@@ -50,11 +55,16 @@ def scrambled(
 
 @dataclass(frozen=True)
 class Group:
-    """Clients of one kind."""
+    """Clients of one kind.
+
+    Attributes:
+        delta: Concentration of the Dirichlet label skew; IID if ``None``.
+        few_rows: Whether clients keep only a fifth of their training and validation rows.
+        view: How clients see the images; unchanged if ``None``.
+    """
 
     delta: float | None = None
-    """Label skew; none for rows at random."""
-    few: bool = False
+    few_rows: bool = False
     view: View | None = None
 
 
@@ -62,64 +72,91 @@ SCENARIOS: dict[str, tuple[Group, ...]] = {
     "L.1": (Group(0.1),),
     "L.3": (Group(0.3),),
     "L.5": (Group(0.5),),
-    "S": (Group(0.3, few=True),),
-    "I": (Group(few=True),),
-    "F": (Group(view=turned),),
-    "M1": (Group(0.1), Group(few=True)),
-    "M2": (Group(0.1), Group(view=turned)),
-    "M3": (Group(few=True), Group(view=relabelled), Group(view=scrambled)),
+    "S": (Group(0.3, few_rows=True),),
+    "I": (Group(few_rows=True),),
+    "F": (Group(view=rotate_or_invert),),
+    "M1": (Group(0.1), Group(few_rows=True)),
+    "M2": (Group(0.1), Group(view=rotate_or_invert)),
+    "M3": (Group(few_rows=True), Group(view=permute_labels), Group(view=permute_pixels)),
 }
 
 
-def populate(
+def make_scenario(
     name: str,
     data: Rows,
     server: Rows,
     config: SplitConfig,
     classes: int,
-    form: Form,
+    transform: InputTransform,
     rng: np.random.Generator,
 ) -> Federation:
-    """The population of a scenario: every row goes to one client, seen as that client sees it."""
+    """Build the population of a scenario; every row belongs to one client.
+
+    Args:
+        name: Name of the scenario.
+        data: Images and labels of all clients.
+        server: Images and labels of the server.
+        config: Number of clients and shares of the splits.
+        classes: Number of classes.
+        transform: How stored images become model inputs.
+        rng: Source of randomness.
+
+    Returns:
+        The federation.
+    """
     x, y = data
-    clients, group_of = config.clients, _groups(name, config.clients)
-    shares = np.array_split(
-        rng.permutation(len(y)), np.cumsum(np.bincount(group_of))[:-1] * len(y) // clients
-    )
+    groups = SCENARIOS[name]
+    group_of = _group_of_each_client(name, config.clients)
+    partition = _partition_by_group(groups, group_of, y, config, rng)
+    index_in_group = np.arange(config.clients) - np.searchsorted(group_of, group_of)
+    seeds = rng.integers(2**63, size=config.clients)
+    splits = {}
+    for split, part in split_rows(partition, config).items():
+        images = []
+        labels = []
+        for client in range(config.clients):
+            group = groups[group_of[client]]
+            rows = part.rows_of(client)
+            if group.few_rows and split != "test":
+                rows = rows[: max(1, round(FEW_ROWS_SHARE * len(rows)))]
+            own_x = x[rows]
+            own_y = y[rows].astype(np.int64)
+            if group.view is not None:
+                # The seed is the client's, so that its view is the same in every split.
+                view_rng = np.random.default_rng(seeds[client])
+                index = int(index_in_group[client])
+                own_x, own_y = group.view(own_x, own_y, index, classes, view_rng)
+            images.append(own_x)
+            labels.append(own_y)
+        splits[split] = (
+            torch.from_numpy(np.concatenate(images)),
+            torch.from_numpy(np.concatenate(labels)),
+            np.array([len(own) for own in labels]),
+        )
+    return Federation(splits, split_server(server, config, rng), classes, transform)
+
+
+def _partition_by_group(
+    groups: tuple[Group, ...],
+    group_of: Ints,
+    y: Ints,
+    config: SplitConfig,
+    rng: np.random.Generator,
+) -> Partition:
+    """Share rows among groups by their number of clients, then partition within each group."""
+    cuts = np.cumsum(np.bincount(group_of))[:-1] * len(y) // config.clients
     rows: list[Ints] = []
-    kinds = SCENARIOS[name]
-    for group, mine in zip(kinds, shares, strict=True):
-        count = int((group_of == kinds.index(group)).sum())
-        parts = (
-            iid(y[mine], count, rng, min_rows=config.min_rows)
-            if group.delta is None
-            else dirichlet(y[mine], count, rng, group.delta, min_rows=config.min_rows)
-        )
-        rows += [mine[parts.of(k)] for k in range(count)]
-    splits = split_rows(Parts(np.concatenate(rows), np.array([len(own) for own in rows])), config)
-    places = np.arange(clients) - np.searchsorted(group_of, group_of)
-    seeds = rng.integers(2**63, size=clients)
-    built = {}
-    for split, parts in splits.items():
-        views = []
-        for client in range(clients):
-            group, own = kinds[group_of[client]], parts.of(client)
-            if group.few and split != "test":
-                own = own[: max(1, round(FEW * len(own)))]
-            seen = (x[own], y[own].astype(np.int64))
-            if group.view:  # the same view in every split
-                seen = group.view(
-                    *seen, int(places[client]), classes, np.random.default_rng(seeds[client])
-                )
-            views.append(seen)
-        built[split] = (
-            torch.from_numpy(np.concatenate([images for images, _ in views])),
-            torch.from_numpy(np.concatenate([labels for _, labels in views])),
-            np.array([len(labels) for _, labels in views]),
-        )
-    return Federation(built, split_server(server, config, rng), classes, form)
+    shares = np.array_split(rng.permutation(len(y)), cuts)
+    for number, (group, share) in enumerate(zip(groups, shares, strict=True)):
+        clients = int((group_of == number).sum())
+        if group.delta is None:
+            part = iid(y[share], clients, rng, min_rows=config.min_rows)
+        else:
+            part = dirichlet(y[share], clients, rng, group.delta, min_rows=config.min_rows)
+        rows += [share[part.rows_of(k)] for k in range(clients)]
+    return Partition(np.concatenate(rows), np.array([len(own) for own in rows]))
 
 
-def _groups(name: str, clients: int) -> Ints:
-    """The group of each client: as equal as can be, in order."""
+def _group_of_each_client(name: str, clients: int) -> Ints:
+    """Return the group number of each client: groups of about equal size, in order."""
     return np.arange(clients) * len(SCENARIOS[name]) // clients

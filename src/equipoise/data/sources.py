@@ -1,4 +1,4 @@
-"""Where a data set comes from: a local folder in its publishers' format first, else the hub."""
+"""Locate a published data set: a local folder in its publishers' format first, else the hub."""
 
 from __future__ import annotations
 
@@ -15,65 +15,94 @@ from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Found:
-    """A data set on disk: the files that stand for its content, and how to decode it."""
+class DatasetFiles:
+    """A data set on disk.
+
+    Attributes:
+        files: Files (or folders) whose change invalidates the cache.
+        read: Decodes the arrays.
+    """
 
     files: list[Path]
     read: Callable[[], Arrays]
 
 
 @dataclass(frozen=True)
-class Source:
-    """How a named data set is found, decoded, or fetched."""
+class DatasetSource:
+    """How a named data set is found, decoded or downloaded.
+
+    Attributes:
+        name: Name of the data set, also of its cache entry.
+        find: Looks for the data set in one folder.
+        folders: Subfolders of ``--data`` that are searched, after that folder itself.
+        advice: Tells the user what to download and where to put it.
+        hub: Name on the Hugging Face hub.
+        from_hub: Decodes the result of ``datasets.load_dataset``.
+    """
 
     name: str
-    find: Callable[[Path], Found | None]
-    """Looks in one folder."""
+    find: Callable[[Path], DatasetFiles | None]
     folders: tuple[str, ...]
-    """Folders below ``--data`` in which it may lie, beside that folder itself."""
     advice: str
-    """What to download and how to name it."""
     hub: str = ""
-    """Its name on the Hugging Face hub."""
     from_hub: Callable[[Any], Arrays] | None = None
-    """Decodes what ``datasets.load_dataset`` gives."""
 
 
-def load(source: Source, data: str) -> Arrays:
-    """Decoded arrays, from the cache if nothing changed. ``data`` is the folder given, or empty."""
-    root = _root(data)
+def load_dataset(source: DatasetSource, data: str) -> Arrays:
+    """Load the decoded arrays of a data set, from the cache if nothing changed.
+
+    Args:
+        source: The data set.
+        data: Folder given with ``--data``; if empty, ``$EQUIPOISE_DATA`` is used.
+
+    Returns:
+        Arrays by name: ``x``, ``y``, ``test_x``, ``test_y`` for images.
+
+    Raises:
+        UsageError: If the data set is neither on disk nor on the hub.
+    """
+    root = _root_folder(data)
     if root is not None:
         for folder in (root, *(root / name for name in source.folders)):
             found = source.find(folder) if folder.is_dir() else None
             if found is not None:
                 return cached(source.name, found.files, found.read)
-    return cached(f"{source.name}-hub", [], lambda: _fetch(source, root))
+    return cached(f"{source.name}-hub", [], lambda: _download(source, root))
 
 
-def needs(module: str, what: str) -> ModuleType:
-    """A module of the extra ``data``."""
+def import_extra(module: str, purpose: str) -> ModuleType:
+    """Import a module of the optional extra ``data``.
+
+    Args:
+        module: Name of the module.
+        purpose: What needs it, for the error message.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
         raise UsageError(
-            f"{what} needs {package}: pip install 'equipoise[data]' (in a clone: pip install -e '.[data]')"
+            f"{purpose} needs {module.partition('.')[0]}: pip install 'equipoise[data]' "
+            "(in a clone: pip install -e '.[data]')"
         ) from error
 
 
-def _root(data: str) -> Path | None:
-    given = data or os.environ.get("EQUIPOISE_DATA", "")
-    if not given:
+def _root_folder(data: str) -> Path | None:
+    """Return the data folder, or ``None`` if none is configured."""
+    configured = data or os.environ.get("EQUIPOISE_DATA", "")
+    if not configured:
         return None
-    root = Path(given).expanduser()
+    root = Path(configured).expanduser()
     if not root.is_dir():
-        raise UsageError(
-            f"there is no data folder '{given}': check {'--data' if data else 'EQUIPOISE_DATA'}"
-        )
+        option = "--data" if data else "EQUIPOISE_DATA"
+        raise UsageError(f"there is no data folder '{configured}': check {option}")
     return root
 
 
-def _fetch(source: Source, root: Path | None) -> Arrays:
+def _download(source: DatasetSource, root: Path | None) -> Arrays:
+    """Fetch and decode a data set from the Hugging Face hub."""
     where = f"is not in '{root}'" if root else "has no folder (--data or EQUIPOISE_DATA)"
     advice = f"data set '{source.name}' {where}: {source.advice}"
     if source.from_hub is None:
@@ -85,11 +114,11 @@ def _fetch(source: Source, root: Path | None) -> Arrays:
             f"{advice}; or pip install datasets to fetch '{source.hub}' from the hub"
         ) from error
     try:
-        fetched = datasets.load_dataset(
-            source.hub
-        )  # shows progress and verifies checksums by itself
-    except Exception as error:  # whatever the network or the hub may raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # The library shows progress and verifies checksums by itself.
+        fetched = datasets.load_dataset(source.hub)
+    except Exception as error:  # the network and the hub may raise anything
+        text = str(error).strip()
+        reason = text.splitlines()[0] if text else type(error).__name__
         raise UsageError(
             f"{advice}; fetching '{source.hub}' from the hub failed: {reason}"
         ) from error

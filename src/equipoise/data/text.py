@@ -1,4 +1,4 @@
-"""Texts of clients: from tables, or from data sets of Hugging Face, cut into tokens."""
+"""Texts of clients, from tables or Hugging Face data sets, and their tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAVED = ("dataset_dict.json", "state.json")  # files by which a folder is a data
 
 
 @dataclass(frozen=True)
-class TextChoices(UserRowShares):
+class TextDataConfig(UserRowShares):
     """Where the texts are, and what is learned from them."""
 
     data: str = option(
@@ -54,7 +54,7 @@ class TextChoices(UserRowShares):
 
 
 @dataclass(frozen=True)
-class Texts:
+class ClientTexts:
     """Every row's text and class, whose it is (clients numbered from 0), and the server's, if it has any."""
 
     clients: tuple[str, ...]
@@ -65,7 +65,7 @@ class Texts:
     server: tuple[list[str], Ints] | None
 
 
-def read_texts(choices: TextChoices) -> Texts:
+def read_texts(choices: TextDataConfig) -> ClientTexts:
     """From whatever ``--data`` names."""
     if not choices.data:
         raise UsageError(
@@ -73,15 +73,17 @@ def read_texts(choices: TextChoices) -> Texts:
         )
     path, client = Path(choices.data).expanduser(), choices.client_column
     if path.is_file() or (path.is_dir() and not any((path / name).is_file() for name in SAVED)):
-        return texts_of(read_tables(path, client, TableConfig(target=choices.target)), choices)
+        return texts_from_tables(
+            read_tables(path, client, TableConfig(target=choices.target)), choices
+        )
     if path.suffix.lower() in READERS:  # no name on the hub ends so
         raise UsageError(
             f"there is no table '{choices.data}': give an existing file or folder, see --data"
         )
-    return texts_of(_by_client(_data_set(choices), choices.data, choices), choices)
+    return texts_from_tables(_by_client(_data_set(choices), choices.data, choices), choices)
 
 
-def given_texts(data: Any, choices: TextChoices) -> Texts:
+def texts_from_python(data: Any, choices: TextDataConfig) -> ClientTexts:
     """From a data set, a pandas or Arrow table, or a table for each client's name."""
     if isinstance(data, Mapping) and not _has_splits(data) and all(map(_is_table, data.values())):
         named = {
@@ -89,10 +91,10 @@ def given_texts(data: Any, choices: TextChoices) -> Texts:
             for name, table in data.items()
         }
         server = named.pop(SERVER, None)
-        return texts_of(
+        return texts_from_tables(
             align_tables(ClientTables(named, server), TableConfig(target=choices.target)), choices
         )
-    return texts_of(_by_client(_split(data, choices), "the data", choices), choices)
+    return texts_from_tables(_by_client(_split(data, choices), "the data", choices), choices)
 
 
 def _is_table(value: Any) -> bool:
@@ -104,7 +106,7 @@ def _has_splits(data: Any) -> bool:
     return isinstance(data, Mapping) and hasattr(data, "save_to_disk")
 
 
-def _by_client(data: Any, source: str, choices: TextChoices) -> ClientTables:
+def _by_client(data: Any, source: str, choices: TextDataConfig) -> ClientTables:
     client = choices.client_column
     table = table_from_values(_plain(data, choices.target), source, client)
     tables, diagnostics = split_by_client(table, client, source)
@@ -112,7 +114,7 @@ def _by_client(data: Any, source: str, choices: TextChoices) -> ClientTables:
     return tables
 
 
-def _data_set(choices: TextChoices) -> Any:
+def _data_set(choices: TextDataConfig) -> Any:
     datasets = library("datasets", "a data set that is no table")
 
     def load(place: str) -> Any:
@@ -123,7 +125,7 @@ def _data_set(choices: TextChoices) -> Any:
     return _split(loaded("the data set", choices.data, load), choices)
 
 
-def _split(data: Any, choices: TextChoices) -> Any:
+def _split(data: Any, choices: TextDataConfig) -> Any:
     """One split of a data set that has several."""
     if not _has_splits(data):
         return data
@@ -147,7 +149,7 @@ def _plain(data: Any, target: str) -> Any:
     return table.set_column(place, target, [called])
 
 
-def texts_of(tables: ClientTables, choices: TextChoices) -> Texts:
+def texts_from_tables(tables: ClientTables, choices: TextDataConfig) -> ClientTexts:
     """The columns that are learned from; texts or classes that are missing are refused."""
     named = choices.kind == "classification"
     texts, labels = [], []
@@ -169,7 +171,7 @@ def texts_of(tables: ClientTables, choices: TextChoices) -> Texts:
     place = {label: code for code, label in enumerate(classes)}
     codes = [np.array([place[label] for label in own], np.int64) for own in labels]
     clients = len(tables.clients)
-    return Texts(
+    return ClientTexts(
         tables.names,
         np.repeat(np.arange(clients), [len(own) for own in texts[:clients]]),
         [text for own in texts[:clients] for text in own],

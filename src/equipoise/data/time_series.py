@@ -1,4 +1,7 @@
-"""Recordings cut into windows; those of one recording are never in two splits, for they overlap and look alike."""
+"""Recordings cut into windows.
+
+All windows of a recording are in one split, because they overlap and look alike.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Steps:
         """The first step of each window."""
         return np.arange(0, int(self.length[recording]) - window + 1, max(1, window // 2))
 
-    def demand(self, window: int) -> None:
+    def check_length(self, window: int) -> None:
         """Refuse recordings that are shorter than a window."""
         short = np.flatnonzero(self.length < window)
         if len(short):
@@ -64,7 +67,7 @@ class Recordings(Steps):
     target: str
 
 
-class Windows(Record, frozen=True):
+class WindowTransform(Record, frozen=True):
     """How recordings become a model's input: the steps of a window, and each channel's shift and scale."""
 
     version: int
@@ -88,9 +91,9 @@ class Windows(Record, frozen=True):
         prepared: NDArray[np.float32] = (windows - mean) / scale
         return prepared
 
-    def cut(self, steps: Steps) -> tuple[NDArray[np.float32], Ints, Ints]:
+    def cut_windows(self, steps: Steps) -> tuple[NDArray[np.float32], Ints, Ints]:
         """All windows of new recordings; of each, its recording and its first step there."""
-        steps.demand(self.window)
+        steps.check_length(self.window)
         each = [steps.starts(k, self.window) for k in range(len(steps.length))]
         windows = np.concatenate([steps.windows(k, self.window) for k in range(len(each))])
         return (
@@ -104,9 +107,9 @@ class Windows(Record, frozen=True):
         return to_json(self)
 
     @staticmethod
-    def from_json(text: str, source: str) -> Windows:
-        """Read the result of `to_json`; `source` is its name in errors."""
-        return from_json(Windows, text, source)
+    def from_json(text: str, source: str) -> WindowTransform:
+        """The inverse of :meth:`write`."""
+        return from_json(WindowTransform, text, source)
 
 
 @dataclass(frozen=True)
@@ -114,16 +117,16 @@ class FederatedRecordings:
     """Recordings, made ready to learn from."""
 
     data: Federation
-    preprocessor: Windows
-    up: int
+    preprocessor: WindowTransform
+    upload_bytes: int
     """Bytes that the exchange before round 1 took: moments of each channel, of all clients."""
-    down: int
+    download_bytes: int
 
 
 def read_recordings(path: Path, client: str, target: str) -> Recordings:
     """A NumPy archive: ``x``, ``length``, and for each recording its client and its target (named by ``TARGETs``)."""
     arrays = _arrays(path, client, target)
-    steps = steps_of(arrays, f"'{path}'")
+    steps = steps_from_arrays(arrays, f"'{path}'")
     if any(len(arrays[name]) != len(steps.length) for name in (client, target)):
         raise UsageError(f"'{path}' must have one entry per recording in '{client}' and '{target}'")
     who, owner = np.unique(arrays[client], return_inverse=True)
@@ -153,10 +156,10 @@ def read_recordings(path: Path, client: str, target: str) -> Recordings:
 
 def read_steps(path: Path) -> Steps:
     """New recordings, of which nobody says whose and what they are."""
-    return steps_of(_arrays(path), f"'{path}'")
+    return steps_from_arrays(_arrays(path), f"'{path}'")
 
 
-def steps_of(arrays: Mapping[str, Any], where: str) -> Steps:
+def steps_from_arrays(arrays: Mapping[str, Any], where: str) -> Steps:
     """``x`` and ``length``, checked."""
     length, x = (
         np.asarray(arrays["length"]).astype(np.int64),
@@ -193,7 +196,7 @@ def federate_recordings(
         raise UsageError(
             "recordings are standardised by the federation, or not at all (standardise none)"
         )
-    recordings.demand(window)
+    recordings.check_length(window)
     chosen: dict[str, list[list[int]]] = {name: [] for name in (*SPLITS, "server")}
     for k, name in enumerate(recordings.names):
         mine = rng.permutation(np.flatnonzero(recordings.owner == k))
@@ -243,11 +246,11 @@ def federate_recordings(
 
 def _standardised(
     train: list[tuple[NDArray[np.float32], Ints]], window: int, standardise: bool
-) -> tuple[Windows, int]:
+) -> tuple[WindowTransform, int]:
     """By every client's moments of its channels; and the bytes that these took, if they were told."""
     channels = train[0][0].shape[1]
     if not standardise:
-        return Windows(VERSION, window, (0.0,) * channels, (1.0,) * channels), 0
+        return WindowTransform(VERSION, window, (0.0,) * channels, (1.0,) * channels), 0
     told = [
         tuple(moments(x[:, c].ravel().astype(np.float64)) for c in range(channels))
         for x, _ in train
@@ -255,7 +258,9 @@ def _standardised(
     about = [reduce(lambda a, b: a + b, each) for each in zip(*told, strict=True)]
     mean = tuple(float(np.float32(m.mean)) for m in about)
     scale = tuple(float(np.float32(m.std or 1.0)) for m in about)
-    return Windows(VERSION, window, mean, scale), sum(len(to_json(each).encode()) for each in told)
+    return WindowTransform(VERSION, window, mean, scale), sum(
+        len(to_json(each).encode()) for each in told
+    )
 
 
 def _cut(recordings: Recordings, part: list[int], window: int) -> tuple[NDArray[np.float32], Ints]:

@@ -1,4 +1,7 @@
-"""How stored rows become a model's input: small integers stay small in memory and are prepared batch by batch."""
+"""Transforms from stored rows to a model's input.
+
+Images and tokens stay small integers in memory; each batch is converted when it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,55 @@ from torch import Tensor
 from equipoise.utils.record import Record
 
 
-class Form(Record, frozen=True):
-    """Numbers, used as they are."""
+class InputTransform(Record, frozen=True):
+    """Use stored numbers as they are."""
 
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a prepared sample, from that of a stored one."""
+    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a transformed sample, given the shape of a stored one."""
         return stored
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``[..., *stored]`` as the model takes them."""
+        """Convert stored rows to model inputs.
+
+        Args:
+            x: Stored rows ``[..., *stored]``.
+            dtype: Floating-point type of the model.
+
+        Returns:
+            Model inputs ``[..., *output_shape]``.
+        """
         return x.to(dtype)
 
 
-class Pixels(Form, frozen=True):
-    """Images stored as bytes ``[H, W, C]``; prepared as ``[C, H, W]`` (channels last in memory), normalised."""
+class PixelTransform(InputTransform, frozen=True):
+    """Normalise images that are stored as bytes ``[H, W, C]``.
+
+    The result is ``[C, H, W]``, with channels last in memory.
+
+    Attributes:
+        mean: Mean of each channel, for pixel values in [0, 1].
+        std: Standard deviation of each channel.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Move the channels to the front."""
         return (stored[2], *stored[:2])
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Normalise bytes ``[..., H, W, C]`` to floats ``[..., C, H, W]``."""
         values = x.to(dtype)
-        mean, std = (
-            torch.tensor(v, dtype=dtype).to(x.device) * 255.0 for v in (self.mean, self.std)
-        )
+        mean = torch.tensor(self.mean, dtype=dtype).to(x.device) * 255.0
+        std = torch.tensor(self.std, dtype=dtype).to(x.device) * 255.0
         values.sub_(mean).mul_(1.0 / std)
         return values.movedim(-1, -3)
 
 
-class Tokens(Form, frozen=True):
-    """Positions in an alphabet."""
+class TokenTransform(InputTransform, frozen=True):
+    """Convert stored token indices to int64."""
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Convert to int64; ``dtype`` does not matter for indices."""
         return x.long()

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from equipoise.config.schema import option
 from equipoise.data.federated_dataset import SPLITS, Federation, Ints, Target
-from equipoise.data.partition import Parts, natural
+from equipoise.data.partition import Partition, natural
 from equipoise.data.splits import Shares, cut_rows, federate, split_rows
-from equipoise.data.transforms import Form, Pixels, Tokens
+from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
 from equipoise.utils.errors import UsageError
 
 
@@ -38,7 +38,7 @@ class RowAssignment:
         server_holdout: Rows of clients that become the server's public and test set.
     """
 
-    splits: Mapping[str, Parts]
+    splits: Mapping[str, Partition]
     server_holdout: Ints
 
 
@@ -64,7 +64,9 @@ class UserRows:
     names: Sequence[str] = ()
     target: Target | None = None
 
-    def federate(self, config: UserRowShares, form: Form, rng: np.random.Generator) -> Federation:
+    def federate(
+        self, config: UserRowShares, form: InputTransform, rng: np.random.Generator
+    ) -> Federation:
         """Split the rows of each client and build the federation."""
         needs_holdout = self.server is None
         assignment = assign_rows(self.owner, config, rng, needs_holdout, self.names)
@@ -74,7 +76,7 @@ class UserRows:
         self,
         assignment: RowAssignment,
         config: UserRowShares,
-        form: Form,
+        form: InputTransform,
         rng: np.random.Generator,
     ) -> Federation:
         """Build the federation from rows that are assigned already."""
@@ -119,7 +121,7 @@ def assign_rows(
             f"client {client}{name} has {sizes[client]} rows: min_rows asks for {config.min_rows}"
         )
     shuffled = rng.permutation(len(owner))
-    parts = Parts(shuffled[natural(owner[shuffled]).rows], sizes)
+    parts = Partition(shuffled[natural(owner[shuffled]).rows], sizes)
     holdout = np.zeros(0, np.int64)
     if fixed_splits is None:
         if needs_holdout:
@@ -137,23 +139,23 @@ def assign_rows(
     return RowAssignment({name: splits[name] for name in SPLITS if name in splits}, holdout)
 
 
-def _select(parts: Parts, owner: Ints, is_selected: NDArray[np.bool_]) -> Parts:
+def _select(parts: Partition, owner: Ints, is_selected: NDArray[np.bool_]) -> Partition:
     """Select rows, in the order of `parts`."""
     rows = parts.rows[is_selected[parts.rows]]
-    return Parts(rows, np.bincount(owner[rows], minlength=len(parts.sizes)))
+    return Partition(rows, np.bincount(owner[rows], minlength=len(parts.sizes)))
 
 
-def _take_holdout(parts: Parts, share: float) -> tuple[Parts, Ints]:
+def _take_holdout(parts: Partition, share: float) -> tuple[Partition, Ints]:
     """Take a share of each client's rows, which are in random order, from their beginning."""
     num_taken = np.maximum(1, np.rint(share * parts.sizes).astype(np.int64))
     first = np.cumsum(parts.sizes) - parts.sizes
     place = np.arange(len(parts.rows)) - np.repeat(first, parts.sizes)
     is_taken = place < np.repeat(num_taken, parts.sizes)
-    return Parts(parts.rows[~is_taken], parts.sizes - num_taken), parts.rows[is_taken]
+    return Partition(parts.rows[~is_taken], parts.sizes - num_taken), parts.rows[is_taken]
 
 
-def infer_form(x: NDArray[Any]) -> Form:
+def infer_form(x: NDArray[Any]) -> InputTransform:
     """Guess the form of samples: uint8 `[H, W, C]` are images, other integers are tokens."""
     if x.dtype == np.uint8 and x.ndim == 4:
-        return Pixels((0.0,) * x.shape[3], (1.0,) * x.shape[3])
-    return Tokens() if np.issubdtype(x.dtype, np.integer) else Form()
+        return PixelTransform((0.0,) * x.shape[3], (1.0,) * x.shape[3])
+    return TokenTransform() if np.issubdtype(x.dtype, np.integer) else InputTransform()

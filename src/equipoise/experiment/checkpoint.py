@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from equipoise.clock.devices import DEVICE_POPULATIONS, read
+from equipoise.clock.devices import DEVICE_POPULATIONS, load_device_classes
 from equipoise.core import Task
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -74,7 +74,10 @@ def demand_unchanged(folder: Folder, settings: RunSettings, task: Task) -> None:
         raise UsageError(
             f"the data have changed since the run in '{folder.path}' began: restore them, or begin a new run"
         )
-    if folder.devices.exists() and read(str(folder.devices)) != settings.timing.device_classes:
+    if (
+        folder.devices.exists()
+        and load_device_classes(str(folder.devices)) != settings.timing.device_classes
+    ):
         raise UsageError(
             f"the devices in '{settings.timing.devices}' have changed since the run in '{folder.path}' began: restore "
             f"them from '{folder.devices}', or begin a new run"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from equipoise import __version__
 from equipoise.core import Task
 from equipoise.data.federated_dataset import Target
-from equipoise.data.transforms import Form, Pixels, Tokens
+from equipoise.data.transforms import InputTransform, PixelTransform, TokenTransform
 from equipoise.models import MODELS
-from equipoise.models.lora import Adapter, adapted
+from equipoise.models.lora import LoraConfig, add_adapters
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_config import RunConfig
 from equipoise.tasks.supervised import ExamplesTask
@@ -32,7 +32,7 @@ class Card(Record, frozen=True):
     seed: int
     shape: tuple[int, ...]
     """Of one sample, as the network takes it."""
-    form: Form | Pixels | Tokens
+    form: InputTransform | PixelTransform | TokenTransform
     """How stored samples become such."""
     target: Target
     clients: tuple[str, ...]
@@ -50,7 +50,7 @@ class Card(Record, frozen=True):
         names = task.preprocessor.features if task.preprocessor else ()
         about, data = (__version__, run.method, run.task, run.model, run.seed), task.data
         return Card(
-            *about, data.shape, data.form, data.target, task.client_names, names, run.adapter
+            *about, data.shape, data.transform, data.target, task.client_names, names, run.adapter
         )
 
     @staticmethod
@@ -67,13 +67,15 @@ class Card(Record, frozen=True):
             return None
         module = build(self.shape, self.target.outputs)
         return (
-            adapted(module, Adapter.read(self.adapter), self.seed) if self.adapter else module
+            add_adapters(module, LoraConfig.parse(self.adapter), self.seed)
+            if self.adapter
+            else module
         ).eval()
 
     def samples(self, count: int) -> Tensor:
         """Anything of the right shape, to compare two forms of a network on."""
         random = torch.Generator().manual_seed(0)
-        if isinstance(self.form, Tokens):
+        if isinstance(self.form, TokenTransform):
             return torch.randint(0, self.target.outputs, (count, *self.shape), generator=random)
         return torch.randn(count, *self.shape, generator=random)
 

@@ -21,7 +21,7 @@ from equipoise.data.tabular.config import parse_names
 from equipoise.data.tabular.io import read_table, table_from_values
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.text import TextReader
-from equipoise.data.time_series import Steps, Windows, read_steps, steps_of
+from equipoise.data.time_series import Steps, WindowTransform, read_steps, steps_from_arrays
 from equipoise.experiment.model_card import Card, read_card
 from equipoise.experiment.model_files import read_model
 from equipoise.experiment.runner import build_task
@@ -42,7 +42,7 @@ class Predictor:
 
     module: nn.Module
     card: Card
-    preprocessor: Preprocessor | Windows | None
+    preprocessor: Preprocessor | WindowTransform | None
     """Where rows come from tables or recordings."""
     client: int | None
     known: frozenset[str]
@@ -84,12 +84,12 @@ class Predictor:
         preprocessor = self.preprocessor
         if preprocessor is None:
             x, form = torch.as_tensor(np.asarray(rows)), self.card.form
-            if x.dim() < 1 or form.shape(tuple(x.shape[1:])) != self.card.shape:
+            if x.dim() < 1 or form.output_shape(tuple(x.shape[1:])) != self.card.shape:
                 raise UsageError(
                     f"the rows have shape {tuple(x.shape[1:])}, the model takes {self.card.shape}"
                 )
             return form.prepare(x, torch.float32).contiguous()
-        if isinstance(preprocessor, Windows):
+        if isinstance(preprocessor, WindowTransform):
             return torch.from_numpy(preprocessor.prepare(_windows(preprocessor, rows)))
         table = table_from_values(rows, "the table of rows")
         lacking = preprocessor.missing_columns(table)
@@ -159,7 +159,7 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     if not rows.is_file():
         raise UsageError(f"there is no file '{rows}'")
     predictor = Predictor.of(folder, client)
-    if isinstance(predictor.preprocessor, Windows):
+    if isinstance(predictor.preprocessor, WindowTransform):
         found = _of_recordings(predictor, predictor.preprocessor, read_steps(rows))
     elif predictor.preprocessor is None and predictor.texts is None:
         raise UsageError(
@@ -178,13 +178,15 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
     return len(next(iter(found.values())))
 
 
-def _of_recordings(predictor: Predictor, how: Windows, steps: Steps) -> dict[str, NDArray[Any]]:
+def _of_recordings(
+    predictor: Predictor, how: WindowTransform, steps: Steps
+) -> dict[str, NDArray[Any]]:
     """One line per window, which is known by its recording and its first step there, both from 0 on."""
-    windows, recording, start = how.cut(steps)
+    windows, recording, start = how.cut_windows(steps)
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
-def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
+def _windows(how: WindowTransform, rows: Any) -> NDArray[np.float32]:
     """Raw windows as they are, or all of ``{"x": steps, "length": steps of each recording}``."""
     if not isinstance(rows, Mapping):
         return np.asarray(rows, np.float32)
@@ -192,17 +194,17 @@ def _windows(how: Windows, rows: Any) -> NDArray[np.float32]:
         raise UsageError(
             "recordings are given as x, the steps one after the other, and length, the steps of each"
         )
-    return how.cut(steps_of(rows, "the recordings"))[0]
+    return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 
 
-def _preprocessor(file: Path) -> Preprocessor | Windows:
+def _preprocessor(file: Path) -> Preprocessor | WindowTransform:
     """Read how raw rows of tables, or recordings, become inputs."""
     try:
         text = file.read_text(encoding="utf-8")
         kind = json.loads(text)["type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}") from error
-    record_type: type[Preprocessor | Windows] = (
-        Windows if kind == Windows.__name__ else Preprocessor
+    record_type: type[Preprocessor | WindowTransform] = (
+        WindowTransform if kind == WindowTransform.__name__ else Preprocessor
     )
     return record_type.from_json(text, f"'{file}'")

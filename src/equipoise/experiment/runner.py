@@ -13,7 +13,7 @@ import torch
 
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import Params, SupervisedTask, Task
-from equipoise.data.poisoning import POISONS
+from equipoise.data.poisoning import DATA_ATTACKS
 from equipoise.experiment import checkpoint as unchanged
 from equipoise.experiment.checkpoint import Checkpoint
 from equipoise.experiment.evaluation import (
@@ -64,7 +64,7 @@ def refuse_simulated(settings: RunSettings) -> None:
         raise UsageError(
             "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
         )
-    if settings.timing.simulated or run.selection != "uniform":
+    if settings.timing.needs_simulated_clock or run.selection != "uniform":
         raise UsageError(
             "devices, semi, deadline, over_select, until and select are for simulations: clients that are elsewhere "
             "have a clock of their own"
@@ -214,7 +214,7 @@ def build_task(settings: RunSettings) -> Task:
         task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
     if settings.run.attack:
         attack, share = parse_attack(settings.run.attack)
-        if attack in POISONS:
+        if attack in DATA_ATTACKS:
             liars = hostile_clients(settings.run.seed, task.num_clients, share)
             task = task.poisoned(attack, liars.numpy())
     task = place(task, settings.run.device)

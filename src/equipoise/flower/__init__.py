@@ -1,5 +1,5 @@
-"""Deployment on Flower: the same methods on clients that are separate, real and unreliable.
+"""Deployment on Flower: the same methods, with clients on separate and unreliable machines.
 
-``codec``, ``state``, ``node`` and ``remote`` know nothing of Flower; ``wire``, ``client_app`` and ``server_app``
-are the thin part that does.
+``codec``, ``client_state``, ``node`` and ``remote_executor`` do not depend on Flower; ``wire``,
+``client_app`` and ``server_app`` are the thin part that does.
 """

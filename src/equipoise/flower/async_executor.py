@@ -1,4 +1,4 @@
-"""Asynchronous rounds of clients that are elsewhere: a buffer of replies ends a round, and late ones count later."""
+"""Asynchronous rounds with remote clients: a full buffer ends a round, late replies count later."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor
 
 from equipoise.clock.config import ClockConfig
 from equipoise.core import ClientResult, ClientState, Params, ServerMessage, State
-from equipoise.flower.codec import Refused
-from equipoise.flower.remote_executor import Remote
-from equipoise.flower.remote_executor import Wire as PromptWire
+from equipoise.flower.codec import InvalidMessage
+from equipoise.flower.remote_executor import RemoteExecutor, Wire
 from equipoise.simulation.clock import InFlightBatch, as_deltas, merge_stale_updates
 from equipoise.simulation.executors import CohortResults, RoundReplies
 from equipoise.utils.pytree import Ints, stack
@@ -23,44 +22,52 @@ from equipoise.utils.pytree import Ints, stack
 LOG = logging.getLogger("equipoise")
 
 
-class Wire(PromptWire, Protocol):
-    """A wire on which replies may come later than the next message."""
+class AsyncWire(Wire, Protocol):
+    """A wire on which replies may arrive after the next message was sent."""
 
     def post(self, messages: dict[int, bytes], limit: float) -> None:
-        """Send; replies are to be gathered, for so many seconds at most."""
+        """Send messages; replies are valid for ``limit`` seconds."""
 
     def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
-        """Replies by client, as soon as there are so many of them, else after so many seconds."""
+        """Return replies by client when there are ``wanted``, or after ``limit`` seconds."""
 
 
 @dataclass(frozen=True)
-class UnderWay:
-    """A client that was asked and has not replied."""
+class InFlightRequest:
+    """A request to a client that has not replied yet.
+
+    Attributes:
+        round: Round in which it was sent.
+        until: Time at which it is given up.
+        sent: Global parameters that were sent.
+        expected: A reply with the expected names and shapes.
+    """
 
     round: int
     until: float
-    """When it is given up."""
     sent: Params
     expected: State
 
 
-class Buffered(Remote):
-    """Whoever is under way is not asked again until it has replied, or ``time_limit`` is over.
+class AsyncRemoteExecutor(RemoteExecutor):
+    """Executor of asynchronous rounds.
 
-    What is under way when a run stops is lost: when it goes on, those clients are asked anew.
+    A client in flight is not asked again until it has replied or its ``time_limit`` is over.
+    Requests in flight when a run stops are lost; when it is resumed, these clients are asked again.
     """
 
-    wire: Wire
+    wire: AsyncWire
 
     def __init__(self, *about: Any, timing: ClockConfig, **how: Any) -> None:
         super().__init__(*about, **how)
         self.timing = timing
-        self._under_way: dict[int, UnderWay] = {}
+        self._in_flight: dict[int, InFlightRequest] = {}
         self._unsent: dict[int, str] = {}
 
     @property
-    def away(self) -> Ints:
-        return np.array(sorted(self._under_way), np.int64)
+    def in_flight_ids(self) -> Ints:
+        """Clients that have not replied yet."""
+        return np.array(sorted(self._in_flight), np.int64)
 
     def run_clients(
         self,
@@ -70,54 +77,64 @@ class Buffered(Remote):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Send messages to clients; :meth:`collect` returns their replies."""
         messages, self._unsent = self._messages(round, ids, message, client_state, splits)
         self.wire.post(messages, self.time_limit)
-        until, expected = (
-            time.monotonic() + self.time_limit,
-            self._expect(round, splits, ids[:1], message.for_clients(0)),
-        )
-        self._under_way |= {
-            client: UnderWay(round, until, message.params, expected) for client in messages
+        until = time.monotonic() + self.time_limit
+        expected = self._expect(round, splits, ids[:1], message.for_clients(0))
+        self._in_flight |= {
+            client: InFlightRequest(round, until, message.params, expected) for client in messages
         }
         return CohortResults(torch.arange(0), None, {}, frozenset(self._unsent))
 
-    def land(self, round: int, params: Params) -> RoundReplies:
-        """Wait until the buffer is full, or until nobody is under way any more."""
-        wanted = min(self.timing.buffer or max(1, len(self._under_way) // 10), len(self._under_way))
-        came: dict[int, tuple[int, ClientResult]] = {}
+    def collect(self, round: int, params: Params) -> RoundReplies:
+        """Wait until the buffer is full, or until no client is in flight.
+
+        Args:
+            round: Round that ends now.
+            params: Global parameters, on which late updates are applied.
+
+        Returns:
+            The replies of this round, grouped by the round in which they started.
+        """
+        buffer = self.timing.buffer or max(1, len(self._in_flight) // 10)
+        wanted = min(buffer, len(self._in_flight))
+        arrived: dict[int, tuple[int, ClientResult]] = {}
         absent = dict(self._unsent)
-        while self._under_way and len(came) < wanted:
-            rest = min(one.until for one in self._under_way.values()) - time.monotonic()
-            answers = self.wire.gather(wanted - len(came), max(0.0, rest))
+        while self._in_flight and len(arrived) < wanted:
+            rest = min(one.until for one in self._in_flight.values()) - time.monotonic()
+            answers = self.wire.gather(wanted - len(arrived), max(0.0, rest))
             for client, answer in answers.items():
-                asked = self._under_way.pop(client, None)
-                if asked is None:  # it had been given up
+                asked = self._in_flight.pop(client, None)
+                if asked is None:  # the request was given up before
                     continue
                 try:
                     reply, _ = self._read(answer, client, asked.round, asked.expected)
-                    came[client] = asked.round, self._changed(reply, asked, round)
-                except Refused as error:
+                    arrived[client] = asked.round, self._as_delta(reply, asked, round)
+                except InvalidMessage as error:
                     absent[client] = str(error)
             late = [
-                client for client, one in self._under_way.items() if one.until <= time.monotonic()
+                client for client, one in self._in_flight.items() if one.until <= time.monotonic()
             ]
-            absent |= {client: "no reply in time" for client in late if self._under_way.pop(client)}
+            absent |= {client: "no reply in time" for client in late if self._in_flight.pop(client)}
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
-        began = sorted({start for start, _ in came.values()})
-        parcels = [
-            _parcel(start, {k: reply for k, (at, reply) in came.items() if at == start})
+        began = sorted({start for start, _ in arrived.values()})
+        batches = [
+            _batch(start, {k: reply for k, (at, reply) in arrived.items() if at == start})
             for start in began
         ]
-        intake = merge_stale_updates(round, parcels, params, self.timing.staleness)
-        intake.absent = absent
-        return intake
+        replies = merge_stale_updates(round, batches, params, self.timing.staleness)
+        replies.absent = absent
+        return replies
 
-    def _changed(self, reply: ClientResult, asked: UnderWay, round: int) -> ClientResult:
+    def _as_delta(self, reply: ClientResult, asked: InFlightRequest, round: int) -> ClientResult:
+        """Convert the reply to an older request to a change of the parameters that it was sent."""
         return reply if asked.round == round else as_deltas(reply, asked.sent)
 
 
-def _parcel(round: int, replies: dict[int, ClientResult]) -> InFlightBatch:
+def _batch(round: int, replies: dict[int, ClientResult]) -> InFlightBatch:
+    """Stack the replies to requests of one round."""
     ids = torch.tensor(sorted(replies))
     none = torch.zeros(len(ids), dtype=torch.float64)
     reply = stack([replies[client] for client in ids.tolist()])

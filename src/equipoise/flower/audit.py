@@ -1,6 +1,8 @@
-"""Who joined, who was refused, what was sent to whom and came back, and whose reply counted: one line each.
+"""Audit log of a deployment, and the register of nodes.
 
-Both sides keep such a file, and digests of the same message are the same in both: whoever disputes a round can compare.
+The log has one line for each client that joined or was refused, each message with its reply, and
+each round. Both sides keep one, and digests of the same message are equal in both, so that a
+disputed round can be compared.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from equipoise.flower.launch import Link
+from equipoise.flower.launch import FlowerCli
 from equipoise.utils import io
-from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
 
 
-class Audit:
-    """A file of JSON lines, for its owner alone; nothing in it is ever changed. Control characters are escaped."""
+class AuditLog:
+    """A private, append-only file of JSON lines. Control characters are escaped."""
 
     def __init__(self, file: Path | None) -> None:
-        """``None``: nothing is written."""
+        """Set the file; nothing is written if it is ``None``."""
         self.file = file
 
-    def note(self, event: str, **about: Any) -> None:
+    def record(self, event: str, **about: Any) -> None:
+        """Append an event with the current time."""
         if self.file is None:
             return
         if not self.file.exists():
@@ -35,24 +37,27 @@ class Audit:
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **about}
         io.append(self.file, json.dumps(line) + "\n")
 
-    def exchanged(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
-        """What went to each client, and what came back: its digest, or why nothing did."""
+    def record_exchange(self, sent: Mapping[int, bytes], came: Mapping[int, bytes | str]) -> None:
+        """Record the digest of each message and of its reply, or why there was none."""
         for client, data in sent.items():
             answer = came.get(client, "no reply in time")
-            told = (
-                {"came": answer}
-                if isinstance(answer, str)
-                else {"came": digest(answer), "bytes": len(answer)}
-            )
-            self.note("exchange", client=client, sent=digest(data), **told)
+            reply: dict[str, Any] = {"came": answer}
+            if not isinstance(answer, str):
+                reply = {"came": digest(answer), "bytes": len(answer)}
+            self.record("exchange", client=client, sent=digest(data), **reply)
 
 
 def digest(data: bytes) -> str:
+    """Return the SHA-256 digest of a message."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def read(file: Path) -> dict[int, int]:
-    """Node ids and their clients."""
+def read_node_register(file: Path) -> dict[int, int]:
+    """Read which client each registered node is.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
     try:
         table = json.loads(file.read_text())
         bound = {int(node): client for node, client in table.items()}
@@ -63,26 +68,40 @@ def read(file: Path) -> dict[int, int]:
     return bound
 
 
-def add(key: Path, client: int, file: Path, address: str, ca: Path | None) -> int:
-    """Register a public key at the SuperLink and note its client; gives the node's id."""
+def register_node(key: Path, client: int, file: Path, address: str, ca: Path | None) -> int:
+    """Register a node's public key at the SuperLink, and write its client to the register.
+
+    Args:
+        key: File of the public key.
+        client: Client that the node is.
+        file: The register.
+        address: Address of the SuperLink.
+        ca: Certificate of the CA.
+
+    Returns:
+        Id of the node.
+
+    Raises:
+        UsageError: If the client has a node already, or the SuperLink refuses the key.
+    """
     if client < 0:
         raise UsageError(f"client is {client}: must be at least 0")
     if not key.is_file():
         raise UsageError(f"there is no public key '{key}'")
-    bound = read(file) if file.exists() else {}
+    bound = read_node_register(file) if file.exists() else {}
     if client in bound.values():
         raise UsageError(
             f"client {client} has a node in '{file}' already: take it out there to replace it"
         )
     with tempfile.TemporaryDirectory() as home:
-        done = Link(home, address, ca).ask(
+        done = FlowerCli(home, address, ca).run_json(
             "supernode", "register", str(key.resolve()), "link", "--format", "json"
         )
     if not done.get("success"):
         reason = " ".join(str(done.get("error-message", done)).split())
         raise UsageError(f"the SuperLink at {address} did not register the key: {reason}"[:400])
     node = int(done["node-id"])
-    checkpoint.write_text(
+    io.write_text(
         file, json.dumps({str(n): c for n, c in {**bound, node: client}.items()}, indent=1) + "\n"
     )
     return node

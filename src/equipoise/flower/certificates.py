@@ -22,7 +22,7 @@ from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 
-def write(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
+def write_certificates(folder: Path, hosts: list[str], nodes: int, days: int) -> list[str]:
     """Gives one line for each file: what it is and who gets it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(

@@ -1,8 +1,9 @@
-"""What a client keeps between rounds, on its own disk.
+"""State of a client between rounds, on its own disk.
 
-A client cannot know whether its reply counted: it may be lost, late or refused, or the server may die before it saves.
-So each round is written beside the last, and the server's next message says which round of this client it took last:
-from there it goes on. A round that did not count is forgotten, on both sides.
+A client cannot know whether its reply was accepted: it may be lost, late or refused, or the server
+may stop before it saves. So each round is written next to the last one, and the server's next
+message says which round of this client it accepted last. The client continues from there. A round
+that was not accepted is dropped on both sides.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from equipoise.core import Params, State
-from equipoise.flower.codec import Refused
-from equipoise.utils import io as checkpoint
+from equipoise.flower.codec import InvalidMessage
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 
-class ClientDisk:
-    """The rounds of one client in one run."""
+class ClientStateStore:
+    """State of one client in one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
         if not run.isalnum():
@@ -26,62 +27,81 @@ class ClientDisk:
         self.path = root / run / f"client-{client}"
 
     def load(self, round: int) -> State | None:
-        """What was held after this round, or ``None`` if it is not here any more."""
+        """Return the state after this round, or ``None`` if it is not here any more."""
         try:
-            return checkpoint.load(self._file(round))[0]
+            return io.load(self._file(round))[0]
         except UsageError:
             return None
 
     def save(self, round: int, held: State, taken: int) -> None:
-        """Write a new round; keep it and the one that the server took last, forget others."""
-        checkpoint.make_folder(self.path, private=True)
-        checkpoint.save(self._file(round), held, {"round": round})
+        """Write the state after a round; keep the last accepted one, and delete all others.
+
+        Args:
+            round: The new round.
+            held: State after it.
+            taken: Round that the server accepted last.
+        """
+        io.make_folder(self.path, private=True)
+        io.save(self._file(round), held, {"round": round})
         for old in self.path.glob("round-*.safetensors"):
             if old not in (self._file(round), self._file(taken)):
-                checkpoint.remove(old)
+                io.remove(old)
 
     def save_model(self, params: Params) -> None:
-        """The model that this client would use now, as a plain file for its owner."""
-        checkpoint.write_tensors(self.path / "model.safetensors", params)
+        """Save the model that this client would use now, as a plain file for its owner."""
+        io.write_tensors(self.path / "model.safetensors", params)
 
     def load_model(self) -> Params:
-        """The inverse of :meth:`save_model`."""
+        """Return the model that :meth:`save_model` saved.
+
+        Raises:
+            InvalidMessage: If there is none.
+        """
         file = self.path / "model.safetensors"
         if not file.is_file():
-            raise Refused("it has no model of this run")
+            raise InvalidMessage("it has no model of this run")
         return load_file(file)
 
     @property
-    def preparation(self) -> Path:
-        """How this run's raw tables are prepared, as the server told."""
+    def preparation_file(self) -> Path:
+        """File with the preprocessing of raw tables, as the server sent it."""
         return self.path / "preparation.json"
 
     def save_preparation(self, text: str) -> None:
-        checkpoint.make_folder(self.path, private=True)
-        checkpoint.write_text(self.preparation, text)
+        """Save the preprocessing of raw tables."""
+        io.make_folder(self.path, private=True)
+        io.write_text(self.preparation_file, text)
 
-    def keep_part(self, round: int, part: Params, member: str) -> None:
-        """This client's part of a secure sum, and what it must remember of the masks; of earlier rounds nothing is."""
+    def save_secagg_input(self, round: int, part: Params, member: str) -> None:
+        """Save this client's input of a secure sum and its protocol state; delete older ones."""
         for old in (*self.path.glob("part-*"), *self.path.glob("member-*")):
-            checkpoint.remove(old)
-        checkpoint.write_tensors(self.path / f"part-{round}.safetensors", part)
-        self.keep_member(round, member)
+            io.remove(old)
+        io.write_tensors(self.path / f"part-{round}.safetensors", part)
+        self.save_secagg_state(round, member)
 
-    def part(self, round: int) -> Params:
-        return checkpoint.read_tensors(self.path / f"part-{round}.safetensors")[0]
+    def load_secagg_input(self, round: int) -> Params:
+        """Return this client's input of a secure sum."""
+        return io.read_tensors(self.path / f"part-{round}.safetensors")[0]
 
-    def keep_member(self, round: int, member: str) -> None:
-        checkpoint.write_text(self.path / f"member-{round}.json", member)
+    def save_secagg_state(self, round: int, member: str) -> None:
+        """Save the state of the secure aggregation protocol."""
+        io.write_text(self.path / f"member-{round}.json", member)
 
-    def member(self, round: int) -> str:
+    def load_secagg_state(self, round: int) -> str:
+        """Return the state of the secure aggregation protocol.
+
+        Raises:
+            InvalidMessage: If this client has none for the round.
+        """
         file = self.path / f"member-{round}.json"
         if not file.exists():
-            raise Refused(f"this client has no part in a secure sum of round {round}")
-        return checkpoint.read_text(file)
+            raise InvalidMessage(f"this client has no part in a secure sum of round {round}")
+        return io.read_text(file)
 
-    def forget_part(self, round: int) -> None:
-        checkpoint.remove(self.path / f"member-{round}.json")
-        checkpoint.remove(self.path / f"part-{round}.safetensors")
+    def delete_secagg(self, round: int) -> None:
+        """Delete input and protocol state of a round."""
+        io.remove(self.path / f"member-{round}.json")
+        io.remove(self.path / f"part-{round}.safetensors")
 
     def _file(self, round: int) -> Path:
         return self.path / f"round-{round}.safetensors"

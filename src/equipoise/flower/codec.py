@@ -1,6 +1,6 @@
-"""What crosses the network: a tree of tensors as safetensors, a JSON object beside it, and never a pickle.
+"""Encoding of messages: a tree of tensors as safetensors, with JSON metadata, and never a pickle.
 
-What comes from elsewhere is checked before use: size, names, shapes, types, finiteness.
+Content that was received is checked before use: size, names, shapes, types, finiteness.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ from torch import Tensor
 from equipoise.core import State
 from equipoise.utils.io import number_leaves, restore_leaves, unshared
 
-About = dict[str, Any]
+Metadata = dict[str, Any]
 """Plain JSON values."""
 
 
-class Refused(Exception):
-    """Content that is not what was agreed; the text says what is wrong with it."""
+class InvalidMessage(Exception):
+    """A message that violates the protocol; the text says how."""
 
 
-def encode(tree: State, about: About) -> bytes:
+def encode(tree: State, about: Metadata) -> bytes:
+    """Encode a message.
+
+    Args:
+        tree: Tensors.
+        about: JSON metadata.
+
+    Returns:
+        The message.
+    """
     tensors: dict[str, Tensor] = {}
     shape = number_leaves(tree, tensors)
     data: bytes = safetensors.torch.save(
@@ -33,10 +42,21 @@ def encode(tree: State, about: About) -> bytes:
     return data
 
 
-def decode(data: bytes, limit: int | None = None) -> tuple[State, About]:
-    """The inverse of :func:`encode`, for content that nobody vouches for."""
+def decode(data: bytes, limit: int | None = None) -> tuple[State, Metadata]:
+    """Decode a message that is not trusted.
+
+    Args:
+        data: The message.
+        limit: Largest size in bytes.
+
+    Returns:
+        Tensors and metadata.
+
+    Raises:
+        InvalidMessage: If it is too large or cannot be decoded.
+    """
     if limit is not None and len(data) > limit:
-        raise Refused(f"{len(data)} bytes came, at most {limit} were expected")
+        raise InvalidMessage(f"{len(data)} bytes came, at most {limit} were expected")
     try:
         end = 8 + int.from_bytes(data[:8], "little")
         texts = json.loads(data[8:end])["__metadata__"]
@@ -50,47 +70,67 @@ def decode(data: bytes, limit: int | None = None) -> tuple[State, About]:
         RecursionError,
         safetensors.SafetensorError,
     ) as error:
-        raise Refused(f"it cannot be read ({type(error).__name__})") from error
+        raise InvalidMessage(f"it cannot be read ({type(error).__name__})") from error
     if not isinstance(about, dict):
-        raise Refused("it does not say what it is about")
+        raise InvalidMessage("it does not say what it is about")
     return tree, about
 
 
-def check(tree: Any, like: Any, where: str = "reply") -> None:
-    """Refuse a tree that differs from ``like`` in names, shapes or types."""
+def check_like(tree: Any, like: Any, where: str = "reply") -> None:
+    """Check that a tree has the names, shapes and types of another.
+
+    Args:
+        tree: The tree to check.
+        like: The expected tree.
+        where: Name of the tree, for error messages.
+
+    Raises:
+        InvalidMessage: If it differs.
+    """
     if isinstance(like, dict):
         if not isinstance(tree, dict):
-            raise Refused(f"{where} is a tensor, a group of {len(like)} was expected")
-        missing, unknown = sorted(like.keys() - tree.keys()), sorted(tree.keys() - like.keys())
-        if missing or unknown:
-            named = f"lacks '{missing[0]}'" if missing else f"has an unknown '{unknown[0]}'"
-            raise Refused(f"{where} {named}"[:200])
+            raise InvalidMessage(f"{where} is a tensor, a group of {len(like)} was expected")
+        missing = sorted(like.keys() - tree.keys())
+        unknown = sorted(tree.keys() - like.keys())
+        if missing:
+            raise InvalidMessage(f"{where} lacks '{missing[0]}'"[:200])
+        if unknown:
+            raise InvalidMessage(f"{where} has an unknown '{unknown[0]}'"[:200])
         for name, value in like.items():
-            check(tree[name], value, f"{where}/{name}")
+            check_like(tree[name], value, f"{where}/{name}")
         return
     if not isinstance(tree, Tensor):
-        raise Refused(f"{where} is a group, a tensor was expected")
+        raise InvalidMessage(f"{where} is a group, a tensor was expected")
     for what, got, wanted in (
         ("shape", tuple(tree.shape), tuple(like.shape)),
         ("type", tree.dtype, like.dtype),
     ):
         if got != wanted:
-            raise Refused(f"{where} has {what} {got}, expected {wanted}")
+            raise InvalidMessage(f"{where} has {what} {got}, expected {wanted}")
 
 
 def check_finite(tree: State, where: str) -> None:
+    """Check that all numbers of a tree are finite.
+
+    Raises:
+        InvalidMessage: If a tensor holds NaN or infinity.
+    """
     for name, value in tree.items():
         if isinstance(value, dict):
             check_finite(value, f"{where}/{name}")
         elif value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise Refused(f"{where}/{name} holds NaN or infinity")
+            raise InvalidMessage(f"{where}/{name} holds NaN or infinity")
 
 
-def whole(about: About, name: str, least: int) -> int:
-    """A whole number out of ``about``, of at least so much."""
+def read_int(about: Metadata, name: str, minimum: int) -> int:
+    """Read an integer from metadata.
+
+    Raises:
+        InvalidMessage: If it is missing, no integer, or below ``minimum``.
+    """
     value = about.get(name)
-    if type(value) is not int or not least <= value < 2**53:
-        raise Refused(
-            f"its {name} is {str(value)[:40]}: must be a whole number of at least {least}"
+    if type(value) is not int or not minimum <= value < 2**53:
+        raise InvalidMessage(
+            f"its {name} is {str(value)[:40]}: must be a whole number of at least {minimum}"
         )
     return value

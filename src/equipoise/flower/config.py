@@ -1,4 +1,4 @@
-"""Options of a deployment, beside those of the run; and what a node says of itself."""
+"""Options of a deployment, and the configuration of a node."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Deployment(Options):
-    """What a server asks of clients that are elsewhere."""
+class DeploymentConfig(Options):
+    """Options of the server of a deployment."""
 
     out: str = option("", "the server's folder of the result: an absolute path")
     time_limit: float = option(600.0, "seconds that a round waits for replies", above=0)
@@ -36,52 +36,82 @@ class Deployment(Options):
     )
 
     def __post_init__(self) -> None:
+        """Check the paths.
+
+        Raises:
+            UsageError: If a path is not absolute.
+        """
         super().__post_init__()
         if not Path(self.out).is_absolute():
             raise UsageError(
-                f"out is '{self.out}': must be an absolute path, for the server runs in a folder of its own"
+                f"out is '{self.out}': must be an absolute path, for the server runs in a folder of "
+                "its own"
             )
         if self.nodes and not Path(self.nodes).is_absolute():
             raise UsageError(f"nodes is '{self.nodes}': must be an absolute path")
 
 
-LONGEST_NAME = 100
-NAMES = tuple(item.name for item in dataclasses.fields(Deployment))
+MAX_NAME_LENGTH = 100
+NAMES = tuple(item.name for item in dataclasses.fields(DeploymentConfig))
 
 
-def read(table: dict[str, Any]) -> tuple[RunSettings, Deployment]:
-    """Both from one flat table, as it stands in the app's ``pyproject.toml``."""
+def read_app_config(table: dict[str, Any]) -> tuple[RunSettings, DeploymentConfig]:
+    """Split an app's options into those of the run and those of the deployment.
+
+    Args:
+        table: Flat table of the app's ``pyproject.toml``.
+
+    Returns:
+        Settings of the run, and options of the deployment.
+
+    Raises:
+        UsageError: If an option is wrong or not available in a deployment.
+    """
     given = {name.replace("-", "_"): value for name, value in table.items()}
     deployment = {name: given.pop(name) for name in NAMES if name in given}
     # Saved after every round: clients can go back one round, not more.
     settings = RunSettings.from_options({**given, "checkpoint_every": 1})
     if settings.run.finetune:
         raise UsageError(
-            "finetune needs every client's model in one place: fine-tune at the clients (method 'finetune')"
+            "finetune needs every client's model in one place: fine-tune at the clients (method "
+            "'finetune')"
         )
-    return settings, Deployment(**deployment)
+    return settings, DeploymentConfig(**deployment)
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node is told at its own start: never by the server."""
+    """Configuration of a node, given at its start and never by the server.
+
+    Attributes:
+        client: Id of the client.
+        state_dir: Folder for the client's state.
+        data: Folder of the client's data; replaces the run's option.
+        max_epsilon: Privacy budget of this client over all runs; unlimited if ``None``.
+        max_delta: The delta at which the budget is judged, because the run's own delta is chosen
+            by the server.
+        name: Name of this client in tables and reports; its number if empty.
+    """
 
     client: int
-    state: Path
+    state_dir: Path
     data: str
-    most_epsilon: float | None = None
-    """What this client's uploads may cost it, over all runs; without it, whatever the run asks for."""
-    most_delta: float = DEFAULT_DELTA
-    """The delta at which that is judged: the run's own is the server's word."""
+    max_epsilon: float | None = None
+    max_delta: float = DEFAULT_DELTA
     name: str = ""
-    """What this client is called in tables and reports; its number without one."""
 
     @classmethod
-    def of(cls, table: dict[str, Any]) -> NodeConfig:
+    def from_dict(cls, table: dict[str, Any]) -> NodeConfig:
+        """Read the table that Flower's ``--node-config`` gives.
+
+        Raises:
+            UsageError: If a value is missing or wrong.
+        """
         client = table.get("client-id", table.get("partition-id"))
         if type(client) is not int or client < 0:
             raise UsageError(
-                "the node has no client-id: start it with --node-config 'client-id=0 state-dir=\"...\"'"
+                "the node has no client-id: start it with --node-config 'client-id=0 "
+                'state-dir="..."\''
             )
         state = table.get("state-dir")
         if not isinstance(state, str) or not Path(state).is_absolute():
@@ -95,8 +125,8 @@ class NodeConfig:
         if type(delta) is not float or not 0 < delta < 1:
             raise UsageError(f"the node's max-delta is {delta!r}: must be a number between 0 and 1")
         name = table.get("name", "")
-        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
             raise UsageError(
-                f"the node's name is {name!r}: must be a text of at most {LONGEST_NAME} letters"
+                f"the node's name is {name!r}: must be a text of at most {MAX_NAME_LENGTH} letters"
             )
         return cls(client, Path(state), str(table.get("data", "")), most, delta, name)

@@ -1,4 +1,4 @@
-"""Is this machine fit for a deployment, and is the SuperLink as closed as it should be?"""
+"""Check that a machine is ready for a deployment, and that the SuperLink is not exposed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.flower.project import host_port
+from equipoise.flower.project import parse_address
 
 TESTED = "1.41."
 SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -24,8 +24,8 @@ class Finding:
     text: str
 
 
-def examine(address: str, certs: Path | None) -> list[Finding]:
-    host, port = host_port(address, "superlink")
+def run_checks(address: str, certs: Path | None) -> list[Finding]:
+    host, port = parse_address(address, "superlink")
     findings = [
         _version(),
         *_environment(),

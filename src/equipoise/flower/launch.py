@@ -1,4 +1,4 @@
-"""Start an app on a SuperLink and follow it to its end."""
+"""Start an app on a SuperLink, or in Flower's simulation, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from equipoise.experiment.runner import build_task
 from equipoise.flower import config
-from equipoise.flower.project import host_port
+from equipoise.flower.project import parse_address
 from equipoise.records.run_dir import Folder
 from equipoise.simulation.executor_selection import available_cores
 from equipoise.utils.errors import UsageError
@@ -27,13 +27,13 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 LOOK = 10.0  # seconds between questions about the run's status
 
 
-def run(app: Path, address: str, ca: Path | None) -> int:
+def run_app(app: Path, address: str, ca: Path | None) -> int:
     """0 when the run finished, 1 when it failed or the user stopped waiting."""
-    settings, deployment = config.read(table_of(app))
+    settings, deployment = config.read_app_config(read_app_options(app))
     folder = Folder(Path(deployment.out))
     with tempfile.TemporaryDirectory() as home:
-        link = Link(home, address, ca)
-        done = link.ask("run", str(app.resolve()), "link", "--format", "json")
+        link = FlowerCli(home, address, ca)
+        done = link.run_json("run", str(app.resolve()), "link", "--format", "json")
         if not done.get("success"):
             reason = " ".join(str(done.get("error-message", done)).split())
             raise UsageError(f"the SuperLink at {address} did not take the app: {reason}")
@@ -51,14 +51,14 @@ def run(app: Path, address: str, ca: Path | None) -> int:
             print(f"finished; everything is in {folder.path}")
             return 0
         print(
-            f"equipoise: the run ended as '{status}'; its last lines:\n{link.tail(number)}",
+            f"equipoise: the run ended as '{status}'; its last lines:\n{link.last_log_lines(number)}",
             file=sys.stderr,
         )
         print(f"go on after the last whole round with: equipoise flower run {app}", file=sys.stderr)
         return 1
 
 
-def table_of(app: Path) -> dict[str, Any]:
+def read_app_options(app: Path) -> dict[str, Any]:
     """The options of an app, as they stand in its ``pyproject.toml``."""
     try:
         table: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"][
@@ -71,13 +71,15 @@ def table_of(app: Path) -> dict[str, Any]:
     return table
 
 
-def _follow(link: Link, number: str, folder: Folder) -> str:
+def _follow(link: FlowerCli, number: str, folder: Folder) -> str:
     """Print rounds as they are written; give the run's last status."""
     shown, asked, status = len(folder.records()), 0.0, ""
     while True:
         if time.monotonic() - asked > LOOK:
             asked = time.monotonic()
-            runs = link.ask("list", "link", "--run-id", number, "--format", "json").get("runs", [])
+            runs = link.run_json("list", "link", "--run-id", number, "--format", "json").get(
+                "runs", []
+            )
             status = str(runs[0]["status"]) if runs else "unknown"
         records = (
             folder.records()
@@ -94,11 +96,11 @@ def _follow(link: Link, number: str, folder: Folder) -> str:
         time.sleep(1)
 
 
-class Link:
+class FlowerCli:
     """Flower's own command line, with a configuration that is used once."""
 
     def __init__(self, home: str, address: str, ca: Path | None) -> None:
-        host_port(address, "superlink")
+        parse_address(address, "superlink")
         if ca is not None and not ca.is_file():
             raise UsageError(f"there is no certificate '{ca}'")
         self.env = {**os.environ, **QUIET, "FLWR_HOME": home}
@@ -107,7 +109,7 @@ class Link:
             f"[superlink.link]\naddress = {json.dumps(address)}\n{safe}\n"
         )
 
-    def ask(self, *arguments: str) -> dict[str, Any]:
+    def run_json(self, *arguments: str) -> dict[str, Any]:
         done = self._call(*arguments)
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
@@ -115,7 +117,7 @@ class Link:
             return {"error-message": done.stdout + done.stderr}
         return answer
 
-    def tail(self, number: str) -> str:
+    def last_log_lines(self, number: str) -> str:
         done = self._call("log", number, "link", "--show")
         return "\n".join(done.stdout.splitlines()[-15:])
 
@@ -126,7 +128,7 @@ class Link:
         )
 
 
-class Printable(logging.Formatter):
+class PrintableFormatter(logging.Formatter):
     """Text of others in a line cannot move the cursor or begin a line of its own."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -139,7 +141,7 @@ def log_to_screen() -> None:
     logger = logging.getLogger("equipoise")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(Printable("equipoise: %(message)s"))
+        handler.setFormatter(PrintableFormatter("equipoise: %(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -152,10 +154,10 @@ QUIET_SIMULATE = {
 }
 
 
-def run_simulate(app: Path) -> int:
+def simulate_app(app: Path) -> int:
     """To the end of the run, or of what is left of it."""
-    table = table_of(app)
-    settings, deployment = config.read(table)
+    table = read_app_options(app)
+    settings, deployment = config.read_app_config(table)
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
             "this needs Flower's simulation runtime: pip install 'equipoise[flower-simulation]'"

@@ -1,4 +1,4 @@
-"""The client's side of a round: a message in, a reply out, everything kept on the client's own disk."""
+"""The client's side of a round: answer a message, and keep all state on the client's own disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.experiment.evaluation import own_scores
 from equipoise.experiment.runner import build_task
 from equipoise.flower import codec, secagg
-from equipoise.flower.client_state import ClientDisk
-from equipoise.flower.codec import About, Refused
+from equipoise.flower.client_state import ClientStateStore
+from equipoise.flower.codec import InvalidMessage, Metadata
 from equipoise.flower.config import NodeConfig
-from equipoise.flower.table_agreement import Agreement, raw_tables, tell
+from equipoise.flower.table_agreement import (
+    PreprocessingAgreement,
+    client_statistics,
+    raw_table_config,
+)
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executors import Loop, init_client_states
@@ -38,7 +42,7 @@ LOG = logging.getLogger("equipoise")
 
 
 class Node:
-    """One client at work."""
+    """One client of a deployment."""
 
     def __init__(
         self,
@@ -47,11 +51,21 @@ class Node:
         task: Task | None = None,
         draw: NormalSampler = secret_normal,
     ) -> None:
-        """``given``: the run's options; the node's own ``data`` folder replaces what they say. ``draw``: its noise."""
+        """Set up the client.
+
+        Args:
+            given: Options of the run; the node's own ``data`` folder replaces theirs.
+            config: Configuration of the node.
+            task: The task, if it is built already.
+            draw: Source of the noise of differential privacy.
+
+        Raises:
+            UsageError: If the task has no such client.
+        """
         if config.data and "data" in RunSettings.from_options(given).to_dict:
             given = {**given, "data": config.data}
         self.settings, self.config = RunSettings.from_options(given), config
-        self.raw = raw_tables(self.settings)
+        self.raw = raw_table_config(self.settings)
         if task is not None:
             self.task = task
         clients = self.raw.clients if self.raw else self.task.num_clients
@@ -68,15 +82,15 @@ class Node:
             self.settings.run.secure,
         )
         self.budget = PrivacyBudget(
-            config.state / "privacy.json",
+            config.state_dir / "privacy.json",
             self.settings.privacy,
-            config.most_epsilon,
-            config.most_delta,
+            config.max_epsilon,
+            config.max_delta,
         )
 
     @cached_property
     def task(self) -> Task:
-        """Where there are raw tables: only once it is known how they are prepared."""
+        """The task; with raw tables, it can be built once their preprocessing is known."""
         return build_task(self.settings)
 
     @cached_property
@@ -84,16 +98,18 @@ class Node:
         return digest(self.task.frozen)
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a message; what goes wrong is told in it, by one sentence."""
+        """Answer a message; an error is sent as one sentence."""
         try:
             tree, about = codec.decode(data)
             if about.get("kind") == "hello":
                 return codec.encode({}, self._introduction())
             if about.get("kind") == "tell":
                 self.budget.check(self._among)
-                return codec.encode({}, tell(self.settings, self.config.client, self.config.name))
+                return codec.encode(
+                    {}, client_statistics(self.settings, self.config.client, self.config.name)
+                )
             if about.get("client") != self.config.client:
-                raise Refused(
+                raise InvalidMessage(
                     f"the message is for client {about.get('client')}, this is client {self.config.client}"
                 )
             if about.get("kind") == "score":
@@ -102,10 +118,10 @@ class Node:
             return codec.encode(*answer(tree, about))
         except Exception as error:
             LOG.exception("client %d cannot answer", self.config.client)
-            return failure(error)
+            return encode_error(error)
 
-    def _introduction(self) -> About:
-        """Under differential privacy the number of samples stays here too: then every client counts alike."""
+    def _introduction(self) -> Metadata:
+        """Introduce this client; under differential privacy its number of samples is hidden."""
         if self.settings.privacy.has_noise:
             samples = 1
         else:
@@ -114,37 +130,39 @@ class Node:
             )
         return {"client": self.config.client, "samples": samples, "version": __version__}
 
-    def _prepare(self, about: About, disk: ClientDisk) -> None:
-        """The task, from what the server told with this message or an earlier one."""
+    def _prepare(self, about: Metadata, disk: ClientStateStore) -> None:
+        """Apply the preprocessing that the server sent with this message or an earlier one."""
         if isinstance(text := about.get("preparation"), str):
             disk.save_preparation(
                 Preprocessor.from_json(text, "the server's preparation").to_json()
             )
-        if not disk.preparation.is_file():
-            raise Unprepared(
+        if not disk.preparation_file.is_file():
+            raise PreparationMissing(
                 "it does not know how raw tables are prepared: it is told with the next round"
             )
-        self.settings = Agreement(Preprocessor.load(disk.preparation), 0).settings(self.settings)
+        self.settings = PreprocessingAgreement(
+            Preprocessor.load(disk.preparation_file), 0
+        ).settings(self.settings)
 
-    def _score(self, about: About) -> About:
-        """What this client says of its own model when the run is over."""
+    def _score(self, about: Metadata) -> Metadata:
+        """Return the scores of this client's own model at the end of the run."""
         if self.settings.privacy.has_noise:
-            raise Refused("under dp_noise this client tells no scores")
-        disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
+            raise InvalidMessage("under dp_noise this client tells no scores")
+        disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
         if self.raw:
             self._prepare(about, disk)
         own = own_scores(self.task, self.config.client, disk.load_model(), self.settings.run.seed)
         told = {name: _without_nan(getattr(own, name)) for name in ("scores", "beside")}
         return {"client": self.config.client, **told}
 
-    def _round(self, tree: State, about: About) -> tuple[State, About]:
-        round, taken = codec.whole(about, "round", 1), codec.whole(about, "taken", 0)
+    def _round(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
+        round, taken = codec.read_int(about, "round", 1), codec.read_int(about, "taken", 0)
         self.budget.check(self._among)
-        disk = ClientDisk(self.config.state, str(about.get("run")), self.config.client)
+        disk = ClientStateStore(self.config.state_dir, str(about.get("run")), self.config.client)
         if self.raw:
             self._prepare(about, disk)
         if about.get("frozen", "") != self._frozen:
-            raise Refused(
+            raise InvalidMessage(
                 "its frozen parameters are not the server's: give both the same file (--init-weights) or folder (--pretrained)"
             )
         s = self.settings
@@ -170,7 +188,7 @@ class Node:
                     ),
                     0,
                 )
-            down = unpack(tree, about, initial, self.task.blocks)
+            down = decode_message(tree, about, initial, self.task.blocks)
             splits = () if s.privacy.has_noise else _splits(about)
             reply = strip_unprotected(
                 self.method, client.run_client(round, splits, self.id, down, held)
@@ -183,41 +201,46 @@ class Node:
         if isinstance(
             self.method, SecureAggregation
         ):  # what is uploaded stays here until its masks are agreed on
-            keys = secagg.begin(
+            keys = secagg.start_round(
                 disk, self.method, self.config.client, str(about["run"]), round, reply.update
             )
             return replace(reply, update=ClientUpdate({})).to_message(), {**told, **keys}
         self.budget.spend()
         return reply.to_message(), told
 
-    def _sum(self, tree: State, about: About) -> tuple[State, About]:
-        """A later phase of a secure sum."""
-        run, round = str(about.get("run")), codec.whole(about, "round", 1)
-        disk = ClientDisk(self.config.state, run, self.config.client)
+    def _sum(self, tree: State, about: Metadata) -> tuple[State, Metadata]:
+        """Answer a phase of secure aggregation."""
+        run, round = str(about.get("run")), codec.read_int(about, "round", 1)
+        disk = ClientStateStore(self.config.state_dir, run, self.config.client)
         tree, more = secagg.answer(disk, self.budget, round, about)
         return tree, {"client": self.config.client, "run": run, "round": round, **more}
 
 
 def _without_nan(scores: Mapping[str, float]) -> dict[str, float | None]:
-    """As JSON has it: a score that this client's rows do not define is ``None``."""
+    """Replace NaN by ``None``, as JSON needs it."""
     return {name: value if math.isfinite(value) else None for name, value in scores.items()}
 
 
-class Unprepared(Refused):
-    """This client does not know how the run's raw tables are prepared, or has lost it: the server tells again."""
+class PreparationMissing(InvalidMessage):
+    """This client lacks the preprocessing of raw tables; the server sends it again."""
 
 
-def failure(error: Exception) -> bytes:
-    """What the server is told of a failure. An error may quote a client's rows: only our own words leave here."""
-    ours = isinstance(error, Refused | OverBudget)
+def encode_error(error: Exception) -> bytes:
+    """Encode an error for the server.
+
+    An error may quote a client's rows, so only texts of our own error types leave the client.
+    """
+    ours = isinstance(error, InvalidMessage | OverBudget)
     words = (
         str(error) if ours else f"{type(error).__name__}: the reason is in this client's own log"
     )
-    return codec.encode({}, {"error": words[:500], "unprepared": isinstance(error, Unprepared)})
+    return codec.encode(
+        {}, {"error": words[:500], "unprepared": isinstance(error, PreparationMissing)}
+    )
 
 
-def pack(message: ServerMessage, blocks: Blocks, about: About) -> bytes:
-    """One client's message: only blocks that are sent to this client are in it."""
+def encode_message(message: ServerMessage, blocks: Blocks, about: Metadata) -> bytes:
+    """Encode one client's message, with only the blocks that are sent to this client."""
     sent = {block: bool(value) for block, value in message.sent_blocks.items()}
     params = {
         name: message.params[name]
@@ -230,24 +253,30 @@ def pack(message: ServerMessage, blocks: Blocks, about: About) -> bytes:
     )
 
 
-def _splits(about: About) -> tuple[str, ...]:
-    """On which rows the server asks for scores."""
+def _splits(about: Metadata) -> tuple[str, ...]:
+    """Read the splits on which the server asks for scores."""
     splits = about.get("splits")
     if not isinstance(splits, list) or not set(map(str, splits)) <= {"test", "val"}:
-        raise Refused("the message does not say on which rows to score models")
+        raise InvalidMessage("the message does not say on which rows to score models")
     return tuple(splits)
 
 
-def unpack(tree: State, about: About, model: Params, blocks: Blocks) -> ServerMessage:
-    """The inverse of :func:`pack`. What was not sent is NaN, so that no method can use it unnoticed."""
+def decode_message(tree: State, about: Metadata, model: Params, blocks: Blocks) -> ServerMessage:
+    """Decode one client's message.
+
+    Blocks that were not sent are NaN, so that no method can use them unnoticed.
+
+    Raises:
+        InvalidMessage: If the message does not fit the model.
+    """
     try:
         down = from_dict(ServerMessage, tree)
     except ValueError as error:
-        raise Refused(f"the message cannot be read: {error}") from error
+        raise InvalidMessage(f"the message cannot be read: {error}") from error
     unknown = sorted(down.params.keys() - model.keys())
     if unknown:
-        raise Refused(f"the message has an unknown parameter '{unknown[0]}'")
-    codec.check(down.params, {name: model[name] for name in down.params}, "message")
+        raise InvalidMessage(f"the message has an unknown parameter '{unknown[0]}'")
+    codec.check_like(down.params, {name: model[name] for name in down.params}, "message")
     nothing = {
         name: torch.full_like(value, torch.nan)
         for name, value in model.items()
@@ -259,5 +288,5 @@ def unpack(tree: State, about: About, model: Params, blocks: Blocks) -> ServerMe
         or sent.keys() != blocks.keys()
         or not all(type(one) is bool for one in sent.values())
     ):
-        raise Refused("the message does not say which blocks it sends")
+        raise InvalidMessage("the message does not say which blocks it sends")
     return replace(down, params={**nothing, **down.params}, sent_blocks=sent)

@@ -42,12 +42,12 @@ clientapp = "app.client:app"
 """
 
 
-def write(folder: Path, given: dict[str, Any]) -> None:
+def write_app(folder: Path, given: dict[str, Any]) -> None:
     """Write the app. ``given`` is checked first; only what differs from a default is written down."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"'{folder}' exists already: choose another folder")
     given = {"out": str((folder / "run").resolve()), **given}
-    config.read(given)
+    config.read_app_config(given)
     io.make_folder(folder / "app")
     table = "\n".join(
         f"{_key(name)} = {json.dumps(to_file(value))}" for name, value in given.items()
@@ -75,7 +75,7 @@ NAME = re.compile(
 )
 
 
-def host_port(text: str, what: str) -> tuple[str, int]:
+def parse_address(text: str, what: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not is_host(host) or not is_port(port):
         raise UsageError(f"{what} is '{text}': must be host:port, as 127.0.0.1:8000")

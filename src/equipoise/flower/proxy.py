@@ -1,14 +1,15 @@
 """The nginx configuration that lets nodes in and keeps everybody away from the control API.
 
-In this version of Flower, whoever reaches the SuperLink's port can register keys and start code on every node. So the
-SuperLink listens on loopback, and other machines reach this proxy, which passes the fleet's paths and nothing else.
+In this version of Flower, whoever reaches the SuperLink's port can register keys and start code on
+every node. So the SuperLink listens on loopback, and other machines reach this proxy, which passes
+the paths of the fleet API and nothing else.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.flower.project import host_port, is_port
+from equipoise.flower.project import is_port, parse_address
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
@@ -53,11 +54,11 @@ http {{
 """
 
 
-def write(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
+def write_nginx_config(folder: Path, listen: str, superlink: str, certs: Path) -> Path:
     """``folder/nginx.conf``; nginx keeps its other files there too."""
-    host_port(superlink, "superlink")
+    parse_address(superlink, "superlink")
     if not is_port(listen):
-        host_port(listen, "listen")
+        parse_address(listen, "listen")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"'{folder}' is a file: choose another folder")
     if not (certs / "server.pem").is_file():

@@ -1,4 +1,4 @@
-"""The executor whose clients are elsewhere: a message for each, replies in time, checked and stacked."""
+"""Executor of remote clients: sends each a message, then checks and stacks the replies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from equipoise.core import (
 )
 from equipoise.experiment.evaluation import own_scores
 from equipoise.flower import codec, node
-from equipoise.flower.codec import About, Refused
-from equipoise.flower.secagg import SecureSum, Summed
+from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.secagg import SecureAggregationRound, SecureCohortResults
 from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation.executors import CohortResults, Executor, init_client_states
 from equipoise.utils.pytree import Ints, digest, from_dict, index, stack, tree_bytes
@@ -33,22 +33,33 @@ from equipoise.wrappers.differential_privacy import is_noisy, strip_unprotected
 from equipoise.wrappers.secure_aggregation import WORDS, SecureAggregation
 
 LOG = logging.getLogger("equipoise")
-TIMES = 10  # the median number of samples: what a client is believed to have at most
-ROOM = 65536  # bytes of a reply beyond its numbers: names and shapes
+MAX_SIZE_RATIO = 10  # a client counts with at most this many times the median number of samples
+HEADER_BYTES = 65536  # limit of the names and shapes in a reply
 
 
 class Wire(Protocol):
     """How messages reach clients."""
 
     def present(self) -> dict[int, int]:
-        """Clients that are connected now, and their numbers of training samples."""
+        """Return the connected clients with their number of training samples."""
 
     def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
-        """Replies by client, within so many seconds; for a client that failed, the reason."""
+        """Send messages and return the replies within ``limit`` seconds.
+
+        Args:
+            messages: Message for each client.
+            limit: Seconds to wait.
+
+        Returns:
+            Reply by client; for a client that failed, the reason as text.
+        """
 
 
-class Remote(Executor):
-    """Clients keep their state themselves. Here it is only known which round of each was taken last."""
+class RemoteExecutor(Executor):
+    """Run rounds on remote clients, which keep their state themselves.
+
+    The server's state of a client is only the last round whose reply it accepted.
+    """
 
     keeps_models = False
 
@@ -63,20 +74,40 @@ class Remote(Executor):
         wire: Wire,
         run: str,
         time_limit: float,
-        fewest: int,
+        min_replies: int,
         preparation: str = "",
     ) -> None:
-        """``preparation``: how raw tables are prepared, for clients that do not know it yet."""
+        """Set up the executor.
+
+        Args:
+            method: Method of the run.
+            task: Task of the run.
+            training: Local training.
+            seed: Seed of the run.
+            rounds: Number of rounds.
+            wire: Connection to the clients.
+            run: Id of the run, under which clients keep their state.
+            time_limit: Seconds to wait for replies.
+            min_replies: Replies below which a round changes nothing.
+            preparation: Preprocessing of raw tables, for clients that do not have it yet.
+        """
         super().__init__(method, task, training, seed, rounds)
-        self.wire, self.run_id, self.time_limit, self.min_replies = wire, run, time_limit, fewest
-        self._preparation, self._unprepared = preparation, set[int]()
-        self._initial, self._frozen = task.init_params(seed), digest(task.frozen)
+        self.wire = wire
+        self.run_id = run
+        self.time_limit = time_limit
+        self.min_replies = min_replies
+        self._preparation = preparation
+        self._unprepared: set[int] = set()
+        self._initial = task.init_params(seed)
+        self._frozen = digest(task.frozen)
+        # Expected reply, by the splits that are scored.
         self._expected: dict[tuple[str, ...], State] = {}
+        # Names and shapes of a client's input of a secure sum.
         self._words: State = {}
-        """What a client's part of a secure sum looks like."""
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
-        return _taken(torch.zeros(len(ids), dtype=torch.int64))
+        """Return the state of clients of which no reply was accepted yet."""
+        return _accepted_in(torch.zeros(len(ids), dtype=torch.int64))
 
     def run_clients(
         self,
@@ -86,25 +117,28 @@ class Remote(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Send a message to each client, and check and stack the replies."""
         messages, absent = self._messages(round, ids, message, client_state, splits)
-        clients, unsent = ids.tolist(), frozenset(absent)
+        clients = ids.tolist()
+        unsent = frozenset(absent)
         answers = self.wire.exchange(messages, self.time_limit) if messages else {}
         expected = self._expect(round, splits, ids[:1], message.for_clients(0))
         outs: dict[int, ClientResult] = {}
-        told: dict[int, About] = {}
+        told: dict[int, Metadata] = {}
         for client in messages:
             try:
                 answer = answers.get(client, "no reply in time")
                 outs[client], told[client] = self._read(answer, client, round, expected)
-            except Refused as error:
+            except InvalidMessage as error:
                 absent[client] = str(error)
         total: State | None = None
         if isinstance(self.method, SecureAggregation):
-            secure = SecureSum(
+            secure = SecureAggregationRound(
                 self.wire.exchange, self.run_id, round, self.time_limit, self.min_replies
             )
-            total, summed = secure.total(told, self._words)
-            outs, absent = {client: outs[client] for client in summed}, absent | secure.absent
+            total, summed = secure.run(told, self._words)
+            outs = {client: outs[client] for client in summed}
+            absent = absent | secure.absent
         for client, reason in absent.items():
             LOG.warning("round %d: nothing from client %d: %s", round, client, reason)
         rows = torch.tensor(
@@ -112,7 +146,7 @@ class Remote(Executor):
         )
         stacked = stack([outs[client] for client in clients if client in outs]) if outs else None
         if total is not None:
-            return Summed(rows, stacked, absent, unsent, total=total)
+            return SecureCohortResults(rows, stacked, absent, unsent, total=total)
         return CohortResults(rows, stacked, absent, unsent)
 
     def _messages(
@@ -123,9 +157,9 @@ class Remote(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> tuple[dict[int, bytes], dict[int, str]]:
-        """A message for each of these clients that is connected, and the reasons of the others."""
+        """Encode a message for each connected client; return the others with the reason."""
         present = self.wire.present()
-        self.task.set_reported_sizes(believed(present))
+        self.task.set_reported_sizes(cap_reported_sizes(present))
         clients: list[int] = ids.tolist()
         absent = dict.fromkeys(
             sorted(client for client in clients if client not in present), "not connected"
@@ -138,7 +172,7 @@ class Remote(Executor):
             "frozen": self._frozen,
         }
         messages = {
-            client: node.pack(
+            client: node.encode_message(
                 message.for_clients(k),
                 self.task.blocks,
                 {**about, **self._for_one(client, int(client_state.state["taken"][k]))},
@@ -149,7 +183,14 @@ class Remote(Executor):
         return messages, absent
 
     def final_scores(self, ids: Ints) -> dict[int, ClientFinalScores]:
-        """Each client's scores of its own model, by one message more; under noise nobody is asked."""
+        """Ask clients for the scores of their own models, except under differential privacy.
+
+        Args:
+            ids: Client ids.
+
+        Returns:
+            Scores by client, of those that replied.
+        """
         present = {} if is_noisy(self.method) else self.wire.present()
         like = own_scores(self.task, 0, self._initial, self.seed) if present else None
         about = {"kind": "score", "run": self.run_id}
@@ -164,12 +205,13 @@ class Remote(Executor):
             try:
                 assert like is not None
                 found[client] = _scores(answers.get(client, "no reply in time"), client, like)
-            except Refused as error:
+            except InvalidMessage as error:
                 LOG.warning("the scores of client %d are not known: %s", client, error)
         return found
 
-    def _for_one(self, client: int, taken: int) -> About:
-        about: About = {"client": client, "taken": taken}
+    def _for_one(self, client: int, taken: int) -> Metadata:
+        """Return the metadata of one client's message."""
+        about: Metadata = {"client": client, "taken": taken}
         if self._preparation and (not taken or client in self._unprepared):
             about["preparation"] = self._preparation
             self._unprepared.discard(client)
@@ -177,23 +219,24 @@ class Remote(Executor):
 
     def _read(
         self, answer: bytes | str, client: int, round: int, expected: State
-    ) -> tuple[ClientResult, About]:
+    ) -> tuple[ClientResult, Metadata]:
+        """Decode and check a client's reply."""
         if isinstance(answer, str):
-            raise Refused(answer)
+            raise InvalidMessage(answer)
         try:
-            out, about = codec.decode(answer, tree_bytes(expected) + ROOM)
+            out, about = codec.decode(answer, tree_bytes(expected) + HEADER_BYTES)
             if about.get("unprepared") is True:
                 self._unprepared.add(client)
             if "error" in about:
-                raise Refused(f"it reports {str(about['error'])[:500]!r}")
+                raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
             same = (
-                codec.whole(about, "client", 0),
-                codec.whole(about, "round", 1),
+                codec.read_int(about, "client", 0),
+                codec.read_int(about, "round", 1),
                 about.get("run"),
             )
             if same != (client, round, self.run_id):
-                raise Refused("it answers another message")
-            codec.check(out, expected)
+                raise InvalidMessage("it answers another message")
+            codec.check_like(out, expected)
             reply = from_dict(ClientResult, out)
             codec.check_finite(
                 ClientResult(reply.update, hparams=reply.hparams).to_message(), "reply"
@@ -201,17 +244,17 @@ class Remote(Executor):
             if reply.hparams is not None and (
                 int(reply.hparams.epochs) < 0 or float(reply.hparams.lr) < 0
             ):
-                raise Refused("reply/train is negative")
-        except Refused as error:
-            raise Refused(f"reply refused: {error}") from error
+                raise InvalidMessage("reply/train is negative")
+        except InvalidMessage as error:
+            raise InvalidMessage(f"reply refused: {error}") from error
         if about.get("lost"):
             LOG.warning("round %d: client %d has lost its state and started afresh", round, client)
-        return replace(reply, client_state=_taken(torch.tensor(round))), about
+        return replace(reply, client_state=_accepted_in(torch.tensor(round))), about
 
     def _expect(
         self, round: int, splits: tuple[str, ...], id: Tensor, message: ServerMessage
     ) -> State:
-        """What a reply must look like, learned by rehearsing one client's round on the server's own rows."""
+        """Return a reply with the expected names and shapes, from a trial round on the server."""
         if splits not in self._expected:
             held = index(
                 init_client_states(self.method, self.task, id, self._initial, keeps_local=True), 0
@@ -220,53 +263,60 @@ class Remote(Executor):
                 self.method, self.run_client(round, splits, id[0], message, held)
             )
             if isinstance(self.method, SecureAggregation):  # it comes later, masked
-                self._words, reply = (
-                    reply.update.extra[WORDS],
-                    replace(reply, update=ClientUpdate({})),
-                )
+                self._words = reply.update.extra[WORDS]
+                reply = replace(reply, update=ClientUpdate({}))
             self._expected[splits] = reply.to_message()
         return self._expected[splits]
 
 
-def believed(told: dict[int, int]) -> dict[int, int]:
-    """Numbers of samples as clients tell them, up to ten times the median: nobody can claim all the weight."""
-    if not told:
-        return told
-    most = math.ceil(TIMES * statistics.median(told.values()))
-    for client, samples in told.items():
-        if samples > most:
+def cap_reported_sizes(reported: dict[int, int]) -> dict[int, int]:
+    """Cap reported numbers of samples at ten times the median.
+
+    So no client can claim all the weight of an average.
+
+    Args:
+        reported: Reported samples by client.
+
+    Returns:
+        Capped samples by client.
+    """
+    if not reported:
+        return reported
+    cap = math.ceil(MAX_SIZE_RATIO * statistics.median(reported.values()))
+    for client, samples in reported.items():
+        if samples > cap:
             LOG.warning(
                 "client %d says that it has %d samples: it counts as one with %d",
                 client,
                 samples,
-                most,
+                cap,
             )
-    return {client: min(samples, most) for client, samples in told.items()}
+    return {client: min(samples, cap) for client, samples in reported.items()}
 
 
 def _scores(answer: bytes | str, client: int, like: ClientFinalScores) -> ClientFinalScores:
-    """What a client says of its own model; a score that its rows do not define is ``None`` there."""
+    """Decode a client's scores; a score that its rows do not define is ``None`` in the message."""
     if isinstance(answer, str):
-        raise Refused(answer)
-    about = codec.decode(answer, ROOM)[1]
+        raise InvalidMessage(answer)
+    about = codec.decode(answer, HEADER_BYTES)[1]
     if "error" in about:
-        raise Refused(f"it reports {str(about['error'])[:500]!r}")
-    if codec.whole(about, "client", 0) != client:
-        raise Refused("it answers another message")
+        raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
+    if codec.read_int(about, "client", 0) != client:
+        raise InvalidMessage("it answers another message")
     parts = []
     for name, wanted in (("scores", like.scores), ("beside", like.beside)):
         part = about.get(name)
         if not isinstance(part, dict) or part.keys() != wanted.keys():
-            raise Refused(f"its {name} have other names than the task's")
+            raise InvalidMessage(f"its {name} have other names than the task's")
         if not all(
             value is None or (type(value) is float and math.isfinite(value))
             for value in part.values()
         ):
-            raise Refused(f"its {name} are no numbers")
+            raise InvalidMessage(f"its {name} are no numbers")
         parts.append({key: math.nan if value is None else value for key, value in part.items()})
     return ClientFinalScores(*parts)
 
 
-def _taken(round: Tensor) -> ClientState:
-    """All that is known here of what clients hold: the last round of each that was taken."""
+def _accepted_in(round: Tensor) -> ClientState:
+    """Return the server's state of clients: the last round of each that was accepted."""
     return ClientState(state={"taken": round})

@@ -1,7 +1,8 @@
-"""The phases of a secure sum as messages: a client's answers, and the server that passes them on.
+"""The phases of secure aggregation as messages between server and clients.
 
-After training, each client has published keys; then come ``share`` (letters with shares of its secrets), ``mask`` (its
-part of the sum, masked) and ``reveal`` (shares that take the masks off the sum of those that replied).
+Clients publish keys with their training reply. Then come the phases ``share`` (encrypted shares of
+each client's secrets), ``mask`` (masked inputs) and ``reveal`` (shares that unmask the sum of the
+clients that replied). :mod:`equipoise.flower.secagg_protocol` has the cryptography.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from torch import Tensor
 from equipoise.core import ClientUpdate, Method, Params, State
 from equipoise.core.report_validation import validate_reports
 from equipoise.flower import codec
-from equipoise.flower.client_state import ClientDisk
-from equipoise.flower.codec import About, Refused
-from equipoise.flower.secagg_protocol import FEWEST, Keys, Member, Words, threshold, unmask
+from equipoise.flower.client_state import ClientStateStore
+from equipoise.flower.codec import InvalidMessage, Metadata
+from equipoise.flower.secagg_protocol import (
+    MIN_CLIENTS,
+    PublicKeys,
+    SecAggClient,
+    Words,
+    threshold,
+    unmask,
+)
 from equipoise.privacy.budget import PrivacyBudget
 from equipoise.simulation.executors import CohortResults
 from equipoise.utils.pytree import map_leaves, tree_bytes
@@ -27,96 +35,135 @@ from equipoise.wrappers.secure_aggregation import MAX_ABS_VALUE, WORDS, SecureAg
 
 T = TypeVar("T")
 PHASES = ("share", "mask", "reveal")
-ROOM = 65536  # bytes of a message beside its words
-LETTER = 256  # bytes per client in a list of letters or shares, written as text
+HEADER_BYTES = 65536  # limit of a message without its words
+BYTES_PER_CLIENT = 256  # limit per client in a list of shares, in hexadecimal
 
 
 def to_words(tree: State) -> Words:
-    """All numbers of a client's part, in the order of their names."""
+    """Flatten a tree of int64 tensors to words, in the order of the tensors' names."""
     leaves = [value.reshape(-1) for value in _leaves(tree)]
     return np.asarray(torch.cat(leaves).numpy().view(np.uint64))
 
 
 def from_words(words: Words, like: State) -> State:
-    """The inverse: a tree of the shape of ``like``."""
+    """Return the tree that :func:`to_words` flattened.
+
+    Args:
+        words: The words.
+        like: A tree with the same names and shapes.
+    """
     rest = torch.from_numpy(words.view(np.int64).copy())
     parts = {}
     for value in _leaves(like):
-        parts[id(value)], rest = rest[: value.numel()].reshape(value.shape), rest[value.numel() :]
+        parts[id(value)] = rest[: value.numel()].reshape(value.shape)
+        rest = rest[value.numel() :]
     tree: State = map_leaves(lambda value: parts[id(value)], like)
     return tree
 
 
 def _leaves(tree: State) -> list[Tensor]:
-    found: list[Tensor] = []
+    """Return the tensors of a tree, in the order of their names."""
+    leaves: list[Tensor] = []
     for name in sorted(tree):
-        found += _leaves(tree[name]) if isinstance(tree[name], dict) else [tree[name]]
-    return found
+        leaves += _leaves(tree[name]) if isinstance(tree[name], dict) else [tree[name]]
+    return leaves
 
 
-# --- the client's side ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------ client
 
 
-def begin(
-    disk: ClientDisk,
+def start_round(
+    disk: ClientStateStore,
     method: SecureAggregation,
     client: int,
     run: str,
     round: int,
     updates: ClientUpdate,
-) -> About:
-    """After training: keep this client's part of the sum until its masks are agreed on; publish its keys."""
+) -> Metadata:
+    """Save this client's input of the sum until masks are agreed on, and return its public keys.
+
+    Args:
+        disk: The client's own disk.
+        method: The method, which declares the range of reported numbers.
+        client: Id of this client.
+        run: Id of the run.
+        round: Round number.
+        updates: The client's input.
+
+    Returns:
+        Metadata with the public keys.
+
+    Raises:
+        InvalidMessage: If a number of the input is out of range.
+    """
     if validate_reports(
         method.report_ranges, map_leaves(lambda value: value.unsqueeze(0), updates)
     ):
-        raise Refused(
+        raise InvalidMessage(
             f"a number of this client's part of the sum is not finite, or larger than {MAX_ABS_VALUE:g}"
         )
-    member = Member(client, _round_name(run, round))
-    disk.keep_part(
-        round,
-        {WORDS: torch.from_numpy(to_words(updates.extra[WORDS]).view(np.int64).copy())},
-        member.saved(),
-    )
-    keys = member.keys()
-    return {"keys": [keys.shares.hex(), keys.masks.hex()]}
+    member = SecAggClient(client, _round_id(run, round))
+    words = torch.from_numpy(to_words(updates.extra[WORDS]).view(np.int64).copy())
+    disk.save_secagg_input(round, {WORDS: words}, member.to_json())
+    keys = member.public_keys()
+    return {"keys": [keys.encryption.hex(), keys.masking.hex()]}
 
 
 def answer(
-    disk: ClientDisk, budget: PrivacyBudget, round: int, about: About
-) -> tuple[State, About]:
-    """One of the later phases. What is remembered is written before anything leaves, so that none can be repeated."""
-    member = Member.load(disk.member(round))
+    disk: ClientStateStore, budget: PrivacyBudget, round: int, about: Metadata
+) -> tuple[State, Metadata]:
+    """Answer a phase of the protocol.
+
+    The state is format_names before anything leaves the client, so that no phase can be repeated.
+
+    Args:
+        disk: The client's own disk.
+        budget: The client's privacy budget.
+        round: Round number.
+        about: Metadata of the server's message.
+
+    Returns:
+        Tensors and metadata of the answer.
+
+    Raises:
+        InvalidMessage: If the message is malformed or out of order.
+    """
+    member = SecAggClient.from_json(disk.load_secagg_state(round))
     if about["kind"] == "share":
-        letters = member.share(_published(about))
-        disk.keep_member(round, member.saved())
-        return {}, {"letters": {str(other): letter.hex() for other, letter in letters.items()}}
+        encrypted = member.share_secrets(_parse_all_keys(about))
+        disk.save_secagg_state(round, member.to_json())
+        return {}, {"letters": {str(other): shares.hex() for other, shares in encrypted.items()}}
     if about["kind"] == "mask":
-        among = threshold(len(member.others) + 1)
-        budget.check(among)
-        words = disk.part(round)[WORDS].numpy().view(np.uint64)
-        masked = member.mask(_bytes(about, "letters"), words)
-        disk.keep_member(round, member.saved())
-        budget.spend(among)
+        min_in_sum = threshold(len(member.peers) + 1)
+        budget.check(min_in_sum)
+        words = disk.load_secagg_input(round)[WORDS].numpy().view(np.uint64)
+        masked = member.mask(_parse_bytes(about, "letters"), words)
+        disk.save_secagg_state(round, member.to_json())
+        budget.spend(min_in_sum)
         return {WORDS: torch.from_numpy(masked.view(np.int64))}, {}
     replied = about.get("replied")
     if not isinstance(replied, list) or not all(type(client) is int for client in replied):
-        raise Refused("the message does not say who replied")
-    shares = member.reveal(replied)
-    disk.forget_part(round)
-    return {}, {"shares": {str(other): share.hex() for other, share in shares.items()}}
+        raise InvalidMessage("the message does not say who replied")
+    revealed = member.reveal(replied)
+    disk.delete_secagg(round)
+    return {}, {"shares": {str(other): share.hex() for other, share in revealed.items()}}
 
 
-# --- the server's side ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------ server
 
 
 @dataclass
-class Summed(CohortResults):
-    """Replies without uploads: all that is known of these is their sum."""
+class SecureCohortResults(CohortResults):
+    """Results of a cohort of whose uploads only the sum is known.
+
+    Attributes:
+        total: The sum.
+    """
 
     total: State = field(default_factory=dict)
 
     def upload_bytes(self) -> int:
+        """Return the size of one client's upload."""
         return tree_bytes(self.total)
 
     def partial_sums(
@@ -127,158 +174,195 @@ class Summed(CohortResults):
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
+        """Return the known sum.
+
+        Raises:
+            InvalidMessage: If the sum of some clients only is asked for.
+        """
         if not bool(taken.all()):
-            raise Refused("the sum of all replies is known, and of no others")
+            raise InvalidMessage("the sum of all replies is known, and of no others")
         return self.total
 
 
 class Exchange(Protocol):
-    """Replies by client within so many seconds; for a client that failed, the reason."""
+    """Sends messages to clients and returns their replies."""
 
-    def __call__(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]: ...
+    def __call__(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        """Return replies within ``limit`` seconds; for a client that failed, the reason."""
 
 
-class SecureSum:
-    """One round's sum. ``absent`` says which clients are not in it, and why."""
+class SecureAggregationRound:
+    """The server's side of one round.
+
+    Attributes:
+        absent: Clients that are not in the sum, with the reason.
+    """
 
     def __init__(
-        self, exchange: Exchange, run: str, round: int, limit: float, fewest: int = 1
+        self, exchange: Exchange, run: str, round: int, limit: float, min_replies: int = 1
     ) -> None:
-        """``fewest``: clients without whom the sum would be of no use, so that it is not unmasked either."""
-        self.exchange, self.run, self.round, self.limit, self.fewest = (
-            exchange,
-            run,
-            round,
-            limit,
-            fewest,
-        )
+        """Set up a round.
+
+        Args:
+            exchange: Sends messages to clients.
+            run: Id of the run.
+            round: Round number.
+            limit: Seconds that each phase waits for replies.
+            min_replies: Clients below which the sum is of no use, so that it is not unmasked.
+        """
+        self.exchange = exchange
+        self.run_id = run
+        self.round = round
+        self.limit = limit
+        self.min_replies = min_replies
         self.absent: dict[int, str] = {}
 
-    def total(self, told: Mapping[int, About], like: State) -> tuple[State | None, list[int]]:
-        """The sum over the clients that it gives; nothing over nobody if too few stayed to unmask it.
+    def run(self, replies: Mapping[int, Metadata], like: State) -> tuple[State | None, list[int]]:
+        """Run all phases.
 
-        ``told``: what clients said beside their replies, their keys among it; ``like``: the shape of a part.
+        Args:
+            replies: Metadata of the clients' training replies, with their public keys.
+            like: A tree with the names and shapes of a client's input.
+
+        Returns:
+            The sum and the clients in it; ``None`` and no clients if too few stayed.
         """
-        published = self._heard(told, lambda client: _keys(told[client].get("keys")))
-        ids, count = sorted(published), sum(value.numel() for value in _leaves(like))
-        least = max(threshold(len(ids)), FEWEST, self.fewest)
+        published = self._collect(replies, lambda client: _parse_keys(replies[client].get("keys")))
+        ids = sorted(published)
+        num_words = sum(value.numel() for value in _leaves(like))
+        needed = max(threshold(len(ids)), MIN_CLIENTS, self.min_replies)
 
-        def read_letters(client: int, tree: State, about: About) -> dict[int, bytes]:
-            letters = _bytes(about, "letters")
-            if letters.keys() != set(ids) - {client}:
-                raise Refused("its letters are not for all others")
-            return letters
+        def read_encrypted(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
+            encrypted = _parse_bytes(about, "letters")
+            if encrypted.keys() != set(ids) - {client}:
+                raise InvalidMessage("its letters are not for all others")
+            return encrypted
 
-        def read_words(client: int, tree: State, about: About) -> Words:
-            codec.check(tree, {WORDS: torch.empty(count, dtype=torch.int64)})
+        def read_words(client: int, tree: State, about: Metadata) -> Words:
+            codec.check_like(tree, {WORDS: torch.empty(num_words, dtype=torch.int64)})
             return np.asarray(tree[WORDS].numpy().view(np.uint64))
 
-        def read_shares(client: int, tree: State, about: About) -> dict[int, bytes]:
-            return _bytes(about, "shares")
+        def read_shares(client: int, tree: State, about: Metadata) -> dict[int, bytes]:
+            return _parse_bytes(about, "shares")
 
+        # Phase 2: clients share their secrets, encrypted for each other.
         keys = {
-            str(client): [one.shares.hex(), one.masks.hex()] for client, one in published.items()
+            str(client): [own.encryption.hex(), own.masking.hex()]
+            for client, own in published.items()
         }
-        letters = self._ask("share", {client: {"keys": keys} for client in ids}, read_letters)
-        joined = self._enough(letters, ids, least)
-        post = {to: {str(by): letters[by][to].hex() for by in joined if by != to} for to in joined}
-        masked = self._ask(
-            "mask", {to: {"letters": post[to]} for to in joined}, read_words, 8 * count
-        )
-        replied = self._enough(masked, joined, least)
+        encrypted = self._ask("share", {client: {"keys": keys} for client in ids}, read_encrypted)
+        joined = self._enough(encrypted, ids, needed)
+
+        # Phase 3: every client gets the shares for it, and sends its masked input.
+        letters: dict[int, Metadata] = {
+            to: {"letters": {str(by): encrypted[by][to].hex() for by in joined if by != to}}
+            for to in joined
+        }
+        masked = self._ask("mask", letters, read_words, 8 * num_words)
+        replied = self._enough(masked, joined, needed)
+
+        # Phase 4: clients reveal the shares that unmask the sum.
         shares = self._ask(
             "reveal", {client: {"replied": replied} for client in replied}, read_shares
         )
         if not replied:
             return None, []
-        added = np.add.reduce([masked[client] for client in replied], dtype=np.uint64)
+        masked_sum = np.add.reduce([masked[client] for client in replied], dtype=np.uint64)
+        round_id = _round_id(self.run_id, self.round)
         try:
-            words = unmask(
-                added, published, joined, replied, shares, _round_name(self.run, self.round)
-            )
-        except Refused as error:
+            words = unmask(masked_sum, published, joined, replied, shares, round_id)
+        except InvalidMessage as error:
             self.absent |= dict.fromkeys(replied, f"the secure sum cannot be unmasked: {error}")
             return None, []
-        for client in replied:  # who is in the sum is not absent, even if it revealed nothing
+        for client in replied:  # a client in the sum is not absent, even if it revealed nothing
             self.absent.pop(client, None)
         return from_words(words, like), replied
 
-    def _enough(self, came: Mapping[int, object], asked: list[int], least: int) -> list[int]:
-        """Who goes on to the next phase: those that came, if they are enough; else nobody."""
-        if len(came) >= least:
-            return sorted(came)
+    def _enough(self, arrived: Mapping[int, object], asked: list[int], needed: int) -> list[int]:
+        """Return the clients of the next phase: those that answered, or nobody if too few."""
+        if len(arrived) >= needed:
+            return sorted(arrived)
         for client in asked:
             self.absent.setdefault(
-                client, f"{len(came)} clients are left for the secure sum, {least} are needed"
+                client, f"{len(arrived)} clients are left for the secure sum, {needed} are needed"
             )
         return []
 
     def _ask(
         self,
         kind: str,
-        each: Mapping[int, About],
-        read: Callable[[int, State, About], T],
+        each: Mapping[int, Metadata],
+        read: Callable[[int, State, Metadata], T],
         size: int = 0,
     ) -> dict[int, T]:
-        """One phase: a message for each, and what is read of the answers; ``size``: bytes of an answer's tensors."""
-        about = {"kind": kind, "run": self.run, "round": self.round}
+        """Run one phase: send a message to each client and read the answers.
+
+        Args:
+            kind: Name of the phase.
+            each: Metadata for each client.
+            read: Reads an answer.
+            size: Bytes of an answer's tensors.
+
+        Returns:
+            What was read, by client. Clients without a valid answer are marked as absent.
+        """
+        about = {"kind": kind, "run": self.run_id, "round": self.round}
         messages = {
-            client: codec.encode({}, {**about, "client": client, **one})
-            for client, one in each.items()
+            client: codec.encode({}, {**about, "client": client, **own})
+            for client, own in each.items()
         }
         answers = self.exchange(messages, self.limit) if messages else {}
-        most = size + ROOM + LETTER * len(messages)
+        max_bytes = size + HEADER_BYTES + BYTES_PER_CLIENT * len(messages)
 
-        def answered(client: int) -> T:
+        def read_answer(client: int) -> T:
             answer = answers.get(client, "no reply in time")
             if isinstance(answer, str):
-                raise Refused(answer)
-            tree, told = codec.decode(answer, most)
-            if "error" in told:
-                raise Refused(f"it reports {str(told['error'])[:500]!r}")
-            if (told.get("client"), told.get("round"), told.get("run")) != (
-                client,
-                self.round,
-                self.run,
-            ):
-                raise Refused("it answers another message")
-            return read(client, tree, told)
+                raise InvalidMessage(answer)
+            tree, reply = codec.decode(answer, max_bytes)
+            if "error" in reply:
+                raise InvalidMessage(f"it reports {str(reply['error'])[:500]!r}")
+            sender = (reply.get("client"), reply.get("round"), reply.get("run"))
+            if sender != (client, self.round, self.run_id):
+                raise InvalidMessage("it answers another message")
+            return read(client, tree, reply)
 
-        return self._heard(messages, answered)
+        return self._collect(messages, read_answer)
 
-    def _heard(self, clients: Iterable[int], read: Callable[[int], T]) -> dict[int, T]:
-        """What is read of each client; whose words are refused is absent, with the reason."""
+    def _collect(self, clients: Iterable[int], read: Callable[[int], T]) -> dict[int, T]:
+        """Read each client's answer; a client whose answer is invalid is marked as absent."""
         found: dict[int, T] = {}
         for client in clients:
             try:
                 found[client] = read(client)
-            except Refused as error:
+            except InvalidMessage as error:
                 self.absent[client] = f"in the secure sum: {error}"
         return found
 
 
-def _round_name(run: str, round: int) -> str:
+def _round_id(run: str, round: int) -> str:
     return f"{run} {round}"
 
 
-def _bytes(about: About, name: str) -> dict[int, bytes]:
-    """A table of clients and bytes, as it travels: numbers and bytes as text."""
+def _parse_bytes(about: Metadata, name: str) -> dict[int, bytes]:
+    """Parse a table of bytes by client, which is sent as hexadecimal text."""
     try:
         return {int(client): bytes.fromhex(text) for client, text in about[name].items()}
     except (KeyError, AttributeError, ValueError, TypeError) as error:
-        raise Refused(f"its {name} cannot be read") from error
+        raise InvalidMessage(f"its {name} cannot be read") from error
 
 
-def _published(about: About) -> dict[int, Keys]:
+def _parse_all_keys(about: Metadata) -> dict[int, PublicKeys]:
+    """Parse the public keys of all clients."""
     try:
-        return {int(client): _keys(pair) for client, pair in about["keys"].items()}
+        return {int(client): _parse_keys(pair) for client, pair in about["keys"].items()}
     except (KeyError, AttributeError, ValueError) as error:
-        raise Refused("its keys cannot be read") from error
+        raise InvalidMessage("its keys cannot be read") from error
 
 
-def _keys(pair: Any) -> Keys:
+def _parse_keys(pair: Any) -> PublicKeys:
+    """Parse the public keys of one client."""
     try:
-        shares, masks = (bytes.fromhex(text) for text in pair)
+        encryption, masking = (bytes.fromhex(text) for text in pair)
     except (ValueError, TypeError) as error:
-        raise Refused("it has no keys") from error
-    return Keys(shares, masks)
+        raise InvalidMessage("it has no keys") from error
+    return PublicKeys(encryption, masking)

@@ -1,11 +1,14 @@
-"""Sums of which nobody sees the parts: pairwise masks with recovery from clients that drop out.
+"""Secure aggregation (Bonawitz et al., 2017): the server learns a sum and no summand.
 
-Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", against a server that
-follows the protocol and looks. Every pair of clients agrees on a key (X25519) of which one adds the stream (ChaCha20)
-and the other takes it off; every client adds a stream of its own. Both secrets are shared among all (Shamir's scheme),
-so that of a client that replied the own stream can be taken off, and of one that did not the pairwise ones, never both.
+"Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, against a server
+that follows the protocol but is curious. Every pair of clients agrees on a key (X25519); one of
+them adds the pseudorandom stream of that key (ChaCha20), the other subtracts it. Every client also
+adds a stream of its own, the self mask. The seeds of both are shared among all clients (Shamir), so
+that the self mask of a client that replied can be removed, and the pairwise masks of one that did
+not, but never both of the same client.
 
-No primitive is our own: keys and streams are those of ``cryptography``, shares those of ``pycryptodome``.
+No primitive is implemented here: keys and streams are those of ``cryptography``, secret sharing is
+that of ``pycryptodome``.
 """
 
 from __future__ import annotations
@@ -26,219 +29,274 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from equipoise.flower.codec import Refused
+from equipoise.flower.codec import InvalidMessage
 
-SEED = 16  # bytes of a secret that is shared: what Shamir's scheme takes
-KEY = 32
-FEWEST = 3
+SEED_BYTES = 16  # size of a shared secret, as Shamir's scheme takes it
+KEY_BYTES = 32
+MIN_CLIENTS = 3  # with two, each could compute the other's summand
 
 Words = NDArray[np.uint64]
+"""Numbers modulo 2^64."""
 
 
 def threshold(clients: int) -> int:
-    """Clients without whom nothing is unmasked: more than two thirds of those that began."""
+    """Return how many clients are needed to unmask: more than two thirds of those that began."""
     return 2 * clients // 3 + 1
 
 
 @dataclass(frozen=True)
-class Keys:
-    """What a client publishes: for the shares that it is sent, and for its masks."""
+class PublicKeys:
+    """Public keys of one client.
 
-    shares: bytes
-    masks: bytes
+    Attributes:
+        encryption: Key for the shares that others send to this client.
+        masking: Key for pairwise masks.
+    """
+
+    encryption: bytes
+    masking: bytes
 
     def __post_init__(self) -> None:
-        if len(self.shares) != KEY or len(self.masks) != KEY:
-            raise Refused("a public key has not 32 bytes")
+        """Check the size of both keys.
+
+        Raises:
+            InvalidMessage: If a key has not 32 bytes.
+        """
+        if len(self.encryption) != KEY_BYTES or len(self.masking) != KEY_BYTES:
+            raise InvalidMessage("a public key has not 32 bytes")
 
 
 @dataclass
-class Member:
-    """One client's side of one round. Phases come in order, each once; what it must remember is :meth:`saved`."""
+class SecAggClient:
+    """One client's side of one round. Its phases run in order, each once.
+
+    Attributes:
+        client: Id of this client.
+        round_id: Name of the run and round; keys derived for one round are useless in another.
+        encryption_key: Private key for shares that others send.
+        pairwise_seed: Secret from which the private masking key is derived.
+        self_mask_seed: Secret of the self mask.
+        peers: Public keys of the other clients.
+        received_shares: Encrypted shares of others' secrets (and, in the clear, of its own).
+        phase: Last phase that this client completed.
+    """
 
     client: int
-    about: str
-    """What the round is: keys that are derived for one are of no use in another."""
-    letter_key: bytes = field(default_factory=lambda: os.urandom(KEY))
-    mask_seed: bytes = field(default_factory=lambda: os.urandom(SEED))
-    own_seed: bytes = field(default_factory=lambda: os.urandom(SEED))
-    others: dict[int, Keys] = field(default_factory=dict)
-    letters: dict[int, bytes] = field(default_factory=dict)
-    """Encrypted shares of others' secrets, of those that take part in the sum."""
+    round_id: str
+    encryption_key: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES))
+    pairwise_seed: bytes = field(default_factory=lambda: os.urandom(SEED_BYTES))
+    self_mask_seed: bytes = field(default_factory=lambda: os.urandom(SEED_BYTES))
+    peers: dict[int, PublicKeys] = field(default_factory=dict)
+    received_shares: dict[int, bytes] = field(default_factory=dict)
     phase: str = "keys"
 
-    def keys(self) -> Keys:
-        """Phase 1: public keys."""
-        return Keys(
-            _public(_private(self.letter_key)), _public(_mask_key(self.mask_seed, self.about))
-        )
+    def public_keys(self) -> PublicKeys:
+        """Phase 1: return the public keys to publish."""
+        encryption = _public(_private(self.encryption_key))
+        masking = _public(_mask_key(self.pairwise_seed, self.round_id))
+        return PublicKeys(encryption, masking)
 
-    def share(self, published: Mapping[int, Keys]) -> dict[int, bytes]:
-        """Phase 2: for each other client, this one's two secrets in shares that only it can read."""
+    def share_secrets(self, published: Mapping[int, PublicKeys]) -> dict[int, bytes]:
+        """Phase 2: share both secrets with all other clients.
+
+        Args:
+            published: Public keys of all clients.
+
+        Returns:
+            For each other client, shares that only that client can decrypt.
+
+        Raises:
+            InvalidMessage: If keys are missing or repeated, or there are too few clients.
+        """
         self._expect("keys")
-        if published.get(self.client) != self.keys():
-            raise Refused("the list of keys has not this client's own")
-        if len(published) < FEWEST or len(
-            {part for keys in published.values() for part in _both(keys)}
-        ) < 2 * len(published):
-            raise Refused(f"the list of keys is too short (at least {FEWEST}), or has one twice")
-        ids, least = sorted(published), threshold(len(published))
-        self.others = {other: keys for other, keys in published.items() if other != self.client}
-        parts = [
-            Shamir.split(least, len(ids), secret, ssss=False)
-            for secret in (self.mask_seed, self.own_seed)
+        if published.get(self.client) != self.public_keys():
+            raise InvalidMessage("the list of keys has not this client's own")
+        distinct = {keys.encryption for keys in published.values()}
+        distinct |= {keys.masking for keys in published.values()}
+        if len(published) < MIN_CLIENTS or len(distinct) < 2 * len(published):
+            raise InvalidMessage(
+                f"the list of keys is too short (at least {MIN_CLIENTS}), or has one twice"
+            )
+        ids = sorted(published)
+        self.peers = {other: keys for other, keys in published.items() if other != self.client}
+        needed = threshold(len(ids))
+        secret_shares = [
+            Shamir.split(needed, len(ids), secret, ssss=False)
+            for secret in (self.pairwise_seed, self.self_mask_seed)
         ]
-        letters = {}
-        for place, other in enumerate(ids):
-            shares = b"".join(part[place][1] for part in parts)
+        encrypted = {}
+        for index, other in enumerate(ids):
+            shares = b"".join(part[index][1] for part in secret_shares)
             if other == self.client:
-                self.letters[other] = shares
+                self.received_shares[other] = shares
             else:
-                letters[other] = self._letter_cipher(self.client, other).encrypt(
-                    bytes(12), shares, None
-                )
+                cipher = self._share_cipher(self.client, other)
+                encrypted[other] = cipher.encrypt(bytes(12), shares, None)
         self.phase = "shared"
-        return letters
+        return encrypted
 
-    def mask(self, letters: Mapping[int, bytes], words: Words) -> Words:
-        """Phase 3: this client's words under the masks of those whose letters came."""
+    def mask(self, encrypted_shares: Mapping[int, bytes], words: Words) -> Words:
+        """Phase 3: mask this client's input.
+
+        Args:
+            encrypted_shares: Shares from the clients that take part, by sender.
+            words: This client's input ``[n]``.
+
+        Returns:
+            The masked input ``[n]``.
+
+        Raises:
+            InvalidMessage: If too few clients take part, or an unknown one.
+        """
         self._expect("shared")
-        if letters.keys() - self.others.keys() or len(letters) + 1 < threshold(
-            len(self.others) + 1
-        ):
-            raise Refused(
-                f"letters of {len(letters)} clients came: too few, or of clients without keys"
+        unknown = encrypted_shares.keys() - self.peers.keys()
+        if unknown or len(encrypted_shares) + 1 < threshold(len(self.peers) + 1):
+            raise InvalidMessage(
+                f"shares of {len(encrypted_shares)} clients came: too few, or of clients without "
+                "keys"
             )
-        self.letters |= letters
-        masked = words + stream(self.own_seed, self.about, words.size)
-        for other in letters:
-            pair = _agreed(
-                _mask_key(self.mask_seed, self.about), self.others[other].masks, self.about
-            )
-            masked = masked + stream(pair, self.about, words.size) * _sign(self.client, other)
+        self.received_shares |= encrypted_shares
+        masked = words + prg(self.self_mask_seed, self.round_id, words.size)
+        key = _mask_key(self.pairwise_seed, self.round_id)
+        for other in encrypted_shares:
+            pair = _agree(key, self.peers[other].masking, self.round_id)
+            masked = masked + prg(pair, self.round_id, words.size) * _sign(self.client, other)
         self.phase = "masked"
         return masked
 
     def reveal(self, replied: Iterable[int]) -> dict[int, bytes]:
-        """Phase 4: a share of the own stream of each that replied, of the masks of each that did not."""
+        """Phase 4: reveal one share per client, so that the masks of the sum can be removed.
+
+        Args:
+            replied: Clients whose masked input is in the sum.
+
+        Returns:
+            By client, a share of its self mask seed if it replied, else of its pairwise seed.
+
+        Raises:
+            InvalidMessage: If too few clients replied, or others than agreed on.
+        """
         self._expect("masked")
-        sums = set(replied)
-        if (
-            not sums <= self.letters.keys()
-            or self.client not in sums
-            or len(sums) < threshold(len(self.others) + 1)
-        ):
-            raise Refused(
-                f"a sum of {len(sums)} clients is not unmasked: too few, or not those that were agreed on"
+        in_sum = set(replied)
+        agreed = in_sum <= self.received_shares.keys() and self.client in in_sum
+        if not agreed or len(in_sum) < threshold(len(self.peers) + 1):
+            raise InvalidMessage(
+                f"a sum of {len(in_sum)} clients is not unmasked: too few, or not those that were "
+                "agreed on"
             )
         self.phase = "revealed"
-        shares = {}
-        for other, letter in self.letters.items():
-            try:
-                both = (
-                    letter
-                    if other == self.client
-                    else self._letter_cipher(other, self.client).decrypt(bytes(12), letter, None)
-                )
-            except InvalidTag:
-                raise Refused(f"the letter of client {other} is not what it sent") from None
-            shares[other] = both[SEED:] if other in sums else both[:SEED]
-        return shares
+        revealed = {}
+        for other, shares in self.received_shares.items():
+            if other != self.client:
+                cipher = self._share_cipher(other, self.client)
+                try:
+                    shares = cipher.decrypt(bytes(12), shares, None)
+                except InvalidTag:
+                    raise InvalidMessage(
+                        f"the shares of client {other} are not what it sent"
+                    ) from None
+            revealed[other] = shares[SEED_BYTES:] if other in in_sum else shares[:SEED_BYTES]
+        return revealed
 
-    def saved(self) -> str:
-        """As text, for this client's own disk: a node may be started anew for each message."""
+    def to_json(self) -> str:
+        """Serialise for this client's own disk: a node may be started anew for each message."""
         return json.dumps(_hex(asdict(self)))
 
     @classmethod
-    def load(cls, text: str) -> Member:
+    def from_json(cls, text: str) -> SecAggClient:
+        """Return the client that :meth:`to_json` serialised."""
         table = json.loads(text)
         unhex = bytes.fromhex
-        others = {
-            int(id): Keys(unhex(keys["shares"]), unhex(keys["masks"]))
-            for id, keys in table["others"].items()
-        }
-        letters = {int(id): unhex(letter) for id, letter in table["letters"].items()}
-        secrets = {name: unhex(table[name]) for name in ("letter_key", "mask_seed", "own_seed")}
         return cls(
-            table["client"],
-            table["about"],
-            **secrets,
-            others=others,
-            letters=letters,
+            client=table["client"],
+            round_id=table["round_id"],
+            encryption_key=unhex(table["encryption_key"]),
+            pairwise_seed=unhex(table["pairwise_seed"]),
+            self_mask_seed=unhex(table["self_mask_seed"]),
+            peers={
+                int(id): PublicKeys(unhex(keys["encryption"]), unhex(keys["masking"]))
+                for id, keys in table["peers"].items()
+            },
+            received_shares={
+                int(id): unhex(shares) for id, shares in table["received_shares"].items()
+            },
             phase=table["phase"],
         )
 
     def _expect(self, phase: str) -> None:
+        """Refuse a phase that is out of order."""
         if self.phase != phase:
-            raise Refused(
+            raise InvalidMessage(
                 f"this phase of the sum is over, or not yet reached (it is '{self.phase}')"
             )
 
-    def _letter_cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
-        """For one letter, with a key of its own."""
-        other = self.others[receiver if sender == self.client else sender]
-        agreed = _agreed(
-            _private(self.letter_key), other.shares, f"{self.about} {sender}>{receiver}"
-        )
-        return ChaCha20Poly1305(agreed)
+    def _share_cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
+        """Return the cipher of one message, with a key of its own."""
+        peer = self.peers[receiver if sender == self.client else sender]
+        context = f"{self.round_id} {sender}>{receiver}"
+        return ChaCha20Poly1305(_agree(_private(self.encryption_key), peer.encryption, context))
 
 
 def unmask(
     total: Words,
-    published: Mapping[int, Keys],
+    published: Mapping[int, PublicKeys],
     joined: Iterable[int],
     replied: Iterable[int],
     shares: Mapping[int, Mapping[int, bytes]],
-    about: str,
+    round_id: str,
 ) -> Words:
-    """The server's last step: the sum of the masked words of those that ``replied``, without masks.
+    """Remove all masks from a sum of masked inputs: the server's last step.
 
-    Arguments:
-        total: that sum.
-        published: everybody's keys, of phase 1.
-        joined: whose letters were passed on in phase 3, so that others have masks with them.
-        replied: whose words are in the sum.
-        shares: by the client that revealed it and the client whom it concerns.
-        about: as clients were told it.
+    Args:
+        total: Sum of the masked inputs ``[n]``.
+        published: Public keys of all clients (phase 1).
+        joined: Clients whose shares were passed on, so that others have masks with them (phase 3).
+        replied: Clients whose masked input is in the sum.
+        shares: Revealed shares, by the client that revealed them and the client they concern.
+        round_id: Name of the run and round.
+
+    Returns:
+        The sum of the inputs ``[n]``.
+
+    Raises:
+        InvalidMessage: If too few shares were revealed, or they do not fit a client's key.
     """
-    places = {client: place for place, client in enumerate(sorted(published), start=1)}
-    replied, least = sorted(replied), threshold(len(published))
+    index = {client: place for place, client in enumerate(sorted(published), start=1)}
+    replied = sorted(replied)
+    needed = threshold(len(published))
 
-    def secret(of: int) -> bytes:
-        known = [(places[by], told[of]) for by, told in shares.items() if of in told][:least]
-        if len(known) < least:
-            raise Refused(f"{len(known)} clients revealed their shares, {least} are needed")
+    def recover(client: int) -> bytes:
+        known = [(index[by], own[client]) for by, own in shares.items() if client in own][:needed]
+        if len(known) < needed:
+            raise InvalidMessage(f"{len(known)} clients revealed their shares, {needed} are needed")
         return bytes(Shamir.combine(known, ssss=False))
 
     for client in replied:
-        total = total - stream(secret(client), about, total.size)
+        total = total - prg(recover(client), round_id, total.size)
     for lost in sorted(set(joined) - set(replied)):
-        key = _mask_key(secret(lost), about)
-        if _public(key) != published[lost].masks:
-            raise Refused(f"the shares of client {lost}'s secret do not fit its key")
+        key = _mask_key(recover(lost), round_id)
+        if _public(key) != published[lost].masking:
+            raise InvalidMessage(f"the shares of client {lost}'s secret do not fit its key")
         for client in replied:
-            pair = _agreed(key, published[client].masks, about)
-            total = total - stream(pair, about, total.size) * _sign(client, lost)
+            pair = _agree(key, published[client].masking, round_id)
+            total = total - prg(pair, round_id, total.size) * _sign(client, lost)
     return total
 
 
-def stream(seed: bytes, about: str, count: int) -> Words:
-    """So many words that nobody can tell from random ones without the seed."""
-    cipher = Cipher(algorithms.ChaCha20(_derived(seed, f"{about} stream"), bytes(16)), mode=None)
+def prg(seed: bytes, round_id: str, count: int) -> Words:
+    """Return ``count`` pseudorandom words of a seed (ChaCha20)."""
+    cipher = Cipher(algorithms.ChaCha20(_derive(seed, f"{round_id} stream"), bytes(16)), mode=None)
     return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
 
 
 def _sign(client: int, other: int) -> np.uint64:
-    """1, or -1 modulo 2^64: of a pair, one adds what the other takes off."""
+    """Return 1, or -1 modulo 2^64: of a pair, one adds what the other subtracts."""
     return np.uint64(1) if client < other else np.uint64(2**64 - 1)
 
 
-def _both(keys: Keys) -> tuple[bytes, bytes]:
-    return keys.shares, keys.masks
-
-
-def _mask_key(seed: bytes, about: str) -> X25519PrivateKey:
-    return _private(_derived(seed, f"{about} mask key"))
+def _mask_key(seed: bytes, round_id: str) -> X25519PrivateKey:
+    """Derive the private masking key of a round."""
+    return _private(_derive(seed, f"{round_id} mask key"))
 
 
 def _private(secret: bytes) -> X25519PrivateKey:
@@ -249,20 +307,22 @@ def _public(key: X25519PrivateKey) -> bytes:
     return bytes(key.public_key().public_bytes_raw())
 
 
-def _agreed(key: X25519PrivateKey, other: bytes, about: str) -> bytes:
+def _agree(key: X25519PrivateKey, other: bytes, context: str) -> bytes:
+    """Agree on a key with another client (Diffie-Hellman)."""
     try:
-        return _derived(key.exchange(X25519PublicKey.from_public_bytes(other)), about)
+        return _derive(key.exchange(X25519PublicKey.from_public_bytes(other)), context)
     except ValueError as error:
-        raise Refused("a public key is none") from error
+        raise InvalidMessage("a public key is none") from error
 
 
-def _derived(secret: bytes, about: str) -> bytes:
-    return bytes(
-        HKDF(hashes.SHA256(), KEY, salt=None, info=f"equipoise {about}".encode()).derive(secret)
-    )
+def _derive(secret: bytes, context: str) -> bytes:
+    """Derive a key for one purpose from a secret (HKDF)."""
+    info = f"equipoise {context}".encode()
+    return bytes(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret))
 
 
 def _hex(value: Any) -> Any:
+    """Replace bytes by hexadecimal text, also inside dictionaries."""
     if isinstance(value, dict):
         return {key: _hex(inner) for key, inner in value.items()}
     return value.hex() if isinstance(value, bytes) else value

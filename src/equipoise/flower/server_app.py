@@ -1,4 +1,4 @@
-"""Flower's ServerApp: the run of ``equipoise run``, with its clients behind Flower's grid."""
+"""Flower's ServerApp: ``equipoise run`` with its clients behind Flower's grid."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from flwr.serverapp import Grid, ServerApp
 from equipoise.experiment import runner as runs
 from equipoise.flower import audit as register
 from equipoise.flower import config
-from equipoise.flower.async_executor import Buffered
-from equipoise.flower.audit import Audit
+from equipoise.flower.async_executor import AsyncRemoteExecutor
+from equipoise.flower.audit import AuditLog
 from equipoise.flower.launch import log_to_screen
-from equipoise.flower.remote_executor import Remote
-from equipoise.flower.table_agreement import agree, kept, raw_tables
+from equipoise.flower.remote_executor import RemoteExecutor
+from equipoise.flower.table_agreement import (
+    agree_on_preprocessing,
+    load_agreement,
+    raw_table_config,
+)
 from equipoise.flower.wire import GridWire
 from equipoise.privacy.accountant import describe_spent
 from equipoise.records.rounds import RoundRecord
@@ -41,13 +45,13 @@ def main(grid: Grid, context: Context) -> None:
 def serve(grid: Grid, table: dict[str, Any]) -> None:
     """A new run, or the next round of one that stopped."""
     log_to_screen()
-    settings, deployment = config.read(table)
+    settings, deployment = config.read_app_config(table)
     out, bound = (
         Path(deployment.out),
-        register.read(Path(deployment.nodes)) if deployment.nodes else None,
+        register.read_node_register(Path(deployment.nodes)) if deployment.nodes else None,
     )
 
-    audit = Audit(
+    audit = AuditLog(
         out.with_name(f"{out.name}-audit.jsonl")
     )  # beside the folder, with which it is never overwritten
 
@@ -56,30 +60,32 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         return GridWire(grid, clients, deployment.min_replies, deployment.wait, bound, audit)
 
     agreed = None
-    if raw := raw_tables(settings):
+    if raw := raw_table_config(settings):
         known = (out / "config.json").is_file()
         agreed = (
-            kept(Folder(out))
+            load_agreement(Folder(out))
             if known
-            else agree(raw, settings.privacy, wire(raw.clients), deployment.time_limit)
+            else agree_on_preprocessing(
+                raw, settings.privacy, wire(raw.clients), deployment.time_limit
+            )
         )
         settings = agreed.settings(settings)
 
-    def remote(*about: Any) -> Remote:
-        limit, fewest, task = deployment.time_limit, deployment.min_replies, about[1]
-        told = task.prepared() if agreed else ""
-        run = _run_id(out, agreed.up if agreed else 0)
+    def remote(*about: Any) -> RemoteExecutor:
+        task = about[1]
+        told = task.preprocessing_json() if agreed else ""
+        run = _run_id(out, agreed.upload_bytes if agreed else 0)
         make = (
-            partial(Buffered, timing=settings.timing)
+            partial(AsyncRemoteExecutor, timing=settings.timing)
             if settings.timing.carries_stale_updates
-            else Remote
+            else RemoteExecutor
         )
         return make(
             *about,
-            wire=wire(task.clients),
+            wire=wire(task.num_clients),
             run=run,
-            time_limit=limit,
-            fewest=fewest,
+            time_limit=deployment.time_limit,
+            min_replies=deployment.min_replies,
             preparation=told,
         )
 
@@ -95,7 +101,7 @@ def serve(grid: Grid, table: dict[str, Any]) -> None:
         )
         if record.privacy:
             LOG.info("round %d: %s", record.round, describe_spent(record.privacy))
-        audit.note("round", round=record.round, **outcome(record))
+        audit.record("round", round=record.round, **outcome(record))
         if record.skipped:
             LOG.warning("round %d changed nothing: %s", record.round, record.skipped)
             if deployment.below == "stop":

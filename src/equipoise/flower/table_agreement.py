@@ -1,7 +1,8 @@
-"""Before round 1: clients tell sums and counts of their columns, and all agree on one way to prepare raw tables.
+"""Agree on the preprocessing of raw tables before round 1.
 
-The messages are those of ``equipoise data summarise``, what is made of them is that of ``equipoise data merge`` and of
-a simulation. The preparation goes down with a client's first round.
+Clients send sums and counts of their columns. The messages are those of ``equipoise data
+summarise``, and the result is that of ``equipoise data merge`` and of a simulation. The
+preprocessing is sent to a client with its first round.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from equipoise.data.tabular.exchange import fit_on_server_rows, merge_messages, 
 from equipoise.data.tabular.preprocessing import Preprocessor
 from equipoise.data.tabular.statistics import ClientStatistics
 from equipoise.flower import codec
-from equipoise.flower.codec import About, Refused
+from equipoise.flower.codec import InvalidMessage, Metadata
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
@@ -32,30 +33,32 @@ TOLD = 2**24  # bytes of one client's message, at most
 
 
 @dataclass(frozen=True)
-class Agreement:
+class PreprocessingAgreement:
     """One preparation for all, and the bytes that clients took to tell."""
 
     preprocessor: Preprocessor
-    up: int
+    upload_bytes: int
 
     def settings(self, before: RunSettings) -> RunSettings:
         """The run's settings, whose task prepares raw tables so."""
         down = len(self.preprocessor.to_json().encode()) * len(self.preprocessor.clients)
         return dataclasses.replace(
-            before, task_spec=prepared_by(self.preprocessor, (self.up, down))
+            before, task_spec=prepared_by(self.preprocessor, (self.upload_bytes, down))
         )
 
 
-def raw_tables(settings: RunSettings) -> ApartConfig | None:
+def raw_table_config(settings: RunSettings) -> ApartConfig | None:
     """What is said about raw tables that stay apart; ``None`` where a run has no such."""
     config = settings.task_config
     return config if isinstance(config, ApartConfig) and config.target else None
 
 
-def agree(config: ApartConfig, privacy: PrivacyConfig, wire: Wire, limit: float) -> Agreement:
+def agree_on_preprocessing(
+    config: ApartConfig, privacy: PrivacyConfig, wire: Wire, limit: float
+) -> PreprocessingAgreement:
     """The server's side; everybody must be there, for what nobody told is in no model."""
     if config.preprocess_from == "server":
-        return Agreement(fit_on_server_rows(config.folder, config.clients, config), 0)
+        return PreprocessingAgreement(fit_on_server_rows(config.folder, config.clients, config), 0)
     privacy.refuse_column_statistics()
     present = wire.present()
     answers = wire.exchange(
@@ -65,11 +68,11 @@ def agree(config: ApartConfig, privacy: PrivacyConfig, wire: Wire, limit: float)
     for client in range(config.clients):
         try:
             if client not in present:
-                raise Refused("not connected")
+                raise InvalidMessage("not connected")
             texts[f"what client {client} tells"] = _read(
                 answers.get(client, "no reply in time"), client
             )
-        except Refused as error:
+        except InvalidMessage as error:
             problems.append(f"client {client}: {error}")
     if problems:
         raise UsageError(
@@ -78,16 +81,16 @@ def agree(config: ApartConfig, privacy: PrivacyConfig, wire: Wire, limit: float)
     preprocessor, notes = merge_messages(texts, config)
     for note in notes:
         LOG.info(note)
-    return Agreement(preprocessor, sum(len(text.encode()) for text in texts.values()))
+    return PreprocessingAgreement(preprocessor, sum(len(text.encode()) for text in texts.values()))
 
 
-def tell(settings: RunSettings, client: int, name: str) -> About:
+def client_statistics(settings: RunSettings, client: int, name: str) -> Metadata:
     """The client's side: one message of sums and counts, as its owner could have read it in a file."""
-    config = raw_tables(settings)
+    config = raw_table_config(settings)
     if config is None:
-        raise Refused("the run has no raw tables: there is nothing to tell")
+        raise InvalidMessage("the run has no raw tables: there is nothing to tell")
     if settings.privacy.has_noise or config.preprocess_from == "server":
-        raise Refused(
+        raise InvalidMessage(
             "under dp_noise or preprocess_from server this client tells nothing of its columns"
         )
     return {
@@ -96,24 +99,24 @@ def tell(settings: RunSettings, client: int, name: str) -> About:
     }
 
 
-def kept(folder: Folder) -> Agreement:
+def load_agreement(folder: Folder) -> PreprocessingAgreement:
     """That of a run which is resumed."""
     told = folder.path / "flower.json"  # not there yet if the run was killed before its first round
     up = json.loads(told.read_text())["told"] if told.is_file() else 0
-    return Agreement(Preprocessor.load(folder.preparation), up)
+    return PreprocessingAgreement(Preprocessor.load(folder.preparation), up)
 
 
 def _read(answer: bytes | str, client: int) -> str:
     if isinstance(answer, str):
-        raise Refused(answer)
+        raise InvalidMessage(answer)
     about = codec.decode(answer, TOLD)[1]
     if "error" in about:
-        raise Refused(f"it reports {str(about['error'])[:500]!r}")
+        raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
     text = about.get("statistics")
-    if codec.whole(about, "client", 0) != client or not isinstance(text, str):
-        raise Refused("it answers another message")
+    if codec.read_int(about, "client", 0) != client or not isinstance(text, str):
+        raise InvalidMessage("it answers another message")
     try:
         from_json(ClientStatistics, text, "its message")
     except UsageError as error:
-        raise Refused(str(error)[:500]) from error
+        raise InvalidMessage(str(error)[:500]) from error
     return text

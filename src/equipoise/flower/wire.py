@@ -1,7 +1,7 @@
-"""Messages over Flower's grid: who is connected, a message for each client, replies mapped to the client they concern.
+"""Messages over Flower's grid.
 
-Node ids are not client numbers, and Flower's own error replies do not say whom they concern: so each node is asked once
-for its client's number, and replies are mapped by the message that they answer.
+Node ids are not client ids, and Flower's error replies do not say which client they concern. So
+each node is asked once for its client id, and replies are matched by the message they answer.
 """
 
 from __future__ import annotations
@@ -14,55 +14,65 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from equipoise.flower import codec
-from equipoise.flower.audit import Audit
-from equipoise.flower.codec import Refused
+from equipoise.flower.audit import AuditLog
+from equipoise.flower.codec import InvalidMessage
 
 LOG = logging.getLogger("equipoise")
-PAUSES = (
-    0.02,
-    0.5,
-)  # seconds between looks for replies: the first, then twice as long each time up to the last
-HELLO = 4096  # bytes of an introduction, at most
-NO_AUDIT = Audit(None)
-AGAIN = 120.0  # seconds until a node that did not introduce itself is asked again
+MIN_POLL_INTERVAL = 0.02  # seconds; doubles after each poll
+MAX_POLL_INTERVAL = 0.5
+MAX_HELLO_BYTES = 4096  # of a node's introduction
+HELLO_RETRY = 120.0  # seconds until a node that did not introduce itself is asked again
+NO_AUDIT = AuditLog(None)
 
 
-def enclose(data: bytes) -> RecordDict:
-    """Bytes as Flower carries them (in chunks, when they are many)."""
+def to_record(data: bytes) -> RecordDict:
+    """Wrap a message in a Flower record; Flower splits large arrays into chunks."""
     return RecordDict(
         {"parcel": ArrayRecord({"bytes": Array("uint8", (len(data),), "safetensors", data)})}
     )
 
 
-def disclose(content: RecordDict) -> bytes:
+def from_record(content: RecordDict) -> bytes:
+    """Return the message in a Flower record.
+
+    Raises:
+        InvalidMessage: If there is none.
+    """
     try:
         data: bytes = content.array_records["parcel"]["bytes"].data
     except KeyError as error:
-        raise Refused("the message has no parcel") from error
+        raise InvalidMessage("the message has no parcel") from error
     return data
 
 
 class GridWire:
-    """A :class:`~equipoise.flower.remote_executor.Wire` over a grid."""
+    """The :class:`~equipoise.flower.async_executor.AsyncWire` over Flower's grid."""
 
     def __init__(
         self,
         grid: Grid,
         clients: int,
-        fewest: int,
+        min_replies: int,
         wait: float,
         bound: Mapping[int, int] | None = None,
-        audit: Audit = NO_AUDIT,
+        audit: AuditLog = NO_AUDIT,
     ) -> None:
-        """``bound``: which client each registered node may be; without it nodes are believed what they say."""
+        """Set up the connection.
+
+        Args:
+            grid: Flower's grid.
+            clients: Number of clients of the run.
+            min_replies: Clients that a round needs.
+            wait: Seconds to wait for clients to connect.
+            bound: Client of each registered node; if ``None``, nodes say which client they are.
+            audit: Audit log.
+        """
         self.audit = audit
-        self.grid, self.clients, self.fewest, self.wait, self.bound = (
-            grid,
-            clients,
-            fewest,
-            wait,
-            bound,
-        )
+        self.grid = grid
+        self.clients = clients
+        self.min_replies = min_replies
+        self.wait = wait
+        self.bound = bound
         self._known: dict[int, tuple[int, int]] = {}  # node: client and samples
         self._asked: dict[int, tuple[str, float]] = {}  # node: the question's id and its time
         self._node: dict[int, int] = {}  # client: node
@@ -71,48 +81,52 @@ class GridWire:
         self._wanted = clients  # everybody at the start, then as many as a round needs
 
     def present(self) -> dict[int, int]:
-        for _ in _looks(self.wait):
+        """Return connected clients with their samples; wait for all, later for enough."""
+        for _ in _polls(self.wait):
             nodes = set(self.grid.get_node_ids())
             self._greet(nodes)
-            self._node = self._seats(nodes)
+            self._node = self._assign_nodes(nodes)
             if len(self._node) >= self._wanted:
                 break
-        self._wanted = min(self.fewest, self.clients)
+        self._wanted = min(self.min_replies, self.clients)
         return {client: self._known[node][1] for client, node in self._node.items()}
 
     def exchange(self, messages: dict[int, bytes], limit: float) -> dict[int, bytes | str]:
+        """Send messages and return the replies within ``limit`` seconds."""
         waiting = self._ask(messages, limit)
-        answers = self._hear_from(waiting, len(waiting), limit)
-        self.audit.exchanged(messages, answers)
+        answers = self._poll_replies(waiting, len(waiting), limit)
+        self.audit.record_exchange(messages, answers)
         return answers
 
     def post(self, messages: dict[int, bytes], limit: float) -> None:
-        """Send; replies are gathered later."""
+        """Send messages; :meth:`gather` returns their replies."""
         self._posted |= self._ask(messages, limit)
         self._letters |= messages
 
     def gather(self, wanted: int, limit: float) -> dict[int, bytes | str]:
-        """Replies to what was posted, as soon as there are so many, else after so many seconds."""
-        answers = self._hear_from(self._posted, wanted, limit)
-        self.audit.exchanged({client: self._letters.pop(client) for client in answers}, answers)
+        """Return replies to posted messages when there are ``wanted``, or after ``limit``."""
+        answers = self._poll_replies(self._posted, wanted, limit)
+        self.audit.record_exchange(
+            {client: self._letters.pop(client) for client in answers}, answers
+        )
         return answers
 
     def _ask(self, messages: dict[int, bytes], limit: float) -> dict[str, int]:
         clients = list(messages)
         sent = self._push(
             [
-                Message(enclose(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit)
+                Message(to_record(messages[c]), self._node[c], MessageType.TRAIN, ttl=limit)
                 for c in clients
             ]
         )
         return {id: client for id, client in zip(sent, clients, strict=True) if id}
 
-    def _hear_from(
+    def _poll_replies(
         self, waiting: dict[str, int], wanted: int, limit: float
     ) -> dict[int, bytes | str]:
-        """What comes of those that are waited for; whoever has answered is waited for no more."""
+        """Poll for replies; a message that was answered is removed from ``waiting``."""
         answers: dict[int, bytes | str] = {}
-        for _ in _looks(limit):
+        for _ in _polls(limit):
             for reply in self.grid.pull_messages(list(waiting)):
                 client = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if client is not None:  # else it came twice, or nobody asked for it
@@ -125,17 +139,17 @@ class GridWire:
         return list(self.grid.push_messages(messages))
 
     def _greet(self, nodes: set[int]) -> None:
-        """Ask nodes that are new; hear those that answered. Nobody waits here."""
+        """Ask new nodes for their client ids, and read answers that have arrived."""
         now = time.monotonic()
         new = [
             n
             for n in sorted(nodes - self._known.keys())
-            if n not in self._asked or now - self._asked[n][1] > AGAIN
+            if n not in self._asked or now - self._asked[n][1] > HELLO_RETRY
         ]
         question = codec.encode({}, {"kind": "hello"})
         if new:
             ids = self._push(
-                [Message(enclose(question), n, MessageType.QUERY, ttl=AGAIN) for n in new]
+                [Message(to_record(question), n, MessageType.QUERY, ttl=HELLO_RETRY) for n in new]
             )
             self._asked |= {n: (id, now) for n, id in zip(new, ids, strict=True) if id}
         open_questions = {id: n for n, (id, _) in self._asked.items() if n not in self._known}
@@ -143,36 +157,39 @@ class GridWire:
             for reply in self.grid.pull_messages(list(open_questions)):
                 node = open_questions.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
-                    self._hear(node, reply)
+                    self._read_hello(node, reply)
 
-    def _hear(self, node: int, reply: Message) -> None:
+    def _read_hello(self, node: int, reply: Message) -> None:
         content = self._content(reply)
         try:
             if isinstance(content, str):
-                raise Refused(content)
-            about = codec.decode(content, HELLO)[1]
+                raise InvalidMessage(content)
+            about = codec.decode(content, MAX_HELLO_BYTES)[1]
             if "error" in about:
-                raise Refused(f"it reports {str(about['error'])[:500]!r}")
-            client, samples = codec.whole(about, "client", 0), codec.whole(about, "samples", 1)
+                raise InvalidMessage(f"it reports {str(about['error'])[:500]!r}")
+            client, samples = (
+                codec.read_int(about, "client", 0),
+                codec.read_int(about, "samples", 1),
+            )
             if client >= self.clients:
-                raise Refused(
+                raise InvalidMessage(
                     f"it says that it is client {client}, the run has clients 0 to {self.clients - 1}"
                 )
             if self.bound is not None and self.bound.get(node) != client:
                 registered = f"client {self.bound[node]}" if node in self.bound else "no client"
-                raise Refused(
+                raise InvalidMessage(
                     f"it says that it is client {client}, its key is registered for {registered}"
                 )
-        except Refused as error:
+        except InvalidMessage as error:
             LOG.warning("node %d is left out: %s", node, error)
-            self.audit.note("refused", node=node, reason=str(error))
+            self.audit.record("refused", node=node, reason=str(error))
             return
         self._known[node] = (client, samples)
         LOG.info("client %d is connected as node %d, %d samples", client, node, samples)
-        self.audit.note("joined", node=node, client=client, samples=samples)
+        self.audit.record("joined", node=node, client=client, samples=samples)
 
-    def _seats(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Which node speaks for each client: of two that claim one, the one that had it, as long as it is there."""
+    def _assign_nodes(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return the node of each client; of two nodes that claim one, the earlier keeps it."""
         seats = {client: node for client, node in self._node.items() if node in nodes}
         for node in sorted(nodes):
             if node in self._known:
@@ -194,16 +211,17 @@ class GridWire:
         if reply.has_error():
             return f"Flower reports error {reply.error.code}: {reply.error.reason}"[:500]
         try:
-            return disclose(reply.content)
-        except Refused as error:
+            return from_record(reply.content)
+        except InvalidMessage as error:
             return str(error)
 
 
-def _looks(limit: float) -> Iterator[None]:
-    """Turns at looking for something, until so many seconds are over; at least one."""
-    end, pause = time.monotonic() + limit, PAUSES[0]
+def _polls(limit: float) -> Iterator[None]:
+    """Yield at growing intervals until ``limit`` seconds are over, at least once."""
+    end = time.monotonic() + limit
+    pause = MIN_POLL_INTERVAL
     yield
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(pause, left))
-        pause = min(2 * pause, PAUSES[1])
+        pause = min(2 * pause, MAX_POLL_INTERVAL)
         yield

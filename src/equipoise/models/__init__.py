@@ -1,4 +1,4 @@
-"""Models with their blocks, of which some may travel and others stay at the clients."""
+"""Models and their blocks. A method may share some blocks and keep others at the clients."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise.models.blocks import blocks_of, with_head
+from equipoise.models.blocks import blocks_of, check_trainable, with_head
 from equipoise.models.cnn import cnn, cnn1d, resnet18
 from equipoise.models.linear import linear, mlp
 from equipoise.models.lstm import lstm
 from equipoise.models.transformer import transformer
 
-__all__ = ["MODELS", "Build", "blocks_of", "with_head"]
+__all__ = ["MODELS", "Build", "blocks_of", "check_trainable", "with_head"]
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
+"""Builds a module from (shape of a sample, number of outputs)."""
 
 MODELS: dict[str, Build] = {
-    **{"linear": linear, "mlp": mlp, "cnn": cnn, "cnn1d": cnn1d, "resnet18": resnet18},
-    **{"lstm": lstm, "transformer": transformer},
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "cnn1d": cnn1d,
+    "resnet18": resnet18,
+    "lstm": lstm,
+    "transformer": transformer,
 }
-"""Name to builder ``(shape of a sample, classes) -> module``."""

@@ -1,7 +1,8 @@
-"""Models of the ``transformers`` library as federated networks: rows of tokens in, plain outputs out.
+"""Models of the ``transformers`` library: rows of tokens in, plain tensors out.
 
-Rows have one length; what is behind a text's end is -1. The libraries' random attention dropout is off, for no seed of
-ours repeats it; their dropout layers are replaced by ours like those of any module.
+All rows have one length; positions after the end of a text are -1. The library's attention dropout
+is off, because no seed of ours reproduces it; its dropout layers are replaced by ours, like those
+of any module.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from torch import Tensor, nn
 from equipoise.utils.errors import UsageError
 from equipoise.utils.huggingface import library, loaded
 
-WHAT = "the pretrained model"
-HIDDEN = torch.finfo(torch.float32).min / 2  # what attention adds where nobody may look
+DESCRIPTION = "the pretrained model"  # for error messages
+MASKED_SCORE = torch.finfo(torch.float32).min / 2  # added to the attention scores of padding
 
 
-def classifier(name: str, classes: int, seed: int) -> nn.Module:
-    """A model that gives a logit per class; a head that the pretrained model lacks is drawn by ``seed``."""
+def text_classifier(name: str, classes: int, seed: int) -> nn.Module:
+    """Load a pretrained model with a classification head.
+
+    Args:
+        name: Folder, or name on the Hugging Face hub.
+        classes: Number of classes.
+        seed: Seed of a head that the pretrained model lacks.
+
+    Returns:
+        A module that maps tokens ``[B, T]`` to logits ``[B, classes]``.
+    """
     model = _load(
         "AutoModelForSequenceClassification",
         name,
@@ -31,121 +41,158 @@ def classifier(name: str, classes: int, seed: int) -> nn.Module:
         ignore_mismatched_sizes=True,
     )
     if model.config.pad_token_id is None:
-        model.config.pad_token_id = (
-            model.config.eos_token_id
-        )  # by which some models look for a text's end
+        # Some models find the end of a text by this token.
+        model.config.pad_token_id = model.config.eos_token_id
     return TextClassifier(model)
 
 
-def next_token(name: str, seed: int) -> nn.Module:
-    """A causal language model that gives each text's loss and share of next tokens that it has right."""
-    module = NextToken(_load("AutoModelForCausalLM", name, seed))
+def causal_lm(name: str, seed: int) -> nn.Module:
+    """Load a pretrained causal language model.
+
+    Args:
+        name: Folder, or name on the Hugging Face hub.
+        seed: Seed of weights that the pretrained model lacks.
+
+    Returns:
+        A module that maps tokens ``[B, T]`` to loss and accuracy ``[B, 2]`` of each text.
+
+    Raises:
+        UsageError: If the model is not causal.
+    """
+    module = NextTokenModel(_load("AutoModelForCausalLM", name, seed))
     with torch.no_grad():
-        one, other = module.logits(torch.tensor([[1, 1, 1], [1, 1, 2]]))
-    if not torch.allclose(one[:2], other[:2], rtol=1e-4, atol=1e-5):
+        # Two texts that differ in their last token only: earlier logits must not differ.
+        first, second = module.logits(torch.tensor([[1, 1, 1], [1, 1, 2]]))
+    if not torch.allclose(first[:2], second[:2], rtol=1e-4, atol=1e-5):
         raise UsageError(
-            f"{WHAT} '{name}' sees the tokens that it is to predict: give a causal language model (such as GPT-2), or "
-            "--kind classification"
+            f"{DESCRIPTION} '{name}' sees the tokens that it is to predict: give a causal language "
+            "model (such as GPT-2), or --kind classification"
         )
     return module
 
 
-def _load(kind: str, name: str, seed: int, **how: Any) -> Any:
+def _load(auto_class: str, name: str, seed: int, **options: Any) -> Any:
+    """Load a model by one of the library's ``Auto`` classes."""
     transformers = library("transformers", "task 'text'")
-    # Plain products of matrices are what torch.func.vmap maps over clients.
-    how |= {"attn_implementation": "eager", "dtype": torch.float32}
+    # torch.func.vmap can map plain matrix products over clients, but not fused attention.
+    options |= {"attn_implementation": "eager", "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]), _silence(transformers.utils.logging):
         torch.manual_seed(seed)
-        found = loaded(
-            WHAT, name, lambda place: getattr(transformers, kind).from_pretrained(place, **how)
-        )
-    found.config.use_cache = False
-    return found.eval()
+        from_pretrained = getattr(transformers, auto_class).from_pretrained
+        model = loaded(DESCRIPTION, name, lambda place: from_pretrained(place, **options))
+    model.config.use_cache = False
+    return model.eval()
 
 
 @contextmanager
 def _silence(logging: Any) -> Iterator[None]:
-    """Without its progress bar, and without its warning of a head that is drawn anew, which is what is wanted."""
-    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    """Turn off the progress bar, and the warning about a new head, which is intended."""
+    verbosity = logging.get_verbosity()
+    shows_bar = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
-        if bar:
+        logging.set_verbosity(verbosity)
+        if shows_bar:
             logging.enable_progress_bar()
 
 
-class _Text(nn.Module):
-    """A model of the library, and how it is told where texts end."""
+class _TextModel(nn.Module):
+    """A model of the library, and the kind of attention mask that it takes.
+
+    Attributes:
+        model: The library's model.
+        full_mask: Whether it is given a full mask ``[B, 1, T, T]`` rather than ``[B, T]``.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.whole_mask = self._same_by_whole_mask()
+        self.full_mask = self._accepts_full_mask()
 
     def logits(self, x: Tensor) -> Tensor:
-        mask = self._mask(x) if self.whole_mask else (x >= 0).long()
-        found: Tensor = self.model(input_ids=x.clamp(min=0), attention_mask=mask).logits
-        return found
+        """Map tokens ``[B, T]`` to the model's logits."""
+        mask = self._attention_bias(x) if self.full_mask else (x >= 0).long()
+        logits: Tensor = self.model(input_ids=x.clamp(min=0), attention_mask=mask).logits
+        return logits
 
-    def _mask(self, x: Tensor) -> Tensor:
-        """What is added to scores of attention ``[B, 1, T, T]``, where everybody may look at the text."""
-        hidden = torch.where(x >= 0, 0.0, HIDDEN)[:, None, None, :]
-        return hidden.expand(-1, 1, x.shape[-1], -1)
+    def _attention_bias(self, x: Tensor) -> Tensor:
+        """Return the term ``[B, 1, T, T]`` of attention scores that hides padding."""
+        bias = torch.where(x >= 0, 0.0, MASKED_SCORE)[:, None, None, :]
+        return bias.expand(-1, 1, x.shape[-1], -1)
 
-    def _same_by_whole_mask(self) -> bool:
-        """Whether every token sees the whole text: such models branch on the values of a plain mask, which cannot be
-        mapped over clients, so they are given the finished one."""
+    def _accepts_full_mask(self) -> bool:
+        """Return whether a full mask gives the same logits as a plain one.
+
+        That is so for bidirectional models. These branch on the values of a plain mask, which
+        vmap cannot map over clients, so they get the full one.
+        """
         x = torch.tensor([[1, 2, 1, 1, 2], [1, 1, 2, -1, -1]])
         with torch.no_grad():
-            self.whole_mask = False
+            self.full_mask = False
             plain = self.logits(x)
             try:
-                self.whole_mask = True
+                self.full_mask = True
                 return torch.allclose(self.logits(x), plain, rtol=1e-4, atol=1e-5)
             except (RuntimeError, ValueError, IndexError):
                 return False
 
 
-class TextClassifier(_Text):
-    """Logits ``[B, classes]``."""
+class TextClassifier(_TextModel):
+    """Classify texts."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map tokens ``[B, T]`` to logits ``[B, classes]``."""
         return self.logits(x)
 
 
-class NextToken(_Text):
-    """``[B, 2]``: the mean loss of a text's next tokens, and the share of them that has the highest logit."""
+class NextTokenModel(_TextModel):
+    """Measure how well next tokens are predicted."""
 
     def forward(self, x: Tensor) -> Tensor:
-        logits, wanted = self.logits(x)[..., :-1, :], x[..., 1:]
-        real = (wanted >= 0).to(logits.dtype)
-        count = real.sum(-1).clamp(min=1)
-        losses = F.cross_entropy(logits.transpose(-1, -2), wanted.clamp(min=0), reduction="none")
-        right = (logits.argmax(-1) == wanted).to(logits.dtype)
-        return torch.stack([(losses * real).sum(-1) / count, (right * real).sum(-1) / count], -1)
+        """Map tokens ``[B, T]`` to mean loss and accuracy of each text's next tokens ``[B, 2]``."""
+        logits = self.logits(x)[..., :-1, :]
+        targets = x[..., 1:]
+        is_real = (targets >= 0).to(logits.dtype)
+        count = is_real.sum(-1).clamp(min=1)
+        losses = F.cross_entropy(logits.transpose(-1, -2), targets.clamp(min=0), reduction="none")
+        correct = (logits.argmax(-1) == targets).to(logits.dtype)
+        loss = (losses * is_real).sum(-1) / count
+        accuracy = (correct * is_real).sum(-1) / count
+        return torch.stack([loss, accuracy], -1)
 
 
-def vocabulary(module: nn.Module) -> int:
-    """Different tokens that a model knows."""
-    assert isinstance(module, _Text)
+def vocab_size(module: nn.Module) -> int:
+    """Return the size of a model's vocabulary."""
+    assert isinstance(module, _TextModel)
     size = module.model.get_input_embeddings().num_embeddings
     assert isinstance(size, int)
     return size
 
 
-def demand_known(module: nn.Module, highest: int, longest: int, name: str) -> None:
-    """Refuse a tokenizer that does not belong to the model, and texts that are longer than it reads."""
-    assert isinstance(module, _Text)
-    if highest >= vocabulary(module):
+def check_tokens(module: nn.Module, max_token: int, max_length: int, name: str) -> None:
+    """Check that tokens fit a model.
+
+    Args:
+        module: The model.
+        max_token: Highest token in the data.
+        max_length: Tokens of the longest text.
+        name: Name of the pretrained model.
+
+    Raises:
+        UsageError: If the tokenizer belongs to another model, or texts are too long.
+    """
+    assert isinstance(module, _TextModel)
+    if max_token >= vocab_size(module):
         raise UsageError(
-            f"the tokenizer in '{name}' gives token {highest}, and the model knows {vocabulary(module)}: "
-            "give a folder in which both belong together"
+            f"the tokenizer in '{name}' gives token {max_token}, and the model knows "
+            f"{vocab_size(module)}: give a folder in which both belong together"
         )
-    most = getattr(module.model.config, "max_position_embeddings", None)
-    if most is not None and longest > most:
+    limit = getattr(module.model.config, "max_position_embeddings", None)
+    if limit is not None and max_length > limit:
         raise UsageError(
-            f"texts have up to {longest} tokens, and the model reads {most}: give --length {most}"
+            f"texts have up to {max_length} tokens, and the model reads {limit}: give --length "
+            f"{limit}"
         )

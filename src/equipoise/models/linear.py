@@ -1,4 +1,4 @@
-"""Models for feature vectors."""
+"""Linear and multilayer perceptron models for feature vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ HIDDEN = 64
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Multinomial logistic regression, started at zero."""
+    """Build a linear model (multinomial logistic regression), initialised at zero.
+
+    Args:
+        shape: Shape of a sample; images are flattened.
+        classes: Number of outputs.
+    """
     layer = nn.Linear(math.prod(shape), classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -18,7 +23,12 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two layers: 64 hidden units (backbone) and the classifier (head)."""
+    """Build a perceptron with one hidden layer of 64 units (backbone) and a linear head.
+
+    Args:
+        shape: Shape of a sample; images are flattened.
+        classes: Number of outputs.
+    """
     flatten: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
     return nn.Sequential(
         *flatten, nn.Linear(math.prod(shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)

@@ -1,4 +1,4 @@
-"""Models for text: positions in an alphabet ``[T]``."""
+"""LSTM for characters, given as indices into an alphabet ``[T]``; sizes of appendix C of PAGE."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from torch import Tensor, nn
 from equipoise.models.blocks import with_head
 from equipoise.utils.errors import UsageError
 
-EMBEDDED, HIDDEN, LAYERS = 8, 100, 2  # appendix C of PAGE
+EMBEDDING_SIZE = 8
+HIDDEN_SIZE = 100
+NUM_LAYERS = 2
 
 
 def lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Characters embedded in 8 dimensions, two LSTM layers of 100 units (backbone), classifier (head)."""
+    """Build an LSTM: embedding of size 8, two layers of 100 units (backbone), linear head.
+
+    Args:
+        shape: Length of a sequence ``[T]``.
+        classes: Number of characters.
+
+    Returns:
+        A module with the blocks ``backbone`` and ``head``.
+
+    Raises:
+        UsageError: If samples are no sequences.
+    """
     if len(shape) != 1:
         raise UsageError(
             f"model 'lstm' takes sequences of characters, and samples have shape {list(shape)}"
@@ -20,13 +33,16 @@ def lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class _CharacterLstm(nn.Module):
+    """Predict the next character from the last hidden state."""
+
     def __init__(self, characters: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(characters, EMBEDDED)
-        self.lstm = nn.LSTM(EMBEDDED, HIDDEN, LAYERS, batch_first=True)
-        self.head = nn.Linear(HIDDEN, characters)
+        self.embed = nn.Embedding(characters, EMBEDDING_SIZE)
+        self.lstm = nn.LSTM(EMBEDDING_SIZE, HIDDEN_SIZE, NUM_LAYERS, batch_first=True)
+        self.head = nn.Linear(HIDDEN_SIZE, characters)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map indices ``[B, T]`` to logits ``[B, characters]``."""
         states, _ = self.lstm(self.embed(x))
         out: Tensor = self.head(states[:, -1])
         return out

@@ -145,7 +145,7 @@ def _completed(
         raise UsageError(
             f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a round's own replies"
         )
-    if privacy.has_noise and not DevicePopulation(timing.device_classes, run.seed).always_there:
+    if privacy.has_noise and not DevicePopulation(timing.device_classes, run.seed).always_available:
         raise UsageError(
             "dp_noise is not offered with devices that are away at times: epsilon is counted for cohorts that are "
             "drawn from everybody"

@@ -26,7 +26,7 @@ from equipoise.core import (
     TrainingConfig,
 )
 from equipoise.core.report_validation import DEFAULT_RANGE
-from equipoise.data.poisoning import POISONS
+from equipoise.data.poisoning import DATA_ATTACKS
 from equipoise.simulation.executors import CohortResults, Executor
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, nearest
@@ -62,7 +62,7 @@ def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
 
 def parse(text: str) -> tuple[str, float]:
     name, _, number = text.partition(":")
-    known = (*ATTACKS, *POISONS)
+    known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
         raise UsageError(
             f"unknown attack '{name}'{nearest(name, known)}: attack must be one of {', '.join(known)}"

@@ -199,11 +199,9 @@ class ClientRuntime(Client):
         names = [item.name for item in fields(DeviceProfile)]
 
         def look(ids: Tensor) -> Params:
-            usual = self.task.devices.usual(ids.reshape(-1).numpy())
-            columns = (usual.speed, usual.up, usual.down, usual.watts, usual.radio)
+            usual = self.task.devices.profiles(ids.reshape(-1).numpy())
             return {
-                name: torch.from_numpy(column).reshape(ids.shape)
-                for name, column in zip(names, columns, strict=True)
+                name: torch.from_numpy(getattr(usual, name)).reshape(ids.shape) for name in names
             }
 
         return DeviceProfile(**vmap_primitives.call(look, look, self.id))

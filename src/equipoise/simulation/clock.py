@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.clock.config import ClockConfig, end_of_round
-from equipoise.clock.devices import HOUR, DevicePopulation, RoundDurations
+from equipoise.clock.devices import SECONDS_PER_HOUR, DevicePopulation, RoundDurations
 from equipoise.core import ClientResult, ClientUpdate, Params, State
 from equipoise.simulation.executors import CohortResults, RoundReplies, StartGroup
 from equipoise.utils import pytree
@@ -70,16 +70,16 @@ class Clock:
         if self.timing.overselection > 1:
             wanted = min(self.clients, int(np.ceil(self.timing.overselection * wanted)))
         count = wanted - self.under_way
-        if self.fleet.always_there and not self._flight:
+        if self.fleet.always_available and not self._flight:
             return None, count
         everybody = np.arange(self.clients)
         idle = (
             np.setdiff1d(everybody, self._ids(), assume_unique=True) if self._flight else everybody
         )
-        pool = idle[self.fleet.present(idle, self.now)]
+        pool = idle[self.fleet.available(idle, self.now)]
         while not len(pool) and not self._flight:
-            self.now = (self.now // HOUR + 1) * HOUR
-            pool = idle[self.fleet.present(idle, self.now)]
+            self.now = (self.now // SECONDS_PER_HOUR + 1) * SECONDS_PER_HOUR
+            pool = idle[self.fleet.available(idle, self.now)]
         return pool, min(count, len(pool))
 
     def end(
@@ -100,7 +100,9 @@ class Clock:
             np.concatenate([getattr(p, name).numpy() for p in self._flight])
             for name in ("at", "lost")
         )
-        self.now, come = end_of_round(self.now, self._ids(), at, lost, wanted, self.timing.within)
+        self.now, come = end_of_round(
+            self.now, self._ids(), at, lost, wanted, self.timing.deadline_seconds
+        )
         return self._collect_arrivals(t, torch.from_numpy(come), params)
 
     def state(self) -> State:
@@ -121,7 +123,7 @@ class Clock:
 
     def _trips(self, t: int, started: StartedBatch) -> RoundDurations:
         samples, down = (values.double().numpy() for values in (started.samples, started.down))
-        return self.fleet.trips(
+        return self.fleet.round_durations(
             started.ids, t, samples, np.full(len(started.ids), float(started.up)), down
         )
 
@@ -129,7 +131,7 @@ class Clock:
         """Synchronous: the round ends with the wanted replies or at the deadline; what comes later is lost."""
         trips, ids, began = self._trips(t, started), started.ids, self.now
         self.now, come = end_of_round(
-            began, ids, began + trips.seconds, trips.lost, wanted, self.timing.within
+            began, ids, began + trips.seconds, trips.lost, wanted, self.timing.deadline_seconds
         )
         intake = RoundReplies.of(ids, started.replies)
         intake.arrived, intake.seconds = (

@@ -384,7 +384,7 @@ class FederatedSimulation:
         clock = self.clock
         return (
             f"the clock has reached {clock.timing.until}"
-            if clock and clock.now >= clock.timing.end
+            if clock and clock.now >= clock.timing.until_seconds
             else None
         )
 

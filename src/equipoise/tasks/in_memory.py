@@ -1,4 +1,4 @@
-"""Tasks that are values: tables, arrays, tensors or torch data sets that Python code holds, with any model."""
+"""Tasks made in Python: tables, arrays, tensors or torch data sets in memory, with any model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 
 from equipoise.core import Task, TrainingConfig
 from equipoise.data.tabular.io import SERVER, align_tables, tables_from_values
-from equipoise.data.text import given_texts
-from equipoise.data.transforms import Form
+from equipoise.data.text import texts_from_python
+from equipoise.data.transforms import InputTransform
 from equipoise.data.user_rows import UserRows, UserRowShares, infer_form
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec, text
@@ -33,7 +33,7 @@ def from_datasets(
     *,
     server: Any = None,
     classes: int | None = None,
-    form: Form | None = None,
+    form: InputTransform | None = None,
     training: TrainingConfig | None = None,
     fresh: bool = False,
     adapter: str = "",
@@ -112,7 +112,7 @@ def from_texts(
     """See :meth:`equipoise.Task.from_texts`."""
 
     def build(config: text.TextConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-        task = text.of_texts(name, given_texts(data, config), config, training, seed)
+        task = text.task_from_texts(name, texts_from_python(data, config), config, training, seed)
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
 
     defaults = training or text.SPEC.training
@@ -150,14 +150,14 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
         try:
             pairs = [part[i] for i in range(len(part))]
             part = [
-                np.stack([array(pair[i]) for pair in pairs]) if pairs else np.zeros(0)
+                np.stack([to_numpy(pair[i]) for pair in pairs]) if pairs else np.zeros(0)
                 for i in (0, 1)
             ]
         except (TypeError, KeyError, IndexError, ValueError, NotImplementedError) as error:
             raise UsageError(
                 f"{where} is neither a pair (x, y) nor a data set of such pairs with a length: {error}"
             ) from error
-    x, y = (array(value) for value in part)
+    x, y = (to_numpy(value) for value in part)
     if not x.ndim or x.dtype.kind not in "fiub":
         raise UsageError(f"{where} has samples of type {x.dtype}: they must be numbers")
     if y.ndim == 1 and (len(x) != len(y) or not len(y)):
@@ -173,7 +173,7 @@ def _arrays(part: Any, where: str) -> tuple[Any, Any]:
     return x, y.astype(np.int64)
 
 
-def array(value: Any) -> NDArray[Any]:
+def to_numpy(value: Any) -> NDArray[Any]:
     """Samples or labels as they come, as an array."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()

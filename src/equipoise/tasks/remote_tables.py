@@ -133,7 +133,7 @@ class OwnFolder(ClientData):
     def server(self, name: str) -> Rows:
         return self._server[name]
 
-    def has(self, name: str) -> bool:
+    def has_split(self, name: str) -> bool:
         return name in self._splits
 
 

@@ -1,6 +1,7 @@
-"""LSTM on Shakespeare: PAGE's fourth column. A client is a role; its rows keep the order of the text.
+"""Task ``shakespeare``: next-character prediction with an LSTM, as in PAGE's fourth column.
 
-So the test rows of a client are later speech than its training rows, and no character to be predicted was seen before.
+A client is a role. Its rows keep the order of the text, so its test rows are later speech than its
+training rows, and no character of a test target was seen in training.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.core import Task, TrainingConfig, option
-from equipoise.data.datasets.shakespeare import ALPHABET, SOURCE, WINDOW, windows
+from equipoise.data.datasets.shakespeare import ALPHABET, SHAKESPEARE, WINDOW, windows
 from equipoise.data.federated_dataset import Ints
 from equipoise.data.partition import natural
-from equipoise.data.sources import load
+from equipoise.data.sources import load_dataset
 from equipoise.data.splits import SplitConfig, federate, split_rows
-from equipoise.data.transforms import Tokens
+from equipoise.data.transforms import TokenTransform
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
@@ -25,7 +26,11 @@ from equipoise.utils.errors import UsageError
 
 @dataclass(frozen=True)
 class ShakespeareConfig(SplitConfig):
-    """The paper takes 100 roles with more than 8,000 samples: 7,000 of each (4,900 : 2,100), the rest to the server."""
+    """Roles and their samples.
+
+    The paper takes 100 roles with more than 8,000 samples: 7,000 of each (4,900 : 2,100) for the
+    client, the rest for the server.
+    """
 
     data: str = option("", "folder with the text; empty for $EQUIPOISE_DATA")
     role_samples: int = option(
@@ -47,32 +52,51 @@ class ShakespeareConfig(SplitConfig):
 
 
 def choose_roles(samples: Ints, config: ShakespeareConfig, rng: np.random.Generator) -> Ints:
-    """Roles with enough samples, drawn by the seed, in the order of the text."""
-    enough = np.flatnonzero(samples > config.role_samples + config.spare_samples)
-    if len(enough) < config.clients:
+    """Draw roles that have enough samples.
+
+    Args:
+        samples: Number of samples of each role.
+        config: Number of clients, and samples that each needs.
+        rng: Source of randomness.
+
+    Returns:
+        Indices of the roles, in the order of the text.
+
+    Raises:
+        UsageError: If too few roles have enough samples.
+    """
+    needed = config.role_samples + config.spare_samples
+    eligible = np.flatnonzero(samples > needed)
+    if len(eligible) < config.clients:
         raise UsageError(
-            f"only {len(enough)} roles have more than {config.role_samples + config.spare_samples} samples: "
+            f"only {len(eligible)} roles have more than {needed} samples: "
             "lower clients or role_samples"
         )
-    return np.sort(rng.permutation(enough)[: config.clients])
+    return np.sort(rng.permutation(eligible)[: config.clients])
 
 
 def build(config: ShakespeareConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-    arrays, rng = load(SOURCE, config.data), streams.generator(seed, streams.SHAKESPEARE)
-    sizes, n = arrays["sizes"], config.role_samples
+    """Build the task: the first samples of each role are its client's, the rest the server's."""
+    arrays = load_dataset(SHAKESPEARE, config.data)
+    rng = streams.generator(seed, streams.SHAKESPEARE)
+    codes = arrays["codes"]
+    sizes = arrays["sizes"]
     start = np.cumsum(sizes) - sizes
     roles = choose_roles(sizes - WINDOW, config, rng)
+    n = config.role_samples
     x = np.empty((len(roles) * n, WINDOW), np.uint8)
     y = np.empty(len(roles) * n, np.uint8)
-    left: list[Ints] = []
+    spare: list[Ints] = []  # positions in the text where the spare samples of each role begin
     for k, role in enumerate(roles):
-        inputs, nexts = windows(arrays["codes"][start[role] : start[role] + sizes[role]])
-        x[k * n : (k + 1) * n], y[k * n : (k + 1) * n] = inputs[:n], nexts[:n]
-        left.append(start[role] + np.arange(n, len(nexts)))
-    at = np.sort(rng.permutation(np.concatenate(left))[: config.server_rows])
-    server = arrays["codes"][at[:, None] + np.arange(WINDOW)], arrays["codes"][at + WINDOW]
-    parts = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
-    data = federate((x, y), split_rows(parts, config), server, config, len(ALPHABET), Tokens(), rng)
+        inputs, next_chars = windows(codes[start[role] : start[role] + sizes[role]])
+        x[k * n : (k + 1) * n] = inputs[:n]
+        y[k * n : (k + 1) * n] = next_chars[:n]
+        spare.append(start[role] + np.arange(n, len(next_chars)))
+    at = np.sort(rng.permutation(np.concatenate(spare))[: config.server_rows])
+    server = (codes[at[:, None] + np.arange(WINDOW)], codes[at + WINDOW])
+    partition = natural(np.repeat(np.arange(len(roles)), n), config.min_rows)
+    splits = split_rows(partition, config)
+    data = federate((x, y), splits, server, config, len(ALPHABET), TokenTransform(), rng)
     return ExamplesTask("shakespeare", MODELS[model](data.shape, data.classes), data, training)
 
 

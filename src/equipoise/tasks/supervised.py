@@ -19,15 +19,20 @@ from equipoise.core import (
     State,
     TrainingConfig,
 )
-from equipoise.data.federated_dataset import ClientData, Ints, Subset, part_of
+from equipoise.data.federated_dataset import ClientData, Ints, Subset, fraction_range
 from equipoise.data.tabular.preprocessing import Preprocessor
-from equipoise.data.time_series import Windows
-from equipoise.data.transforms import Tokens
-from equipoise.models import blocks_of, weights
-from equipoise.models.batched import activation_bytes, stacked_forward, wide
-from equipoise.models.lora import AdaptedConv, Adapter, adapted
-from equipoise.models.norm_dropout import drops, federated, norms, statistics
-from equipoise.tasks.poisoning import Falsified
+from equipoise.data.time_series import WindowTransform
+from equipoise.data.transforms import TokenTransform
+from equipoise.models import blocks_of, check_trainable, weights
+from equipoise.models.batched import activation_bytes, stacked_forward, transposed_params
+from equipoise.models.lora import LoraConfig, LoraConv, add_adapters
+from equipoise.models.norm_dropout import (
+    batch_norm_layers,
+    dropout_layers,
+    running_stat_names,
+    with_reproducible_layers,
+)
+from equipoise.tasks.poisoning import PoisonableTask
 from equipoise.training import batched_sgd, batching, grad_norm, linear_closed_form, metrics, sgd
 from equipoise.training.chunking import fit_in_portions
 from equipoise.training.objectives import Objective, objective_of
@@ -43,13 +48,13 @@ ACTIVATIONS_AT_ONCE = (
     2**30
 )  # bytes that the clients of a stack, or the rows of a sequence model, keep together
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
-CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, AdaptedConv)
+CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, LoraConv)
 
 
-class ExamplesTask(Falsified):
+class ExamplesTask(PoisonableTask):
     """A network under SGD; loss and scores are those of its :class:`~equipoise.training.objectives.Objective`."""
 
-    preprocessor: Preprocessor | Windows | None = None
+    preprocessor: Preprocessor | WindowTransform | None = None
     """How raw rows of tables, or recordings, became the rows of the data."""
     _laned: tuple[Tensor, Tensor] | None
 
@@ -77,21 +82,21 @@ class ExamplesTask(Falsified):
         self.filler, self.target_kind = self.objective.filler, data.target.kind
         self._head(self.objective.usual)
         self._closed_form = closed_form and self.objective.closed_form
-        self._take(federated(copy.deepcopy(module).to(dtype)), "")
+        self._take(with_reproducible_layers(copy.deepcopy(module).to(dtype)), "")
 
     def _take(self, module: nn.Module, blocks: str) -> None:
         """Everything that follows from the network."""
         self.module, self._laned = module, None
         self.blocks = blocks_of(self.module, blocks)
-        self.batch_stat_names = statistics(self.module)
-        self._rows = tuple(f"{name}.rows" for name, _ in norms(self.module))
-        self._keys = tuple(f"{name}.key" for name, _ in drops(self.module))
+        self.batch_stat_names = running_stat_names(self.module)
+        self._rows = tuple(f"{name}.rows" for name, _ in batch_norm_layers(self.module))
+        self._keys = tuple(f"{name}.key" for name, _ in dropout_layers(self.module))
         self.has_train_mode = bool(self._rows or self._keys)
         self.linear = linear_closed_form.names_of(self.module) if self._closed_form else None
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
-        sequences = isinstance(self.data.form, Tokens)
+        sequences = isinstance(self.data.transform, TokenTransform)
         self.deep = self.executor_depends_on_model = (
             self.convolutional or sequences or not self.stackable
         )
@@ -119,18 +124,18 @@ class ExamplesTask(Falsified):
 
     def _map_forward(self) -> None:
         self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
-        self.wide = wide(self._placed)
+        self.wide = transposed_params(self._placed)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> ExamplesTask:
         part, module = copy.copy(self), copy.deepcopy(self.module)
         if start:
-            weights.load(module, start)
+            weights.load_weights(module, start)
         elif adapter:
             module.load_state_dict(
                 self.init_params(seed), strict=False
             )  # the base, which nobody draws later
-        module = adapted(module, Adapter.read(adapter), seed) if adapter else module
+        module = add_adapters(module, LoraConfig.parse(adapter), seed) if adapter else module
         part.fresh = self.fresh and not (start or adapter)
         part._take(module, blocks)
         return part
@@ -158,6 +163,7 @@ class ExamplesTask(Falsified):
         return part
 
     def check(self) -> None:
+        check_trainable(self.module)
         x, _ = self.data.server("test")
         try:
             logits = self.forward({}, self.prepare(x[:2]))
@@ -190,13 +196,15 @@ class ExamplesTask(Falsified):
                 "the model gives other outputs when asked again (F.dropout?): use nn.Dropout layers"
             )
         if self.fresh:
-            weights.demand_drawable(self.module)
+            weights.check_reinitialisable(self.module)
 
     def _maps(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
         params = {
             name: value[None]
-            for name, value in pytree.to_device(weights.values(self.module), self.device).items()
+            for name, value in pytree.to_device(
+                weights.model_params(self.module), self.device
+            ).items()
         }
         params |= self.step(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
         try:
@@ -208,14 +216,18 @@ class ExamplesTask(Falsified):
 
     def init_params(self, seed: int) -> Params:
         """The module's own weights, or fresh random layers by ``seed``; a layer that starts at zero stays there."""
-        return weights.drawn(self.module, seed) if self.fresh else weights.values(self.module)
+        return (
+            weights.reinitialised_params(self.module, seed)
+            if self.fresh
+            else weights.model_params(self.module)
+        )
 
     @property
     def frozen(self) -> Params:
-        return weights.frozen(self.module)
+        return weights.frozen_params(self.module)
 
     def has_split(self, split: str) -> bool:
-        return self.data.has(split)
+        return self.data.has_split(split)
 
     def preprocessing_json(self) -> str:
         return self.preprocessor.to_json() if self.preprocessor else ""
@@ -241,7 +253,7 @@ class ExamplesTask(Falsified):
     ) -> Tensor:
         sizes = self.data.sizes(_numpy(ids.reshape(-1)), "train")
         if part != (0.0, 1.0):
-            _, sizes = part_of(sizes, *part)
+            _, sizes = fraction_range(sizes, *part)
         return epochs * torch.from_numpy(
             batching.batches_per_epoch(sizes, training.batch_size)
         ).reshape(ids.shape)
@@ -265,7 +277,7 @@ class ExamplesTask(Falsified):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
-        return self.laid_out(self.data.form.prepare(x.to(self.device), self.dtype))
+        return self.laid_out(self.data.transform.prepare(x.to(self.device), self.dtype))
 
     def with_lanes(self, x: Tensor) -> Tensor:
         """Training rows as the closed form takes them; made once for rows that stay."""
@@ -308,7 +320,7 @@ class ExamplesTask(Falsified):
             )  # not a view: what it lies in would count, too
             learned = {
                 name: v
-                for name, v in weights.values(self.module).items()
+                for name, v in weights.model_params(self.module).items()
                 if name not in self.batch_stat_names
             }
             size = activation_bytes(

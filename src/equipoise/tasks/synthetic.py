@@ -1,4 +1,7 @@
-"""Logistic on Synthetic: the task of PAGE's first column, with the training defaults of its authors' code."""
+"""Task ``synthetic``: logistic regression on Synthetic(alpha, beta), as in PAGE's first column.
+
+The defaults of local training are those of its authors' code.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from equipoise.tasks.supervised import ExamplesTask
 
 
 def build(config: SyntheticConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+    """Build the task."""
     data = Synthetic(config, seed)
     return ExamplesTask("synthetic", MODELS[model](data.shape, data.classes), data, training)
 
 
 SPEC = TaskSpec(
     name="synthetic",
-    help="100 clients with Gaussian inputs of their own and one labelling model: PAGE's Logistic on Synthetic",
+    help="100 clients with Gaussian inputs of their own and one labelling model: PAGE's Logistic "
+    "on Synthetic",
     config=SyntheticConfig,
     training=TrainingConfig(epochs=20, lr=0.1, batch_size=5, weight_decay=1e-5),
     models=("linear", "mlp"),

@@ -85,7 +85,7 @@ def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) ->
             "tables", MODELS[model](found.data.shape, found.data.classes), found.data, training
         )
         task.preprocessor = found.preprocessor
-        task.bytes_before = (found.up, found.down)
+        task.bytes_before = (found.upload_bytes, found.download_bytes)
         return task
     whole = tabular.read_tables(config.path, config.client_column, config)
     return of_tables("tables", whole, config, model, training, seed)

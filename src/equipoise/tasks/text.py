@@ -1,4 +1,4 @@
-"""Texts of clients under a pretrained model of the ``transformers`` library: classes of texts, or their next tokens."""
+"""Task ``text``: classes or next tokens of texts, with a pretrained ``transformers`` model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from equipoise.core import Task, TrainingConfig, option
 from equipoise.data.federated_dataset import Target
-from equipoise.data.text import TextChoices, Texts, Tokenizer, read_texts
-from equipoise.data.transforms import Tokens
+from equipoise.data.text import ClientTexts, TextDataConfig, Tokenizer, read_texts
+from equipoise.data.transforms import TokenTransform
 from equipoise.data.user_rows import UserRows
 from equipoise.models import huggingface
 from equipoise.tasks import TaskSpec, tables
@@ -19,7 +19,7 @@ from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TextConfig(TextChoices):
+class TextConfig(TextDataConfig):
     """Texts, and the model that reads them."""
 
     pretrained: str = option(
@@ -33,36 +33,36 @@ def build(config: TextConfig, model: str, training: TrainingConfig, seed: int) -
         raise UsageError(
             "task 'text' needs --pretrained: the folder of a transformers model, or its name on the hub"
         )
-    return of_texts("text", read_texts(config), config, training, seed)
+    return task_from_texts("text", read_texts(config), config, training, seed)
 
 
-def of_texts(
-    name: str, found: Texts, config: TextConfig, training: TrainingConfig, seed: int
+def task_from_texts(
+    name: str, found: ClientTexts, config: TextConfig, training: TrainingConfig, seed: int
 ) -> ExamplesTask:
     """A task from everybody's texts, in files or given in Python."""
     if config.kind == "classification":
-        module = huggingface.classifier(config.pretrained, len(found.classes), seed)
+        module = huggingface.text_classifier(config.pretrained, len(found.classes), seed)
         target = Target("classification", config.target, found.classes)
     else:
         module, target = (
-            huggingface.next_token(config.pretrained, seed),
+            huggingface.causal_lm(config.pretrained, seed),
             Target("next-token", config.text),
         )
     served = found.server[0] if found.server else []
     tokens = Tokenizer(config.pretrained).rows([*found.texts, *served], config.length)
-    huggingface.demand_known(module, int(tokens.max()), tokens.shape[1], config.pretrained)
+    huggingface.check_tokens(module, int(tokens.max()), tokens.shape[1], config.pretrained)
     labels = np.concatenate([found.labels, *([found.server[1]] if found.server else [])])
     y = (
         labels
         if found.classes
-        else np.full(len(tokens), math.log(huggingface.vocabulary(module)), np.float32)
+        else np.full(len(tokens), math.log(huggingface.vocab_size(module)), np.float32)
     )
     rows = len(found.texts)
     server = (tokens[rows:], y[rows:]) if found.server else None
     given = UserRows(
         tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target
     )
-    data = given.federate(config, Tokens(), tables.generator(seed))
+    data = given.federate(config, TokenTransform(), tables.generator(seed))
     return ExamplesTask(name, module, data, training, fresh=False)
 
 

@@ -31,7 +31,7 @@ def fit(
 ) -> tuple[Params, Params]:
     """As :func:`equipoise.training.sgd.fit`, for every client of the stack."""
     clients, training = ids.numpy(), rng.training
-    split = task.data.split(clients, "train").part(*request.data_range)
+    split = task.data.split(clients, "train").fraction(*request.data_range)
     key = random.keys(rng.seed, clients, rng.round, streams.BATCHES[request.stream])
     plan = batching.plan(key, split.size, request.epochs.numpy(), training.batch_size)
 

@@ -21,7 +21,7 @@ def fit(
 ) -> tuple[Params, Params]:
     """v <- momentum v + (gradient + decay p + linear + strength (p - anchor)); p <- p - lr v, for every step."""
     ids = client.reshape(1).numpy()
-    split = task.data.split(ids, "train").part(*request.data_range)
+    split = task.data.split(ids, "train").fraction(*request.data_range)
     key = random.keys(rng.seed, ids, rng.round, streams.BATCHES[request.stream])
     plan = batching.plan(
         key, split.size, request.epochs.reshape(1).numpy(), rng.training.batch_size

@@ -67,7 +67,7 @@ class DeadlineEpochs(MethodWrapper):
         shared = {name: client.start[name] for name in self.shared_param_names(client.task)}
         device = client.device()
         seconds_per_byte = device.upload_seconds_per_byte + device.download_seconds_per_byte
-        seconds_left = self.timing.within - tree_bytes(shared) * seconds_per_byte
+        seconds_left = self.timing.deadline_seconds - tree_bytes(shared) * seconds_per_byte
 
         one_epoch = LocalHParams(torch.ones_like(hparams.epochs), hparams.lr)
         samples_per_epoch = client.num_steps(one_epoch) * client.training.batch_size

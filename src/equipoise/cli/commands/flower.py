@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.cli.arguments import add_options, early_options, given_options
 from equipoise.cli.parser import Parser, add_config
-from equipoise.flower.config import Deployment
+from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import find_method
 from equipoise.settings.option_registry import of_config, options
 from equipoise.tasks import find_task
@@ -46,7 +46,7 @@ def needs_flower() -> None:
 def _init(arguments: list[str]) -> int:
     early = early_options(arguments)
     known = options(find_method(early["method"]), find_task(early["task"]))
-    deployment = {item.name: item for item in of_config(Deployment, "run")}
+    deployment = {item.name: item for item in of_config(DeploymentConfig, "run")}
     known = deployment | {
         name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")
     }
@@ -58,7 +58,7 @@ def _init(arguments: list[str]) -> int:
     from equipoise.flower import project
 
     folder = Path(chosen["folder"])
-    project.write(folder, given_options(early, chosen, known))
+    project.write_app(folder, given_options(early, chosen, known))
     print(
         f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}"
     )
@@ -85,8 +85,10 @@ def _run(arguments: list[str]) -> int:
     from equipoise.flower import launch as simulate
 
     if chosen.simulation:
-        return simulate.run_simulate(Path(chosen.folder))
-    return launch.run(Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None)
+        return simulate.simulate_app(Path(chosen.folder))
+    return launch.run_app(
+        Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None
+    )
 
 
 def _certs(arguments: list[str]) -> int:
@@ -112,7 +114,9 @@ def _certs(arguments: list[str]) -> int:
     needs_flower()
     from equipoise.flower import certificates
 
-    for line in certificates.write(Path(chosen.folder), chosen.host, chosen.nodes, chosen.days):
+    for line in certificates.write_certificates(
+        Path(chosen.folder), chosen.host, chosen.nodes, chosen.days
+    ):
         print(line)
     return 0
 
@@ -134,7 +138,7 @@ def _register(arguments: list[str]) -> int:
     from equipoise.flower import audit
 
     file, ca = Path(chosen.nodes).resolve(), Path(chosen.ca) if chosen.ca else None
-    node = audit.add(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
+    node = audit.register_node(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
     print(f"node {node} is client {chosen.client}; give the run --nodes {file}")
     return 0
 
@@ -154,7 +158,9 @@ def _proxy(arguments: list[str]) -> int:
     needs_flower()
     from equipoise.flower import proxy
 
-    file = proxy.write(Path(chosen.folder), chosen.listen, chosen.superlink, Path(chosen.certs))
+    file = proxy.write_nginx_config(
+        Path(chosen.folder), chosen.listen, chosen.superlink, Path(chosen.certs)
+    )
     print(f"start it with: nginx -c {file.resolve()}")
     return 0
 
@@ -171,7 +177,7 @@ def _doctor(arguments: list[str]) -> int:
     chosen = parser.parse(arguments)
     from equipoise.flower import doctor
 
-    findings = doctor.examine(chosen.superlink, Path(chosen.certs) if chosen.certs else None)
+    findings = doctor.run_checks(chosen.superlink, Path(chosen.certs) if chosen.certs else None)
     for finding in findings:
         print(
             f"{finding.verdict:<5} {finding.text}",

@@ -1,4 +1,9 @@
-"""Fashion-MNIST: the original gzip-compressed IDX files."""
+"""Loaders of Fashion-MNIST, CIFAR-10, CIFAR-100 and Tiny-ImageNet.
+
+Each data set is read from its publishers' files, or from the Hugging Face hub. A loader returns
+``x [n, H, W, C]`` (uint8), ``y [n]`` (int64), ``test_x`` and ``test_y``. Files are checked before
+use, and every error says which file is wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ import pickle
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,101 +21,133 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.cache import Arrays
-from equipoise.data.sources import Found, Source, needs
+from equipoise.data.sources import DatasetFiles, DatasetSource, import_extra
 from equipoise.utils.errors import UsageError
 
-CLASSES = 10
-FILES = {
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+# ------------------------------------------------------------------ Fashion-MNIST
+
+FASHION_MNIST_CLASSES = 10
+FASHION_MNIST_FILES = {
     "x": "train-images-idx3-ubyte",
     "y": "train-labels-idx1-ubyte",
     "test_x": "t10k-images-idx3-ubyte",
     "test_y": "t10k-labels-idx1-ubyte",
 }
-UNSIGNED_BYTE = 8
+IDX_UNSIGNED_BYTE = 8  # type code in the header of an IDX file
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An IDX file of unsigned bytes: 0, 0, type, dimensions, then each length (big-endian), then the values."""
+    """Read an IDX file of unsigned bytes, compressed by gzip or not.
+
+    The format is 0, 0, type, number of dimensions, then each length (big-endian), then the values.
+
+    Raises:
+        UsageError: If the file is damaged or of another format.
+    """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(
             f"'{path}' is truncated or damaged: download it again ({error})"
         ) from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != IDX_UNSIGNED_BYTE:
         raise UsageError(f"'{path}' is not an IDX file of bytes: download it again")
     dimensions = content[3]
-    head = 4 + 4 * dimensions
-    if len(content) < head:
+    header_size = 4 + 4 * dimensions
+    if len(content) < header_size:
         raise UsageError(f"'{path}' is truncated: its header is cut short")
-    shape = struct.unpack(f">{dimensions}I", content[4:head])
-    values = np.frombuffer(content, np.uint8, offset=head)
+    shape = struct.unpack(f">{dimensions}I", content[4:header_size])
+    values = np.frombuffer(content, np.uint8, offset=header_size)
+    # Python integers: the header of a damaged file may overflow int64.
     if len(values) != int(np.prod([int(n) for n in shape], dtype=object)):
         raise UsageError(
-            f"'{path}' is truncated or damaged: its header says {shape}, it holds {len(values)} bytes"
+            f"'{path}' is truncated or damaged: its header says {shape}, it holds {len(values)} "
+            "bytes"
         )
     return values.reshape(shape)
 
 
-def find(folder: Path) -> Found | None:
+def find_fashion_mnist(folder: Path) -> DatasetFiles | None:
+    """Find the four files of Fashion-MNIST in a folder."""
     paths = {}
-    for name, file in FILES.items():
+    for name, file in FASHION_MNIST_FILES.items():
         path = next((p for p in (folder / f"{file}.gz", folder / file) if p.is_file()), None)
         if path is not None:
             paths[name] = path
     if not paths:
         return None
-    for name, file in FILES.items():
+    for name, file in FASHION_MNIST_FILES.items():
         if name not in paths:
             raise UsageError(
                 f"'{folder}' has no file '{file}.gz': download all four files of Fashion-MNIST"
             )
-    return Found(list(paths.values()), lambda: _read(paths))
+    return DatasetFiles(list(paths.values()), lambda: _read_fashion_mnist(paths))
 
 
-def _read(paths: dict[str, Path]) -> Arrays:
+def _read_fashion_mnist(paths: dict[str, Path]) -> Arrays:
+    """Decode the four files of Fashion-MNIST."""
     arrays: Arrays = {}
     for part in ("", "test_"):
-        images, labels = paths[f"{part}x"], paths[f"{part}y"]
-        x, y = read_idx(images), read_idx(labels)
+        images = paths[f"{part}x"]
+        labels = paths[f"{part}y"]
+        x = read_idx(images)
+        y = read_idx(labels)
         if x.ndim != 3 or x.shape[1:] != (28, 28) or y.ndim != 1:
             raise UsageError(
-                f"'{images}' and '{labels}' hold shapes {x.shape} and {y.shape}, not n x 28 x 28 and n"
+                f"'{images}' and '{labels}' hold shapes {x.shape} and {y.shape}, not n x 28 x 28 "
+                "and n"
             )
         if len(x) != len(y) or not len(x):
             raise UsageError(f"'{images}' has {len(x)} images, but '{labels}' has {len(y)} labels")
-        arrays |= {
-            f"{part}x": x[..., None],
-            f"{part}y": check_labels(y.astype(np.int64), CLASSES, f"'{labels}'"),
-        }
+        arrays[f"{part}x"] = x[..., None]
+        arrays[f"{part}y"] = check_labels(y.astype(np.int64), FASHION_MNIST_CLASSES, f"'{labels}'")
     return arrays
 
 
-def _from_hub(fetched: Any) -> Arrays:
+def _fashion_mnist_from_hub(fetched: Any) -> Arrays:
+    """Decode the hub's Fashion-MNIST."""
     arrays: Arrays = {}
     for part, split in (("", "train"), ("test_", "test")):
-        table, where = fetched[split].data.table, f"split '{split}' of the hub's Fashion-MNIST"
-        arrays |= {
-            f"{part}x": images_of(table, 28, "L", where),
-            f"{part}y": labels_of(table, "label", CLASSES, where),
-        }
+        table = fetched[split].data.table
+        where = f"split '{split}' of the hub's Fashion-MNIST"
+        arrays[f"{part}x"] = decode_images(table, 28, "L", where)
+        arrays[f"{part}y"] = read_labels(table, "label", FASHION_MNIST_CLASSES, where)
     return arrays
 
 
-SOURCE = Source(
+FASHION_MNIST = DatasetSource(
     name="fmnist",
-    find=find,
+    find=find_fashion_mnist,
     folders=("fashion-mnist", "FashionMNIST/raw", "fmnist"),
     advice="put the four files *-ubyte.gz of https://github.com/zalandoresearch/fashion-mnist into "
     "'fashion-mnist' below the folder that you give with --data",
     hub="zalando-datasets/fashion_mnist",
-    from_hub=_from_hub,
+    from_hub=_fashion_mnist_from_hub,
 )
+
+# ------------------------------------------------------------------ CIFAR-10 and CIFAR-100
+
+CIFAR_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The names inside one of the two sets."""
+class CifarLayout:
+    """Names inside one of the two CIFAR data sets.
+
+    Attributes:
+        classes: Number of classes.
+        folder: Folder inside the archive.
+        archive: File name of the archive.
+        train: Files of training batches.
+        test: File of the test batch.
+        key: Name of the labels in a pickled batch.
+        column: Name of the labels in Parquet.
+    """
 
     classes: int
     folder: str
@@ -119,12 +155,10 @@ class Layout:
     train: tuple[str, ...]
     test: str
     key: bytes
-    """The labels' name in a pickle."""
     column: str
-    """The labels' name in Parquet."""
 
 
-CIFAR10 = Layout(
+CIFAR10_LAYOUT = CifarLayout(
     classes=10,
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
@@ -133,7 +167,7 @@ CIFAR10 = Layout(
     key=b"labels",
     column="label",
 )
-CIFAR100 = Layout(
+CIFAR100_LAYOUT = CifarLayout(
     classes=100,
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",
@@ -142,80 +176,62 @@ CIFAR100 = Layout(
     key=b"fine_labels",
     column="fine_label",
 )
-Read = Callable[[str], bytes]
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """A pickle can name any function to call; this one admits what an array is made of, and nothing else."""
+def find_cifar(layout: CifarLayout, folder: Path) -> DatasetFiles | None:
+    """Find pickled batches in a folder, else the archive, else Parquet files."""
+    names = (*layout.train, layout.test)
+    batches = _find_batches(layout, folder) or _find_batches(layout, folder / layout.folder)
+    if batches:
 
-    ADMITTED = frozenset({("multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")})
+        def read_batches() -> Arrays:
+            contents = {path.name: path.read_bytes() for path in batches}
+            return _decode_batches(layout, contents, str(folder))
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            module = "multiarray"
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1  # how Python 3 writes bytes in old protocols
-        if (module, name) not in self.ADMITTED:
-            raise UsageError(
-                f"names '{module}.{name}', which is no plain data: do not trust this file"
-            )
-        return np._core.multiarray._reconstruct if module == "multiarray" else getattr(np, name)  # type: ignore[attr-defined]
+        return DatasetFiles(batches, read_batches)
+    archive = folder / layout.archive
+    if archive.is_file():
 
+        def read_from_archive() -> Arrays:
+            contents = read_archive(archive, names, layout.folder)
+            return _decode_batches(layout, contents, str(archive))
 
-def _latin1(text: str, encoding: str) -> bytes:
-    return text.encode("latin1")
+        return DatasetFiles([archive], read_from_archive)
+    tables = {split: sorted(folder.glob(f"{split}*.parquet")) for split in CIFAR_SPLITS}
+    if not any(tables.values()):
+        return None
+    for split, files in tables.items():
+        if not files:
+            raise UsageError(f"'{folder}' has no '{split}*.parquet': both splits are needed")
 
+    def read_tables() -> Arrays:
+        read = {split: read_parquet(files) for split, files in tables.items()}
+        return _decode_tables(layout, read, str(folder))
 
-def read_batch(
-    content: bytes, key: bytes, classes: int, where: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One pickled batch: ``data`` rows of 3072 bytes (planes R, G, B) and labels; gives ``[n, 32, 32, 3]``."""
-    try:
-        batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except UsageError as error:
-        raise UsageError(f"{where} {error}") from error
-    except Exception as error:  # a damaged pickle may raise anything
-        raise UsageError(f"{where} is truncated or damaged: download it again ({error})") from error
-    if not isinstance(batch, dict) or b"data" not in batch or key not in batch:
-        raise UsageError(
-            f"{where} has no 'data' and '{key.decode()}': it is not a batch of this data set"
-        )
-    data, labels = batch[b"data"], batch[key]
-    if (
-        not isinstance(data, np.ndarray)
-        or data.dtype != np.uint8
-        or data.ndim != 2
-        or data.shape[1] != 3072
-    ):
-        raise UsageError(
-            f"{where} does not hold rows of 3072 bytes: it is not a batch of this data set"
-        )
-    if (
-        not isinstance(labels, list)
-        or not all(isinstance(label, int) for label in labels)
-        or not labels
-    ):
-        raise UsageError(f"{where} has no list of labels: it is not a batch of this data set")
-    if len(labels) != len(data):
-        raise UsageError(
-            f"{where} has {len(data)} images, but {len(labels)} labels: download it again"
-        )
-    images = np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    return images, check_labels(np.array(labels, np.int64), classes, where)
+    return DatasetFiles([path for files in tables.values() for path in files], read_tables)
 
 
 def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, bytes]:
-    """The wanted files of ``folder`` in a .tar.gz; nothing is written to disk."""
+    """Read files of a .tar.gz without writing anything to disk.
+
+    Args:
+        path: The archive.
+        wanted: Names of the files.
+        folder: Folder inside the archive that holds them.
+
+    Returns:
+        Contents by file name.
+
+    Raises:
+        UsageError: If the archive is damaged, incomplete, or has an unsafe entry.
+    """
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 entry = PurePosixPath(member.name)
-                if (
-                    entry.is_absolute()
-                    or ".." in entry.parts
-                    or not (member.isfile() or member.isdir())
-                ):
+                plain = member.isfile() or member.isdir()
+                if entry.is_absolute() or ".." in entry.parts or not plain:
                     raise UsageError(
                         f"'{path}' holds the unsafe entry '{member.name}': do not trust this file"
                     )
@@ -233,98 +249,141 @@ def read_archive(path: Path, wanted: tuple[str, ...], folder: str) -> dict[str, 
     return found
 
 
-def find_cifar(layout: Layout, folder: Path) -> Found | None:
-    """Pickles in a folder, else the archive, else Parquet."""
-    names = (*layout.train, layout.test)
-    unpacked = _unpacked(layout, folder) or _unpacked(layout, folder / layout.folder)
-    if unpacked:
-        return Found(
-            unpacked,
-            lambda: _pickles(layout, {p.name: p.read_bytes() for p in unpacked}, str(folder)),
-        )
-    archive = folder / layout.archive
-    if archive.is_file():
-        return Found(
-            [archive],
-            lambda: _pickles(layout, read_archive(archive, names, layout.folder), str(archive)),
-        )
-    tables = {
-        split: sorted(p for p in folder.glob("*.parquet") if p.name.startswith(split))
-        for split in _SPLITS
-    }
-    if not any(tables.values()):
-        return None
-    for split, files in tables.items():
-        if not files:
-            raise UsageError(f"'{folder}' has no '{split}*.parquet': both splits are needed")
-    return Found(
-        [path for files in tables.values() for path in files],
-        lambda: _tables(
-            layout, {split: read_parquet(files) for split, files in tables.items()}, str(folder)
-        ),
-    )
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickle NumPy arrays and nothing else: a pickle can name any function to call."""
+
+    ALLOWED = frozenset({("multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")})
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed global; refuse all others."""
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            module = "multiarray"
+        if (module, name) == ("_codecs", "encode"):
+            return _encode_latin1  # how Python 3 writes bytes in old protocols
+        if (module, name) not in self.ALLOWED:
+            raise UsageError(
+                f"names '{module}.{name}', which is no plain data: do not trust this file"
+            )
+        if module == "multiarray":
+            return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
+        return getattr(np, name)
 
 
-_SPLITS = ("train", "test")
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")
 
 
-def _unpacked(layout: Layout, folder: Path) -> list[Path]:
-    """The pickles in a folder: all or none."""
-    paths = [folder / name for name in (*layout.train, layout.test)]
-    there = [path.is_file() for path in paths]
-    if any(there) and not all(there):
+def read_batch(content: bytes, key: bytes, classes: int, where: str) -> tuple[Images, Labels]:
+    """Decode one pickled CIFAR batch.
+
+    Args:
+        content: The pickle: ``data`` has rows of 3072 bytes (planes R, G, B).
+        key: Name of the labels in it.
+        classes: Number of classes.
+        where: Name of the batch, for error messages.
+
+    Returns:
+        Images ``[n, 32, 32, 3]`` and labels ``[n]``.
+
+    Raises:
+        UsageError: If the batch is damaged or of another data set.
+    """
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except UsageError as error:
+        raise UsageError(f"{where} {error}") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise UsageError(f"{where} is truncated or damaged: download it again ({error})") from error
+    if not isinstance(batch, dict) or b"data" not in batch or key not in batch:
         raise UsageError(
-            f"'{paths[there.index(False)]}' is missing: unpack '{layout.archive}' again"
+            f"{where} has no 'data' and '{key.decode()}': it is not a batch of this data set"
         )
-    return paths if all(there) else []
+    data = batch[b"data"]
+    labels = batch[key]
+    is_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8
+    if not is_bytes or data.ndim != 2 or data.shape[1] != 3072:
+        raise UsageError(
+            f"{where} does not hold rows of 3072 bytes: it is not a batch of this data set"
+        )
+    is_list = isinstance(labels, list) and all(isinstance(label, int) for label in labels)
+    if not is_list or not labels:
+        raise UsageError(f"{where} has no list of labels: it is not a batch of this data set")
+    if len(labels) != len(data):
+        raise UsageError(
+            f"{where} has {len(data)} images, but {len(labels)} labels: download it again"
+        )
+    images = np.ascontiguousarray(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return images, check_labels(np.array(labels, np.int64), classes, where)
 
 
-def _pickles(layout: Layout, contents: dict[str, bytes], where: str) -> Arrays:
-    parts = {
+def _find_batches(layout: CifarLayout, folder: Path) -> list[Path]:
+    """Return the pickled batches in a folder: all or none."""
+    paths = [folder / name for name in (*layout.train, layout.test)]
+    exists = [path.is_file() for path in paths]
+    if not any(exists):
+        return []
+    if not all(exists):
+        missing = paths[exists.index(False)]
+        raise UsageError(f"'{missing}' is missing: unpack '{layout.archive}' again")
+    return paths
+
+
+def _decode_batches(layout: CifarLayout, contents: dict[str, bytes], where: str) -> Arrays:
+    """Decode and join pickled batches."""
+    batches = {
         name: read_batch(content, layout.key, layout.classes, f"'{name}' in '{where}'")
         for name, content in contents.items()
     }
-    train = [parts[name] for name in layout.train]
-    x, y = np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])
-    return {"x": x, "y": y, "test_x": parts[layout.test][0], "test_y": parts[layout.test][1]}
+    train = [batches[name] for name in layout.train]
+    test_x, test_y = batches[layout.test]
+    return {
+        "x": np.concatenate([x for x, _ in train]),
+        "y": np.concatenate([y for _, y in train]),
+        "test_x": test_x,
+        "test_y": test_y,
+    }
 
 
-def _tables(layout: Layout, tables: dict[str, Any], where: str) -> Arrays:
+def _decode_tables(layout: CifarLayout, tables: dict[str, Any], where: str) -> Arrays:
+    """Decode Arrow tables of both splits."""
     arrays: Arrays = {}
     for part, split in (("", "train"), ("test_", "test")):
-        at = f"split '{split}' of '{where}'"
-        arrays[f"{part}y"] = labels_of(tables[split], layout.column, layout.classes, at)
-        arrays[f"{part}x"] = images_of(tables[split], 32, "RGB", at)
+        name = f"split '{split}' of '{where}'"
+        arrays[f"{part}y"] = read_labels(tables[split], layout.column, layout.classes, name)
+        arrays[f"{part}x"] = decode_images(tables[split], 32, "RGB", name)
     return arrays
 
 
-def _source(name: str, layout: Layout, hub: str) -> Source:
-    return Source(
+def _cifar_source(name: str, layout: CifarLayout, hub: str) -> DatasetSource:
+    """Declare one of the two CIFAR data sets."""
+    short_folder = layout.folder.removesuffix("-batches-py").removesuffix("-python")
+
+    def from_hub(fetched: Any) -> Arrays:
+        tables = {split: fetched[split].data.table for split in CIFAR_SPLITS}
+        return _decode_tables(layout, tables, hub)
+
+    return DatasetSource(
         name=name,
         find=lambda folder: find_cifar(layout, folder),
-        folders=(
-            layout.folder.removesuffix("-batches-py").removesuffix("-python"),
-            name,
-            layout.folder,
-        ),
-        advice=f"put '{layout.archive}' of https://www.cs.toronto.edu/~kriz/cifar.html (or the hub's Parquet files of "
-        f"'{hub}') into the folder that you give with --data",
+        folders=(short_folder, name, layout.folder),
+        advice=f"put '{layout.archive}' of https://www.cs.toronto.edu/~kriz/cifar.html (or the "
+        f"hub's Parquet files of '{hub}') into the folder that you give with --data",
         hub=hub,
-        from_hub=lambda fetched: _tables(
-            layout, {split: fetched[split].data.table for split in _SPLITS}, hub
-        ),
+        from_hub=from_hub,
     )
 
 
-SOURCE_10 = _source("cifar10", CIFAR10, "uoft-cs/cifar10")
-SOURCE_100 = _source("cifar100", CIFAR100, "uoft-cs/cifar100")
+CIFAR10_SOURCE = _cifar_source("cifar10", CIFAR10_LAYOUT, "uoft-cs/cifar10")
+CIFAR100_SOURCE = _cifar_source("cifar100", CIFAR100_LAYOUT, "uoft-cs/cifar100")
+
+# ------------------------------------------------------------------ Tiny-ImageNet
+
+TINY_IMAGENET_CLASSES = 200
+TINY_IMAGENET_SIZE = 64
 
 
-CLASSES_TINYIMAGENET = 200
-SIZE = 64
-
-
-def find_tinyimagenet(folder: Path) -> Found | None:
+def find_tiny_imagenet(folder: Path) -> DatasetFiles | None:
+    """Find the unpacked Tiny-ImageNet in a folder."""
     if not (folder / "wnids.txt").is_file():
         return None
     wnids = (folder / "wnids.txt").read_text(errors="replace").split()
@@ -333,38 +392,37 @@ def find_tinyimagenet(folder: Path) -> Found | None:
     for path in (*folders, annotations):
         if not path.exists():
             raise UsageError(f"'{path}' is missing: unpack tiny-imagenet-200.zip again")
-    return Found(
-        [folder / "wnids.txt", annotations, *folders], lambda: _read_tinyimagenet(folder, wnids)
-    )
+    files = [folder / "wnids.txt", annotations, *folders]
+    return DatasetFiles(files, lambda: _read_tiny_imagenet(folder, wnids))
 
 
-def _read_tinyimagenet(folder: Path, wnids: list[str]) -> Arrays:
+def _read_tiny_imagenet(folder: Path, wnids: list[str]) -> Arrays:
+    """Decode training images, and validation images as the test set."""
     train: list[tuple[Path, int]] = []
     for label, wnid in enumerate(wnids):
-        paths = sorted((folder / "train" / wnid / "images").glob("*.JPEG"), key=_number)
+        images = folder / "train" / wnid / "images"
+        paths = sorted(images.glob("*.JPEG"), key=_image_number)
         if not paths:
-            raise UsageError(
-                f"'{folder / 'train' / wnid / 'images'}' holds no image: unpack the archive again"
-            )
+            raise UsageError(f"'{images}' holds no image: unpack the archive again")
         train += [(path, label) for path in paths]
-    test = _validation(folder / "val", {wnid: label for label, wnid in enumerate(wnids)})
-    x, y = _decode_all(train)
-    test_x, test_y = _decode_all(test)
+    test = _validation_files(folder / "val", {wnid: label for label, wnid in enumerate(wnids)})
+    x, y = _decode_files(train)
+    test_x, test_y = _decode_files(test)
     return {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": np.array(len(wnids))}
 
 
-def _validation(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
-    """The labelled validation images; the original test images have no labels."""
+def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
+    """Return the labelled validation images; the original test images have no labels."""
+    annotations = folder / "val_annotations.txt"
     known = []
-    for number, line in enumerate(
-        (folder / "val_annotations.txt").read_text(errors="replace").splitlines(), 1
-    ):
+    lines = annotations.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         path = folder / "images" / name
         if wnid not in labels or "/" in name or not path.is_file():
             raise UsageError(
-                f"line {number} of '{folder / 'val_annotations.txt'}' names '{name}' of class '{wnid}', which is "
+                f"line {number} of '{annotations}' names '{name}' of class '{wnid}', which is "
                 "not there: unpack the archive again"
             )
         known.append((path, labels[wnid]))
@@ -376,61 +434,82 @@ def _validation(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
     return known
 
 
-def _decode_all(items: list[tuple[Path, int]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    pixels = np.empty((len(items), SIZE, SIZE, 3), np.uint8)
+def _decode_files(items: list[tuple[Path, int]]) -> tuple[Images, Labels]:
+    """Decode JPEG files with their labels."""
+    size = TINY_IMAGENET_SIZE
+    pixels = np.empty((len(items), size, size, 3), np.uint8)
     for row, (path, _) in enumerate(items):
-        pixels[row] = decode(path.read_bytes(), SIZE, "RGB", f"'{path}'")
+        pixels[row] = decode_image(path.read_bytes(), size, "RGB", f"'{path}'")
     return pixels, np.array([label for _, label in items], np.int64)
 
 
-def _number(path: Path) -> tuple[int, str]:
+def _image_number(path: Path) -> tuple[int, str]:
+    """Return the sort key of a file such as ``n01443537_12.JPEG``."""
     digits = path.stem.rpartition("_")[2]
     return (int(digits) if digits.isdigit() else -1, path.name)
 
 
-def _from_hub_tinyimagenet(fetched: Any) -> Arrays:
-    arrays: Arrays = {"classes": np.array(CLASSES_TINYIMAGENET)}
+def _tiny_imagenet_from_hub(fetched: Any) -> Arrays:
+    """Decode the hub's Tiny-ImageNet."""
+    arrays: Arrays = {"classes": np.array(TINY_IMAGENET_CLASSES)}
     for part, split in (("", "train"), ("test_", "valid")):
-        table, where = fetched[split].data.table, f"split '{split}' of the hub's Tiny-ImageNet"
-        arrays[f"{part}x"] = images_of(table, SIZE, "RGB", where)
-        arrays[f"{part}y"] = labels_of(table, "label", CLASSES_TINYIMAGENET, where)
+        table = fetched[split].data.table
+        where = f"split '{split}' of the hub's Tiny-ImageNet"
+        arrays[f"{part}x"] = decode_images(table, TINY_IMAGENET_SIZE, "RGB", where)
+        arrays[f"{part}y"] = read_labels(table, "label", TINY_IMAGENET_CLASSES, where)
     return arrays
 
 
-SOURCE_TINYIMAGENET = Source(
+TINY_IMAGENET = DatasetSource(
     name="tinyimagenet",
-    find=find_tinyimagenet,
+    find=find_tiny_imagenet,
     folders=("tiny-imagenet-200", "tinyimagenet"),
-    advice="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip into the folder that you give with --data",
+    advice="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip into the folder that you give "
+    "with --data",
     hub="zh-plus/tiny-imagenet",
-    from_hub=_from_hub_tinyimagenet,
+    from_hub=_tiny_imagenet_from_hub,
 )
 
+# ------------------------------------------------------------------ encoded images and Parquet
 
-Pixels = NDArray[np.uint8]
 
+def decode_image(encoded: bytes, size: int, mode: str, where: str) -> Images:
+    """Decode one square image.
 
-def decode(encoded: bytes, size: int, mode: str, where: str) -> Pixels:
-    """One square image as ``[size, size, channels]``; greyscale is converted where colour is asked."""
-    image_module = needs("PIL.Image", "decoding images")
+    Args:
+        encoded: Content of a PNG or JPEG file.
+        size: Expected height and width.
+        mode: Pillow mode to convert to: ``L`` or ``RGB``.
+        where: Name of the image, for error messages.
+
+    Returns:
+        Pixels ``[size, size, channels]``.
+
+    Raises:
+        UsageError: If the image is damaged or of another size.
+    """
+    pillow = import_extra("PIL.Image", "decoding images")
     try:
-        with image_module.open(io.BytesIO(encoded)) as image:
+        with pillow.open(io.BytesIO(encoded)) as image:
             pixels = np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError) as error:
         raise UsageError(f"{where} is not a readable image: download it again ({error})") from error
     if pixels.shape[:2] != (size, size):
         raise UsageError(
-            f"{where} is {pixels.shape[1]}x{pixels.shape[0]}, not {size}x{size}: is it this data set?"
+            f"{where} is {pixels.shape[1]}x{pixels.shape[0]}, not {size}x{size}: is it this data "
+            "set?"
         )
     return pixels.reshape(size, size, -1)
 
 
 def read_parquet(paths: list[Path]) -> Any:
-    """One table of all files, in order of their names."""
-    pyarrow, parquet = (
-        needs("pyarrow", "reading Parquet"),
-        needs("pyarrow.parquet", "reading Parquet"),
-    )
+    """Read Parquet files into one Arrow table.
+
+    Raises:
+        UsageError: If a file is damaged.
+    """
+    pyarrow = import_extra("pyarrow", "reading Parquet")
+    parquet = import_extra("pyarrow.parquet", "reading Parquet")
     tables = []
     for path in paths:
         try:
@@ -442,8 +521,21 @@ def read_parquet(paths: list[Path]) -> Any:
     return pyarrow.concat_tables(tables)
 
 
-def images_of(table: Any, size: int, mode: str, where: str) -> Pixels:
-    """The image column (``img`` or ``image``) as ``[n, size, size, channels]``."""
+def decode_images(table: Any, size: int, mode: str, where: str) -> Images:
+    """Decode the column ``img`` or ``image`` of an Arrow table.
+
+    Args:
+        table: The Arrow table.
+        size: Expected height and width.
+        mode: ``L`` or ``RGB``.
+        where: Name of the table, for error messages.
+
+    Returns:
+        Pixels ``[n, size, size, channels]``.
+
+    Raises:
+        UsageError: If there is no such column, or an image is missing or damaged.
+    """
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None:
         raise UsageError(
@@ -455,11 +547,16 @@ def images_of(table: Any, size: int, mode: str, where: str) -> Pixels:
         encoded = item["bytes"].as_py() if item.is_valid else None
         if encoded is None:
             raise UsageError(f"row {row} of {where} holds no image")
-        pixels[row] = decode(encoded, size, mode, f"row {row} of {where}")
+        pixels[row] = decode_image(encoded, size, mode, f"row {row} of {where}")
     return pixels
 
 
-def labels_of(table: Any, column: str, classes: int, where: str) -> NDArray[np.int64]:
+def read_labels(table: Any, column: str, classes: int, where: str) -> Labels:
+    """Read a column of labels of an Arrow table.
+
+    Raises:
+        UsageError: If the column is missing or incomplete, or a label is out of range.
+    """
     if column not in table.column_names:
         raise UsageError(
             f"{where} has no column '{column}': it has {', '.join(table.column_names)}"
@@ -470,7 +567,12 @@ def labels_of(table: Any, column: str, classes: int, where: str) -> NDArray[np.i
     return check_labels(values.to_numpy().astype(np.int64), classes, where)
 
 
-def check_labels(labels: NDArray[np.int64], classes: int, where: str) -> NDArray[np.int64]:
+def check_labels(labels: Labels, classes: int, where: str) -> Labels:
+    """Return the labels unchanged.
+
+    Raises:
+        UsageError: If a label is out of range.
+    """
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):
         raise UsageError(f"{where} has labels outside 0..{classes - 1}: is it this data set?")
     return labels

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from equipoise.data.sources import needs
+from equipoise.data.sources import import_extra
 
 
 def pyarrow() -> Any:
     """Import `pyarrow`; a missing package is one line that says what to install."""
-    return needs("pyarrow", "reading tables")
+    return import_extra("pyarrow", "reading tables")
 
 
 def compute() -> Any:
     """Import `pyarrow.compute`."""
-    return needs("pyarrow.compute", "reading tables")
+    return import_extra("pyarrow.compute", "reading tables")

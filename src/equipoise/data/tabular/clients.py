@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import SPLITS
-from equipoise.data.splits import FEWEST
+from equipoise.data.splits import MIN_CLIENT_ROWS
 from equipoise.data.tabular.config import ColumnConfig, TableConfig
 from equipoise.data.tabular.diagnostics import Diagnostic, list_rows
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
@@ -111,7 +111,7 @@ def report_unlabelled_rows(
 
 def min_client_rows(config: TableConfig) -> int:
     """Return the number of rows that a client needs."""
-    return FEWEST if config.small_clients == "keep" else config.min_rows
+    return MIN_CLIENT_ROWS if config.small_clients == "keep" else config.min_rows
 
 
 def treat_small_clients(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.federated_dataset import Ints
-from equipoise.data.sources import needs
+from equipoise.data.sources import import_extra
 from equipoise.data.tabular._arrow import pyarrow
 from equipoise.data.tabular.columns import (
     column_from_names,
@@ -156,7 +156,7 @@ def _read_cells(data: bytes, separator: str, num_columns: int, path: Path) -> tu
         without any content are left out.
     """
     pa = pyarrow()
-    arrow_csv = needs("pyarrow.csv", "reading tables")
+    arrow_csv = import_extra("pyarrow.csv", "reading tables")
     has_quotes = b'"' in data
     if has_quotes and not _quotes_are_regular(data, separator):
         _check_rows(data, separator, num_columns, path)

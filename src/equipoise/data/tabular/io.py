@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.data.sources import needs
+from equipoise.data.sources import import_extra
 from equipoise.data.tabular._arrow import pyarrow
 from equipoise.data.tabular.clients import read_split_column
 from equipoise.data.tabular.columns import (
@@ -311,7 +311,7 @@ def _read_parquet(path: Path, client_column: str) -> Table:
     """Read a Parquet file."""
     pa = pyarrow()
     try:
-        table = needs("pyarrow.parquet", "reading tables").read_table(path)
+        table = import_extra("pyarrow.parquet", "reading tables").read_table(path)
         return table_from_values(table, f"'{path}'", client_column)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UsageError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error

@@ -24,7 +24,7 @@ from equipoise.data.tabular.io import SERVER
 from equipoise.data.tabular.preprocessing import Preprocessor, fit_client_scale
 from equipoise.data.tabular.table import ClientTables, Table, concat_tables
 from equipoise.data.tabular.target_spec import TargetSpec, parse_target
-from equipoise.data.transforms import Form
+from equipoise.data.transforms import InputTransform
 from equipoise.data.user_rows import RowAssignment, UserRows, assign_rows
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import to_json
@@ -92,7 +92,7 @@ def build_federation(
         server = preprocessor.transform_labelled(tables.server, "the server's rows")
     target = preprocessor.target
     rows = UserRows(x, y, owner, server, target.outputs, tables.names, target)
-    data = rows.build(assignment, config, Form(), rng)
+    data = rows.build(assignment, config, InputTransform(), rng)
     download_bytes = len(preprocessor.to_json().encode()) * len(num_rows)
     return TabularFederation(data, preprocessor, tables.names, upload_bytes, download_bytes)
 
@@ -142,7 +142,7 @@ def _train_rows(assignment: RowAssignment, num_rows: Ints) -> list[Ints]:
     """Return the training rows of each client, as indices of its own table."""
     train = assignment.splits["train"]
     first_row = np.cumsum(num_rows) - num_rows
-    return [train.of(k) - first_row[k] for k in range(len(num_rows))]
+    return [train.rows_of(k) - first_row[k] for k in range(len(num_rows))]
 
 
 def _read_targets(preprocessor: Preprocessor, client: str, table: Table) -> NDArray[Any]:

@@ -144,7 +144,7 @@ class BlockSets:
 
     def download_costs(self, task: Task, params: Params, ids: Tensor) -> Tensor:
         """Return `[K, P]`: relative bytes times each client's relative time per byte."""
-        waits = torch.from_numpy(task.devices.waits_for_downloads(ids.numpy()))
+        waits = torch.from_numpy(task.devices.relative_download_time(ids.numpy()))
         return waits[:, None] * self.relative_bytes(task, params)
 
     def block_weights(
