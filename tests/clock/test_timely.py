@@ -44,7 +44,7 @@ def test_epochs_by_hand(tmp_path):
     timing = ClockConfig(devices=table(tmp_path, 10), deadline=f"{deadline}s", adapt_epochs=True)
     run = played(find_method("fedavg")(), task, timing)
     assert (run.logs[0].train["epochs"].min, run.logs[0].train["epochs"].max) == (2, 2)
-    assert run.logs[0].notes["affordable"] == [2.0] * task.num_clients
+    assert run.logs[0].logged["affordable"] == [2.0] * task.num_clients
     assert run.logs[0].absent == {}
     assert run.logs[0].clock == pytest.approx(2 * int(epoch[0]) / 10, rel=1e-6)
     late = ClockConfig(devices=table(tmp_path, 10), deadline=f"{deadline}s")
@@ -62,7 +62,7 @@ def test_methods_that_decide_epochs_see_the_deadline(method, tmp_path):
     )
     assert largest_difference(stacked.params, loop.params) < 1e-9
     for log in stacked.logs:
-        most, epochs = log.notes["affordable"], log.decisions["epochs"]
+        most, epochs = log.logged["affordable"], log.decisions["epochs"]
         asked = 4 if method == BY_ERROR else math.inf  # agents ask for what they like
         assert all(taken <= max(1, able) for taken, able in zip(epochs, most, strict=True))
         assert asked == math.inf or epochs == [min(asked, max(1, able)) for able in most]
