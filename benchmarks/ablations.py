@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.core import Client, ClientUpdate, LocalHParams, Params, Server, State
+from equipoise.core import Capabilities, Client, ClientUpdate, LocalHParams, Params, Server, State
 from equipoise.core.method import equal_weights
 from equipoise.methods import autopilot
 from equipoise.methods.autopilot import Autopilot
@@ -114,6 +114,7 @@ class NoSizes(Autopilot):
     """Every client weighs alike."""
 
     name: ClassVar[str] = "no-sizes"
+    capabilities: ClassVar[Capabilities] = replace(Autopilot.capabilities, aggregates_by_sum=False)
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate

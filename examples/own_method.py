@@ -11,13 +11,15 @@ from typing import ClassVar
 import torch
 
 import equipoise as eq
+from equipoise.core import Capabilities
 
 
 @dataclass(frozen=True)
 class Cautious(eq.Method):
     """Decision 4, the client's half: what to install of what came down. All else is FedAvg's."""
 
-    needs_previous_model: ClassVar[bool] = True  # install reads c.local
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_previous_model=True)
+
     sharpness: float = eq.option(20.0, "how strongly the better model is preferred", low=0.0)
 
     def receive(self, c: eq.Client) -> tuple[eq.Params, eq.State]:

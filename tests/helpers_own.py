@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     LocalHParams,
@@ -34,8 +35,8 @@ class ByError(Method):
     """
 
     name: ClassVar[str] = "by-error"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"error": FRACTION}
-    aggregates_by_sum: ClassVar[bool] = True
 
     def init_client(self, task: Task, params: Params) -> State:
         return {"error": torch.zeros((), dtype=torch.float64)}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core import Capabilities
 from equipoise.methods import find_method, recorded_name
 
 SMALL = {"clients": 4, "samples": 40, "rounds": 2, "epochs": 1, "executor": "stacked"}
@@ -42,7 +43,8 @@ class Halfway(Method):
 class Cautious(eq.Method):
     """As in a notebook cell: no name, annotations that are texts."""
 
-    needs_previous_model: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_previous_model=True)
+
     caution: float = eq.option(0.5, "share of the way to go")
 
     def receive(self, c: eq.Client) -> tuple[eq.Params, eq.State]:

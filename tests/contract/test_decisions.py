@@ -57,7 +57,12 @@ def test_a_wrapper_decides_what_it_replaces_and_what_its_base_does():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, method in all_methods().items() if method().learner_kind == "gradient"]
+    "name",
+    [
+        name
+        for name, method in all_methods().items()
+        if method().capabilities.learner_kind == "gradient"
+    ],
 )
 def test_forwarding_alone_changes_nothing(name):
     @dataclass(frozen=True)

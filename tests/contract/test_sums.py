@@ -1,12 +1,13 @@
 """Methods made of sums: chunks of a cohort add up to the whole, and who needs every upload is known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 import torch
 
-from equipoise.core import ClientUpdate, Method, equal_weights
+from equipoise.core import Capabilities, ClientUpdate, Method, equal_weights
 from equipoise.methods import find_method
 from equipoise.methods.scaffold import Scaffold
 from equipoise.simulation.chunking import add_chunk_sums, split_into_chunks, sum_chunk
@@ -18,21 +19,25 @@ from helpers_own import BY_ERROR
     "name", ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "pfedme", BY_ERROR]
 )
 def test_made_of_sums(name):
-    assert find_method(name)().aggregates_by_sum
+    assert find_method(name)().capabilities.aggregates_by_sum
 
 
 @pytest.mark.parametrize("name", ["page", "autopilot", "fedpolicy", "fedsynq"])
 def test_every_upload_is_needed(name):
-    assert not find_method(name)().aggregates_by_sum
+    assert not find_method(name)().capabilities.aggregates_by_sum
 
 
 def test_a_class_that_says_nothing_is_taken_for_one_that_needs_every_upload():
     @dataclass(frozen=True)
     class Own(Scaffold):
+        capabilities: ClassVar[Capabilities] = replace(
+            Scaffold.capabilities, aggregates_by_sum=False
+        )
+
         def aggregation_weights(self, server, ids, up):
             return equal_weights(ids), server.state
 
-    assert not Own().aggregates_by_sum
+    assert not Own().capabilities.aggregates_by_sum
 
 
 @pytest.mark.parametrize("clients", [1, 49, 50, 99, 100, 127, 1000, 5000, 200_000])

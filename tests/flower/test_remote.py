@@ -31,7 +31,9 @@ from equipoise.wrappers.differential_privacy import NormalSampler, seeded_normal
 from helpers import largest_difference, simulate, small_task, timeless
 
 SUPERVISED = {
-    name: method for name, method in all_methods().items() if method().learner_kind == "gradient"
+    name: method
+    for name, method in all_methods().items()
+    if method().capabilities.learner_kind == "gradient"
 }
 ROUNDS = 3
 

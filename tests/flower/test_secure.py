@@ -150,7 +150,7 @@ def offered() -> dict[str, Method]:
     found = {}
     for name, kind in all_methods().items():
         try:
-            if kind().learner_kind == "gradient":
+            if kind().capabilities.learner_kind == "gradient":
                 SecureAggregation(kind()).check(small_task("mlp"), small_task("mlp").training)
                 found[name] = kind()
         except UsageError:

@@ -15,7 +15,11 @@ from equipoise.utils.errors import UsageError
 from helpers import largest_difference, simulate, small_task
 from helpers_device import FAR, FarTensor, Pretended
 
-SUPERVISED = [name for name, method in all_methods().items() if method().learner_kind == "gradient"]
+SUPERVISED = [
+    name
+    for name, method in all_methods().items()
+    if method().capabilities.learner_kind == "gradient"
+]
 
 
 def _differs(method, task, executor):

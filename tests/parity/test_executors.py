@@ -6,7 +6,9 @@ from equipoise.methods import all_methods
 from helpers import largest_difference, simulate, small_task
 
 SUPERVISED = {
-    name: method for name, method in all_methods().items() if method().learner_kind == "gradient"
+    name: method
+    for name, method in all_methods().items()
+    if method().capabilities.learner_kind == "gradient"
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from equipoise.core import ServerMessage, equal_weights, weighted_mean
+from equipoise.core import Capabilities, ServerMessage, equal_weights, weighted_mean
 from equipoise.methods import all_methods
 from equipoise.methods.fedavg import FedAvg
 from equipoise.methods.fedper import FedPer
@@ -114,6 +115,8 @@ def test_a_method_cannot_see_single_uploads_under_noise() -> None:
     seen: list[Any] = []
 
     class Curious(FedAvg):
+        capabilities: ClassVar[Capabilities] = replace(FedAvg.capabilities, aggregates_by_sum=False)
+
         def aggregation_weights(self, s: Any, ids: Any, up: Any) -> Any:
             seen.append(up.params["weight"])
             return super().aggregation_weights(s, ids, up)

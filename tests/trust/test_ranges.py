@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from equipoise.core import ClientUpdate, Method, Server, ValueRange
+from equipoise.core import Capabilities, ClientUpdate, Method, Server, ValueRange
 from equipoise.core.report_validation import DEFAULT_RANGE, FRACTION, validate_reports, winsorize
 from equipoise.methods import all_methods
 from equipoise.methods.page import agents
@@ -191,6 +191,10 @@ def test_an_exploded_aggregate_is_blamed_on_the_reply_that_causes_it():
 def test_a_round_that_nobody_can_be_blamed_for_is_skipped_and_the_last_good_state_kept():
     @dataclass(frozen=True)
     class Doomed(Fragile):
+        capabilities: ClassVar[Capabilities] = replace(
+            Fragile.capabilities, aggregates_by_sum=False
+        )
+
         def aggregate(self, server, ids, up, weights):
             params, state = super().aggregate(server, ids, up, weights)
             return params, {

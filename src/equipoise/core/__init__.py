@@ -21,7 +21,13 @@ from equipoise.core.messages import (
     ServerMessage,
     TrainingConfig,
 )
-from equipoise.core.method import Method, equal_weights, merge_sent_blocks, weighted_mean
+from equipoise.core.method import (
+    Capabilities,
+    Method,
+    equal_weights,
+    merge_sent_blocks,
+    weighted_mean,
+)
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
 from equipoise.core.task import SupervisedTask, Task, require_supervised
@@ -30,6 +36,7 @@ from equipoise.utils.pytree import Params, State
 
 __all__ = [
     "Blocks",
+    "Capabilities",
     "Client",
     "ClientResult",
     "ClientState",

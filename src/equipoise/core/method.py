@@ -1,4 +1,13 @@
-"""A method: a policy at the decisions of a round, both halves together."""
+"""Base class of methods: what is decided at each step of a federated round.
+
+One round is six decisions: who takes part (0), how a client trains (1), what it uploads (2), how
+the server aggregates (3), what each client receives and how it merges that (4), and which model is
+the personal one (5). A method overrides the hooks at which it decides. The defaults are FedAvg.
+
+Client hooks are written for ONE client; executors map them over many with `torch.func.vmap`, so
+they must not branch on the values of tensors. Server hooks see stacks `[K, ...]` of the K clients
+whose replies were accepted. Hooks that may change state return it beside their result.
+"""
 
 from __future__ import annotations
 
@@ -21,146 +30,212 @@ from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Params, State
 
 HOOKS = (
-    *("select_clients", "distribute", "receive", "configure_training", "train", "upload"),
-    *(
-        "aggregation_weights",
-        "partial_sums",
-        "apply_sums",
-        "aggregate",
-        "learn",
-        "personal_model",
-        "should_stop",
-    ),
+    "select_clients",
+    "distribute",
+    "receive",
+    "configure_training",
+    "train",
+    "upload",
+    "aggregation_weights",
+    "partial_sums",
+    "apply_sums",
+    "aggregate",
+    "learn",
+    "personal_model",
+    "should_stop",
 )
-"""Where a method may decide: 0 select and stop, 1 decide and update, 2 upload, 3 weigh, then sums and step, or
-aggregate, 4 give and install, 5 personal."""
+"""Hooks in the order of a round."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a method needs from the runtime, and what the runtime may do with it.
+
+    Attributes:
+        aggregates_by_sum: `aggregation_weights` reads metrics only, and the new model follows from
+            `partial_sums` alone. Uploads then stay where they were computed and are summed there.
+        needs_previous_model: Clients read `client.local_params`, so their models are kept.
+        needs_common_start: State is sound only if all clients start from the same whole model
+            (control variates and the like).
+        needs_same_round_replies: The server needs each reply in the round that asked for it
+            (agents that are rewarded then).
+        runs_trial_training: Clients also train on trial, beside what they decided, so that no
+            deadline can be met by deciding less.
+        learner_kind: `gradient` for any model under SGD, else the kind of agent a task must have.
+    """
+
+    aggregates_by_sum: bool = False
+    needs_previous_model: bool = False
+    needs_common_start: bool = False
+    needs_same_round_replies: bool = False
+    runs_trial_training: bool = False
+    learner_kind: str = "gradient"
 
 
 @dataclass(frozen=True)
 class Method(Options):
-    """A policy at the decisions of a round; its fields are its options. The defaults are FedAvg.
-
-    Hooks that may change state return it beside their result, so that it cannot be forgotten.
-    """
+    """A federated method. Its dataclass fields are its options; the defaults are FedAvg."""
 
     name: ClassVar[str]
     family: ClassVar[str] = ""
-    """The kind of answer that it gives to clients that differ, for lists: a key of ``methods/families.py``."""
+    """Group in `equipoise list methods`: a key of `methods/families.py`."""
+    capabilities: ClassVar[Capabilities] = Capabilities()
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone", "head")
-    """The blocks that travel, by role (see :mod:`equipoise.core.blocks`) or by name."""
-    needs_previous_model: ClassVar[bool] = False
-    """Whether a client needs the model it held before (any method whose install reads ``c.local``)."""
-    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Options that tuning may change, with their ranges: whole numbers, or numbers on a logarithmic scale."""
-    model: ClassVar[str] = ""
-    """The model that it is made for, where the task offers it and the user asks for no other."""
-    needs_common_start: ClassVar[bool] = False
-    """Whether its memory is sound only if all clients start from one whole model (control variates and their like)."""
-    runs_trial_training: ClassVar[bool] = False
-    """Whether its clients also train on trial, beside what they decided: no deadline can be met by deciding less."""
-    needs_same_round_replies: ClassVar[bool] = False
-    """Whether its server counts on each reply in the very round that asked for it (agents that are rewarded then)."""
-    learner_kind: ClassVar[str] = "gradient"
-    """What it trains: ``gradient`` for any model under SGD, else the kind of agent that a task must have."""
+    """Blocks that are sent and averaged, by role (see `core/blocks.py`) or by name."""
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {}
-    """What clients upload beside their models, by the name in ``metrics`` or ``extra``, and which numbers are sound."""
-    aggregates_by_sum: ClassVar[bool] = True
-    """Whether ``weigh`` reads no more of uploads than their metrics, and the new model follows from ``sums`` alone, so
-    that uploads need not be brought together. A class that defines ``weigh`` or ``aggregate`` and does not say so is
-    taken for one that must see every upload."""
+    """Valid range of each value that clients upload beside their model, by its name in `metrics`
+    or `extra`. Clients that report other values are left out of the round."""
+    search_space: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Options that tuning may change, with their ranges. Floats are searched on a log scale."""
+    model: ClassVar[str] = ""
+    """Model that is used by default, where the task offers it."""
     is_pass_through: ClassVar[bool] = True
-    """Whether the hooks that this very class defines only stand in for decisions; never set by a method."""
+    """True for base classes whose hooks only delegate; never set by a method."""
     _overridden_hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         deciding = [kind for kind in cls.__mro__ if not vars(kind).get("is_pass_through", False)]
-        if (
-            "aggregates_by_sum" not in vars(cls)
-            and {"aggregation_weights", "aggregate"} & vars(cls).keys()
-        ):
-            cls.aggregates_by_sum = False
         cls._overridden_hooks = frozenset(
             hook for hook in HOOKS if any(hook in vars(kind) for kind in deciding)
         )
 
     @property
     def overridden_hooks(self) -> frozenset[str]:
-        """The hooks at which this method decides itself, where the defaults would do as FedAvg does."""
+        """Return the hooks at which this method decides itself, unlike FedAvg."""
         return self._overridden_hooks
 
     @property
     def supports_stale_updates(self) -> bool:
-        """Whether a reply may count in a later round than the one that asked for it."""
+        """Return whether a reply may be used in a later round than the one that asked for it."""
         return not (
-            self.needs_common_start
-            or self.needs_same_round_replies
+            self.capabilities.needs_common_start
+            or self.capabilities.needs_same_round_replies
             or "distribute" in self.overridden_hooks
         )
 
     def check(self, task: Task, training: TrainingConfig) -> None:
-        """Refuse an unsound combination, with a sentence that says why."""
+        """Check that the method can work on a task, before any work starts.
+
+        Args:
+            task: The task of the run.
+            training: Options of local training.
+
+        Raises:
+            UsageError: If the combination is unsound; the message says why.
+        """
         require_blocks(task.blocks, self.default_shared_blocks, self.name)
         if len(self.shared_blocks(task)) not in (0, len(task.blocks)):
             self.require_two_blocks(task)
 
     def require_two_blocks(self, task: Task) -> None:
+        """Raise a UsageError if the task's model has no backbone or no head."""
         if not (task.param_names("backbone") and task.param_names("head")):
             raise UsageError(
-                f"{self.name} treats backbone and head differently, but the model of task '{task.name}' is one layer: "
-                "choose a deeper one (--model mlp)"
+                f"{self.name} treats backbone and head differently, but the model of task "
+                f"'{task.name}' is one layer: choose a deeper one (--model mlp)"
             )
 
-    # --- client half: ONE client ------------------------------------------------------------------------------------
+    def num_rounds(self, asked: int) -> int:
+        """Return the number of rounds of a run that asked for `asked` rounds."""
+        return asked
+
+    # ------------------------------------------------------------------ client: ONE client
 
     def init_client(self, task: Task, params: Params) -> State:
-        """State of a client that takes part for the first time."""
+        """Return the state of a client before its first round.
+
+        Args:
+            task: The task of the run.
+            params: The initial model.
+        """
         return {}
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        """Decision 4b: merge what came down into what is held."""
+        """Merge the received blocks into the local model (decision 4, at the client).
+
+        Returns:
+            The model to train from, and the client's state.
+        """
         return merge_sent_blocks(client), client.state
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        """Decision 1: the server's proposal, else as configured."""
+        """Choose epochs and learning rate (decision 1).
+
+        Returns:
+            What the server proposed, else what is configured; and the client's state.
+        """
         return client.hparams, client.state
 
     def train(self, client: Client) -> tuple[Params, State]:
-        """Local training under decision 1."""
+        """Train locally with the chosen epochs and learning rate.
+
+        Returns:
+            The trained model, and the client's state.
+        """
         return client.fit(client.start), client.state
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        """Decision 2."""
-        return ClientUpdate(
-            {name: client.trained[name] for name in self.shared_param_names(client.task)}
-        ), client.state
+        """Build the upload (decision 2).
+
+        Returns:
+            The shared parameters of the trained model, and the client's state.
+        """
+        names = self.shared_param_names(client.task)
+        return ClientUpdate({name: client.trained[name] for name in names}), client.state
 
     def personal_model(self, client: Client) -> Params:
-        """Decision 5: the model that the client would use."""
+        """Return the model that the client would use (decision 5)."""
         return client.trained
 
-    # --- server half: stacks [K, ...] of the clients that replied ---------------------------------------------------
+    # ------------------------------------------------------------------ server: stacks [K, ...]
 
     def init_server(self, task: Task, params: Params) -> State:
+        """Return the server's state before the first round.
+
+        Args:
+            task: The task of the run.
+            params: The initial model.
+        """
         return {}
 
     def select_clients(self, server: Server) -> tuple[Tensor, State]:
-        """Decision 0: the clients of this round, ascending; by default a cohort drawn by the seed alone."""
-        return torch.from_numpy(
-            rng.cohort(server.seed, server.round, server.task.num_clients, server.participation)
-        ), server.state
+        """Choose the clients of this round (decision 0).
+
+        Returns:
+            Client numbers in ascending order, drawn uniformly by the seed; and the server's state.
+        """
+        ids = rng.cohort(server.seed, server.round, server.task.num_clients, server.participation)
+        return torch.from_numpy(ids), server.state
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        """Decision 4: what each of these clients is sent."""
-        travels = self.shared_blocks(server.task)
-        return ServerMessage(
-            server.params, {block: block in travels for block in server.task.blocks}
-        ), server.state
+        """Build what each client is sent (decision 4, at the server).
+
+        Args:
+            server: The server at the start of the round.
+            ids: The clients of this round `[K]`.
+
+        Returns:
+            The message to all of them, and the server's state.
+        """
+        shared = self.shared_blocks(server.task)
+        sent_blocks = {block: block in shared for block in server.task.blocks}
+        return ServerMessage(server.params, sent_blocks), server.state
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
-        """Decision 3: weights ``[K]``, or per name with the parameter's own shape behind; summing to one over K."""
+        """Weigh the clients (decision 3).
+
+        Args:
+            server: The server, with the global model that was sent.
+            ids: Clients whose replies were accepted `[K]`.
+            updates: Their uploads; only metrics if the method aggregates by sum.
+
+        Returns:
+            Weights `[K]`, or per parameter name `[K, ...]`, that sum to one over K; and the
+            server's state.
+        """
         return weights_by_num_examples(server.task, ids), server.state
 
     def aggregate(
@@ -170,6 +245,15 @@ class Method(Options):
 
         The default sums over clients and applies the sums. `server.sum_updates` adds chunk by
         chunk in a fixed order, so that the bits do not depend on the number of processes.
+
+        Args:
+            server: The server, with the global model that was sent.
+            ids: Clients whose replies were accepted `[K]`.
+            updates: Their uploads; only metrics if the method aggregates by sum.
+            weights: The result of `aggregation_weights`.
+
+        Returns:
+            The next global model, and the server's state.
         """
         if server.sum_updates is not None:
             return self.apply_sums(server, server.sum_updates(weights))
@@ -178,11 +262,24 @@ class Method(Options):
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
     ) -> State:
-        """Sums over these clients, who were ``sent`` this model: those of parts of a cohort add up to those of all."""
+        """Sum over some clients. Sums of parts of a cohort add up to those of the whole.
+
+        Args:
+            global_params: The global model that was sent.
+            updates: Uploads of these clients.
+            weights: Their weights.
+
+        Returns:
+            Named sums; by default `mean`, the weighted sum of their parameters.
+        """
         return {"mean": weighted_mean(updates.params, weights)}
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
-        """The next global model from the sums over all clients that replied."""
+        """Compute the next global model from the sums over all accepted clients.
+
+        Returns:
+            The next global model, and the server's state.
+        """
         return {**server.params, **sums["mean"]}, server.state
 
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
@@ -201,53 +298,59 @@ class Method(Options):
         """
         return server.state
 
-    def num_rounds(self, asked: int) -> int:
-        """Rounds of the run; a method whose budget is not counted in rounds works them out."""
-        return asked
-
     def should_stop(self, server: Server) -> str | None:
-        """Decision 0: the reason to end the run now, or ``None``."""
+        """Return the reason to end the run after this round, or None (decision 0)."""
         return None
 
-    # --- shared -----------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------ shared parameters
 
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
-        """The blocks that travel."""
+        """Return the blocks of the task's model that are sent and averaged."""
         return matching_blocks(task.blocks, self.default_shared_blocks)
 
     def shared_param_names(self, task: Task) -> tuple[str, ...]:
+        """Return the names of the parameters in the shared blocks."""
         return tuple(name for block in self.shared_blocks(task) for name in task.blocks[block])
 
     def has_global(self, task: Task) -> bool:
-        """Whether the server's model is complete: every block that has parameters travels."""
-        travels = self.shared_blocks(task)
-        return all(block in travels for block in task.blocks if task.blocks[block])
+        """Return whether the server's model is complete: all blocks with parameters are shared."""
+        shared = self.shared_blocks(task)
+        return all(block in shared for block, names in task.blocks.items() if names)
 
 
 def merge_sent_blocks(client: Client) -> Params:
-    """Blocks that were sent overwrite, the others stay as the client held them."""
-    start: Params = {}
+    """Overwrite the blocks that were sent; the others stay as the client has them.
+
+    Args:
+        client: The client, before training.
+
+    Returns:
+        A whole model.
+    """
+    merged: Params = {}
     for block, names in client.task.blocks.items():
         sent = client.message.sent_blocks[block]
         for name in names:
-            if isinstance(sent, bool):
-                start[name] = client.message.params[name] if sent else client.local_params[name]
-            else:
-                start[name] = torch.where(
+            if not isinstance(sent, bool):
+                merged[name] = torch.where(
                     sent, client.message.params[name], client.local_params[name]
                 )
-    return start
+            elif sent:
+                merged[name] = client.message.params[name]
+            else:
+                merged[name] = client.local_params[name]
+    return merged
 
 
 def equal_weights(ids: Tensor) -> Tensor:
-    """One over K for each, for methods whose mean is not by data size."""
+    """Return 1 / K for each of K clients."""
     return torch.full((len(ids),), 1.0 / len(ids), dtype=torch.float64)
 
 
 def weights_by_num_examples(task: Task, ids: Tensor) -> Tensor:
-    """The weights of these clients by the numbers of their samples."""
-    n = task.num_examples(ids).double()
-    return n / n.sum()
+    """Return weights `[K]` proportional to the clients' numbers of training examples."""
+    num_examples = task.num_examples(ids).double()
+    return num_examples / num_examples.sum()
 
 
 def weighted_mean(stack: Params, weights: Tensor | Params) -> Params:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.core.client import Client
 from equipoise.core.messages import ClientUpdate, LocalHParams, ServerMessage, TrainingConfig
-from equipoise.core.method import Method
+from equipoise.core.method import Capabilities, Method
 from equipoise.core.report_validation import ValueRange
 from equipoise.core.server import Server
 from equipoise.core.task import Task
@@ -38,28 +38,9 @@ class DelegatingMethod(Method):
         return self._overridden_hooks | self.inner.overridden_hooks
 
     @property
-    def needs_previous_model(self) -> bool:  # type: ignore[override]
-        return self.inner.needs_previous_model
-
-    @property
-    def needs_common_start(self) -> bool:  # type: ignore[override]
-        return self.inner.needs_common_start
-
-    @property
-    def needs_same_round_replies(self) -> bool:  # type: ignore[override]
-        return self.inner.needs_same_round_replies
-
-    @property
-    def runs_trial_training(self) -> bool:  # type: ignore[override]
-        return self.inner.runs_trial_training
-
-    @property
-    def aggregates_by_sum(self) -> bool:  # type: ignore[override]
-        return self.inner.aggregates_by_sum
-
-    @property
-    def learner_kind(self) -> str:  # type: ignore[override]
-        return self.inner.learner_kind
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Return the capabilities of the inner method."""
+        return self.inner.capabilities
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]

@@ -251,7 +251,7 @@ class DeepRLTask(RLTask):
             method.overridden_hooks & {"train", "configure_training", "personal_model"}
             or "receive" in inner.overridden_hooks
         )
-        if trains_itself and method.learner_kind != self.learner_kind:
+        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
             raise UsageError(
                 f"{method.name} trains in its own way, and agents of task '{self.name}' learn by "
                 f"temporal differences: choose {', '.join(DEEP_METHODS)}"

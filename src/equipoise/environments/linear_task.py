@@ -113,7 +113,7 @@ class LinearTask(RLTask):
             UsageError: If the method does not suit.
         """
         trains_itself = method.overridden_hooks & {"train", "configure_training"}
-        if trains_itself and method.learner_kind != self.learner_kind:
+        if trains_itself and method.capabilities.learner_kind != self.learner_kind:
             raise UsageError(
                 f"{method.name} trains on a loss, and task '{self.name}' has none: try pfedtd-rep"
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientState,
     ClientUpdate,
@@ -256,6 +257,7 @@ class Sweep(Method):
     """Every client tunes its personal model at every rate and reports scores on the way: ``[rates, 1 + epochs]``."""
 
     name: ClassVar[str] = "fine-tuning sweep"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     default_shared_blocks: ClassVar[tuple[str, ...]] = ()
 
     def train(self, client: Client) -> tuple[Params, State]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from equipoise.core import Method, Task, TrainingConfig, option
+from equipoise.core import Capabilities, Method, Task, TrainingConfig, option
 from equipoise.core.blocks import require_blocks
 from equipoise.utils.errors import UsageError
 
@@ -12,6 +13,8 @@ from equipoise.utils.errors import UsageError
 @dataclass(frozen=True)
 class PartialSharing(Method):
     """Keep the blocks that the paper keeps, or those that the user names."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
 
     keep: str = option(
         "", "blocks that stay at the clients, separated by commas; empty for the published ones"

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     LocalHParams,
@@ -413,8 +414,8 @@ class Autopilot(Method):
 
     name: ClassVar[str] = "autopilot"
     family: ClassVar[str] = "controller"
+    capabilities: ClassVar[Capabilities] = Capabilities(runs_trial_training=True)
     report_ranges: ClassVar[Mapping[str, ValueRange]] = REPORT_RANGES
-    runs_trial_training: ClassVar[bool] = True
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Check that the task has gradients.

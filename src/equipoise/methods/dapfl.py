@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     LocalHParams,
@@ -39,6 +40,7 @@ class DapFL(Method):
 
     name: ClassVar[str] = "dapfl"
     family: ClassVar[str] = "controller"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     max_epochs: int = option(20, "largest number of epochs that an agent may choose", low=1)
     lr_min: float = option(1e-4, "smallest rate that an agent may choose", above=0)
     lr_max: float = option(1e-2, "largest rate that an agent may choose", above=0)

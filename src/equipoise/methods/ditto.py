@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.core import (
+    Capabilities,
     Client,
     Method,
     Params,
@@ -33,6 +34,7 @@ class Ditto(Method):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "second-model"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"lam": (0.01, 5.0)}
     lam: Scheduled[float] = option(
         1.0,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     LocalHParams,
     Loss,
@@ -50,8 +51,10 @@ class FedAla(Method):
 
     name: ClassVar[str] = "fedala"
     family: ClassVar[str] = "parts"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_previous_model=True, aggregates_by_sum=True
+    )
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"ala_lr": (0.05, 2.0)}
-    needs_previous_model: ClassVar[bool] = True
     ala_lr: Scheduled[float] = option(
         1.0, "learning rate of the weights A (the paper's eta)", above=0
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.core import Method
+from equipoise.core import Capabilities, Method
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,4 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     family: ClassVar[str] = "one-model"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.core import Client, Params, State, Task, TrainingConfig, option
+from equipoise.core import Capabilities, Client, Params, State, Task, TrainingConfig, option
 from equipoise.methods._partial_sharing import PartialSharing
 from equipoise.utils.errors import UsageError
 
@@ -26,9 +26,11 @@ class FedBabu(PartialSharing):
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "parts"
+    capabilities: ClassVar[Capabilities] = replace(
+        PartialSharing.capabilities, needs_previous_model=True
+    )
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"tune_epochs": (1, 20)}
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
-    needs_previous_model: ClassVar[bool] = True
     tune_epochs: int = option(5, "epochs of fine-tuning, for the personal model", low=1)
 
     def check(self, task: Task, training: TrainingConfig) -> None:

@@ -6,10 +6,10 @@ Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from equipoise.core import Task
+from equipoise.core import Capabilities, Task
 from equipoise.methods._partial_sharing import PartialSharing
 
 NORM_BLOCK = "norm"
@@ -24,7 +24,9 @@ class FedBN(PartialSharing):
 
     name: ClassVar[str] = "fedbn"
     family: ClassVar[str] = "parts"
-    needs_previous_model: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = replace(
+        PartialSharing.capabilities, needs_previous_model=True
+    )
 
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
         """Return every block but `norm`, unless the user names the blocks to keep."""

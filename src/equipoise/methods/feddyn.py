@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     Method,
@@ -38,8 +39,9 @@ class FedDyn(Method):
 
     name: ClassVar[str] = "feddyn"
     family: ClassVar[str] = "one-model"
-    needs_common_start: ClassVar[bool] = True
-    aggregates_by_sum: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_common_start=True, aggregates_by_sum=True
+    )
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"alpha": (1e-4, 0.1)}
     alpha: float = option(0.01, "strength of the dynamic regulariser", above=0)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from equipoise.config.schema import with_default
 from equipoise.core import (
+    Capabilities,
     ClientUpdate,
     Method,
     Params,
@@ -127,6 +128,7 @@ class FedAvgM(Method):
 
     name: ClassVar[str] = "fedavgm"
     family: ClassVar[str] = "one-model"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_momentum": (0.5, 0.99)}
     server_momentum: Scheduled[float] = option(
         0.9, "server momentum m (0 is FedAvg)", low=0, below=1

@@ -5,9 +5,10 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", 2019 (arXi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from equipoise.core import Capabilities
 from equipoise.methods._partial_sharing import PartialSharing
 
 
@@ -20,5 +21,7 @@ class FedPer(PartialSharing):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "parts"
+    capabilities: ClassVar[Capabilities] = replace(
+        PartialSharing.capabilities, needs_previous_model=True
+    )
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
-    needs_previous_model: ClassVar[bool] = True

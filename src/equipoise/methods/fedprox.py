@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equipoise.core import (
+    Capabilities,
     Client,
     Method,
     Params,
@@ -33,6 +34,7 @@ class FedProx(Method):
 
     name: ClassVar[str] = "fedprox"
     family: ClassVar[str] = "one-model"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"mu": (1e-4, 1.0)}
     mu: Scheduled[float] = option(
         0.01, "weight of the proximal term, towards the received model (0 is FedAvg)", low=0

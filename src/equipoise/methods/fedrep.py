@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.core import Client, Params, Scheduled, State, option
+from equipoise.core import Capabilities, Client, Params, Scheduled, State, option
 from equipoise.methods._partial_sharing import PartialSharing
 
 
@@ -25,9 +25,11 @@ class FedRep(PartialSharing):
 
     name: ClassVar[str] = "fedrep"
     family: ClassVar[str] = "parts"
+    capabilities: ClassVar[Capabilities] = replace(
+        PartialSharing.capabilities, needs_previous_model=True
+    )
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"head_epochs": (1, 20)}
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
-    needs_previous_model: ClassVar[bool] = True
     head_epochs: Scheduled[int] = option(
         10, "epochs on the head with the backbone frozen, before those on the backbone", low=1
     )

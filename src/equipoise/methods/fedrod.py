@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.core import Client, Loss, Method, Params, State, Task, TrainingConfig
+from equipoise.core import Capabilities, Client, Loss, Method, Params, State, Task, TrainingConfig
 from equipoise.core.task import SupervisedTask, require_supervised
 from equipoise.utils.errors import UsageError
 
@@ -30,6 +30,7 @@ class FedRod(Method):
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "parts"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse tasks without classes and models whose head is not one linear layer."""

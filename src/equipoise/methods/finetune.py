@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from equipoise.core import Client, LocalHParams, Method, Params, option
+from equipoise.core import Capabilities, Client, LocalHParams, Method, Params, option
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Finetune(Method):
 
     name: ClassVar[str] = "finetune"
     family: ClassVar[str] = "second-model"
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {
         "tune_lr": (1e-3, 0.1),
         "tune_epochs": (1, 20),

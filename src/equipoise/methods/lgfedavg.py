@@ -6,9 +6,10 @@ Representations", 2020 (arXiv:2001.01523).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from equipoise.core import Capabilities
 from equipoise.methods._partial_sharing import PartialSharing
 
 
@@ -21,5 +22,7 @@ class LgFedAvg(PartialSharing):
 
     name: ClassVar[str] = "lgfedavg"
     family: ClassVar[str] = "parts"
+    capabilities: ClassVar[Capabilities] = replace(
+        PartialSharing.capabilities, needs_previous_model=True
+    )
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("head",)
-    needs_previous_model: ClassVar[bool] = True

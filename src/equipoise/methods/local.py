@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.core import Method
+from equipoise.core import Capabilities, Method
 
 
 @dataclass(frozen=True)
@@ -14,5 +14,7 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "second-model"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_previous_model=True, aggregates_by_sum=True
+    )
     default_shared_blocks: ClassVar[tuple[str, ...]] = ()
-    needs_previous_model: ClassVar[bool] = True

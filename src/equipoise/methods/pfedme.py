@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     Method,
@@ -39,7 +40,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "second-model"
-    aggregates_by_sum: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {
         "lam": (1.0, 30.0),
         "outer_lr": (1e-3, 0.03),

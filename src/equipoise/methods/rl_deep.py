@@ -8,13 +8,14 @@ Environment Heterogeneity", AISTATS 2022 (arXiv:2204.02634). DQNAvg-Im is a meth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     LocalHParams,
@@ -46,8 +47,8 @@ class DeepQ(Method):
     alpha_t.
     """
 
-    learner_kind: ClassVar[str] = "deep"
     family: ClassVar[str] = "agents"
+    capabilities: ClassVar[Capabilities] = Capabilities(learner_kind="deep", aggregates_by_sum=True)
     two_rates: ClassVar[bool] = False
     """Whether the body has its own rate also when both move in every step."""
     head_steps: int = option(
@@ -89,8 +90,8 @@ class Dqn(DeepQ):
     """Double DQN at every agent, y = r + gamma Q'_i(s', argmax_a Q_i(s', a)); nothing is shared."""
 
     name: ClassVar[str] = "dqn"
+    capabilities: ClassVar[Capabilities] = replace(DeepQ.capabilities, needs_previous_model=True)
     default_shared_blocks: ClassVar[tuple[str, ...]] = ()
-    needs_previous_model: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class DqnAvgIm(DqnAvg):
     """
 
     name: ClassVar[str] = "dqnavg-im"
+    capabilities: ClassVar[Capabilities] = replace(DqnAvg.capabilities, aggregates_by_sum=False)
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"evidence": COUNT}
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
@@ -143,9 +145,9 @@ class PerDqnAvg(DeepQ):
     """
 
     name: ClassVar[str] = "perdqnavg"
+    capabilities: ClassVar[Capabilities] = replace(DeepQ.capabilities, needs_previous_model=True)
     model: ClassVar[str] = "embedded"
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
-    needs_previous_model: ClassVar[bool] = True
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse a network without an embedding, and separate steps on the head."""
@@ -179,8 +181,8 @@ class PFedDqnRep(DeepQ):
     """
 
     name: ClassVar[str] = "pfeddqn-rep"
+    capabilities: ClassVar[Capabilities] = replace(DeepQ.capabilities, needs_previous_model=True)
     default_shared_blocks: ClassVar[tuple[str, ...]] = ("backbone",)
-    needs_previous_model: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {
         "head_steps": (0, 8),
         "body_rate": (0.1, 1.0),

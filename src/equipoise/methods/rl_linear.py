@@ -20,6 +20,7 @@ import torch
 
 from equipoise.config.schema import with_default
 from equipoise.core import (
+    Capabilities,
     Client,
     LocalHParams,
     Method,
@@ -45,11 +46,12 @@ class LinearRepresentation(Method):
     running mean of delta^2.
     """
 
-    learner_kind: ClassVar[str] = "linear"
     family: ClassVar[str] = "agents"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        learner_kind="linear", needs_previous_model=True, aggregates_by_sum=True
+    )
     learns: ClassVar[str]
     """The task's model: v, values of states, or q, values of states and actions."""
-    needs_previous_model: ClassVar[bool] = True
     local_steps: int = option(
         10,
         "TD steps on an agent's weights in a round, before the one on the representation",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from equipoise.config.schema import with_default
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     LocalHParams,
@@ -45,8 +46,10 @@ REFERENCE_GROWTH = 4
 class TabularQ(Method):
     """Base class of methods that learn one table Q `[states, actions]`."""
 
-    learner_kind: ClassVar[str] = "tabular"
     family: ClassVar[str] = "agents"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        learner_kind="tabular", aggregates_by_sum=True
+    )
     eta: float = option(0.05, "learning rate of Q-learning", above=0, below=1)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
@@ -61,6 +64,8 @@ class TabularQ(Method):
 @dataclass(frozen=True)
 class FederatedQ(TabularQ):
     """Run tau local steps Q <- (1 - eta) Q + eta (r + gamma max_a' Q(s', a')), then combine."""
+
+    capabilities: ClassVar[Capabilities] = replace(TabularQ.capabilities, aggregates_by_sum=False)
 
     rule: ClassVar[str]
     """How the server combines the tables: equal, importance or targets."""
@@ -179,8 +184,9 @@ class FedDVRQ(TabularQ):
     """
 
     name: ClassVar[str] = "feddvrq"
-    needs_common_start: ClassVar[bool] = True
-    aggregates_by_sum: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = replace(
+        TabularQ.capabilities, needs_common_start=True, aggregates_by_sum=True
+    )
     eta: float = with_default(TabularQ, "eta", 0.8)
     iterations: int = option(
         25, "rounds of an epoch; about 2 / (eta (1 - gamma)) are enough", low=1

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     Method,
@@ -42,9 +43,10 @@ class Scaffold(Method):
 
     name: ClassVar[str] = "scaffold"
     family: ClassVar[str] = "one-model"
-    needs_common_start: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_common_start=True, aggregates_by_sum=True
+    )
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {"c": DEFAULT_RANGE}
-    aggregates_by_sum: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, tuple[float, float]]] = {"server_lr": (0.3, 1.5)}
     server_lr: Scheduled[float] = option(1.0, "server learning rate eta_g", above=0)
 

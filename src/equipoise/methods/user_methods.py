@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from equipoise.core import ClientUpdate, LocalHParams, Method, ServerMessage
+from equipoise.core import Capabilities, ClientUpdate, LocalHParams, Method, ServerMessage
 from equipoise.core.method import HOOKS
 from equipoise.utils.errors import UsageError
 from equipoise.utils.plugins import class_named
@@ -91,8 +91,23 @@ def validate_user_method(method: type[Method]) -> type[Method]:
     return method
 
 
+def _check_capabilities(cls: type[Method]) -> None:
+    """Refuse a class that sees uploads, although it inherits that they are summed elsewhere."""
+    overridden = {"aggregation_weights", "aggregate"} & vars(cls).keys()
+    stated = vars(cls).get("capabilities", cls.capabilities)
+    if not overridden or not isinstance(stated, Capabilities) or "capabilities" in vars(cls):
+        return
+    if stated.aggregates_by_sum:
+        raise UsageError(
+            f"{cls.__name__} overrides {min(overridden)}, and inherits aggregates_by_sum, with "
+            "which the server sees no uploads: state capabilities = "
+            "Capabilities(aggregates_by_sum=False) in the class, or True if it reads metrics alone"
+        )
+
+
 def _validate_class(cls: type[Method]) -> None:
     """Check one class of a user and wrap the hooks that it defines."""
+    _check_capabilities(cls)
     _require_dataclass(cls)
     for name, function in list(vars(cls).items()):
         if not isinstance(function, FunctionType) or name.startswith("_"):

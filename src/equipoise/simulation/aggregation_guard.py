@@ -174,7 +174,7 @@ def _try_aggregate(
     """The server after these replies, or what is wrong; the one that is given stays as it is."""
     after = copy.copy(server)
     after.logged = dict(server.logged)
-    if method.aggregates_by_sum:
+    if method.capabilities.aggregates_by_sum:
         # Parameters stay where they were computed, perhaps in other processes, and are summed there.
         updates = ClientUpdate({}, metrics=updates.metrics)
         after.sum_updates = partial(sums, rows)

@@ -219,7 +219,7 @@ KEPT = (*HELD, *ALWAYS)
 
 def keeps_local(method: Method, task: Task, keep_models: bool) -> bool:
     """Whether the models that clients hold are kept."""
-    return method.needs_previous_model or keep_models or not method.has_global(task)
+    return method.capabilities.needs_previous_model or keep_models or not method.has_global(task)
 
 
 class ClientStore:

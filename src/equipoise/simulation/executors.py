@@ -173,7 +173,7 @@ class Executor(ABC):
     def known_weights(self, method: Method, ids: Tensor) -> Tensor:
         """The weights of all these clients, if no reply is needed to know them; else empty."""
         known = (
-            method.aggregates_by_sum
+            method.capabilities.aggregates_by_sum
             and not {"aggregation_weights", "partial_sums"} & method.overridden_hooks
         )
         return weights_by_num_examples(self.task, ids) if known else torch.empty(0)

@@ -160,7 +160,9 @@ class Worker:
 
     def _told(self, updates: ClientUpdate) -> ClientUpdate:
         return (
-            ClientUpdate({}, metrics=updates.metrics) if self._method.aggregates_by_sum else updates
+            ClientUpdate({}, metrics=updates.metrics)
+            if self._method.capabilities.aggregates_by_sum
+            else updates
         )
 
     def _exchange(self, moves: State) -> None:

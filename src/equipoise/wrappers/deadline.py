@@ -42,7 +42,7 @@ class DeadlineEpochs(MethodWrapper):
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse methods with trial training, which fewer epochs do not shorten."""
         super().check(task, training)
-        if self.runs_trial_training:
+        if self.capabilities.runs_trial_training:
             raise UsageError(
                 f"adapt_epochs cannot serve {self.name}, whose clients also run trial training: "
                 "leave adapt_epochs out, with a deadline that is long enough for the slowest, or "

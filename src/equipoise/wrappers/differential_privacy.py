@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientResult,
     ClientUpdate,
@@ -110,7 +111,7 @@ class DifferentialPrivacy(MethodWrapper):
                 "statistics are shared: noise would make variances negative; keep them at the "
                 "clients (fedbn), or use GroupNorm"
             )
-        if self.needs_common_start:
+        if self.capabilities.needs_common_start:
             raise UsageError(
                 f"{self.name} is not offered with dp_clip: clients and server each keep a memory "
                 "of the uploads, and clipping or noise would make the two differ; choose another "
@@ -217,6 +218,11 @@ class DifferentialPrivacy(MethodWrapper):
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
         """Show the inner method no more than `aggregate` does."""
         return super().learn(server, ids, self._with_mean(updates))
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Return those of the inner method; noise is added to the mean of all uploads."""
+        return replace(self.inner.capabilities, aggregates_by_sum=False)
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]

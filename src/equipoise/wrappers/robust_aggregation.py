@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     ClientUpdate,
     Method,
     MethodWrapper,
@@ -111,6 +112,11 @@ class RobustAggregation(MethodWrapper):
     rule: str
     value: float
 
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Return those of the inner method; rules compare uploads with each other."""
+        return replace(self.inner.capabilities, aggregates_by_sum=False)
+
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse rules that would break the inner method."""
         super().check(task, training)
@@ -122,13 +128,13 @@ class RobustAggregation(MethodWrapper):
         """Return why the inner method does not work under the rule, or an empty text."""
         if not self.shared_param_names(task):
             return "its clients upload no model"
-        if self.needs_common_start and self.rule not in CENTRE_RULES:
+        if self.capabilities.needs_common_start and self.rule not in CENTRE_RULES:
             return (
                 "its server and its clients each keep a memory of every upload, and a rule that "
                 "clips some or leaves them out makes the two differ: choose "
                 f"{', '.join(CENTRE_RULES)}"
             )
-        if self.needs_same_round_replies and self.rule in CENTRE_RULES:
+        if self.capabilities.needs_same_round_replies and self.rule in CENTRE_RULES:
             return (
                 "its agents learn from every upload, and this rule replaces all of them by one "
                 f"centre: choose {', '.join((*CLIP_RULES, *SELECT_RULES))}"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     Method,
@@ -67,10 +68,14 @@ def with_secure_aggregation(method: Method, secure: bool) -> Method:
 class SecureAggregation(MethodWrapper):
     """Add up the inner method's `partial_sums` as integers, then call its `apply_sums`."""
 
-    aggregates_by_sum: ClassVar[bool] = True
     report_ranges: ClassVar[Mapping[str, ValueRange]] = {
         WORDS: ValueRange(-MAX_ABS_VALUE * 2.0**FRACTION_BITS, MAX_ABS_VALUE * 2.0**FRACTION_BITS)
     }
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Return those of the inner method; the server sees sums alone."""
+        return replace(self.inner.capabilities, aggregates_by_sum=True)
 
     def check(self, task: Task, training: TrainingConfig) -> None:
         """Refuse methods whose server needs more than sums."""
@@ -88,7 +93,7 @@ class SecureAggregation(MethodWrapper):
             method = method.inner
         if not self.shared_param_names(task):
             return "its clients upload no model"
-        if not method.aggregates_by_sum:
+        if not method.capabilities.aggregates_by_sum:
             return "its server must see the upload of every client, and would see their sum only"
         update, _ = dry_run_upload(self.inner, task, training)
         if update.metrics:

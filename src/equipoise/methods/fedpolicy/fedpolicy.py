@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     Params,
@@ -113,14 +114,18 @@ class FedPolicy(ComposedMethod):
         }
 
     @property
-    def needs_previous_model(self) -> bool:  # type: ignore[override]
-        """True: clients keep the blocks that they do not install."""
-        return True
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Return those of the base, except two.
 
-    @property
-    def aggregates_by_sum(self) -> bool:  # type: ignore[override]
-        """As the base, except that a learning policy compares each upload with the new model."""
-        return self.inner.aggregates_by_sum and not self.agent.learns
+        Clients keep the blocks that they do not install. A learning policy compares each upload
+        with the new model, so that uploads cannot be summed where they are.
+        """
+        base = self.inner.capabilities
+        return replace(
+            base,
+            needs_previous_model=True,
+            aggregates_by_sum=base.aggregates_by_sum and not self.agent.learns,
+        )
 
     @property
     def overridden_hooks(self) -> frozenset[str]:
@@ -194,7 +199,7 @@ class FedPolicy(ComposedMethod):
             reason = "it decides itself how a client installs what it is sent"
         elif set(self.inner.shared_param_names(task)) != all_names:
             reason = "it keeps a part of the model at the clients, so that no choice is left"
-        elif self.inner.needs_common_start:
+        elif self.inner.capabilities.needs_common_start:
             reason = (
                 "its memory of the clients' drift is sound only if all start from one whole model"
             )

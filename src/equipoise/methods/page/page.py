@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import (
+    Capabilities,
     Client,
     ClientUpdate,
     LocalHParams,
@@ -77,7 +78,13 @@ class Page(PageConfig):
 
     name: ClassVar[str] = "page"
     family: ClassVar[str] = "controller"
-    needs_same_round_replies: ClassVar[bool] = True
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Return those of the base; the server's agent sees uploads in the round that asked."""
+        return replace(
+            self.inner.capabilities, needs_same_round_replies=True, aggregates_by_sum=False
+        )
 
     @property
     def report_ranges(self) -> Mapping[str, ValueRange]:  # type: ignore[override]
