@@ -21,6 +21,7 @@ if (
     from equipoise.api.task import Task
     from equipoise.config.schedules import constant, cosine, linear, steps
     from equipoise.core import (
+        Capabilities,
         Client,
         ClientUpdate,
         LocalHParams,
@@ -40,6 +41,7 @@ if (
     )
 
 __all__ = [
+    "Capabilities",
     "Client",
     "ClientUpdate",
     "Comparison",
