@@ -195,7 +195,9 @@ HOSTILE = {
         "has shape",
     ),
     "a wrong type": (
-        lambda t, a: t["update"]["params"].update({"0.weight": t["update"]["params"]["0.weight"].int()}),
+        lambda t, a: t["update"]["params"].update(
+            {"0.weight": t["update"]["params"]["0.weight"].int()}
+        ),
         "has type",
     ),
     "another name": (lambda t, a: t["update"]["params"].update(x=torch.zeros(1)), "unknown 'x'"),
