@@ -323,7 +323,7 @@ def test_names():
             {"selection": "equipoise.client_selection.policies:Fare"},
             "'equipoise.client_selection.policies' has no class 'Fare' that is a Sel",
         ),
-        ({"selection": 3}, "give a name, or a subclass of equipoise.SelectionPolicy"),
+        ({"selection": 3}, "give a name, or a subclass of equipoise.Selection"),
         ({"selection": "fair", "dp_clip": 1.0}, "select fair is not offered with dp_clip"),
         ({"selection": "oort", "secure": True}, "select oort is not offered with secure"),
         (

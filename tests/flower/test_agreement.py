@@ -235,7 +235,7 @@ def test_clients_say_their_scores_with_intervals_when_the_run_is_over(
 
 def test_local_models_beside_are_for_simulations(sites: Path, tmp_path: Path) -> None:
     wire = wire_of(sites, local_baseline=True)
-    with pytest.raises(UsageError, match="local_baseline is for simulations"):
+    with pytest.raises(UsageError, match="beside_local is for simulations"):
         finished(wire, agreed(wire)[1], tmp_path / "run")
 
 

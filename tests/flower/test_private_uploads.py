@@ -36,9 +36,9 @@ def test_nothing_but_the_model_leaves_a_client(tmp_path: Path) -> None:
     wire = Here(method, task, tmp_path, privacy=PRIVACY)
     log = federate(with_differential_privacy(method, PRIVACY), task, wire).run_round()
     tree, about = codec.decode(wire.nodes[0].answer(wire.sent[0][0]))
-    assert {name: value for name, value in tree.items() if name != "up"} == {
+    assert {name: value for name, value in tree.items() if name != "update"} == {
         "scores": {},
-        "notes": {},
+        "logged": {},
     }
     assert (tree["update"]["extra"], tree["update"]["metrics"]) == ({}, {})
     assert about["samples"] == 1
