@@ -22,7 +22,7 @@ from equipoise.experiment import multiprocess
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
 from equipoise.privacy.config import Privacy
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import place
 from equipoise.simulation.executors import Loop, Stacked

@@ -7,7 +7,7 @@ import torch
 
 from equipoise.experiment import evaluation
 from equipoise.experiment.runner import run
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import ClientTable
 from equipoise.simulation.multiprocess import MultiProcessExecutor

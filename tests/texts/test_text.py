@@ -20,7 +20,7 @@ from equipoise.data.text import given_texts
 from equipoise.experiment.runner import run
 from equipoise.models.huggingface import NextToken, TextClassifier, classifier, next_token
 from equipoise.models.lora import AdaptedProduct, Adapter, adapted
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
 from equipoise.tasks.supervised import ExamplesTask

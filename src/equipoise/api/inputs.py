@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from equipoise.api.task import Task
 from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import IN_PYTHON, UsageError
 
@@ -69,7 +69,7 @@ def secure(method: GivenMethod) -> Wrapped:
     return Wrapped(method, {"secure": True})
 
 
-def given_means(processes: int | None, client_memory_gib: float | None) -> ResourceConfig:
+def resources_from(processes: int | None, client_memory_gib: float | None) -> ResourceConfig:
     """What a run may use of the machine; ``None`` means not given."""
     given: dict[str, Any] = {"processes": processes, "client_memory_gib": client_memory_gib}
     return ResourceConfig(**{name: value for name, value in given.items() if value is not None})

@@ -16,9 +16,9 @@ from equipoise.api.inputs import (
     GivenMethod,
     gathered,
     given_in_python,
-    given_means,
     label_of,
     new_folder,
+    resources_from,
 )
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
@@ -153,12 +153,13 @@ class Run:
         """
         known = replace(self, method=method or self.method, task=task or self.task)
         folder = known._folder
-        settings, means = known._settings(), given_means(processes, client_memory_gib)
+        settings = known._settings()
+        resources = resources_from(processes, client_memory_gib)
         go_on(
             folder,
             log,
             on_round,
-            lambda watch: resume_run(folder.path, watch, settings=settings, resources=means),
+            lambda watch: resume_run(folder.path, watch, settings=settings, resources=resources),
         )
         return known
 
@@ -356,8 +357,10 @@ def compare(
     name = task.name if isinstance(task, Task) else task
     folder = Path(out) if out is not None else new_folder(f"compare-{name}")
     call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
-    means = given_means(processes, client_memory_gib)
-    compare_cells(cells, seeds, folder, [call], resume=resume, overwrite=overwrite, means=means)
+    resources = resources_from(processes, client_memory_gib)
+    compare_cells(
+        cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources
+    )
     html.try_write_report(folder)
     runs = {
         label: [

@@ -10,8 +10,8 @@ from equipoise.api.inputs import (
     GivenMethod,
     gathered,
     given_in_python,
-    given_means,
     new_folder,
+    resources_from,
 )
 from equipoise.api.results import OnRound, Run, go_on
 from equipoise.api.task import Task
@@ -62,7 +62,8 @@ def run(
     usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     settings = settings_of(gathered(method, task, {**usual, **training, **options}))
-    chosen, means = settings.run, given_means(processes, client_memory_gib)
+    chosen = settings.run
+    resources = resources_from(processes, client_memory_gib)
     folder = Path(out) if out is not None else new_folder(f"{chosen.method}-{chosen.task}")
 
     def go(watch: OnRound) -> object:
@@ -72,7 +73,7 @@ def run(
             resume=resume,
             overwrite=overwrite,
             on_round_end=watch,
-            resources=means,
+            resources=resources,
         )
 
     try:

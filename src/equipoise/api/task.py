@@ -48,7 +48,7 @@ class Task:
         tables: Mapping[str, Any],
         *,
         target: str,
-        kind: str = "",
+        target_type: str = "",
         ignore: Sequence[str] = (),
         name: str = "tables",
         **options: Any,
@@ -59,21 +59,20 @@ class Task:
             tables: a table for each client's name: a pandas or Arrow table, or columns by name. One that is called
                 ``server`` holds the server's rows; without it, a share of every client's rows is used.
             target: the column to be predicted.
-            kind: classification, regression or survival; by default classes.
+            target_type: classification, regression or survival; by default classes.
             ignore: columns to leave out.
             name: what the task is called in the results.
-            options: shares of the splits, ``event``, ``small`` and the like, as the task ``own`` has them.
+            options: shares of the splits, ``event``, ``small_clients`` and the like, as of task ``tables``.
         """
-        told = {"target": target, "kind": kind, "ignore_columns": format_names(ignore), **options}
-        unknown = [
-            option
-            for option in told
-            if option not in {item.name for item in dataclasses.fields(TableLearning)}
-        ]
-        choices = TableLearning(
-            **{option: value for option, value in told.items() if option not in unknown}
-        )
-        return cls(in_memory.from_tables(tables, name, choices), told)
+        given = {
+            "target": target,
+            "target_type": target_type,
+            "ignore_columns": format_names(ignore),
+            **options,
+        }
+        known = {item.name for item in dataclasses.fields(TableLearning)}
+        config = TableLearning(**{key: value for key, value in given.items() if key in known})
+        return cls(in_memory.from_tables(tables, name, config), given)
 
     @classmethod
     def from_datasets(
@@ -150,6 +149,6 @@ class Task:
     def from_folder(cls, folder: str | Path, *, target: str, **options: Any) -> Task:
         """A folder with one CSV or Parquet file per client, or one file with a column that names the client.
 
-        ``options`` are those of the task ``own``: ``ignore_columns``, ``client_column``, shares of the splits.
+        ``options`` are those of the task ``tables``: ``ignore_columns``, ``client_column``, shares of the splits.
         """
         return cls.named("tables", data=str(folder), target=target, **options)

@@ -16,7 +16,7 @@ from equipoise.records.summary import Compared, Summary
 from equipoise.report import figures, tables
 from equipoise.report.run_data import method_folder_name
 from equipoise.settings.loading import settings_of
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import select_executor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
@@ -77,7 +77,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     announce: Announce | None = None,
-    means: ResourceConfig | None = None,
+    resources: ResourceConfig | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
     """Run every method with every seed; write ``table.md``, ``table.csv`` and ``compare.json`` after each run.
 
@@ -89,7 +89,7 @@ def compare(
         resume: continue with what is in the folder.
         overwrite: replace what is in the folder.
         announce: called before each run.
-        means: what each run may use of the machine.
+        resources: Resource limits of each run.
 
     Returns:
         The summaries by method and the table's columns. With the extra ``plot`` there is also ``pareto.svg``.
@@ -115,7 +115,7 @@ def compare(
                 resume=resume,
                 overwrite=overwrite,
                 on_round_end=watch,
-                resources=means,
+                resources=resources,
             )
         )
         if not was_finished and folder != plan[-1][2]:

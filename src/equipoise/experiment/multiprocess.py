@@ -18,7 +18,7 @@ import torch
 from equipoise.core import Task
 from equipoise.experiment.signals import threads
 from equipoise.records.run_dir import Folder
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.attacks import ATTACKS, parse
 from equipoise.simulation.client_store import MemoryBudget
@@ -134,9 +134,11 @@ def single_process_reason(settings: RunSettings, task: Task) -> str:
     return ""
 
 
-def memory_budget(means: ResourceConfig, folder: Path) -> MemoryBudget:
+def memory_budget(resources: ResourceConfig, folder: Path) -> MemoryBudget:
     """Where one process keeps what its clients hold; files are in ``folder``, if this machine sees it."""
-    return MemoryBudget(int(means.client_memory_gib * 2**30), folder if folder.is_dir() else None)
+    return MemoryBudget(
+        int(resources.client_memory_gib * 2**30), folder if folder.is_dir() else None
+    )
 
 
 def per_process_plan(choice: ExecutorPlan) -> ExecutorPlan:
@@ -146,12 +148,12 @@ def per_process_plan(choice: ExecutorPlan) -> ExecutorPlan:
 
 @contextlib.contextmanager
 def multiprocess_executor(
-    means: ResourceConfig, settings: RunSettings, task: Task, choice: ExecutorPlan, folder: Path
+    resources: ResourceConfig, settings: RunSettings, task: Task, choice: ExecutorPlan, folder: Path
 ) -> Iterator[MultiProcessExecutor]:
     """The executor of several processes, this one and forked ones; under ``torchrun``, of those that it started."""
     check(settings, task)
     rank, size = ProcessGroup.launched()
-    room = memory_budget(means, folder)
+    room = memory_budget(resources, folder)
     with contextlib.ExitStack() as end:
         group: ProcessGroup
         if size > 1:
@@ -162,7 +164,7 @@ def multiprocess_executor(
                     "processes of one command compute on the processor: use torchrun, one per device"
                 )
             group = end.enter_context(
-                forked(means.processes, lambda group: _follow(settings, task, group, room))
+                forked(resources.processes, lambda group: _follow(settings, task, group, room))
             )
         end.callback(group.leave)
         for process in range(1, group.size):
@@ -172,12 +174,12 @@ def multiprocess_executor(
         spread.close()
 
 
-def run_worker(settings: RunSettings, task: Task, means: ResourceConfig, out: Path) -> None:
+def run_worker(settings: RunSettings, task: Task, resources: ResourceConfig, out: Path) -> None:
     """The life of a process that ``torchrun`` started beside the one that leads the run in ``out``."""
     check(settings, task)
     with contextlib.suppress(WorkerLost):  # the leader says so, or torchrun
         group = TorchrunGroup(*ProcessGroup.launched(), task.device)
-        _follow(settings, task, group, memory_budget(means, Folder(out).checkpoint.parent))
+        _follow(settings, task, group, memory_budget(resources, Folder(out).checkpoint.parent))
         group.leave()
 
 

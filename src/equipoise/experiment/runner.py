@@ -40,7 +40,7 @@ from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.settings.loading import settings_in, settings_like
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.attacks import attacked, hostile_clients
 from equipoise.simulation.attacks import parse as parse_attack
@@ -109,7 +109,7 @@ def run(
         watch: called after every round.
         make_executor: where the clients are, if not in this process.
         tell: called with remarks before the first round.
-        means: what it may use of the machine.
+        resources: Resource limits.
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
@@ -173,7 +173,7 @@ def _start(
     task: Task,
     folder: Folder,
     make_executor: MakeExecutor | None,
-    means: ResourceConfig,
+    resources: ResourceConfig,
     tell: OnMessage | None,
 ) -> Iterator[RunSession]:
     """The run with its processes; under ``torchrun``, with those that it started."""
@@ -187,18 +187,20 @@ def _start(
             "torchrun starts one run: use it with 'equipoise run', which goes on with --resume"
         )
     choice = plan_for_run(settings, task, folder)
-    if not means.processes and ProcessGroup.launched()[1] == 1:
+    if not resources.processes and ProcessGroup.launched()[1] == 1:
         count, remark = num_processes(settings, task, choice)
-        means = replace(means, processes=count)
+        resources = replace(resources, processes=count)
         if tell is not None and remark:
             tell(remark)
-    if max(means.processes, ProcessGroup.launched()[1]) == 1:
+    if max(resources.processes, ProcessGroup.launched()[1]) == 1:
         yield RunSession(
-            settings, task, folder, choice, room=memory_budget(means, folder.checkpoint.parent)
+            settings, task, folder, choice, room=memory_budget(resources, folder.checkpoint.parent)
         )
         return
     choice = per_process_plan(choice)
-    with multiprocess_executor(means, settings, task, choice, folder.checkpoint.parent) as spread:
+    with multiprocess_executor(
+        resources, settings, task, choice, folder.checkpoint.parent
+    ) as spread:
         yield RunSession(settings, task, folder, choice, spread=spread)
 
 

@@ -19,7 +19,7 @@ from equipoise.methods import find_method
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import validation_score
 from equipoise.settings.option_registry import find, options, resolve_names
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.utils import io as checkpoint
 from equipoise.utils.errors import UsageError
@@ -36,7 +36,7 @@ def tune(
     trials: int,
     out: Path,
     told: Told | None = None,
-    means: ResourceConfig | None = None,
+    resources: ResourceConfig | None = None,
 ) -> dict[str, Any]:
     """Search for good options of a method on validation data.
 
@@ -48,7 +48,7 @@ def tune(
         trials: how many settings are tried.
         out: the folder of the search; one that was cut short continues there.
         told: called after every trial.
-        means: what each run may use of the machine.
+        resources: Resource limits of each run.
 
     Returns:
         The best options, which are also written to ``out/best.json``.
@@ -74,7 +74,7 @@ def tune(
             study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
             trial = _next(optuna, study)
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
-            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", means)
+            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", resources)
             study.tell(trial, score) if score is not None else study.tell(
                 trial, state=optuna.trial.TrialState.FAIL
             )
@@ -162,12 +162,12 @@ def read_best(folder: Path, method: str) -> dict[str, Any]:
     return best
 
 
-def _score(flat: dict[str, Any], folder: Path, means: ResourceConfig | None) -> float | None:
+def _score(flat: dict[str, Any], folder: Path, resources: ResourceConfig | None) -> float | None:
     """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
     checkpoint.remove(folder)  # a trial that was cut short starts anew
     settings = RunSettings.from_options(flat)
     try:
-        run(settings, folder, resources=means)
+        run(settings, folder, resources=resources)
     except UsageError:
         return None
     evaluated = [record for record in Folder(folder).stream() if record.evaluated]

@@ -83,19 +83,3 @@ class RunConfig(Options):
         "also train every client alone for as many rounds, to show that score beside its personal one",
     )
     save_personal: bool = option(True, "keep every client's personal model in the run folder")
-
-
-@dataclass(frozen=True)
-class ResourceConfig(Options):
-    """None of it changes the result, so it is no part of a run's config."""
-
-    processes: int = option(
-        0,
-        "processes that share the clients of a round, with one result; 0: one per core where that saves time",
-        low=0,
-    )
-    client_memory_gib: float = option(
-        4.0,
-        "GiB of memory of each process for what its clients hold; what does not fit is kept in files",
-        low=0,
-    )
