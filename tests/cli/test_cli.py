@@ -327,7 +327,7 @@ BAD = [
     (["export", ".", "--client", "me"], "no client 'me'"),
     (["export", ".", "--format", "onxx"], "unknown format 'onxx'"),
     (["export", ".", "--out", "."], "is a folder"),
-    (["data"], "what"),
+    (["data"], "command"),
     (["data", "descrbe"], "descrbe"),
     (["data", "describe", "--task", "fmnst"], "unknown task 'fmnst' (did you mean 'fmnist'"),
     (["data", "describe", "--clients", "few"], "clients is 'few': must be a whole number"),

@@ -132,7 +132,7 @@ def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
     out = tmp_path / "run"
     command = ["run", "--method", method, "--out", str(out), "--checkpoint-every", "4", *RUN]
     subprocess.run(
-        [sys.executable, "-c", KILLER, "simulation:round:7", *command], timeout=120, check=False
+        [sys.executable, "-c", KILLER, "simulation:run_round:7", *command], timeout=120, check=False
     )
     with open(out / "rounds.jsonl", "a") as file:
         file.write('{"round": 7, "clie')

@@ -152,7 +152,7 @@ def test_files_are_few_and_bounded(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    monkeypatch.setattr(checkpoint, "WHOLE", 0)
+    monkeypatch.setattr(checkpoint, "MAX_SINGLE_FILE_BYTES", 0)
     monkeypatch.setattr("equipoise.report.html.try_write_report", lambda path: "")
 
 
@@ -171,7 +171,7 @@ def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(
         }
     )
     with monkeypatch.context() as plain:
-        plain.setattr(checkpoint, "WHOLE", 2**30)
+        plain.setattr(checkpoint, "MAX_SINGLE_FILE_BYTES", 2**30)
         run(settings, tmp_path / "whole")
 
     def cut(at, record):
