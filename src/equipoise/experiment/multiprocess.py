@@ -205,7 +205,8 @@ def multiprocess_executor(
         else:
             if task.device.type != "cpu":
                 raise UsageError(
-                    "processes of one command compute on the processor: use torchrun, one per device"
+                    "processes of one command compute on the processor: use torchrun, one per "
+                    "device"
                 )
             group = end.enter_context(
                 forked(resources.processes, lambda group: _work(settings, task, group, budget))

@@ -13,11 +13,13 @@ class ResourceConfig(Options):
 
     processes: int = option(
         0,
-        "processes that share the clients of a round, with one result; 0: one per core where that saves time",
+        "processes that share the clients of a round, with one result; 0: one per core where that "
+        "saves time",
         low=0,
     )
     client_memory_gib: float = option(
         4.0,
-        "GiB of memory of each process for what its clients hold; what does not fit is kept in files",
+        "GiB of memory of each process for what its clients hold; what does not fit is kept in "
+        "files",
         low=0,
     )
