@@ -20,7 +20,7 @@ import torch
 from benchmarks.lab.provenance import measured
 from equipoise.experiment.runner import build_task, run
 from equipoise.records.rounds import RoundRecord
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig

@@ -71,7 +71,7 @@ FILES: dict[str, dict[str, Any]] = {
     },
     "brca": {
         **{"data": "tcga_brca.csv", "client_column": "region", "target": "T", "event": "E"},
-        **{"ignore_columns": "flamby_split", "small": "keep"},
+        **{"ignore_columns": "flamby_split", "small_clients": "keep"},
         **{"model": "linear", "rounds": 20, "epochs": 2, "batch_size": 32, "lr": 0.05},
     },
     "late": {
@@ -80,7 +80,7 @@ FILES: dict[str, dict[str, Any]] = {
             "client_column": "carrier",
             "target": "arr_delay > 15",
         },
-        **{"metric": "auc", "small": "drop", "min_rows": 100},
+        **{"metric": "auc", "small_clients": "drop", "min_rows": 100},
         **{"model": "mlp", "rounds": 10, "epochs": 1, "batch_size": 64, "lr": 0.1},
     },
     "delay": {
@@ -89,7 +89,7 @@ FILES: dict[str, dict[str, Any]] = {
             "client_column": "carrier",
             "target": "arr_delay",
         },
-        **{"kind": "regression", "small": "drop", "min_rows": 100},
+        **{"target_type": "regression", "small_clients": "drop", "min_rows": 100},
         **{"model": "mlp", "rounds": 10, "epochs": 1, "batch_size": 64, "lr": 0.02},
     },
     "watch": {

@@ -1,7 +1,7 @@
-"""Federated learning among clients that differ: one round, six decisions, each a constant, a schedule or an agent.
+"""Federated learning among heterogeneous clients.
 
-All that is public from Python stands in ``__all__`` and in docs/reference.md. Importing this package is quick: a name
-is loaded, and PyTorch with it, when it is first used.
+The public names are in ``__all__`` and in docs/reference.md. Importing this package is quick: a
+name, and PyTorch with it, is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.utils.errors import UsageError
 
-if (
-    TYPE_CHECKING
-):  # what editors and type checkers complete from; a test compares it with the table below
+if TYPE_CHECKING:  # for editors and type checkers; a test compares it with __all__
     from equipoise import methods
     from equipoise.api.inputs import private, robust, secure
     from equipoise.api.results import Comparison, Run, compare
@@ -76,30 +74,30 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "equipoise.api.results": ("Comparison", "Run", "compare"),
     "equipoise.api.inputs": ("private", "robust", "secure"),
     "equipoise.api.run": ("open", "run"),
     "equipoise.api.task": ("Task",),
     "equipoise.config.schedules": ("constant", "cosine", "linear", "steps"),
 }
-"""Where public names live; all others are words of the contract."""
+"""Modules of public names; all other names are in ``equipoise.core``."""
 
 
 def __dir__() -> list[str]:
+    """Return the public names."""
     return [*__all__, "__version__"]
 
 
-if (
-    not TYPE_CHECKING
-):  # a type checker shall see the imports above, not a function that gives anything
+if not TYPE_CHECKING:  # type checkers use the imports above
 
     def __getattr__(name: str) -> Any:
-        """A public name, loaded when it is first asked for."""
+        """Load a public name when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
         if name == "methods":
             return importlib.import_module("equipoise.methods")
-        home = next((home for home, names in _HOMES.items() if name in names), "equipoise.core")
-        found = globals()[name] = getattr(importlib.import_module(home), name)
-        return found
+        modules = [module for module, names in _MODULES.items() if name in names]
+        module = importlib.import_module(modules[0] if modules else "equipoise.core")
+        globals()[name] = getattr(module, name)
+        return globals()[name]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.core import Client, Method, State, Tree, option, take_sent
+from equipoise.core import Client, Method, Params, State, option, merge_sent_blocks
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Halfway(Method):
     """Install half of what came down."""
 
     name: ClassVar[str] = "halfway"
-    keeps_model: ClassVar[bool] = True
+    needs_previous_model: ClassVar[bool] = True
     share: float = option(0.5, "share of the way to the received model")
 
-    def install(self, c: Client) -> tuple[Tree, State]:
-        sent = take_sent(c)
-        return {name: c.local[name] + self.share * (sent[name] - c.local[name]) for name in sent}, c.state
+    def receive(self, c: Client) -> tuple[Params, State]:
+        sent = merge_sent_blocks(c)
+        return {name: c.local_params[name] + self.share * (sent[name] - c.local_params[name]) for name in sent}, c.state
 '''
 
 
@@ -105,52 +105,54 @@ def wrong(**hooks: object) -> type[eq.Method]:
     ("hooks", "words"),
     [
         (
-            {"instal": lambda self, c: (c.local, c.state)},
-            r"Wrong.instal is not a hook .* did you mean 'install'\?",
+            {"receve": lambda self, c: (c.local_params, c.state)},
+            r"Wrong.receve is not a hook .* did you mean 'receive'\?",
         ),
         ({"agregate": lambda self, s, ids, up, w: s.params}, "did you mean 'aggregate'"),
         (
-            {"install": lambda self, c: eq.merge_sent_blocks(c)},
-            r"Wrong.install returns one value \(dict\): .* two, the model",
+            {"receive": lambda self, c: eq.merge_sent_blocks(c)},
+            r"Wrong.receive returns one value \(dict\): .* two, the model",
         ),
         (
-            {"update": lambda self, c: (c.start, c.state, 1)},
-            "Wrong.update returns 3 values: it must return two",
+            {"train": lambda self, c: (c.start, c.state, 1)},
+            "Wrong.train returns 3 values: it must return two",
         ),
         (
             {"upload": lambda self, c: (c.trained, c.state)},
-            "Wrong.upload returns a dict as its first value: .* an Up",
+            "Wrong.upload returns a dict as its first value: .* a ClientUpdate",
         ),
         (
-            {"weigh": lambda self, s, ids, up: eq.equal_weights(ids)},
-            r"Wrong.weigh returns one value \(Tensor\)",
+            {"aggregation_weights": lambda self, s, ids, up: eq.equal_weights(ids)},
+            r"Wrong.aggregation_weights returns one value \(Tensor\)",
         ),
         (
             {
-                "install": lambda self, c: (
+                "receive": lambda self, c: (
                     {n: v + torch.rand(()) for n, v in eq.merge_sent_blocks(c).items()},
                     c.state,
                 )
             },
-            "Wrong.install cannot be computed for many clients at once: .* use c.uniform",
+            "Wrong.receive cannot be computed for many clients at once: .* use c.uniform",
         ),
         (
             {
-                "install": lambda self, c: (
+                "receive": lambda self, c: (
                     eq.merge_sent_blocks(c),
-                    {"share": c.evaluate(c.down.params)["acc"].item()},
+                    {"share": c.evaluate(c.message.params)["acc"].item()},
                 )
             },
-            r"Wrong.install cannot .* \.item\(\)",
+            r"Wrong.receive cannot .* \.item\(\)",
         ),
         (
             {
-                "install": lambda self, c: (
-                    c.local if c.evaluate(c.local)["acc"] > 2 else eq.merge_sent_blocks(c),
+                "receive": lambda self, c: (
+                    c.local_params
+                    if c.evaluate(c.local_params)["acc"] > 2
+                    else eq.merge_sent_blocks(c),
                     c.state,
                 )
             },
-            "Wrong.install cannot .* use torch.where",
+            "Wrong.receive cannot .* use torch.where",
         ),
     ],
 )
@@ -158,7 +160,7 @@ def test_a_mistake_is_one_sentence_with_the_hook(
     hooks: dict[str, object], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(eq.UsageError, match=words):
-        eq.run(tmp_path / "run", method=wrong(keeps_model=True, **hooks), **SMALL)
+        eq.run(tmp_path / "run", method=wrong(needs_previous_model=True, **hooks), **SMALL)
 
 
 def test_other_mistakes_of_authors(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_tables_in_memory_are_read_as_files_are(tmp_path: Path) -> None:
     assert scores[0] == scores[1] == scores[2]
     assert built(memory).client_names == ("cleveland", "va")
     assert built(memory).class_names == ("no", "yes")
-    with pytest.raises(eq.UsageError, match="kind is 'ordinal': must be"):
+    with pytest.raises(eq.UsageError, match="target_type is 'ordinal': must be"):
         eq.Task.from_tables(tables, target="ill", target_type="ordinal")
     with pytest.raises(eq.UsageError, match="the table of client 'x' is a int"):
         eq.Task.from_tables({"x": 5}, target="ill")

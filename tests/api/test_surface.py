@@ -141,7 +141,7 @@ def test_the_api_as_designed(here: Path) -> None:
     assert 0 <= run.final.personal.p10 <= 1
     assert run.final.bytes.up > 0
     assert run.rounds[-1].personal.acc == run.final.personal.acc
-    task = eq.Task.from_tables(tables(), target="num", kind="classification")
+    task = eq.Task.from_tables(tables(), target="num", target_type="classification")
     good = eq.run(
         method="fedavg",
         task=task,

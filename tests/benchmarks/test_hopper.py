@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from equipoise.runs.running import build_task
-from equipoise.settings.config import Settings
 
 from benchmarks.lab import Results
 from benchmarks.lab.provenance import RESULTS
 from benchmarks.lab.study import find
+from equipoise.experiment.runner import build_task
+from equipoise.settings.run_settings import RunSettings
 
 pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'equipoise[mujoco]'")
 
@@ -50,7 +50,7 @@ def test_an_own_leg_moves_as_in_gymnasium_to_the_bit() -> None:
 
 def test_the_study_declares_it() -> None:
     cells = {cell.name: cell for cell in find("deep_rl").cells(Results(RESULTS / "deep_rl"))}
-    task = build_task(Settings.of(cells["seed504-hopper-legs-dqnavg"].options))
+    task = build_task(RunSettings.from_options(cells["seed504-hopper-legs-dqnavg"].options))
     radii = [float(make().model.geom("leg_geom").size[0]) for make in task.world.make]  # type: ignore[attr-defined]
     assert radii == pytest.approx([0.0325, 0.0375, 0.0425, 0.0475])
     assert task.world.limit == 1000  # type: ignore[attr-defined]

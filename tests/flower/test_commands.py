@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.cli import flower as command
 from equipoise.cli import main
-from equipoise.cli.commands import flower as command
 from equipoise.flower import audit
 from equipoise.flower import config as options
 from equipoise.flower.config import NodeConfig

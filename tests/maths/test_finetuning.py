@@ -6,8 +6,8 @@ import torch
 from equipoise.cli import main
 from equipoise.core import LocalTrainRequest, RngContext
 from equipoise.experiment.evaluation import (
-    EPOCHS_FINETUNING,
-    SHARES_OF_RATE,
+    FINETUNE_EPOCHS,
+    FINETUNE_LR_FACTORS,
     _first_best,
     finetuned,
 )
@@ -31,16 +31,16 @@ def test_the_score_is_that_of_the_chosen_rate_and_epochs():
     run = simulate(FedAvg(), task, 1)
     result = finetuned(run)
     assert result.epochs > 0
-    rate = SHARES_OF_RATE.index(round(result.lr / task.training.lr, 6))
+    rate = FINETUNE_LR_FACTORS.index(round(result.lr / task.training.lr, 6))
     ids, models = torch.arange(6), run.personal_models()[1]
     done = 0
-    for step, epochs in enumerate(EPOCHS_FINETUNING[: EPOCHS_FINETUNING.index(result.epochs) + 1]):
+    for step, epochs in enumerate(FINETUNE_EPOCHS[: FINETUNE_EPOCHS.index(result.epochs) + 1]):
         fit = LocalTrainRequest(
             models,
             torch.full((6,), epochs - done),
             torch.full((6,), result.lr, dtype=torch.float64),
             trainable=tuple(models),
-            stream=rate * len(EPOCHS_FINETUNING) + step + 1,
+            stream=rate * len(FINETUNE_EPOCHS) + step + 1,
         )
         models, _, _ = task.fit_stack(ids, fit, {}, RngContext(0, 2, task.training))
         done = epochs

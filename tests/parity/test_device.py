@@ -8,7 +8,7 @@ from equipoise.core import TrainingConfig
 from equipoise.experiment.multiprocess import multiprocess_executor, num_processes
 from equipoise.experiment.runner import build_task, run
 from equipoise.methods import all_methods, find_method
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import ExecutorPlan, place, select_executor
 from equipoise.utils.errors import UsageError

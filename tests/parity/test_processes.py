@@ -22,7 +22,7 @@ from equipoise.experiment import multiprocess
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import place
 from equipoise.simulation.executors import Loop, Stacked
@@ -452,7 +452,7 @@ def test_processes_are_started_unasked_where_they_save_time(alone, tmp_path, mon
     told = []
     run(SCAFFOLD, tmp_path / "short", on_message=told.append)
     assert told == []  # too short to look at
-    monkeypatch.setattr(multiprocess, "FASTEST", 1.0)
+    monkeypatch.setattr(multiprocess, "MIN_STEP_SECONDS", 1.0)
     monkeypatch.setattr(multiprocess, "seconds_of_a_step", lambda *_: 0.0)
     run(SCAFFOLD, tmp_path / "looked", on_message=told.append)
     assert told.pop().startswith("one process: local training takes one about 0 ms")

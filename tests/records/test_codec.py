@@ -54,7 +54,7 @@ rounds = st.builds(
     absent=st.dictionaries(counts, words, max_size=2),
     skipped=st.none() | words,
     privacy=st.none() | spent,
-    notes=st.dictionaries(words, finite | words | st.lists(finite, max_size=3), max_size=2),
+    logged=st.dictionaries(words, finite | words | st.lists(finite, max_size=3), max_size=2),
     stop=st.none() | words,
     seconds=finite,
 )
@@ -169,13 +169,13 @@ def test_where_nothing_was_evaluated_scores_are_empty() -> None:
 
 def test_json_has_no_nan() -> None:
     bad = record(
-        notes={"p": [math.nan, 1.0], "x": math.inf},
+        logged={"p": [math.nan, 1.0], "x": math.inf},
         train={"lr": MeanMinMax(math.nan, 0.0, math.inf)},
     )
     tree = json.loads(
         codec.dumps(bad), parse_constant=lambda text: pytest.fail(f"{text} is no JSON")
     )
-    assert tree["notes"] == {"p": [None, 1.0], "x": None}
+    assert tree["logged"] == {"p": [None, 1.0], "x": None}
     assert math.isnan(codec.decode(RoundRecord, tree).train["lr"].max)
     assert Scores({"acc": math.nan, "loss": math.inf}) == {"acc": None, "loss": None}
 

@@ -7,7 +7,7 @@ import torch
 
 from equipoise.experiment import evaluation
 from equipoise.experiment.runner import run
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.client_store import ClientTable
 from equipoise.simulation.multiprocess import MultiProcessExecutor
@@ -89,7 +89,7 @@ def _finished(folder, given, processes=1):
 @pytest.mark.parametrize("name", ["scaffold", "ditto", "page"])
 def test_parts_give_the_scores_and_files_of_one_piece(name, tmp_path, monkeypatch):
     whole = _finished(tmp_path / "whole", {**SMALL, "method": name})
-    monkeypatch.setattr(evaluation, "AT_ONCE", 3)
+    monkeypatch.setattr(evaluation, "CLIENTS_PER_BATCH", 3)
     assert _finished(tmp_path / "parts", {**SMALL, "method": name}) == whole
 
 
@@ -112,11 +112,11 @@ def test_no_more_than_a_part_is_ever_in_memory(processes, tmp_path, monkeypatch)
 
     def last_round(record):
         if record.round == LARGER["rounds"]:
-            for name, rows_of in (("take", len), ("first", int), ("seen", int)):
+            for name, rows_of in (("take", len), ("first", int), ("view", int)):
                 counted(ClientTable, name, rows_of)
-            counted(MultiProcessExecutor, "collect", len)
+            counted(MultiProcessExecutor, "gather_state", len)
 
-    monkeypatch.setattr(evaluation, "AT_ONCE", 20)
+    monkeypatch.setattr(evaluation, "CLIENTS_PER_BATCH", 20)
     run(
         RunSettings.from_options(LARGER),
         tmp_path / "run",

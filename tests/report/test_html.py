@@ -154,8 +154,8 @@ def test_grid_is_a_mean_and_bounded() -> None:
 
 def test_lists_of_a_cohort_go_to_their_clients(tmp_path: Path) -> None:
     logs = [
-        record(1, clients=2, ids=[0, 3], notes={"p": [0.25, 0.75], "part": [0, 3]}),
-        record(2, clients=2, ids=[1, 3], dropped=[1], notes={"p": [1.0]}),
+        record(1, clients=2, ids=[0, 3], logged={"p": [0.25, 0.75], "part": [0, 3]}),
+        record(2, clients=2, ids=[1, 3], dropped=[1], logged={"p": [1.0]}),
     ]
     Folder(tmp_path).write_rounds(logs)
     run = RunData(Folder(tmp_path), {}, logs, None, {"client": [0.0, 1.0, 2.0, 3.0]}, {})
@@ -193,7 +193,7 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
             notes = {"part": rng.integers(0, 4, clients).tolist()}
             train = {"epochs": MeanMinMax(10, 1, 20)}
             file.write(
-                line(t, clients=clients, test=test, train=train, decisions=decisions, notes=notes)
+                line(t, clients=clients, test=test, train=train, decisions=decisions, logged=notes)
             )
     write_config(tmp_path / "config.json", {"method": "page", "task": "synthetic", "seed": 0})
     table = ["client,received_acc,trained_acc", *(f"{i},0.5,{i / clients}" for i in range(clients))]
@@ -213,8 +213,8 @@ def test_a_thousand_clients_and_rounds_stay_small(tmp_path: Path) -> None:
 
 def test_parts_are_counted_by_round_and_by_client(tmp_path: Path) -> None:
     logs = [
-        record(1, clients=4, notes={"part": [0, 0, 1, 3]}),
-        record(2, clients=2, ids=[0, 3], notes={"part": [2, 3]}),
+        record(1, clients=4, logged={"part": [0, 0, 1, 3]}),
+        record(2, clients=2, ids=[0, 3], logged={"part": [2, 3]}),
     ]
     Folder(tmp_path).write_rounds(logs)
     # Client 0 has one class, clients 1 and 2 two alike, client 3 one in four of the other.
@@ -438,7 +438,7 @@ def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
         folder = tmp_path / str(len(name))
         folder.mkdir()
         config = {"method": "fedavg", "task": "synthetic", "seed": 0, "model": name, "rounds": 1}
-        (folder / "config.json").write_text(json.dumps(config))
+        write_config(folder / "config.json", config)
         (folder / "rounds.jsonl").write_text(
             line(test=scores(global_=each, received=each, trained=each))
         )

@@ -110,12 +110,12 @@ def test_figures_are_the_numbers_of_a_round() -> None:
         3,
         **{"clients": 2, "ids": [0, 4], "dropped": [4], "stop": "enough", "seconds": float("inf")},
         test=scores(global_={"acc": 0.5, "loss": float("nan")}),
-        notes={"p": [0.25, 0.75], "price": 2},
+        logged={"p": [0.25, 0.75], "price": 2},
         decisions={"epochs": [1, 2]},
     )
     assert round_metrics(log) == {
         **{"clients": 2, "seen": 1, "dropped": 1, "bytes/up": 0, "bytes/down": 0},
-        **{"global/acc": 0.5, "notes/p": 0.5, "notes/price": 2},
+        **{"global/acc": 0.5, "logged/p": 0.5, "logged/price": 2},
     }
 
 
@@ -125,7 +125,7 @@ def test_tensorboard_has_every_figure_of_every_round(tmp_path: Path) -> None:
     assert main(["run", "--method", "page", *SMALL, "--log", "tensorboard", "--out", str(out)]) == 0
     found = tensorboard(out)
     assert_same(found, logged(out))
-    assert {"personal/acc", "notes/p", "train/epochs/mean", "bytes/up"} <= set(found)
+    assert {"personal/acc", "logged/p", "train/epochs/mean", "bytes/up"} <= set(found)
     summary = json.loads((out / "summary.json").read_text())
     assert found["summary/best_round"] == {4: summary["best_round"]}
 

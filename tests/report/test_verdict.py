@@ -31,7 +31,7 @@ def run(
         {},
         NAMES,
     )
-    vars(found)["metric"] = head
+    vars(found)["headline"] = head
     return found
 
 

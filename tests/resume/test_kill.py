@@ -23,11 +23,15 @@ RUN = (
 KILLER = """
 import os, signal, sys
 from equipoise import cli
-from equipoise.core import disk
-from equipoise.runs import running
-from equipoise.runtime import round as rounds
+from equipoise.experiment import runner
+from equipoise.simulation import server_loop
+from equipoise.utils import io
 module, name, countdown = sys.argv[1].split(":")
-owners = {"disk": disk.Disk, "simulation": rounds.Simulation, "running": running._Running}
+owners = {
+    "disk": io.Disk,
+    "simulation": server_loop.FederatedSimulation,
+    "session": runner.RunSession,
+}
 owner = owners[module]
 original, left = getattr(owner, name), int(countdown)
 def fatal(*args, **kwargs):
@@ -69,12 +73,12 @@ def undisturbed(request, tmp_path_factory):
 @pytest.mark.parametrize(
     "where",
     [
-        "simulation:round:1",  # before the first round
-        "simulation:round:9",  # between checkpoints
+        "simulation:run_round:1",  # before the first round
+        "simulation:run_round:9",  # between checkpoints
         "disk:rename:4",  # a checkpoint is written but not yet in place
         "disk:fill:5",  # before writing a later checkpoint
-        "running:_write_models:1",  # all rounds done, nothing else written
-        "running:_write_clients:1",  # models are written, the rest is not
+        "session:_write_models:1",  # all rounds done, nothing else written
+        "session:_write_clients:1",  # models are written, the rest is not
     ],
 )
 def test_killed_at_a_chosen_point_then_resumed(undisturbed, where, tmp_path):
@@ -128,7 +132,7 @@ def test_a_half_written_last_line_is_dropped(undisturbed, tmp_path):
     out = tmp_path / "run"
     command = ["run", "--method", method, "--out", str(out), "--checkpoint-every", "4", *RUN]
     subprocess.run(
-        [sys.executable, "-c", KILLER, "simulation:round:7", *command], timeout=120, check=False
+        [sys.executable, "-c", KILLER, "simulation:run_round:7", *command], timeout=120, check=False
     )
     with open(out / "rounds.jsonl", "a") as file:
         file.write('{"round": 7, "clie')

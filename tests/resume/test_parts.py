@@ -12,7 +12,7 @@ from equipoise.data.datasets.synthetic import Synthetic, SyntheticConfig
 from equipoise.experiment import checkpoint
 from equipoise.experiment.runner import Interrupted, resume_run, run
 from equipoise.methods import find_method
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation import client_store as rows_of
 from equipoise.simulation.client_store import ClientTable, MemoryBudget
@@ -106,9 +106,7 @@ def test_where_rows_lie_changes_no_number(name, memory):
 
 
 def _written(folder):
-    return {
-        file.name: len(parts_of.files.load(file)[0]["ids"]) for file in folder.glob("clients-*")
-    }
+    return {file.name: len(parts_of.io.load(file)[0]["ids"]) for file in folder.glob("clients-*")}
 
 
 def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
@@ -154,7 +152,7 @@ def test_files_are_few_and_bounded(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    monkeypatch.setattr(checkpoint, "WHOLE", 0)
+    monkeypatch.setattr(checkpoint, "MAX_SINGLE_FILE_BYTES", 0)
     monkeypatch.setattr("equipoise.report.html.try_write_report", lambda path: "")
 
 
@@ -173,17 +171,17 @@ def test_a_run_in_files_and_parts_cut_and_resumed_is_the_run(
         }
     )
     with monkeypatch.context() as plain:
-        plain.setattr(checkpoint, "WHOLE", 2**30)
+        plain.setattr(checkpoint, "MAX_SINGLE_FILE_BYTES", 2**30)
         run(settings, tmp_path / "whole")
 
     def cut(at, record):
         if record.round == at:
             raise Interrupted
 
-    out, means = tmp_path / "run", ResourceConfig(processes=processes, client_memory_gib=0)
+    out, resources = tmp_path / "run", ResourceConfig(processes=processes, client_memory_gib=0)
     for at, begin in ((2, partial(run, settings, out)), (4, partial(resume_run, out))):
         with pytest.raises(Interrupted):
-            begin(watch=partial(cut, at), means=means)
+            begin(on_round_end=partial(cut, at), resources=resources)
         assert list((out / "checkpoint").glob("clients-*"))
     resume_run(out)
     same(result(out), result(tmp_path / "whole"))
@@ -261,5 +259,5 @@ def test_sizes_of_a_large_population_are_known_without_its_rows(given):
 @pytest.mark.parametrize("text", ["-1", "much"])
 def test_a_memory_that_is_none_is_refused(text, capsys, tmp_path):
     assert main(["run", "--client-memory-gib", text, "--out", str(tmp_path / "run")]) == 2
-    assert "state" in capsys.readouterr().err
+    assert "client_memory_gib" in capsys.readouterr().err.replace("-", "_")
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.data.tabular import io
+from equipoise.data.tabular import csv_reader
 from equipoise.data.tabular.columns import (
     MISSING_NUMBER_TEXTS,
     MISSING_TEXTS,
@@ -133,7 +133,7 @@ def test_rows_of_empty_cells_are_skipped_however_many_they_are(tmp_path: Path) -
 
 
 def test_a_row_may_be_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(csv_reader, "CHUNK_BYTES", 64)
     rows = ["a,b", *(f'"{"x" * length}",{length}' for length in (1, 500, 30))]
     table = read_csv(write(tmp_path / "a.csv", "\n".join(rows)))
     assert table.columns["b"].numbers.tolist() == [1, 500, 30]

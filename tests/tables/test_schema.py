@@ -262,17 +262,17 @@ def test_survival_is_time_and_event() -> None:
     [
         ([1] * N, {}, "one value only"),
         ([None] * N, {}, "is empty"),
-        ([1.5] * N, {"kind": "regression"}, "one value only"),
-        (["a", "b"] * (N // 2), {"kind": "regression"}, "'a', 'b', which are no numbers"),
+        ([1.5] * N, {"target_type": "regression"}, "one value only"),
+        (["a", "b"] * (N // 2), {"target_type": "regression"}, "'a', 'b', which are no numbers"),
         (["a", "b"] * (N // 2), {"event": "e"}, "which are no numbers"),
         ([f"x{i}" for i in range(N)], {}, "too many different values"),
         ([-1.0, 3.5] * (N // 2), {"event": "e"}, "times below 0"),
         ([1.0, 3.5] * (N // 2), {"event": "c"}, "column 'c': holds '2', '3'"),
-        ([1.0, 3.5] * (N // 2), {"kind": "survival"}, "--event is not given"),
+        ([1.0, 3.5] * (N // 2), {"target_type": "survival"}, "--event is not given"),
         ([0, 1] * (N // 2), {"target": "tt"}, "no column 'tt' .did you mean 't'"),
         ([0, 1] * (N // 2), {"categories": "d"}, "no column 'd'.*see --categories"),
-        ([0, 1] * (N // 2), {"kind": "regresion"}, "did you mean 'regression'"),
-        ([0, 1] * (N // 2), {"kind": "regression", "event": "e"}, "event is for survival"),
+        ([0, 1] * (N // 2), {"target_type": "regresion"}, "did you mean 'regression'"),
+        ([0, 1] * (N // 2), {"target_type": "regression", "event": "e"}, "event is for survival"),
     ],
 )
 def test_targets_that_cannot_be(values: list[object], choices: dict[str, str], says: str) -> None:

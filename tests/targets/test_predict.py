@@ -129,7 +129,7 @@ def test_exports_say_what_they_are(
             )
             == 0
         )
-        assert "the personal model of va by fedavg on own" in capsys.readouterr().out
+        assert "the personal model of va by fedavg on tables" in capsys.readouterr().out
     told = onnxruntime.InferenceSession(tmp_path / "onnx").get_modelmeta().custom_metadata_map
     extra = dict.fromkeys(("is", "kind", "outputs", "preparation", "equipoise"), "")
     torch.jit.load(str(tmp_path / "torchscript"), _extra_files=extra)

@@ -20,7 +20,7 @@ from equipoise.data.text import texts_from_python
 from equipoise.experiment.runner import run
 from equipoise.models.huggingface import NextTokenModel, TextClassifier, causal_lm, text_classifier
 from equipoise.models.lora import LoraConfig, LoraConv1D, add_adapters
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
 from equipoise.tasks.supervised import ExamplesTask

@@ -1,4 +1,4 @@
-"""Turn what a user gives in Python (names, classes, instances, wrapped methods) into options."""
+"""Convert the arguments of Python calls (names, classes, instances, wrappers) to options."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any, TypeAlias
 from equipoise.api.task import Task
 from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import IN_PYTHON, UsageError
 
 GivenMethod: TypeAlias = "str | type[Method] | Method | Wrapped"
-
-
 """A method's name, its class, an instance with options of its own, or one of these in a wrapper."""
 
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A method with what is put around it, as options of the run: they are recorded, checked and resumed like all."""
+    """A method with wrappers, which are stored as options of the run."""
 
     method: GivenMethod
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -36,52 +34,77 @@ def private(
     delta: float | None = None,
     quantile: float | None = None,
 ) -> Wrapped:
-    """The method under differential privacy of whole clients.
+    """Add client-level differential privacy to a method.
 
-    Arguments:
-        method: a name, a class, an instance, or what another wrapper gave.
-        clip: the L2 norm to which a client's change of the model is clipped.
-        noise: standard deviation of the Gaussian noise on each upload, over ``clip``; without it nothing is promised.
-        delta: the delta at which epsilon is told.
-        quantile: the share of the changes that should stay unclipped: ``clip`` then follows it from round to round.
+    Args:
+        method: A name, a class, an instance, or the result of another wrapper.
+        clip: L2 norm to which the update of a client is clipped.
+        noise: Standard deviation of the Gaussian noise on each upload, relative to ``clip``;
+            without noise there is no guarantee.
+        delta: Delta at which epsilon is reported.
+        quantile: Share of the updates that should stay unclipped; ``clip`` then adapts to it.
+
+    Returns:
+        The wrapped method.
     """
     given = {"dp_clip": clip, "dp_noise": noise, "dp_delta": delta, "dp_quantile": quantile}
     return Wrapped(method, {name: value for name, value in given.items() if value is not None})
 
 
 def robust(method: GivenMethod, *, rule: str, share: float | None = None) -> Wrapped:
-    """The method under a rule that hostile clients cannot move far; docs/trust.md has the rules.
+    """Add robust aggregation to a method; docs/trust.md has the rules.
 
-    Arguments:
-        method: a name, a class, an instance, or what another wrapper gave.
-        rule: the rule's name, such as ``trust`` or ``trimmed``.
-        share: the number that the rule takes: for most, the share of the clients that may lie.
+    Args:
+        method: A name, a class, an instance, or the result of another wrapper.
+        rule: Name of the rule, such as ``trust`` or ``trimmed``.
+        share: Parameter of the rule: for most, the share of hostile clients.
+
+    Returns:
+        The wrapped method.
     """
     return Wrapped(method, {"robust": rule if share is None else f"{rule}:{share:g}"})
 
 
 def secure(method: GivenMethod) -> Wrapped:
-    """The method with a server that sees exact sums of uploads alone; docs/privacy.md says what that protects.
+    """Add secure aggregation to a method: the server sees only sums; see docs/privacy.md.
 
-    Arguments:
-        method: a name, a class, an instance, or what another wrapper gave.
+    Args:
+        method: A name, a class, an instance, or the result of another wrapper.
+
+    Returns:
+        The wrapped method.
     """
     return Wrapped(method, {"secure": True})
 
 
-def given_means(processes: int | None, client_memory_gib: float | None) -> ResourceConfig:
-    """What a run may use of the machine; ``None`` means not given."""
+def resources_from(processes: int | None, client_memory_gib: float | None) -> ResourceConfig:
+    """Return the resource limits of a run; None means the default."""
     given: dict[str, Any] = {"processes": processes, "client_memory_gib": client_memory_gib}
     return ResourceConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def gathered(method: GivenMethod, task: str | Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a run by name, ``method`` and ``task`` among them; ``None`` means not given."""
+def merge_options(
+    method: GivenMethod, task: str | Task, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merge method, task and options into one set of options.
+
+    Args:
+        method: The method, possibly wrapped.
+        task: The task.
+        options: Other options; None means not given.
+
+    Returns:
+        Options by name, with ``method`` and ``task``.
+
+    Raises:
+        UsageError: If a wrapper and the options set the same option.
+    """
     found = {name: value for name, value in options.items() if value is not None}
     while isinstance(method, Wrapped):
         if twice := [name for name in method.options if name in found]:
             raise UsageError(
-                f"'{twice[0]}' is given twice, by a wrapper of the method and beside it: leave one out"
+                f"'{twice[0]}' is given twice, by a wrapper of the method and beside it: leave one "
+                "out"
             )
         found |= method.options
         method = method.method
@@ -91,17 +114,26 @@ def gathered(method: GivenMethod, task: str | Task, options: Mapping[str, Any]) 
     return {**found, "method": method, "task": spec}
 
 
-def given_in_python(method: object, task: str | Task) -> tuple[type[Method] | None, Task | None]:
-    """The class and the task that cannot be found again by the names that a run's config records."""
+def python_parts(method: object, task: str | Task) -> tuple[type[Method] | None, Task | None]:
+    """Return the parts of a run that its config cannot restore.
+
+    Args:
+        method: The method.
+        task: The task.
+
+    Returns:
+        The class of the method and the task, each None if it can be found by name.
+    """
     kind = method if isinstance(method, type) else type(method)
     unnamed = issubclass(kind, Method) and recorded_name(kind).startswith(f"{IN_PYTHON}:")
-    return kind if unnamed else None, task if isinstance(
-        task, Task
-    ) and task.spec.in_python else None
+    method_class = kind if unnamed else None
+    if isinstance(task, Task) and task.spec.in_python:
+        return method_class, task
+    return method_class, None
 
 
 def label_of(method: GivenMethod) -> str:
-    """A method's name, and the options by which it differs from its defaults."""
+    """Return the name of a method with the options that differ from their defaults."""
     if isinstance(method, Wrapped):
         return _labelled(label_of(method.method), method.options)
     if isinstance(method, str):
@@ -114,17 +146,19 @@ def label_of(method: GivenMethod) -> str:
 
 
 def _labelled(name: str, options: Mapping[str, Any]) -> str:
+    """Append options to a name."""
     return " ".join([name, *(f"{option}={value}" for option, value in options.items())])
 
 
-RUNS = Path("runs")
+RUNS_FOLDER = Path("runs")
 
 
 def new_folder(name: str) -> Path:
-    """A folder under ``runs/`` that was not there before."""
-    number, name = 1, name.replace(f"{IN_PYTHON}:", "").replace(":", "-").replace("/", "-")
+    """Create a new folder under ``runs/``."""
+    number = 1
+    name = name.replace(f"{IN_PYTHON}:", "").replace(":", "-").replace("/", "-")
     while True:
-        folder = RUNS / f"{name}-{number}"
+        folder = RUNS_FOLDER / f"{name}-{number}"
         try:
             folder.mkdir(parents=True)
             return folder

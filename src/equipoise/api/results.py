@@ -1,4 +1,4 @@
-"""A report's file that a notebook shows."""
+"""Results in Python: runs, comparisons, their tables and reports."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import nn
 
 from equipoise.api.inputs import (
     GivenMethod,
-    gathered,
-    given_in_python,
-    given_means,
     label_of,
+    merge_options,
     new_folder,
+    python_parts,
+    resources_from,
 )
 from equipoise.api.task import Task
 from equipoise.clock.config import ClockConfig
@@ -45,87 +45,100 @@ from equipoise.utils.errors import UsageError, nearest
 if TYPE_CHECKING:
     _Path = Path
 else:
-    _Path = type(
-        Path()
-    )  # before Python 3.12 only the system's own kind of path can be derived from
+    _Path = type(Path())  # before Python 3.12 only the concrete class can be subclassed
 
 
 class Page(_Path):
-    """The path of a page; in a notebook it shows the page itself."""
+    """Path of an HTML report, which a notebook shows as the page itself."""
 
     def _repr_html_(self) -> str:
         page = escape(self.read_text(), quote=True)
-        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width: 100%; height: 45em; border: 0"></iframe>'
+        style = "width: 100%; height: 45em; border: 0"
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 OnRound = Callable[[RoundRecord], str | None]
-"""Called after each round with its record; gives a reason to stop the run, or ``None``."""
+"""Called after each round with its record; returns a reason to stop the run, or None."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its folder, and all that can be done with what is in it. :func:`equipoise.open` gives one of a folder."""
+    """A run, finished or not; :func:`equipoise.open` returns the run of a folder."""
 
     folder: Path
     method: type[Method] | None = field(default=None, repr=False)
-    """The class of its method, where that was given in Python."""
+    """Class of the method, if that was given in Python."""
     task: Task | None = field(default=None, repr=False)
-    """Its task, where that was made in Python."""
+    """Task, if that was made in Python."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every option of the run by name."""
+        """All options of the run by name."""
         return read_config(self._folder.config)
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """What happened, one record for each round so far."""
+        """Records of all rounds so far."""
         return self._folder.records()
 
     @property
     def summary(self) -> Summary:
-        """The finished run: scores of the last round and of the best, convergence, bytes and seconds of all rounds."""
+        """Summary of the finished run: scores, convergence, bytes and seconds."""
         if not self.finished:
             raise UsageError(f"'{self.folder}' is not finished: go on with run.resume()")
         return self._folder.read_summary()
 
     @property
     def final(self) -> Summary:
-        """The same as :attr:`summary`: how it ended."""
+        """Same as :attr:`summary`."""
         return self.summary
 
     @property
     def finished(self) -> bool:
+        """Whether the run is finished."""
         return self._folder.summary.is_file()
 
     def report(self) -> Page:
-        """Draw the run's page; gives its path, which a notebook shows as the page itself."""
+        """Write the HTML report; return its path, which a notebook shows as the page itself."""
         return Page(html.write_report([self.folder], self._folder.report))
 
     def model(self, client: int | str | None = None) -> nn.Module:
-        """The server's model with its trained weights, or the personal one of a client, by name or number."""
+        """Return a trained model.
+
+        Args:
+            client: Client of a personal model, by name or number; None for the global model.
+
+        Returns:
+            The module with its weights.
+        """
         return self._predictor(client).module
 
     def predict(
         self, rows: Any, client: int | str | None = None, *, probabilities: bool = False
     ) -> NDArray[Any]:
-        """Predictions for new rows, by the server's model or the personal one of a client.
+        """Predict new rows.
 
-        Classes are given by name, if they have names; a regression gives values, survival risks (the logarithm of a
-        row's hazard against others').
+        Args:
+            rows: Rows as the task has them: a table with its feature columns, or an array of
+                samples; of recordings raw windows, or all steps one after the other:
+                ``{"x": [n, channels], "length": [recordings]}``.
+            client: Client of a personal model, by name or number; None for the global model.
+            probabilities: Whether to return class probabilities ``[rows, classes]``.
 
-        Arguments:
-            rows: as the task was given them: a table with its feature columns, or an array of samples; of recordings
-                raw windows, or their steps one after the other: ``{"x": [n, channels], "length": [of each]}``.
-            client: whose model, by name or number; the server's without one.
-            probabilities: give one probability for each class instead, ``[rows, classes]``.
+        Returns:
+            Predictions ``[rows]``: classes, by name if they have names; values; or of survival
+            the log relative hazard.
+
+        Raises:
+            UsageError: If the rows do not fit, or the model has no probabilities.
         """
         predictor = self._predictor(client)
         target, outputs = predictor.card.target, predictor.outputs(rows)
         if target.kind != "classification":
             if probabilities:
                 raise UsageError(
-                    f"probabilities are of classes, and the model predicts a {target.kind}: leave it out"
+                    f"probabilities are of classes, and the model predicts a {target.kind}: leave "
+                    "it out"
                 )
             return np.asarray(objective_of(target).predicted(outputs))
         if probabilities:
@@ -143,37 +156,54 @@ class Run:
         processes: int | None = None,
         client_memory_gib: float | None = None,
     ) -> Run:
-        """Go on where the run stopped, to the same end as without a stop; a finished run stays as it is.
+        """Continue the run where it stopped; the result is that of a run without a stop.
 
-        Arguments:
-            method, task: what was given in Python, if this is another process than the one that began the run.
-            on_round: as in :func:`equipoise.run`.
-            log: names of trackers, as in :func:`equipoise.run`.
-            processes, client_memory_gib: as in :func:`equipoise.run`; they need not be those that the run began with.
+        Args:
+            method: Class of the method, if it was given in Python by another process.
+            task: Task, if it was made in Python by another process.
+            on_round: Called after each round, as in :func:`equipoise.run`.
+            log: Names of trackers, as in :func:`equipoise.run`.
+            processes: Number of processes; may differ from the first part of the run.
+            client_memory_gib: Memory for client state; may differ from the first part.
+
+        Returns:
+            The finished run.
         """
         known = replace(self, method=method or self.method, task=task or self.task)
         folder = known._folder
-        settings, means = known._settings(), given_means(processes, client_memory_gib)
-        go_on(
+        settings = known._settings()
+        resources = resources_from(processes, client_memory_gib)
+        run_with_trackers(
             folder,
             log,
             on_round,
-            lambda watch: resume_run(folder.path, watch, settings=settings, resources=means),
+            lambda watch: resume_run(folder.path, watch, settings=settings, resources=resources),
         )
         return known
 
     def certify(self, samples: int = 64) -> Certificate:
-        """How much any player would gain by deviating alone from its last strategy; also added to the summary.
+        """Measure how much a player would gain by deviating alone from its last strategy.
 
-        Arguments:
-            samples: deviations that each player tries.
+        Args:
+            samples: Deviations that each player tries.
+
+        Returns:
+            The certificate, which is also added to the summary.
         """
         return certify_run(self.folder, samples, self._settings())
 
     def export(self, path: str | Path, *, client: int | str | None = None) -> Path:
-        """Write a model as others deploy it: ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.
+        """Export a model and check that it predicts as the original.
 
-        It is checked to predict as the original. ``client``: whose personal model, by name or number.
+        Args:
+            path: File ending in ``.onnx``, ``.pt`` (TorchScript) or ``.safetensors``.
+            client: Client of a personal model, by name or number; None for the global model.
+
+        Returns:
+            The file.
+
+        Raises:
+            UsageError: If the ending is unknown.
         """
         path = Path(path)
         forms = {suffix: form for form, (suffix, _) in exporting.FORMATS.items()}
@@ -197,14 +227,24 @@ class Run:
         )
 
     def _number(self, client: int | str | None) -> int | None:
-        """A client's number; a name that looks like a number is still a name where clients have names."""
+        """Return the number of a client that is given by name or number."""
         return self._folder.find_client(client) if isinstance(client, str) else client
 
 
-def go_on(
+def run_with_trackers(
     folder: Folder, log: str, on_round: OnRound | None, go: Callable[[OnRound], object]
 ) -> None:
-    """Run to the end with trackers and the user's own function told of every round; then draw the report."""
+    """Run to the end with trackers and a callback, then write the report.
+
+    Args:
+        folder: Folder of the run.
+        log: Names of trackers.
+        on_round: Callback of the user.
+        go: Runs to the end; calls its argument after every round.
+
+    Raises:
+        KeyboardInterrupt: If the user asked to stop.
+    """
     done = len(folder.records()) if folder.config.is_file() else 0
     with RunTrackers(log, folder.path, done) as trackers:
 
@@ -222,7 +262,7 @@ def go_on(
 
 @dataclass(frozen=True)
 class Table:
-    """A row for each method, mean and standard deviation over seeds; ``str`` and notebooks show it."""
+    """One row per method with mean and standard deviation over seeds."""
 
     columns: list[str]
     rows: dict[str, list[tables.Cell]]
@@ -270,14 +310,18 @@ class Comparison:
     def paired(
         self, score: str = "personal", *, against: str
     ) -> dict[str, PairedDifference | None]:
-        """Every other method's score minus that of one of them: mean and 95 % interval over paired seeds.
+        """Compare all methods with one of them over paired seeds.
 
-        Arguments:
+        Args:
             score: ``personal``, ``global``, ``trained`` or ``received``.
-            against: the label of the method that is subtracted.
+            against: Label of the method that is subtracted.
 
         Returns:
-            Differences in the table's unit by label, ``None`` for fewer than two seeds. A method without it is absent.
+            Mean difference and 95 % interval by label, in the unit of the table; None for fewer
+            than two seeds. A method without this score is absent.
+
+        Raises:
+            UsageError: If there is no such score or method.
         """
         if score not in NAMED:
             raise UsageError(
@@ -299,7 +343,7 @@ class Comparison:
         }
 
     def report(self) -> Page:
-        """Draw one page for all runs; gives its path, which a notebook shows as the page itself."""
+        """Write one HTML report for all runs; return its path."""
         return Page(html.write_report([self.folder], self.folder / "report.html"))
 
     def _summaries(self) -> dict[str, list[Summary]]:
@@ -329,19 +373,26 @@ def compare(
 ) -> Comparison:
     """Run several methods on a task over several seeds.
 
-    Arguments:
-        methods: names, classes, instances or wrapped ones. Each is labelled by its name and the options that it sets.
-        task: a name, or a :class:`Task`.
-        seeds: how many seeds, from ``seed`` on.
-        rounds: federated rounds of each run.
-        out: the folder of the comparison; without it, a new one under ``runs/``.
-        resume: go on with what is in ``out``.
-        overwrite: replace what is in ``out``.
-        processes, client_memory_gib: what each run may use of the machine, as in :func:`equipoise.run`.
-        options: options of all runs, as in :func:`equipoise.run`; those of one method stand in its instance.
+    Args:
+        methods: Names, classes, instances or wrapped methods. The label of each is its name with
+            the options that it sets.
+        task: A name, or a :class:`Task`.
+        seeds: Number of seeds.
+        seed: First seed.
+        rounds: Federated rounds of each run.
+        out: Folder of the comparison; a new one under ``runs/`` if None.
+        resume: Whether to continue the comparison in ``out``.
+        overwrite: Whether to replace the comparison in ``out``.
+        processes: Processes of each run, as in :func:`equipoise.run`.
+        client_memory_gib: Memory for client state, as in :func:`equipoise.run`.
+        options: Options of all runs, as in :func:`equipoise.run`; those of one method belong in
+            its instance.
 
     Returns:
-        The comparison, whose runs are finished.
+        The finished comparison.
+
+    Raises:
+        UsageError: If no method is given, or one is given twice.
     """
     by_label: dict[str, GivenMethod] = {}
     for method in methods:
@@ -352,18 +403,20 @@ def compare(
     if not by_label:
         raise UsageError("methods is empty: name at least one")
     common = {**options, "rounds": rounds, "seed": seed}
-    cells = {label: gathered(method, task, common) for label, method in by_label.items()}
+    cells = {label: merge_options(method, task, common) for label, method in by_label.items()}
     name = task.name if isinstance(task, Task) else task
     folder = Path(out) if out is not None else new_folder(f"compare-{name}")
     call = f"equipoise.compare(methods=[{', '.join(by_label)}], task={name}, seeds={seeds})"
-    means = given_means(processes, client_memory_gib)
-    compare_cells(cells, seeds, folder, [call], resume=resume, overwrite=overwrite, means=means)
+    resources = resources_from(processes, client_memory_gib)
+    compare_cells(
+        cells, seeds, folder, [call], resume=resume, overwrite=overwrite, resources=resources
+    )
     html.try_write_report(folder)
     runs = {
         label: [
             Run(
                 folder / cell_folder(label, seed + k),
-                *given_in_python(cells[label]["method"], task),
+                *python_parts(cells[label]["method"], task),
             )
             for k in range(seeds)
         ]

@@ -1,4 +1,4 @@
-"""Run methods on tasks, and open runs that exist."""
+"""Run methods on tasks, and open existing runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from equipoise.api.inputs import (
     GivenMethod,
-    gathered,
-    given_in_python,
-    given_means,
+    merge_options,
     new_folder,
+    python_parts,
+    resources_from,
 )
-from equipoise.api.results import OnRound, Run, go_on
+from equipoise.api.results import OnRound, Run, run_with_trackers
 from equipoise.api.task import Task
 from equipoise.core import Method, Schedule
 from equipoise.experiment.runner import run as run_settings
@@ -43,55 +43,74 @@ def run(
 ) -> Run:
     """Run a method on a task.
 
-    Arguments:
-        out: the folder of the run; without it, a new one under ``runs/``.
-        method: a name, a class, an instance with options of its own, or one in a wrapper such as :func:`private`.
-        task: a name, or a :class:`Task`.
-        rounds, seed, model, participation, epochs, lr, batch_size: the usual options; ``None`` is the default's value.
-        on_round: called after each round with its record; a text that it gives is the reason to stop there.
-        resume: go on with what is in ``out``, if it is the same run.
-        overwrite: replace what is in ``out``.
-        log: trackers that are told of every round: ``"tensorboard,mlflow"``.
-        processes: how many processes share the clients of a round; the result does not depend on it.
-        client_memory_gib: GiB of memory of each process for what its clients hold; what does not fit is kept in files.
-        options: any other option of run, training, task or method, as on the command line.
+    Args:
+        out: Folder of the run; a new one under ``runs/`` if None.
+        method: A name, a class, an instance with options, or a wrapped method, see
+            :func:`private`.
+        task: A name, or a :class:`Task`.
+        rounds: Federated rounds. None, here and below, means the default.
+        seed: Seed of data, initial model, cohorts and batches.
+        model: Name of the model.
+        participation: Share of the clients that take part in a round.
+        epochs: Local epochs per round.
+        lr: Learning rate of local SGD.
+        batch_size: Samples per local step.
+        on_round: Called after each round with its record; may return a reason to stop.
+        resume: Whether to continue the run in ``out``, if it is the same run.
+        overwrite: Whether to replace the run in ``out``.
+        log: Trackers that receive every round: ``"tensorboard,mlflow"``.
+        processes: Processes that share the clients of a round; does not affect the result.
+        client_memory_gib: Memory of each process for client state, in GiB; the rest spills to
+            disk.
+        options: Any other option of run, training, task or method, as on the command line.
 
     Returns:
         The finished run.
+
+    Raises:
+        UsageError: If options do not fit together, or ``out`` is in use.
     """
     usual = {"rounds": rounds, "seed": seed, "model": model, "participation": participation}
     training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    settings = settings_of(gathered(method, task, {**usual, **training, **options}))
-    chosen, means = settings.run, given_means(processes, client_memory_gib)
-    folder = Path(out) if out is not None else new_folder(f"{chosen.method}-{chosen.task}")
+    settings = settings_of(merge_options(method, task, {**usual, **training, **options}))
+    run_config = settings.run
+    resources = resources_from(processes, client_memory_gib)
+    folder = Path(out) if out is not None else new_folder(f"{run_config.method}-{run_config.task}")
 
-    def go(watch: OnRound) -> object:
+    def train(on_round_end: OnRound) -> object:
         return run_settings(
             settings,
             folder,
             resume=resume,
             overwrite=overwrite,
-            on_round_end=watch,
-            resources=means,
+            on_round_end=on_round_end,
+            resources=resources,
         )
 
     try:
-        go_on(Folder(folder), log, on_round, go)
+        run_with_trackers(Folder(folder), log, on_round, train)
     finally:
         if out is None:
-            with contextlib.suppress(OSError):  # stays if there is anything in it
+            with contextlib.suppress(OSError):  # keep the folder if it is not empty
                 folder.rmdir()
-    return Run(folder, *given_in_python(settings.method, task))
+    return Run(folder, *python_parts(settings.method, task))
 
 
 def open(
     folder: str | Path, *, method: type[Method] | None = None, task: Task | None = None
 ) -> Run:
-    """A run's folder, finished or not.
+    """Open the folder of a run, finished or not.
 
-    Arguments:
-        folder: where the run is.
-        method, task: what the run was given in Python, if it was; needed for its models and to resume it.
+    Args:
+        folder: Folder of the run.
+        method: Class of its method, if that was given in Python; needed to resume it.
+        task: Its task, if that was made in Python; needed for its models and to resume it.
+
+    Returns:
+        The run.
+
+    Raises:
+        UsageError: If the folder holds no run.
     """
     Folder(Path(folder)).demand()
     return Run(Path(folder), method, task)

@@ -1,4 +1,4 @@
-"""A task as a value: what is learned, from which data, with which options."""
+"""Tasks as Python values: shipped tasks by name, and tasks on data of the user."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from equipoise.utils.errors import UsageError, nearest
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned. Make one by :meth:`named`, :meth:`from_tables`, :meth:`from_datasets`, :meth:`from_texts` or
-    :meth:`from_folder`."""
+    """A task: data, model and options.
+
+    Create one with :meth:`named`, :meth:`from_tables`, :meth:`from_datasets`, :meth:`from_texts` or
+    :meth:`from_folder`.
+    """
 
     spec: TaskSpec = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -35,11 +38,12 @@ class Task:
 
     @property
     def name(self) -> str:
+        """Name of the task in the results."""
         return self.spec.name
 
     @classmethod
     def named(cls, name: str, **options: Any) -> Task:
-        """A task that ships, with options of its own: ``Task.named("synthetic", clients=50)``."""
+        """Return a shipped task with options: ``Task.named("synthetic", clients=50)``."""
         return cls(find_task(name), options)
 
     @classmethod
@@ -48,32 +52,36 @@ class Task:
         tables: Mapping[str, Any],
         *,
         target: str,
-        kind: str = "",
+        target_type: str = "",
         ignore: Sequence[str] = (),
         name: str = "tables",
         **options: Any,
     ) -> Task:
-        """Clients' tables that are in memory.
+        """Create a task from tables in memory.
 
-        Arguments:
-            tables: a table for each client's name: a pandas or Arrow table, or columns by name. One that is called
-                ``server`` holds the server's rows; without it, a share of every client's rows is used.
-            target: the column to be predicted.
-            kind: classification, regression or survival; by default classes.
-            ignore: columns to leave out.
-            name: what the task is called in the results.
-            options: shares of the splits, ``event``, ``small`` and the like, as the task ``own`` has them.
+        Args:
+            tables: Table of each client by name: a pandas or Arrow table, or columns by name. The
+                table named ``server`` holds the server's rows; without it, a share of every
+                client's rows is used.
+            target: Column to predict.
+            target_type: classification, regression or survival; classification by default.
+            ignore: Columns to leave out.
+            name: Name of the task in the results.
+            options: Options of the task ``tables``: shares of the splits, ``event``,
+                ``small_clients`` and others.
+
+        Returns:
+            The task.
         """
-        told = {"target": target, "kind": kind, "ignore_columns": format_names(ignore), **options}
-        unknown = [
-            option
-            for option in told
-            if option not in {item.name for item in dataclasses.fields(TableLearning)}
-        ]
-        choices = TableLearning(
-            **{option: value for option, value in told.items() if option not in unknown}
-        )
-        return cls(in_memory.from_tables(tables, name, choices), told)
+        given = {
+            "target": target,
+            "target_type": target_type,
+            "ignore_columns": format_names(ignore),
+            **options,
+        }
+        known = {item.name for item in dataclasses.fields(TableLearning)}
+        config = TableLearning(**{key: value for key, value in given.items() if key in known})
+        return cls(in_memory.from_tables(tables, name, config), given)
 
     @classmethod
     def from_datasets(
@@ -91,24 +99,31 @@ class Task:
         name: str = "datasets",
         **options: Any,
     ) -> Task:
-        """Clients' samples as arrays, tensors or torch data sets, with any model.
+        """Create a task from arrays, tensors or torch data sets, with any model.
 
-        Arguments:
-            clients: for each client (or client's name) a pair ``(x, y)`` of arrays or tensors, or a torch data set of
-                such pairs. Bytes ``[H, W, C]`` are images, other whole numbers tokens; labels are 0, 1, ...
-            model: a module, whose weights are where training starts; a function ``(shape, classes) -> module``, which
-                is called under the run's seed; or the name of a model that ships.
-            fresh: whether the run's seed draws the module's layers anew.
-            adapter: freeze the model and train low-rank adapters over it, ``"rank=8 targets=*.query,*.value"``; see
-                :class:`equipoise.models.lora.Adapter` for what else may be said.
-            blocks: blocks of the model by patterns of its parameters' names, ``"base=features.* head=classifier.*"``;
-                without them, those that the module declares (``module.blocks``), or the last layer and the others.
-            server: the server's samples, likewise; without them, a share of every client's is used.
-            classes: the number of classes, if the labels do not show it.
-            form: how stored samples become the model's input, such as ``equipoise.data.transforms.Pixels(mean, std)``.
-            training: defaults of local training.
-            name: what the task is called in the results.
-            options: shares of the splits and the like.
+        Args:
+            clients: For each client, or client's name, a pair ``(x, y)`` of arrays or tensors, or a
+                torch data set of such pairs. Bytes ``[H, W, C]`` are images, other integers are
+                tokens; labels are 0, 1, ...
+            model: A module, whose weights are the initial ones; a function
+                ``(shape, classes) -> module``, called under the seed of the run; or the name of a
+                shipped model.
+            fresh: Whether the seed of the run initialises the layers of the module again.
+            adapter: Freeze the model and train low-rank adapters, as
+                ``"rank=8 targets=*.query,*.value"``; see :class:`equipoise.models.lora.Adapter`.
+            blocks: Blocks of the model by patterns of parameter names, as
+                ``"base=features.* head=classifier.*"``; by default those that the module declares
+                (``module.blocks``), or the last layer and the others.
+            server: Samples of the server; without them, a share of every client's is used.
+            classes: Number of classes, if the labels do not show it.
+            form: How stored samples become inputs, such as
+                ``equipoise.data.transforms.Pixels(mean, std)``.
+            training: Defaults of local training.
+            name: Name of the task in the results.
+            options: Shares of the splits and others.
+
+        Returns:
+            The task.
         """
         how = {"server": server, "classes": classes, "form": form, "training": training}
         return cls(
@@ -130,26 +145,39 @@ class Task:
         name: str = "texts",
         **options: Any,
     ) -> Task:
-        """Clients' texts under a pretrained model of the ``transformers`` library (extra ``text``).
+        """Create a task from texts, with a pretrained model of ``transformers`` (extra ``text``).
 
-        Arguments:
-            data: a data set of Hugging Face's ``datasets``, or a pandas or Arrow table, with a column that names the
-                client; or a table for each client's name, of which ``server`` is the server's.
-            pretrained: the folder of a model with its tokenizer, or its name on the hub.
-            adapter: as for :meth:`from_datasets`; patterns are those of the model's names, such as ``*.query``.
-            blocks: as for :meth:`from_datasets`.
-            training: defaults of local training.
-            name: what the task is called in the results.
-            options: ``kind`` (``classification`` or ``next-token``), ``text``, ``target`` and ``client_column`` (names
-                of columns), ``length`` (tokens of a text that are read), shares of the splits.
+        Args:
+            data: A data set of Hugging Face's ``datasets``, or a pandas or Arrow table, with a
+                column that names the client; or a table of each client by name, of which
+                ``server`` is the server's.
+            pretrained: Folder of a model with its tokenizer, or its name on the hub.
+            adapter: As for :meth:`from_datasets`, with patterns such as ``*.query``.
+            blocks: As for :meth:`from_datasets`.
+            training: Defaults of local training.
+            name: Name of the task in the results.
+            options: ``kind`` (``classification`` or ``next-token``), ``text``, ``target`` and
+                ``client_column`` (names of columns), ``length`` (maximum tokens of a text), shares
+                of the splits.
+
+        Returns:
+            The task.
         """
         spec = in_memory.from_texts(data, name, training, adapter=adapter, blocks=blocks)
         return cls(spec, {"pretrained": str(pretrained), **options})
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, target: str, **options: Any) -> Task:
-        """A folder with one CSV or Parquet file per client, or one file with a column that names the client.
+        """Create a task from files.
 
-        ``options`` are those of the task ``own``: ``ignore_columns``, ``client_column``, shares of the splits.
+        Args:
+            folder: Folder with one CSV or Parquet file per client, or one file with a column that
+                names the client.
+            target: Column to predict.
+            options: Options of the task ``tables``: ``ignore_columns``, ``client_column``, shares
+                of the splits and others.
+
+        Returns:
+            The task.
         """
         return cls.named("tables", data=str(folder), target=target, **options)

@@ -1,42 +1,94 @@
-"""What the commands' parsers share; nothing here needs PyTorch."""
+"""Argument parser and arguments that several commands share. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise.config.schema import constraint_of, documented, option_types
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.utils.errors import UsageError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Options must be spelt out. Errors are one line, with the nearest options; ``equipoise.cli.main`` prints them."""
+    """Parser without abbreviations, whose errors are one line with the nearest options."""
 
     def __init__(self, command: str = "", about: str = "", add_help: bool = True) -> None:
+        """Create the parser of a command.
+
+        Args:
+            command: Name of the command, for the usage line.
+            about: Description for ``--help``.
+            add_help: Whether there is an option ``--help``.
+        """
         super().__init__(
             f"equipoise {command}", description=about, allow_abbrev=False, add_help=add_help
         )
 
     def error(self, message: str) -> NoReturn:
+        """Raise a ``UsageError``, which the entry point prints."""
         raise UsageError(message)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options; an unknown one is refused with the names that are close to it."""
+        """Parse all arguments.
+
+        Args:
+            arguments: Arguments of the command.
+
+        Returns:
+            Values by name.
+
+        Raises:
+            UsageError: If an argument is unknown; the message has the nearest names.
+        """
         result, rest = self.parse_known_args(arguments)
         if rest:
             known = [text for action in self._actions for text in action.option_strings]
-            raise UsageError(
-                f"unknown argument '{rest[0]}'{nearest(rest[0].partition('=')[0], known)}; see --help"
-            )
+            close = nearest(rest[0].partition("=")[0], known)
+            raise UsageError(f"unknown argument '{rest[0]}'{close}; see --help")
         return result
 
 
+def run_subcommand(
+    command: str,
+    about: str,
+    subcommands: Mapping[str, Callable[[list[str]], int]],
+    arguments: list[str],
+) -> int:
+    """Run a command that consists of subcommands, such as ``equipoise data describe``.
+
+    Args:
+        command: Name of the command.
+        about: Description for ``--help``.
+        subcommands: Function of each subcommand.
+        arguments: Subcommand and its options.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: If the subcommand is unknown.
+    """
+    parser = Parser(command, about)
+    parser.add_argument(
+        "command", choices=list(subcommands), help="what to do; each has its own --help"
+    )
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in subcommands:
+        close = nearest(arguments[0], subcommands)
+        raise UsageError(f"unknown command '{command} {arguments[0]}'{close}")
+    return subcommands[parser.parse(arguments[:1]).command](arguments[1:])
+
+
 def add_output(parser: Parser, default: str) -> None:
-    """Where the result goes, and what becomes of what is there already."""
+    """Add the arguments of a command that writes a result folder.
+
+    Args:
+        parser: Parser of the command.
+        default: Default folder.
+    """
     parser.add_argument("--out", default=default, help=f"folder of the result (default: {default})")
     add_config(parser)
     parser.add_argument("--resume", action="store_true", help="continue with what is in the folder")
@@ -46,40 +98,53 @@ def add_output(parser: Parser, default: str) -> None:
 
 
 def add_config(parser: Parser) -> None:
+    """Add ``--config``."""
     parser.add_argument("--config", help="TOML file with options, or the config.json of a run")
 
 
 def add_log(parser: Parser) -> None:
+    """Add ``--log``."""
     parser.add_argument(
         "--log",
         default="",
-        help="trackers that are told of every round: tensorboard, mlflow, wandb",
+        help="trackers that receive every round: tensorboard, mlflow, wandb",
     )
 
 
-def add_means(parser: Parser) -> None:
-    """What the command may use of the machine."""
+def add_quiet(parser: Parser) -> None:
+    """Add ``--quiet``."""
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def add_resources(parser: Parser) -> None:
+    """Add one argument for each resource limit."""
     for item in fields(ResourceConfig):
-        rule = constraint_of(item)
+        constraint = constraint_of(item)
         parser.add_argument(
             f"--{item.name.replace('_', '-')}",
             type=option_types(ResourceConfig)[item.name].type,
             default=item.default,
-            help=f"{rule.help} {documented(item.default, rule)}",
+            help=f"{constraint.help} {documented(item.default, constraint)}",
         )
 
 
-def means_of(chosen: Mapping[str, Any]) -> ResourceConfig:
-    """What :func:`add_means` has read."""
-    return ResourceConfig(**{item.name: chosen[item.name] for item in fields(ResourceConfig)})
-
-
-def add_quiet(parser: Parser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+def resources_from(values: Mapping[str, Any]) -> ResourceConfig:
+    """Return the resource limits among parsed values."""
+    return ResourceConfig(**{item.name: values[item.name] for item in fields(ResourceConfig)})
 
 
 def output_file(name: str) -> Path:
-    """A file to be written, in a folder that exists."""
+    """Check the path of a file that will be written.
+
+    Args:
+        name: Path as given by the user.
+
+    Returns:
+        The path.
+
+    Raises:
+        UsageError: If it is a folder, or its folder does not exist.
+    """
     file = Path(name)
     if file.is_dir():
         raise UsageError(f"'{name}' is a folder: --out must name a file")

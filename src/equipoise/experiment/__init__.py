@@ -1,0 +1,1 @@
+"""Run experiments: train, resume, compare, tune, score, export and predict."""

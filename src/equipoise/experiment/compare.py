@@ -1,4 +1,4 @@
-"""Comparisons at equal compute: every method gets as many rounds as the gradient steps of the first one pay for."""
+"""Run several methods over several seeds and write their tables."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ from equipoise.records.summary import Compared, Summary
 from equipoise.report import figures, tables
 from equipoise.report.run_data import method_folder_name
 from equipoise.settings.loading import settings_of
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.executor_selection import select_executor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import io as checkpoint
+from equipoise.utils import io
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
 
 def with_equal_steps(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same methods and options, with rounds such that all take as many gradient steps, up to one round.
+    """Choose the rounds of each method such that all take as many gradient steps as the first.
 
-    What a round costs is counted in the first one; a method whose agents choose epochs later may take more or fewer.
+    The cost of a round is measured in the first one; a method whose agents choose epochs later may
+    take more or fewer steps.
+
+    Args:
+        cells: Options of each method.
+
+    Returns:
+        The same options with other rounds.
     """
     settings = {label: settings_of({"method": label, **given}) for label, given in cells.items()}
     costs = {label: steps_of_a_round(one) for label, one in settings.items()}
@@ -41,31 +48,37 @@ def with_equal_steps(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
 
 
 def steps_of_a_round(settings: RunSettings) -> int:
-    """Gradient steps of all clients in the first round."""
-    run, task = settings.run, build_task(settings)
-    numbers = settings.training.at(1, run.rounds)
-    schedule = RoundLoopConfig(
+    """Count the gradient steps of all clients in the first round.
+
+    Args:
+        settings: Options of the run.
+
+    Returns:
+        The number of steps.
+
+    Raises:
+        UsageError: If the method does not report its steps.
+    """
+    run = settings.run
+    task = build_task(settings)
+    training = settings.training.at(1, run.rounds)
+    config = RoundLoopConfig(
         run.rounds, run.seed, run.participation, "stacked", run.rounds, keep_models=False
     )
-    make = (
-        select_executor(task, numbers, task.num_clients).make
-        if run.executor == "auto" and task.executor_depends_on_model
-        else None
-    )
-    taken = (
-        FederatedSimulation(settings.wrapped_method, task, settings.training, schedule, make)
-        .run_round()
-        .steps
-    )
-    if not taken:
+    make = None
+    if run.executor == "auto" and task.executor_depends_on_model:
+        make = select_executor(task, training, task.num_clients).make
+    simulation = FederatedSimulation(settings.wrapped_method, task, settings.training, config, make)
+    steps = simulation.run_round().steps
+    if not steps:
         raise UsageError(
             f"equal steps need methods that tell their gradient steps, and {run.method} does not"
         )
-    return taken
+    return steps
 
 
 Announce = Callable[[RunSettings, Path], OnRoundEnd]
-"""Called before each cell; gives what watches its rounds."""
+"""Called before each run with its settings and folder; returns its ``on_round_end``."""
 
 
 def compare(
@@ -77,22 +90,28 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     announce: Announce | None = None,
-    means: ResourceConfig | None = None,
+    resources: ResourceConfig | None = None,
 ) -> tuple[dict[str, list[Summary]], list[tables.Column]]:
-    """Run every method with every seed; write ``table.md``, ``table.csv`` and ``compare.json`` after each run.
+    """Run every method with every seed.
 
-    Arguments:
-        cells: each method with its options, or a label with options that name the method.
-        seeds: how many seeds; they count from the given seed on.
-        out: the folder of the comparison.
-        command: how the user asked for it, as the tables show it.
-        resume: continue with what is in the folder.
-        overwrite: replace what is in the folder.
-        announce: called before each run.
-        means: what each run may use of the machine.
+    ``table.md``, ``table.csv`` and ``compare.json`` are written after each run. With the extra
+    ``plot`` there is also ``pareto.svg``.
+
+    Args:
+        cells: Options of each method, or of each label if the options name the method.
+        seeds: Number of seeds, from the given seed on.
+        out: Folder of the comparison.
+        command: Command of the user, for the tables.
+        resume: Whether to continue the comparison in the folder.
+        overwrite: Whether to replace the comparison in the folder.
+        announce: Called before each run.
+        resources: Resource limits of each run.
 
     Returns:
-        The summaries by method and the table's columns. With the extra ``plot`` there is also ``pareto.svg``.
+        The summaries by method and the columns of the table.
+
+    Raises:
+        UsageError: If a run is not possible; all are checked before the first one starts.
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: must be at least 1")
@@ -101,21 +120,21 @@ def compare(
         for seed in range(seeds):
             settings = settings_of({"method": method, **given, "seed": given.get("seed", 0) + seed})
             plan.append((method, settings, out / cell_folder(method, settings.run.seed)))
-    _refuse_early(plan, out, resume, overwrite)
-    checkpoint.make_folder(out)
+    _check_plan(plan, out, resume, overwrite)
+    io.make_folder(out)
     by_method: dict[str, list[Summary]] = {method: [] for method in cells}
     _write(out, command, plan, by_method)
     for method, settings, folder in plan:
         was_finished = resume and Folder(folder).summary.is_file()
-        watch = announce(settings, folder) if announce else None
+        on_round_end = announce(settings, folder) if announce else None
         by_method[method].append(
             run(
                 settings,
                 folder,
                 resume=resume,
                 overwrite=overwrite,
-                on_round_end=watch,
-                resources=means,
+                on_round_end=on_round_end,
+                resources=resources,
             )
         )
         if not was_finished and folder != plan[-1][2]:
@@ -129,8 +148,8 @@ def _write(
     plan: Sequence[tuple[str, RunSettings, Path]],
     by_method: dict[str, list[Summary]],
 ) -> list[tables.Column]:
-    """Write the tables of the runs that have ended, so that a comparison that is killed leaves them; gives columns."""
-    checkpoint.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
+    """Write the tables of the finished runs and return their columns."""
+    io.write_text(out / "compare.json", codec.dumps(Compared(command, by_method), indent=1))
     finished = {method: summaries for method, summaries in by_method.items() if summaries}
     if not finished:
         return []
@@ -151,8 +170,8 @@ def _write(
         for method, _, folder in plan:
             records[method].append(Folder(folder).records())
         text += tables.cost_to_target_markdown(records, with_clock=with_clock)
-    checkpoint.write_text(out / "table.md", text)
-    checkpoint.write_text(out / "table.csv", tables.results_csv(rows, columns))
+    io.write_text(out / "table.md", text)
+    io.write_text(out / "table.csv", tables.results_csv(rows, columns))
     if is_complete:
         _write_pareto(out, title, rows)
     return columns
@@ -181,13 +200,21 @@ def _write_pareto(out: Path, title: str, rows: tables.Rows) -> None:
 
 
 def cell_folder(label: str, seed: int) -> Path:
-    """Where a comparison keeps a run."""
+    """Return the folder of a run, relative to that of the comparison."""
     return Path(method_folder_name(label)) / f"seed-{seed}"
 
 
 def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Those methods that can run with their options, and the reasons of the others."""
-    suited, refused = {}, {}
+    """Find the methods that can run with their options.
+
+    Args:
+        cells: Options of each method.
+
+    Returns:
+        The options of these methods, and for each other method the reason.
+    """
+    suited: dict[str, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
     for method, given in cells.items():
         try:
             build_task(RunSettings.from_options({**given, "method": method}))
@@ -197,21 +224,21 @@ def suitable(cells: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]
     return suited, refused
 
 
-def _refuse_early(
+def _check_plan(
     plan: list[tuple[str, RunSettings, Path]], out: Path, resume: bool, overwrite: bool
 ) -> None:
-    """Every cell's checks before the first cell runs."""
+    """Check all runs before the first one starts."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"'{out}' is a file: choose another --out")
     if out.exists() and any(out.iterdir()) and not (resume or overwrite):
         raise UsageError(
             f"'{out}' exists already: choose another --out, or give --resume or --overwrite"
         )
-    seen: set[str] = set()
+    checked: set[str] = set()
     for method, settings, folder in plan:
-        if method not in seen:
+        if method not in checked:
             build_task(settings)
-            seen.add(method)
+            checked.add(method)
         config = folder / "config.json"
         if (
             resume

@@ -1,4 +1,7 @@
-"""Personal models of all clients seen, in parts: however many clients there are, few of their models are in memory."""
+"""Scores after the last round: all metrics, baselines, held-out clients, local fine-tuning.
+
+Personal models are scored in batches of clients, so that few of them are in memory at once.
+"""
 
 from __future__ import annotations
 
@@ -34,35 +37,37 @@ from equipoise.utils import pytree, rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
-AT_ONCE = (
-    250  # clients: with the rows and the outputs of so many, scoring stays small beside a round
-)
-Parts = Iterable[tuple[Ints, Params]]
-"""Some clients and the stack of their models, part by part."""
+CLIENTS_PER_BATCH = 250  # bounds the memory of scoring: rows and outputs of 250 clients
+ADAPTATION_EPOCHS = (0, 1, 5)  # local training of held-out clients before they are scored
+FINETUNE_LR_FACTORS = (1.0, 0.3, 0.1, 0.03)  # of the learning rate of training
+FINETUNE_EPOCHS = (1, 2, 3, 5, 8, 12, 20)  # evaluated after each of these
+ModelBatches = Iterable[tuple[Ints, Params]]
+"""Batches of clients: ids ``[K]`` and the stack of their models ``[K, ...]``."""
 
 
-def parted(ids: Ints) -> list[Ints]:
-    """These clients, a bounded number in each part; one empty part of nobody."""
-    return [ids[first : first + AT_ONCE] for first in range(0, max(1, len(ids)), AT_ONCE)]
+def client_batches(ids: Ints) -> list[Ints]:
+    """Split clients into batches of bounded size; one empty batch if there are no clients."""
+    starts = range(0, max(1, len(ids)), CLIENTS_PER_BATCH)
+    return [ids[start : start + CLIENTS_PER_BATCH] for start in starts]
 
 
-def personal_parts(simulation: FederatedSimulation) -> Parts:
-    """Clients seen and the stack of their personal models, part by part; empty stacks where none are kept."""
-    return map(simulation.personal_models, parted(simulation.store.ids))
+def personal_model_batches(simulation: FederatedSimulation) -> ModelBatches:
+    """Iterate over the personal models of all participants; stacks are empty if none are kept."""
+    return map(simulation.personal_models, client_batches(simulation.store.ids))
 
 
 @dataclass(frozen=True)
 class FinalScores:
-    """What is known of the last models beyond the evaluations of rounds."""
+    """Scores of the last models beyond the evaluations of rounds."""
 
     global_: Mapping[str, float] = field(default_factory=dict)
     personal: Params = field(default_factory=dict)
-    """Scores ``[K]`` of the personal models of all clients seen."""
+    """Scores ``[K]`` of the personal models of all participants."""
     columns: Mapping[str, list[float]] = field(default_factory=dict)
-    """For the table of clients: the headline's interval, and the metric of whoever is to beat."""
+    """Further columns of clients.csv: confidence interval and baselines of the metric."""
 
     def added_to(self, test: Evaluations) -> Evaluations:
-        """The evaluations of the last round with the scores that they lack."""
+        """Return the evaluations of the last round with the scores that they lack."""
         means = {name: float(value.double().nanmean()) for name, value in self.personal.items()}
         return replace(
             test, global_=_with(test.global_, self.global_), personal=_with(test.personal, means)
@@ -70,7 +75,7 @@ class FinalScores:
 
     @property
     def undefined(self) -> dict[str, int]:
-        """Clients for which a score does not exist, such as the AUC of one class alone."""
+        """Number of clients without a score, such as the AUC if there is one class only."""
         counts = {
             name: int((~torch.isfinite(value)).sum()) for name, value in self.personal.items()
         }
@@ -78,17 +83,26 @@ class FinalScores:
 
 
 def _with(scores: Scores, more: Mapping[str, float]) -> Scores:
-    return Scores(
-        {**scores, **{name: value for name, value in more.items() if name not in scores}}
-        if scores
-        else {}
-    )
+    """Add the scores that are missing; no scores stay no scores."""
+    if not scores:
+        return Scores({})
+    missing = {name: value for name, value in more.items() if name not in scores}
+    return Scores({**scores, **missing})
 
 
 def final_scores(
     simulation: FederatedSimulation, *, local_baseline: bool, make: MakeExecutor
 ) -> FinalScores:
-    """For models that are here; clients that are elsewhere score their own, and say it."""
+    """Score the last models with all metrics.
+
+    Args:
+        simulation: The finished simulation.
+        local_baseline: Whether to train every client alone as a baseline.
+        make: Makes the executor of that baseline.
+
+    Returns:
+        The scores; remote clients score their own models and report the result.
+    """
     task, method = simulation.task.with_all_metrics(), simulation.method
     if task is simulation.task:
         return FinalScores()
@@ -101,24 +115,26 @@ def final_scores(
             found = {name: float(value[0]) for name, value in whole.items()}
         if not simulation.executor.keeps_models:
             return _reported_scores(found, simulation)
-        personal = _evaluated(task, personal_parts(simulation), len(simulation.store.ids))
+        personal = _evaluated(task, personal_model_batches(simulation), len(simulation.store.ids))
         columns: dict[str, list[float]] = {}
         if personal and isinstance(task, SupervisedTask) and task.client_names:
-            columns = _beside(task, personal_parts(simulation), simulation.schedule.seed)
+            columns = _baseline_columns(
+                task, personal_model_batches(simulation), simulation.schedule.seed
+            )
             if local_baseline:
                 columns[f"local_{task.metric}"] = _local_baseline(simulation, make).tolist()
     return FinalScores(found, personal, columns)
 
 
-def _evaluated(task: Task, parts: Parts, clients: int) -> Params:
-    """Each model on its own client's test rows.
+def _evaluated(task: Task, batches: ModelBatches, clients: int) -> Params:
+    """Score each model on the test rows of its client.
 
-    Room for the scores of all is made once: small tensors that were kept between the large ones of each part would keep
-    the memory of all parts from being used again.
+    The result is allocated once: small tensors kept between the large ones of each batch would
+    fragment the memory.
     """
     found: Params = {}
     done = 0
-    for ids, models in parts:
+    for ids, models in batches:
         if models:
             scores = task.evaluate_stack(torch.from_numpy(ids), models, "test")
             found = found or {name: value.new_empty(clients) for name, value in scores.items()}
@@ -128,11 +144,13 @@ def _evaluated(task: Task, parts: Parts, clients: int) -> Params:
     return found
 
 
-def _beside(task: SupervisedTask, parts: Parts, seed: int) -> dict[str, list[float]]:
-    """Client by client: only those with names are looked at so."""
+def _baseline_columns(
+    task: SupervisedTask, batches: ModelBatches, seed: int
+) -> dict[str, list[float]]:
+    """Return intervals and baselines of all clients, as columns."""
     each = [
         client_baselines(task, int(client), pytree.index(models, k), seed)
-        for ids, models in parts
+        for ids, models in batches
         for k, client in enumerate(ids)
     ]
     return {name: [one[name] for one in each] for name in each[0]}
@@ -141,19 +159,39 @@ def _beside(task: SupervisedTask, parts: Parts, seed: int) -> dict[str, list[flo
 def client_baselines(
     task: SupervisedTask, client: int, model: Params, seed: int
 ) -> dict[str, float]:
-    """The interval of one client's headline, and the metric of who predicts the same for every row."""
-    head = task.metric
+    """Return the confidence interval of a client's metric, and the constant baseline.
+
+    Args:
+        task: Task with the client's data.
+        client: Client id.
+        model: Personal model of the client.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Values by column of clients.csv.
+    """
+    metric = task.metric
     low, high = task.confidence_interval(client, model, rng.generator(seed, rng.BOOTSTRAP, client))
-    constant = float(task.constant_baseline(client)[head])
+    constant = float(task.constant_baseline(client)[metric])
     return {
-        f"personal_{head}_low": low,
-        f"personal_{head}_high": high,
-        f"constant_{head}": constant,
+        f"personal_{metric}_low": low,
+        f"personal_{metric}_high": high,
+        f"constant_{metric}": constant,
     }
 
 
 def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinalScores:
-    """All that a client can say of its own model."""
+    """Score the model of one client, as a remote client does.
+
+    Args:
+        task: Task with the client's data.
+        client: Client id.
+        model: Personal model of the client.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        All scores and baselines of the client.
+    """
     task = task.with_all_metrics()
     with torch.no_grad():
         scores = {
@@ -169,13 +207,13 @@ def own_scores(task: Task, client: int, model: Params, seed: int) -> ClientFinal
 
 
 def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation) -> FinalScores:
-    """From clients that keep their models and rows to themselves; what one does not say is not a number."""
+    """Collect the scores that remote clients report; a missing score is NaN."""
     ids: list[int] = simulation.store.ids.tolist()
-    told = simulation.executor.final_scores(simulation.store.ids)
+    reported = simulation.executor.final_scores(simulation.store.ids)
 
     def columns(part: str) -> dict[str, list[float]]:
         parts: dict[int, Mapping[str, float]] = {
-            client: getattr(own, part) for client, own in told.items()
+            client: getattr(own, part) for client, own in reported.items()
         }
         names = dict.fromkeys(name for one in parts.values() for name in one)
         return {name: [parts.get(client, {}).get(name, np.nan) for client in ids] for name in names}
@@ -188,27 +226,40 @@ def _reported_scores(found: Mapping[str, float], simulation: FederatedSimulation
 
 
 def _local_baseline(simulation: FederatedSimulation, make: MakeExecutor) -> Tensor:
-    """The metric of clients that train by themselves, in as many rounds."""
-    s, task = simulation.schedule, simulation.task
+    """Train every client alone for as many rounds; return the metric ``[K]``."""
+    s = simulation.schedule
+    task = simulation.task
     schedule = RoundLoopConfig(
         s.num_rounds, s.seed, s.participation, s.executor, s.num_rounds, keep_models=True
     )
     alone = FederatedSimulation(Local(), task, simulation.training, schedule, make)
     for _ in range(s.num_rounds):
         alone.run_round()
-    parts = ((ids, alone.store.held(ids).local_params) for ids in parted(simulation.store.ids))
-    return _evaluated(task, parts, len(simulation.store.ids))[task.metric].double()
-
-
-EPOCHS = (0, 1, 5)
+    batches = (
+        (ids, alone.store.held(ids).local_params) for ids in client_batches(simulation.store.ids)
+    )
+    return _evaluated(task, batches, len(simulation.store.ids))[task.metric].double()
 
 
 def hold_out(task: Task, share: float, seed: int) -> Task:
-    """The task without a share of its clients, drawn by the seed; they wait in its ``newcomers``."""
+    """Hold clients out of training.
+
+    Args:
+        task: The task.
+        share: Share of the clients to hold out.
+        seed: Seed of the draw.
+
+    Returns:
+        The task of the remaining clients; the others are its ``heldout_clients``.
+
+    Raises:
+        UsageError: If no client would be left.
+    """
     count = max(1, round(share * task.num_clients))
     if count >= task.num_clients:
         raise UsageError(
-            f"holdout_clients {share} leaves nobody of {task.num_clients} clients to train: lower it"
+            f"holdout_clients {share} leaves nobody of {task.num_clients} clients to train: "
+            "lower it"
         )
     order = rng.generator(seed, rng.NEWCOMERS).permutation(task.num_clients)
     members = task.subset(np.sort(order[count:]))
@@ -217,72 +268,88 @@ def hold_out(task: Task, share: float, seed: int) -> Task:
 
 
 def score_heldout_clients(simulation: FederatedSimulation, choice: ExecutorPlan) -> Newcomers:
-    """Scores on the newcomers' own test data after 0, 1 and 5 epochs of local training; of agents, after some steps.
+    """Score clients that were held out of training after some local training.
 
-    They start from the server's model: its shared blocks as trained, blocks that never travel as they were at first.
+    They start from the server's model: shared blocks as trained, other blocks as initialised.
+
+    Args:
+        simulation: The finished simulation.
+        choice: Executor and threads.
+
+    Returns:
+        Test scores after 0, 1 and 5 epochs of local training; of agents, after some steps.
     """
     task = simulation.task
     assert task.heldout_clients is not None
-    there, s = task.heldout_clients, simulation.schedule
+    heldout = task.heldout_clients
+    s = simulation.schedule
     training = simulation.training.at(s.num_rounds, s.num_rounds)
     adapted = task.adaptation_scores(simulation.method, simulation.params, s.seed)
     if adapted is not None:
         return Newcomers(
-            there.num_clients, {int(steps): Scores(scores) for steps, scores in adapted.items()}
+            heldout.num_clients, {int(steps): Scores(scores) for steps, scores in adapted.items()}
         )
-    ids, method = torch.arange(there.num_clients), FedAvg()
-    executor = choice.make(method, there, training, s.seed, s.num_rounds)
+    ids = torch.arange(heldout.num_clients)
+    method = FedAvg()
+    executor = choice.make(method, heldout, training, s.seed, s.num_rounds)
     lr = torch.full((len(ids),), training.lr, dtype=torch.float64)
     after: dict[int, Scores] = {}
-    for epochs in EPOCHS:
+    for epochs in ADAPTATION_EPOCHS:
         train = LocalHParams(torch.full_like(ids, epochs), lr)
-        down = ServerMessage(simulation.params, dict.fromkeys(there.blocks, True), train)
-        held = init_client_states(method, there, ids, simulation.params, keeps_local=False)
+        down = ServerMessage(simulation.params, dict.fromkeys(heldout.blocks, True), train)
+        held = init_client_states(method, heldout, ids, simulation.params, keeps_local=False)
         reply = executor.run_clients(s.num_rounds + 1, ids, down, held, ("test",)).stack
         assert reply is not None
         scores = reply.scores["test"]["trained"]
         means = {name: float(value.double().mean()) for name, value in scores.items()}
         after[epochs] = Scores(
-            {**means, "std": float(scores[there.metric].double().std(correction=0))}
+            {**means, "std": float(scores[heldout.metric].double().std(correction=0))}
         )
-    return Newcomers(there.num_clients, after)
-
-
-SHARES_OF_RATE = (1.0, 0.3, 0.1, 0.03)
-EPOCHS_FINETUNING = (1, 2, 3, 5, 8, 12, 20)  # looked at on the way
+    return Newcomers(heldout.num_clients, after)
 
 
 @dataclass(frozen=True)
 class Sweep(Method):
-    """Every client tunes its personal model at every rate and reports scores on the way: ``[rates, 1 + epochs]``."""
+    """Fine-tune the personal model of every client at every learning rate.
+
+    The upload is the scores ``[rates, 1 + epochs]`` before and during fine-tuning.
+    """
 
     name: ClassVar[str] = "fine-tuning sweep"
     capabilities: ClassVar[Capabilities] = Capabilities(aggregates_by_sum=True)
     default_shared_blocks: ClassVar[tuple[str, ...]] = ()
 
     def train(self, client: Client) -> tuple[Params, State]:
-        paths = [self._path(client, number, share) for number, share in enumerate(SHARES_OF_RATE)]
+        """Fine-tune at every learning rate; the scores are the state."""
+        paths = [
+            self._path(client, number, share) for number, share in enumerate(FINETUNE_LR_FACTORS)
+        ]
         scores = {name: torch.stack([path[name] for path in paths]) for name in paths[0]}
         return client.start, scores
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
+        """Upload the scores."""
         return ClientUpdate({}, metrics=client.state), client.state
 
     def _path(self, client: Client, number: int, share: float) -> Params:
-        params, done, seen = client.start, 0, [self._scores(client, client.start)]
-        for epochs in EPOCHS_FINETUNING:
+        """Fine-tune at one learning rate; return scores ``[1 + epochs]`` by name."""
+        params = client.start
+        done = 0
+        path = [self._scores(client, params)]
+        for epochs in FINETUNE_EPOCHS:
             train = LocalHParams(
                 torch.full_like(client.hparams.epochs, epochs - done), client.hparams.lr * share
             )
             params = client.fit(
-                params, hparams=train, stream=number * len(EPOCHS_FINETUNING) + len(seen)
+                params, hparams=train, stream=number * len(FINETUNE_EPOCHS) + len(path)
             )
             done = epochs
-            seen.append(self._scores(client, params))
-        return {name: torch.stack([scores[name] for scores in seen]) for name in seen[0]}
+            path.append(self._scores(client, params))
+        return {name: torch.stack([scores[name] for scores in path]) for name in path[0]}
 
     @staticmethod
     def _scores(client: Client, params: Params) -> Params:
+        """Return validation and test scores by name."""
         return {
             f"{split} {name}": v
             for split in ("val", "test")
@@ -291,8 +358,18 @@ class Sweep(Method):
 
 
 def finetuned(simulation: FederatedSimulation) -> Finetuned:
-    """Scores of the tuned personal models over all clients seen, and the choice that was made."""
-    task, schedule = simulation.task, simulation.schedule
+    """Fine-tune all personal models and score them.
+
+    Learning rate and epochs are common to all clients and chosen by validation data.
+
+    Args:
+        simulation: The finished simulation.
+
+    Returns:
+        The test scores, and the learning rate and epochs that were chosen.
+    """
+    task = simulation.task
+    schedule = simulation.schedule
     last = simulation.training.at(schedule.num_rounds, schedule.num_rounds)
     ids, models = simulation.personal_models()
     executor = EXECUTORS[schedule.executor](Sweep(), task, last, schedule.seed, schedule.num_rounds)
@@ -312,12 +389,12 @@ def finetuned(simulation: FederatedSimulation) -> Finetuned:
         "std": float(head.std(correction=0)),
         "p10": float(np.quantile(head.numpy(), 0.1)),
     }
-    lr = last.lr * SHARES_OF_RATE[rate] if step else None
-    return Finetuned(Scores(scores), lr, (0, *EPOCHS_FINETUNING)[step])
+    lr = last.lr * FINETUNE_LR_FACTORS[rate] if step else None
+    return Finetuned(Scores(scores), lr, (0, *FINETUNE_EPOCHS)[step])
 
 
 def _first_best(pooled: Tensor) -> tuple[int, int]:
-    """Rate and step of the best pooled score; among equals the fewest epochs, then the gentlest rate."""
+    """Return rate and step of the best score; among equals fewest epochs, then smallest rate."""
     rates, steps = pooled.shape
     order = [(float(pooled[r, s]), -s, r) for r in range(rates) for s in range(steps)]
     _, step, rate = max(order)

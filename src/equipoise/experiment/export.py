@@ -1,4 +1,4 @@
-"""Models in a run's folder."""
+"""Export models of a run as safetensors, ONNX or TorchScript."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from equipoise.experiment.model_files import read_model
 from equipoise.experiment.predict import network_of
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
-from equipoise.utils import io as checkpoint
+from equipoise.utils import io as files
 from equipoise.utils.errors import UsageError
 
-ROWS = 64  # that predictions are compared on
-CLOSE = 1e-4  # how far logits may differ, relative to the largest
+NUM_CHECKED_ROWS = 64  # random rows on which export and original are compared
+MAX_RELATIVE_GAP = 1e-4  # largest difference of logits, relative to the largest logit
 
 
 Facts = dict[str, str]
-"""What an export says of itself: whose model it is, of which run, its inputs, outputs and how tables become inputs."""
+"""Metadata of an export: owner, run, inputs, outputs and preprocessing of tables."""
 
 
 def export(
     path: Path, client: int | None, form: str, out: Path | None, settings: RunSettings | None = None
 ) -> tuple[Path, float]:
-    """Write a model of a run in a format that other programs load, and check that it predicts as the original.
+    """Write a model of a run and check that it predicts as the original.
 
-    Arguments:
-        path: the run's folder.
-        client: whose personal model; the global model without one.
+    Args:
+        path: Folder of the run.
+        client: Client of a personal model; None for the global model.
         form: ``safetensors``, ``onnx`` or ``torchscript``.
-        out: the file; without it, one in the run's folder.
-        settings: the settings of a run that was made in Python.
+        out: File to write; one in the folder of the run if None.
+        settings: Options of a run whose task or method was made in Python.
 
     Returns:
-        The file and the largest difference of its logits from the original's.
+        The file, and the largest relative difference of its logits from the original's.
+
+    Raises:
+        UsageError: If the format is unknown or the export predicts otherwise.
     """
     if form not in FORMATS:
         raise UsageError(f"unknown format '{form}': choose {', '.join(FORMATS)}")
@@ -55,45 +58,43 @@ def export(
     facts = card.facts(client)
     if folder.preparation.is_file():
         facts["preparation"] = folder.preparation.read_text(encoding="utf-8")
-    x = card.samples(ROWS)
+    x = card.samples(NUM_CHECKED_ROWS)
     suffix, fill = FORMATS[form]
     name = "global" if client is None else f"client-{card.called(client)}"
     out = out or folder.models / f"export-{name}{suffix}"
-    checkpoint.make_folder(out.parent)
+    files.make_folder(out.parent)
     with torch.no_grad():
         expected = module(x)
     gaps: list[float] = []
 
     def write(file: Path) -> None:
-        """It takes its name only after its predictions were compared."""
+        """Write to a temporary file, which is renamed only after its predictions were compared."""
         with torch.no_grad():
             found = fill(copy.deepcopy(module), params, x, file, facts)
         gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-        if gap > CLOSE or not torch.equal(found.argmax(1), expected.argmax(1)):
+        if gap > MAX_RELATIVE_GAP or not torch.equal(found.argmax(1), expected.argmax(1)):
             raise UsageError(
                 f"the {form} model predicts otherwise than the original (by {gap:.2g}): not written"
             )
         gaps.append(gap)
 
-    checkpoint.write_with(out, write)
+    files.write_with(out, write)
     return out, gaps[0]
 
 
 def _safetensors(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
-    checkpoint.fill_tensors(out, params, facts)
+    """Write safetensors; return the logits of the file."""
+    files.fill_tensors(out, params, facts)
     module.load_state_dict(load_file(out), strict=False)
     logits: Tensor = module(x)
     return logits
 
 
 def _torchscript(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
+    """Write TorchScript; return the logits of the file."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # PyTorch wants its newer formats, which this one's readers do not know
-        content = (
-            io.BytesIO()
-        )  # PyTorch refuses names of files that it cannot take an archive's name from
+        warnings.simplefilter("ignore")  # PyTorch recommends formats that few programs read
+        content = io.BytesIO()  # PyTorch refuses file names from which it cannot derive a name
         torch.jit.save(torch.jit.trace(module, x[:2]), content, _extra_files=facts)
         out.write_bytes(content.getvalue())
         logits: Tensor = torch.jit.load(str(out))(x)
@@ -101,6 +102,7 @@ def _torchscript(module: nn.Module, params: Params, x: Tensor, out: Path, facts:
 
 
 def _onnx(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts) -> Tensor:
+    """Write ONNX; return the logits of the file."""
     try:
         import onnx
         import onnxruntime
@@ -109,21 +111,20 @@ def _onnx(module: nn.Module, params: Params, x: Tensor, out: Path, facts: Facts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         axes = {"x": {0: "rows"}, "logits": {0: "rows"}}
-        args, named = (x[:2],), ["logits"]
         torch.onnx.export(
             module,
-            args,
+            (x[:2],),
             str(out),
             input_names=["x"],
-            output_names=named,
+            output_names=["logits"],
             dynamic_axes=axes,
             dynamo=False,
         )
-    told = onnx.load(out)
-    onnx.helper.set_model_props(told, facts)
-    told.doc_string = f"{facts['is']}, {facts['kind']} of {facts['target']}"
-    onnx.checker.check_model(told)
-    onnx.save(told, out)
+    model = onnx.load(out)
+    onnx.helper.set_model_props(model, facts)
+    model.doc_string = f"{facts['is']}, {facts['kind']} of {facts['target']}"
+    onnx.checker.check_model(model)
+    onnx.save(model, out)
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     logits: Any = session.run(["logits"], {"x": x.numpy()})
     return torch.from_numpy(logits[0])

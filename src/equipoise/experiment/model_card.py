@@ -1,4 +1,4 @@
-"""What a run's models are: all that it takes to build, name and use them, without the data of their training."""
+"""Card of the models of a run: how to build, name and use them without the training data."""
 
 from __future__ import annotations
 
@@ -22,106 +22,112 @@ from equipoise.utils.record import Record, from_json, to_json
 
 
 class Card(Record, frozen=True):
-    """Written beside the models of a run, and into every export."""
+    """Description of the models of a run, stored beside them and in every export."""
 
     version: str
-    """Of this program."""
+    """Version of Equipoise."""
     method: str
     task: str
     model: str
     seed: int
     shape: tuple[int, ...]
-    """Of one sample, as the network takes it."""
+    """Shape of one input of the network."""
     form: InputTransform | PixelTransform | TokenTransform
-    """How stored samples become such."""
+    """How stored samples become inputs."""
     target: Target
     clients: tuple[str, ...]
-    """Names, in the order of their numbers; empty where clients have numbers only."""
+    """Names of clients by number; empty if clients have no names."""
     inputs: tuple[str, ...]
-    """Names of a row's numbers, where it came from a table."""
+    """Names of the features, if the data are tables."""
     adapter: str = ""
-    """Adapters of the network, as the run's option has them."""
+    """Option ``adapter`` of the run."""
 
     @staticmethod
     def of(task: Task, run: RunConfig) -> Card | None:
-        """Of a task that learns a network from examples; agents in environments have none."""
+        """Return the card of a supervised task; None for agents in environments."""
         if not isinstance(task, ExamplesTask):
             return None
         names = task.preprocessor.features if task.preprocessor else ()
-        about, data = (__version__, run.method, run.task, run.model, run.seed), task.data
         return Card(
-            *about, data.shape, data.transform, data.target, task.client_names, names, run.adapter
+            version=__version__,
+            method=run.method,
+            task=run.task,
+            model=run.model,
+            seed=run.seed,
+            shape=task.data.shape,
+            form=task.data.transform,
+            target=task.data.target,
+            clients=task.client_names,
+            inputs=names,
+            adapter=run.adapter,
         )
 
     @staticmethod
     def read(file: Path) -> Card:
+        """Read a card; raise ``UsageError`` if the file is damaged."""
         return from_json(Card, file.read_text(encoding="utf-8"), f"'{file}'")
 
     def write(self) -> str:
+        """Return the card as JSON."""
         return to_json(self)
 
     def network(self) -> nn.Module | None:
-        """The network without its weights; ``None`` where it is none of those that ship."""
+        """Build the network without its weights; None if it is a model of the user."""
         build = MODELS.get(self.model)
         if build is None:
             return None
         module = build(self.shape, self.target.outputs)
-        return (
-            add_adapters(module, LoraConfig.parse(self.adapter), self.seed)
-            if self.adapter
-            else module
-        ).eval()
+        if self.adapter:
+            module = add_adapters(module, LoraConfig.parse(self.adapter), self.seed)
+        return module.eval()
 
     def samples(self, count: int) -> Tensor:
-        """Anything of the right shape, to compare two forms of a network on."""
+        """Draw random inputs ``[count, *shape]``, to compare two versions of a network."""
         random = torch.Generator().manual_seed(0)
         if isinstance(self.form, TokenTransform):
             return torch.randint(0, self.target.outputs, (count, *self.shape), generator=random)
         return torch.randn(count, *self.shape, generator=random)
 
     def called(self, client: int) -> str:
-        """The client's name where a file can have it, else its number."""
+        """Return the name of a client if a file name can contain it, else its number."""
         name = self.clients[client] if self.clients else ""
         return name if re.fullmatch(r"\w[\w.-]*", name) else str(client)
 
     def whose(self, client: int | None) -> str:
-        """The model in words."""
+        """Return whose model it is, in words."""
         if client is None:
             return "the global model"
-        return (
-            f"the personal model of {self.clients[client] if self.clients else f'client {client}'}"
-        )
+        name = self.clients[client] if self.clients else f"client {client}"
+        return f"the personal model of {name}"
 
     def in_words(self, client: int | None) -> str:
-        """What the model predicts from what, and who it is of."""
-        target, inputs = self.target, f"{' x '.join(map(str, self.shape))} numbers"
-        what = (
-            f"one of {len(target.classes)} classes"
-            if target.kind == "classification"
-            else f"a {target.kind}"
-        )
-        of = f" of {target.name}" if target.name else ""
-        return f"{self.whose(client)} by {self.method} on {self.task}, which predicts {what}{of} from {inputs}"
+        """Describe the model in one line: owner, method, task, target and inputs."""
+        target = self.target
+        inputs = f"{' x '.join(map(str, self.shape))} numbers"
+        output = f"a {target.kind}"
+        if target.kind == "classification":
+            output = f"one of {len(target.classes)} classes"
+        if target.name:
+            output += f" of {target.name}"
+        model = f"{self.whose(client)} by {self.method} on {self.task}"
+        return f"{model}, which predicts {output} from {inputs}"
 
     def facts(self, client: int | None) -> dict[str, str]:
-        """For the metadata of other formats, which know texts only."""
-        about = {
+        """Return metadata for other formats, which store only texts."""
+        outputs = self.target.classes or (self.target.name,)
+        return {
+            "is": self.whose(client),
             "equipoise": self.version,
             "method": self.method,
             "task": self.task,
             "model": self.model,
-        }
-        outputs = self.target.classes or (self.target.name,)
-        listed = {"inputs": json.dumps(self.inputs), "outputs": json.dumps(outputs)}
-        return {
-            "is": self.whose(client),
-            **about,
             "target": self.target.name,
             "kind": self.target.kind,
-            **listed,
+            "inputs": json.dumps(self.inputs),
+            "outputs": json.dumps(outputs),
         }
 
 
 def read_card(folder: Folder) -> Card | None:
-    """The card of a finished run; ``None`` for runs of agents, and of versions before there were cards."""
+    """Read the card of a finished run; None for agents and for runs of old versions."""
     return Card.read(folder.card) if folder.card.is_file() else None

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from equipoise.core import Params
 from equipoise.records.run_dir import Folder
-from equipoise.utils import io as checkpoint
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 
 
 def read_model(folder: Folder, client: int | None) -> Params:
-    """One model of a finished run, whole, without building its task: what is frozen is stored once for all."""
+    """Read one model of a finished run, without building its task.
+
+    Args:
+        folder: Folder of the run.
+        client: Client of a personal model; None for the global model.
+
+    Returns:
+        All parameters, the frozen ones included.
+
+    Raises:
+        UsageError: If the run has no such model.
+    """
     name = "global" if client is None else "personal"
     file = folder.models / f"{name}.safetensors"
     if not file.is_file():
-        why = {
-            "global": "the run is not finished, or its method has no whole global model: try --client",
-            "personal": "the run is not finished, or kept no personal models (--no-save-personal)",
+        reasons = {
+            "global": "its method has no whole global model: try --client",
+            "personal": "kept no personal models (--no-save-personal)",
         }
-        raise UsageError(f"'{file}' does not exist: {why[name]}")
-    tensors, _ = checkpoint.read_tensors(file)
+        raise UsageError(f"'{file}' does not exist: the run is not finished, or {reasons[name]}")
+    tensors, _ = io.read_tensors(file)
     base = folder.models / "frozen.safetensors"
-    frozen = checkpoint.read_tensors(base)[0] if base.is_file() else {}
+    frozen = io.read_tensors(base)[0] if base.is_file() else {}
     if client is None:
         return {**frozen, **tensors}
     ids = tensors.pop("client_ids").tolist()

@@ -1,4 +1,4 @@
-"""How a run's clients are computed: as asked, or as measured once."""
+"""Choose the executor and the processes of a run; start and stop the worker processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from equipoise.core import Task
 from equipoise.experiment.signals import threads
 from equipoise.records.run_dir import Folder
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.attacks import ATTACKS, parse
 from equipoise.simulation.client_store import MemoryBudget
@@ -39,19 +39,33 @@ from equipoise.simulation.ipc import (
     channels,
 )
 from equipoise.simulation.multiprocess import MultiProcessExecutor, Worker, serve
-from equipoise.utils import io as checkpoint
-from equipoise.utils import rng
+from equipoise.utils import io, rng
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 
-STARTING = 3.0  # seconds that processes must save in all, to be started unasked
-MESSAGES = 0.01  # seconds per round that they lose to each other
-FASTEST = 1e-6  # seconds: no step of one client with dense layers takes less
+MIN_SAVED_SECONDS = 3.0  # workers are started only if they save more than this in total
+MESSAGE_SECONDS = 0.01  # cost of the messages between processes, per round
+MIN_STEP_SECONDS = 1e-6  # lower bound for one step of one client with dense layers
 
 
 def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorPlan:
-    """The executor; what was measured once holds for the whole run, also after a crash."""
-    run, file = settings.run, folder.executor
+    """Choose the executor of a run.
+
+    A measured choice is stored in the folder and holds for the whole run, also after a crash.
+
+    Args:
+        settings: Options of the run.
+        task: Task of the run.
+        folder: Folder of the run.
+
+    Returns:
+        The executor with its threads and processes.
+
+    Raises:
+        UsageError: If the stored choice is damaged.
+    """
+    run = settings.run
+    file = folder.executor
     if run.executor != "auto":
         return ExecutorPlan(run.executor, run.threads)
     if file.exists():
@@ -68,12 +82,21 @@ def plan_for_run(settings: RunSettings, task: Task, folder: Folder) -> ExecutorP
     )
     if choice.processes == 1:
         choice = replace(choice, threads=max(choice.threads, run.threads))
-    checkpoint.write_text(file, json.dumps(asdict(choice)))
+    io.write_text(file, json.dumps(asdict(choice)))
     return choice
 
 
 def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tuple[int, str]:
-    """How many processes the run is to have where nobody says, and a remark on it; none where one is obvious."""
+    """Choose the number of processes, where the user did not.
+
+    Args:
+        settings: Options of the run.
+        task: Task of the run.
+        choice: Executor of the run.
+
+    Returns:
+        The number, and a note for the user; the note is empty if one process is obvious.
+    """
     run = settings.run
     faster = choice.executor == "stacked" or choice.processes > 1
     if run.executor != "auto" or not faster or task.device.type != "cpu":
@@ -91,14 +114,17 @@ def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tu
     processes = min(available_cores(), len(chunks))
     cohort = torch.from_numpy(ids)
     steps = int(task.num_steps(cohort, torch.full_like(cohort, training.epochs), training).sum())
-    short = not task.executor_depends_on_model and steps * run.rounds * FASTEST < STARTING
+    short = (
+        not task.executor_depends_on_model
+        and steps * run.rounds * MIN_STEP_SECONDS < MIN_SAVED_SECONDS
+    )
     if processes == 1 or short:
         return 1, ""
     with threads(1):  # as in each of several processes
         each = steps * seconds_of_a_step(task, training, chunks[0].stop)
-    saved = run.rounds * (each * (1 - 1 / processes) - MESSAGES)
+    saved = run.rounds * (each * (1 - 1 / processes) - MESSAGE_SECONDS)
     measured = f"local training takes one about {1000 * each:.0f} ms per round"
-    if saved < STARTING:
+    if saved < MIN_SAVED_SECONDS:
         return 1, f"one process: {measured}, and others would not save the time to start them"
     return (
         processes,
@@ -107,26 +133,30 @@ def num_processes(settings: RunSettings, task: Task, choice: ExecutorPlan) -> tu
 
 
 def _first_cohort(settings: RunSettings, task: Task) -> Ints:
+    """Return the clients of the first round."""
     run = settings.run
     first = run.at(1, run.rounds)
     return rng.cohort(run.seed, 1, task.num_clients, first.participation)
 
 
 def is_worker_rank() -> bool:
-    """Whether this process was started beside another that leads."""
+    """Return whether ``torchrun`` started this process as a worker."""
     return ProcessGroup.launched()[0] > 0
 
 
 def check(settings: RunSettings, task: Task) -> None:
-    """Refuse what one process must do alone."""
+    """Raise ``UsageError`` if the run needs a single process."""
     if reason := single_process_reason(settings, task):
         raise UsageError(f"{reason}: leave processes at 0 or 1")
 
 
 def single_process_reason(settings: RunSettings, task: Task) -> str:
-    """Why one process must do it alone; empty if several may."""
+    """Return why the run needs a single process; empty if it does not."""
     if settings.run.attack and parse(settings.run.attack)[0] in ATTACKS:
-        return "hostile clients of an attack on uploads see those of all others, which must be in one process"
+        return (
+            "hostile clients of an attack on uploads see those of all others, "
+            "which must be in one process"
+        )
     if not task.supports_fork:
         return f"the agents of task '{task.name}' are stepped together, in one process"
     if settings.timing.carries_stale_updates:
@@ -134,9 +164,11 @@ def single_process_reason(settings: RunSettings, task: Task) -> str:
     return ""
 
 
-def memory_budget(means: ResourceConfig, folder: Path) -> MemoryBudget:
-    """Where one process keeps what its clients hold; files are in ``folder``, if this machine sees it."""
-    return MemoryBudget(int(means.client_memory_gib * 2**30), folder if folder.is_dir() else None)
+def memory_budget(resources: ResourceConfig, folder: Path) -> MemoryBudget:
+    """Return the limit for client state in RAM; what exceeds it spills to ``folder``."""
+    return MemoryBudget(
+        int(resources.client_memory_gib * 2**30), folder if folder.is_dir() else None
+    )
 
 
 def per_process_plan(choice: ExecutorPlan) -> ExecutorPlan:
@@ -146,12 +178,26 @@ def per_process_plan(choice: ExecutorPlan) -> ExecutorPlan:
 
 @contextlib.contextmanager
 def multiprocess_executor(
-    means: ResourceConfig, settings: RunSettings, task: Task, choice: ExecutorPlan, folder: Path
+    resources: ResourceConfig, settings: RunSettings, task: Task, choice: ExecutorPlan, folder: Path
 ) -> Iterator[MultiProcessExecutor]:
-    """The executor of several processes, this one and forked ones; under ``torchrun``, of those that it started."""
+    """Start the worker processes of a run: forked, or those of ``torchrun``.
+
+    Args:
+        resources: Resource limits.
+        settings: Options of the run.
+        task: Task of the run.
+        choice: Executor within each process.
+        folder: Folder for client state that exceeds the memory.
+
+    Yields:
+        The executor of all processes.
+
+    Raises:
+        UsageError: If the run needs a single process, or the device is not the CPU.
+    """
     check(settings, task)
     rank, size = ProcessGroup.launched()
-    room = memory_budget(means, folder)
+    budget = memory_budget(resources, folder)
     with contextlib.ExitStack() as end:
         group: ProcessGroup
         if size > 1:
@@ -159,47 +205,69 @@ def multiprocess_executor(
         else:
             if task.device.type != "cpu":
                 raise UsageError(
-                    "processes of one command compute on the processor: use torchrun, one per device"
+                    "processes of one command compute on the processor: use torchrun, one per "
+                    "device"
                 )
             group = end.enter_context(
-                forked(means.processes, lambda group: _follow(settings, task, group, room))
+                forked(resources.processes, lambda group: _work(settings, task, group, budget))
             )
         end.callback(group.leave)
         for process in range(1, group.size):
             group.sent(group.send(process, {"executor": choice.executor}), process)
-        spread = MultiProcessExecutor(_share(settings, task, group, choice.executor, room), group)
-        yield spread
-        spread.close()
+        worker = _worker(settings, task, group, choice.executor, budget)
+        executor = MultiProcessExecutor(worker, group)
+        yield executor
+        executor.close()
 
 
-def run_worker(settings: RunSettings, task: Task, means: ResourceConfig, out: Path) -> None:
-    """The life of a process that ``torchrun`` started beside the one that leads the run in ``out``."""
+def run_worker(settings: RunSettings, task: Task, resources: ResourceConfig, out: Path) -> None:
+    """Serve the leading process of a run until it ends, in a worker of ``torchrun``.
+
+    Args:
+        settings: Options of the run.
+        task: Task of the run.
+        resources: Resource limits.
+        out: Folder of the run.
+    """
     check(settings, task)
-    with contextlib.suppress(WorkerLost):  # the leader says so, or torchrun
+    with contextlib.suppress(WorkerLost):  # the leader or torchrun reports it
         group = TorchrunGroup(*ProcessGroup.launched(), task.device)
-        _follow(settings, task, group, memory_budget(means, Folder(out).checkpoint.parent))
+        _work(settings, task, group, memory_budget(resources, Folder(out).checkpoint.parent))
         group.leave()
 
 
-def _follow(settings: RunSettings, task: Task, group: ProcessGroup, room: MemoryBudget) -> None:
+def _work(settings: RunSettings, task: Task, group: ProcessGroup, budget: MemoryBudget) -> None:
+    """Serve the leading process with one thread."""
     torch.set_num_threads(1)
-    serve(_share(settings, task, group, group.receive(0)["executor"], room), group)
+    serve(_worker(settings, task, group, group.receive(0)["executor"], budget), group)
 
 
-def _share(
-    settings: RunSettings, task: Task, group: ProcessGroup, executor: str, room: MemoryBudget
+def _worker(
+    settings: RunSettings, task: Task, group: ProcessGroup, executor: str, budget: MemoryBudget
 ) -> Worker:
+    """Make the part of the executor that runs in this process."""
     run = settings.run
     inner = EXECUTORS[executor](
         settings.wrapped_method, task, settings.training, run.seed, run.rounds
     )
     assert isinstance(inner, InProcessExecutor)
-    return Worker(inner, group, run.save_personal, room)
+    return Worker(inner, group, run.save_personal, budget)
 
 
 @contextlib.contextmanager
 def forked(count: int, work: Callable[[ProcessGroup], None]) -> Iterator[ProcessGroup]:
-    """This process as the first of ``count``; the others do ``work`` and end with this one, however it ends."""
+    """Fork worker processes, which end with this one, however it ends.
+
+    Args:
+        count: Number of processes, this one included.
+        work: Called in each worker.
+
+    Yields:
+        The group, in which this process is the first.
+
+    Raises:
+        UsageError: If the system cannot fork.
+    """
     if "fork" not in multiprocessing.get_all_start_methods():
         raise UsageError("processes need a system that can fork: start the run with torchrun")
     context = multiprocessing.get_context("fork")
@@ -228,14 +296,16 @@ def _child(
     alive: Connection,
     work: Callable[[ProcessGroup], None],
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's affair
-    alive.close()  # else the end of the leader would not be seen
+    """Run a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader handles Ctrl-C
+    alive.close()  # otherwise the end of the leader would go unnoticed
     threading.Thread(target=_end_with_leader, args=(watched,), daemon=True).start()
-    with contextlib.suppress(WorkerLost):  # the leader says so
+    with contextlib.suppress(WorkerLost):  # the leader reports it
         work(ForkedGroup(rank, ends))
 
 
 def _end_with_leader(watched: Connection) -> None:
+    """Exit as soon as the leader closes its end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
         watched.recv()
     os._exit(1)

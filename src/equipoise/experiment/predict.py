@@ -1,4 +1,4 @@
-"""Predictions for new rows, from a run's folder alone: its models, their card, and how tables are prepared."""
+"""Predict new rows from the folder of a run: models, card and preprocessing; no training data."""
 
 from __future__ import annotations
 
@@ -33,28 +33,37 @@ from equipoise.utils import io as files
 from equipoise.utils.config_file import read_config
 from equipoise.utils.errors import UsageError
 
-AT_ONCE = 2**12  # rows, which bounds the memory
+ROWS_PER_BATCH = 2**12  # bounds the memory
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """One model of a run, with all that it takes to use it."""
+    """One model of a run with its preprocessing."""
 
     module: nn.Module
     card: Card
     preprocessor: Preprocessor | WindowTransform | None
-    """Where rows come from tables or recordings."""
+    """Preprocessing of tables or recordings; None for other data."""
     client: int | None
     known: frozenset[str]
-    """Columns that the tables of training had, whether or not the model sees them."""
+    """Columns of the training tables, whether or not the model uses them."""
     texts: TextReader | None = None
-    """Where rows are texts."""
+    """Tokenizer, if rows are texts."""
 
     @staticmethod
     def of(
         folder: Folder, client: int | None = None, settings: RunSettings | None = None
     ) -> Predictor:
-        """The personal model of this client, or the global one; ``settings``: of a run made in Python."""
+        """Load a model of a run.
+
+        Args:
+            folder: Folder of the run.
+            client: Client of a personal model; None for the global model.
+            settings: Options of a run whose task or method was made in Python.
+
+        Returns:
+            The predictor.
+        """
         folder.demand()
         params = read_model(folder, client)
         module, card = network_of(folder, settings)
@@ -78,7 +87,17 @@ class Predictor:
         return Predictor(module, card, preprocessor, client, known, texts)
 
     def inputs(self, rows: Any) -> Tensor:
-        """Raw rows as the network takes them; what does not fit is refused."""
+        """Convert raw rows to inputs of the network.
+
+        Args:
+            rows: Rows as the task has them: a table, samples, recordings or texts.
+
+        Returns:
+            Inputs ``[rows, *shape]``.
+
+        Raises:
+            UsageError: If shape or columns do not fit the model.
+        """
         if self.texts is not None:
             return torch.from_numpy(self.texts.rows(rows)).long()
         preprocessor = self.preprocessor
@@ -116,17 +135,30 @@ class Predictor:
         return torch.from_numpy(preprocessor.transform(table, name))
 
     def outputs(self, rows: Any) -> Tensor:
-        """The network's outputs ``[rows, outputs]``."""
+        """Return the outputs ``[rows, outputs]`` of the network."""
         with torch.no_grad():
-            return torch.cat([self.module(part) for part in self.inputs(rows).split(AT_ONCE)])
+            return torch.cat(
+                [self.module(part) for part in self.inputs(rows).split(ROWS_PER_BATCH)]
+            )
 
     def columns(self, rows: Any) -> dict[str, NDArray[Any]]:
-        """Predictions by the names of their columns: the class and all probabilities, a value, or a risk."""
+        """Return predictions as columns: class and probabilities, a value, or a risk."""
         return objective_of(self.card.target).columns(self.outputs(rows))
 
 
 def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.Module, Card]:
-    """The network of a run without its weights; only one that does not ship takes the task to build it."""
+    """Build the network of a run without its weights.
+
+    Args:
+        folder: Folder of the run.
+        settings: Options of a run whose task or method was made in Python.
+
+    Returns:
+        The network and the card. The task is built only if the model is one of the user.
+
+    Raises:
+        UsageError: If the task learns no network.
+    """
     card = read_card(folder)
     module = card.network() if card else None
     if card is not None and module is not None:
@@ -144,15 +176,18 @@ def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.
 def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, overwrite: bool) -> int:
     """Write predictions for the rows of a file, in their order.
 
-    Arguments:
-        folder: the run's folder.
-        rows: a table with the columns that the run was trained on, or an archive of recordings.
-        client: whose personal model; the global model without one.
-        out: the file to be written.
-        overwrite: whether it may be there already.
+    Args:
+        folder: Folder of the run.
+        rows: Table with the columns of training, or archive of recordings.
+        client: Client of a personal model; None for the global model.
+        out: CSV file to write.
+        overwrite: Whether an existing file may be replaced.
 
     Returns:
-        How many rows were predicted.
+        The number of predictions.
+
+    Raises:
+        UsageError: If a file is missing or exists already, or the run has no tables.
     """
     if out.exists() and not overwrite:
         raise UsageError(f"'{out}' exists already: choose another --out, or give --overwrite")
@@ -163,7 +198,8 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
         found = _of_recordings(predictor, predictor.preprocessor, read_steps(rows))
     elif predictor.preprocessor is None and predictor.texts is None:
         raise UsageError(
-            f"'{folder.path}' is no run on tables: predict from Python, by equipoise.open(...).predict"
+            f"'{folder.path}' is no run on tables: "
+            "predict from Python, by equipoise.open(...).predict"
         )
     else:
         table = read_table(rows)
@@ -181,18 +217,19 @@ def predict_file(folder: Folder, rows: Path, client: int | None, out: Path, over
 def _of_recordings(
     predictor: Predictor, how: WindowTransform, steps: Steps
 ) -> dict[str, NDArray[Any]]:
-    """One line per window, which is known by its recording and its first step there, both from 0 on."""
+    """Return one row per window, with its recording and first step, both from 0 on."""
     windows, recording, start = how.cut_windows(steps)
     return {"recording": recording, "start": start, **predictor.columns(windows)}
 
 
 def _windows(how: WindowTransform, rows: Any) -> NDArray[np.float32]:
-    """Raw windows as they are, or all of ``{"x": steps, "length": steps of each recording}``."""
+    """Return raw windows as given, or cut ``{"x": steps, "length": steps per recording}``."""
     if not isinstance(rows, Mapping):
         return np.asarray(rows, np.float32)
     if not {"x", "length"} <= rows.keys():
         raise UsageError(
-            "recordings are given as x, the steps one after the other, and length, the steps of each"
+            "recordings are given as x, the steps one after the other, "
+            "and length, the steps of each"
         )
     return how.cut_windows(steps_from_arrays(rows, "the recordings"))[0]
 

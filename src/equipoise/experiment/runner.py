@@ -1,4 +1,8 @@
-"""What is kept while a run goes on: the number of threads, and the word that somebody asked it to stop."""
+"""Run an experiment: build the task, train all rounds, save checkpoints, write the results.
+
+:func:`run` starts a run and :func:`resume_run` continues one. Both use a :class:`RunSession`, which
+holds the simulation and everything that is on disk of it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,13 @@ import torch
 from equipoise.clock.devices import DevicePopulation
 from equipoise.core import Params, SupervisedTask, Task
 from equipoise.data.poisoning import DATA_ATTACKS
-from equipoise.experiment import checkpoint as unchanged
-from equipoise.experiment.checkpoint import Checkpoint
+from equipoise.experiment.checkpoint import Checkpoint, check_unchanged, write_inputs
 from equipoise.experiment.evaluation import (
     FinalScores,
     final_scores,
     finetuned,
     hold_out,
-    personal_parts,
+    personal_model_batches,
     score_heldout_clients,
 )
 from equipoise.experiment.model_card import Card
@@ -40,7 +43,7 @@ from equipoise.records.rounds import Bytes, RoundRecord
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import About, Summary, summarise, validation_score
 from equipoise.settings.loading import settings_in, settings_like
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
 from equipoise.simulation.attacks import attacked, hostile_clients
 from equipoise.simulation.attacks import parse as parse_attack
@@ -49,43 +52,21 @@ from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, 
 from equipoise.simulation.ipc import ProcessGroup
 from equipoise.simulation.multiprocess import MultiProcessExecutor
 from equipoise.simulation.server_loop import FederatedSimulation, RoundLoopConfig
-from equipoise.utils import io as checkpoint
-from equipoise.utils import rng
+from equipoise.utils import io, rng
 from equipoise.utils.config_file import write_config
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints
 from equipoise.utils.serialization import write_stack
 
-
-def refuse_simulated(settings: RunSettings) -> None:
-    """The first option that such a run cannot keep, with the reason."""
-    run = settings.run
-    if run.holdout_clients:
-        raise UsageError(
-            "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
-        )
-    if settings.timing.needs_simulated_clock or run.selection != "uniform":
-        raise UsageError(
-            "devices, semi, deadline, over_select, until and select are for simulations: clients that are elsewhere "
-            "have a clock of their own"
-        )
-    if run.local_baseline:
-        raise UsageError(
-            "local_baseline is for simulations: clients that are elsewhere train with --method local"
-        )
-    if run.attack:
-        raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
-
-
-LABELLED = 1000  # clients up to this number have their classes counted
+MAX_CLIENTS_IN_LABELS = 1000  # labels.csv is written for at most this many clients
 OnRoundEnd = Callable[[RoundRecord], str | None]
-"""Called after each round with its record; gives a reason to stop the run, or ``None``."""
+"""Called after each round with its record; returns a reason to stop the run, or None."""
 OnMessage = Callable[[str], None]
-"""Called with each remark before the first round."""
+"""Called with each note before the first round."""
 
 
 class Interrupted(Exception):
-    """The user asked to stop; everything up to the last whole round is on disk."""
+    """Raised when the user asked to stop; all finished rounds are on disk."""
 
 
 def run(
@@ -99,39 +80,48 @@ def run(
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
 ) -> Summary:
-    """Run to the end and give the summary.
+    """Run to the end.
 
-    Arguments:
-        settings: the options of the run.
-        out: its folder; one that is not empty is refused unless ``resume`` or ``overwrite``.
-        resume: continue with what is in the folder.
-        overwrite: replace what is in the folder.
-        watch: called after every round.
-        make_executor: where the clients are, if not in this process.
-        tell: called with remarks before the first round.
-        means: what it may use of the machine.
+    Args:
+        settings: Options of the run.
+        out: Folder of the run.
+        resume: Whether to continue the run in the folder.
+        overwrite: Whether to replace the run in the folder.
+        on_round_end: Called after every round.
+        make_executor: Makes the executor of remote clients; None for a simulation.
+        on_message: Called with notes before the first round.
+        resources: Resource limits.
+
+    Returns:
+        The summary of the finished run.
+
+    Raises:
+        UsageError: If the folder is not empty and neither ``resume`` nor ``overwrite`` is set, or
+            if it holds a run with other options.
+        Interrupted: If the user asked to stop.
     """
     folder = Folder(Path(out))
     folder.refuse(resume or overwrite)
     if folder.config.is_file() and resume:
         if settings_like(settings, folder.config).to_dict != settings.to_dict:
             raise UsageError(
-                f"'{out}' holds a run with other options: use 'equipoise resume {out}' or another --out"
+                f"'{out}' holds a run with other options: "
+                f"use 'equipoise resume {out}' or another --out"
             )
         return resume_run(folder.path, on_round_end, make_executor, settings, on_message, resources)
     task = build_task(settings)
-    checkpoint.make_folder(folder.path)
-    with checkpoint.locked(folder.path):
+    io.make_folder(folder.path)
+    with io.locked(folder.path):
         folder.refuse(overwrite)  # another run may have begun here meanwhile
         folder.clear()
-        checkpoint.make_folder(folder.checkpoint.parent)
-        unchanged.keep(folder, settings, task)
+        io.make_folder(folder.checkpoint.parent)
+        write_inputs(folder, settings, task)
         write_config(folder.config, settings.to_dict)
-        _remark(task, on_message)
+        _send_warnings(task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
-        ) as running:
-            return running.run(on_round_end)
+        ) as session:
+            return session.run(on_round_end)
 
 
 def resume_run(
@@ -142,12 +132,22 @@ def resume_run(
     on_message: OnMessage | None = None,
     resources: ResourceConfig | None = None,
 ) -> Summary:
-    """Continue where a run stopped; a finished one just gives its summary.
+    """Continue a run where it stopped; of a finished one only read the summary.
 
-    Arguments:
-        path: the run's folder.
-        watch, make_executor, tell, means: as in :func:`run`.
-        settings: those of the folder, where its method or task was made in Python.
+    Args:
+        path: Folder of the run.
+        on_round_end: Called after every round.
+        make_executor: Makes the executor of remote clients; None for a simulation.
+        settings: Options of the run, needed if its method or task was made in Python.
+        on_message: Called with notes before the first round.
+        resources: Resource limits; they may differ from those of the first part.
+
+    Returns:
+        The summary of the finished run.
+
+    Raises:
+        UsageError: If the folder holds no run, or data or devices have changed.
+        Interrupted: If the user asked to stop.
     """
     folder = Folder(Path(path))
     folder.demand()
@@ -155,16 +155,16 @@ def resume_run(
     if folder.summary.exists():
         return folder.read_summary()
     task = build_task(settings)
-    unchanged.demand_unchanged(folder, settings, task)
-    with checkpoint.locked(folder.path):
-        checkpoint.make_folder(folder.checkpoint.parent)
-        _remark(task, on_message)
+    check_unchanged(folder, settings, task)
+    with io.locked(folder.path):
+        io.make_folder(folder.checkpoint.parent)
+        _send_warnings(task, on_message)
         with _start(
             settings, task, folder, make_executor, resources or ResourceConfig(), on_message
-        ) as running:
+        ) as session:
             if folder.checkpoint.exists():
-                running.restore()
-            return running.run(on_round_end)
+                session.restore()
+            return session.run(on_round_end)
 
 
 @contextlib.contextmanager
@@ -173,10 +173,10 @@ def _start(
     task: Task,
     folder: Folder,
     make_executor: MakeExecutor | None,
-    means: ResourceConfig,
-    tell: OnMessage | None,
+    resources: ResourceConfig,
+    on_message: OnMessage | None,
 ) -> Iterator[RunSession]:
-    """The run with its processes; under ``torchrun``, with those that it started."""
+    """Open a session with its worker processes: forked, or started by ``torchrun``."""
     if make_executor is not None:
         yield RunSession(
             settings, task, folder, ExecutorPlan("stacked", settings.run.threads), make_executor
@@ -186,307 +186,401 @@ def _start(
         raise UsageError(
             "torchrun starts one run: use it with 'equipoise run', which goes on with --resume"
         )
-    choice = plan_for_run(settings, task, folder)
-    if not means.processes and ProcessGroup.launched()[1] == 1:
-        count, remark = num_processes(settings, task, choice)
-        means = replace(means, processes=count)
-        if tell is not None and remark:
-            tell(remark)
-    if max(means.processes, ProcessGroup.launched()[1]) == 1:
-        yield RunSession(
-            settings, task, folder, choice, room=memory_budget(means, folder.checkpoint.parent)
-        )
+    plan = plan_for_run(settings, task, folder)
+    num_launched = ProcessGroup.launched()[1]
+    if not resources.processes and num_launched == 1:
+        count, note = num_processes(settings, task, plan)
+        resources = replace(resources, processes=count)
+        if on_message is not None and note:
+            on_message(note)
+    work_folder = folder.checkpoint.parent
+    if max(resources.processes, num_launched) == 1:
+        budget = memory_budget(resources, work_folder)
+        yield RunSession(settings, task, folder, plan, memory_budget=budget)
         return
-    choice = per_process_plan(choice)
-    with multiprocess_executor(means, settings, task, choice, folder.checkpoint.parent) as spread:
-        yield RunSession(settings, task, folder, choice, spread=spread)
+    plan = per_process_plan(plan)
+    with multiprocess_executor(resources, settings, task, plan, work_folder) as executor:
+        yield RunSession(settings, task, folder, plan, multiprocess=executor)
 
 
 def build_task(settings: RunSettings) -> Task:
-    """The task of a run, with every check that can be made before work starts."""
-    run, last = settings.run, settings.training.at(settings.run.rounds, settings.run.rounds)
-    task = settings.task_spec.build(settings.task_config, run.model, last, run.seed)
+    """Build the task of a run and check that method, task and options fit together.
+
+    Args:
+        settings: Options of the run.
+
+    Returns:
+        The task, on the device of the run.
+
+    Raises:
+        UsageError: If a combination of options is not supported.
+    """
+    run = settings.run
+    last_training = settings.training.at(run.rounds, run.rounds)
+    task = settings.task_spec.build(settings.task_config, run.model, last_training, run.seed)
     if run.init_weights or run.adapter or run.blocks:
         task = task.with_network(run.init_weights, run.adapter, run.blocks, run.seed)
-    if settings.run.metric:
-        task = task.with_primary_metric(settings.run.metric)
-    if settings.run.holdout_clients:
-        task = hold_out(task, settings.run.holdout_clients, settings.run.seed)
-    if settings.run.attack:
-        attack, share = parse_attack(settings.run.attack)
+    if run.metric:
+        task = task.with_primary_metric(run.metric)
+    if run.holdout_clients:
+        task = hold_out(task, run.holdout_clients, run.seed)
+    if run.attack:
+        attack, share = parse_attack(run.attack)
         if attack in DATA_ATTACKS:
-            liars = hostile_clients(settings.run.seed, task.num_clients, share)
-            task = task.poisoned(attack, liars.numpy())
-    task = place(task, settings.run.device)
+            hostile = hostile_clients(run.seed, task.num_clients, share)
+            task = task.poisoned(attack, hostile.numpy())
+    task = place(task, run.device)
     task.devices = DevicePopulation(settings.timing.device_classes, run.seed)
     if task.bytes_before[0]:
         settings.privacy.refuse_column_statistics()
     task.check()
     task.check_method(settings.method)
-    _check_rounds(settings, task)
+    _check_method_options(settings, task)
+    _check_compatibility(settings, task)
+    return task
+
+
+def _check_compatibility(settings: RunSettings, task: Task) -> None:
+    """Raise ``UsageError`` for options that the method or the task does not support."""
+    run = settings.run
     if settings.timing.carries_stale_updates and not settings.wrapped_method.supports_stale_updates:
         raise UsageError(
-            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on replies to what it sent "
-            "in the same round; use mode sync, or another method"
+            f"{run.method} is not offered in mode {settings.timing.mode}: its server counts on "
+            "replies to what it sent in the same round; use mode sync, or another method"
         )
     selection = settings.selection
-    if (selection.needs_client_loss or selection.needs_server_loss) and not isinstance(
-        task, SupervisedTask
-    ):
+    needs_loss = selection.needs_client_loss or selection.needs_server_loss
+    if needs_loss and not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"selection {run.selection} reads losses, and agents of task '{task.name}' have none: choose another"
+            f"selection {run.selection} reads losses, and agents of task '{task.name}' have none: "
+            "choose another"
         )
     if run.selection != "uniform" and "select_clients" in settings.method.overridden_hooks:
         raise UsageError(
             f"{run.method} chooses who takes part by itself: leave selection at uniform"
         )
-    if settings.run.finetune and not isinstance(task, SupervisedTask):
+    if run.finetune and not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"finetune tunes on rows of data, and agents of task '{task.name}' have none: leave it off"
+            f"finetune tunes on rows of data, and agents of task '{task.name}' have none: "
+            "leave it off"
         )
-    if settings.run.finetune and not (task.has_split("val") and settings.run.save_personal):
+    if run.finetune and not (task.has_split("val") and run.save_personal):
         raise UsageError(
-            "finetune needs validation data and the personal models: set val_share and keep save_personal"
+            "finetune needs validation data and the personal models: "
+            "set val_share and keep save_personal"
         )
-    return task
 
 
-def _remark(task: Task, tell: OnMessage | None) -> None:
-    if tell is not None:
-        for remark in task.warnings():
-            tell(remark)
+def _send_warnings(task: Task, on_message: OnMessage | None) -> None:
+    """Pass the warnings of a task to the callback."""
+    if on_message is None:
+        return
+    for warning in task.warnings():
+        on_message(warning)
 
 
-def _check_rounds(settings: RunSettings, task: Task) -> None:
-    """The method's own check; on every round's numbers, where options follow schedules."""
-    method, training, rounds = settings.wrapped_method, settings.training, settings.run.rounds
-    constant = method.at(1, rounds) is method and training.at(1, rounds) is training
-    each = (
-        (method.at(t, rounds), training.at(t, rounds))
-        for t in range(1, 2 if constant else rounds + 1)
-    )
-    for one, numbers in dict.fromkeys(each):
-        one.check(task, numbers)
+def _check_method_options(settings: RunSettings, task: Task) -> None:
+    """Let the method check its options; of all rounds, if options follow schedules."""
+    method = settings.wrapped_method
+    training = settings.training
+    rounds = settings.run.rounds
+    is_constant = method.at(1, rounds) is method and training.at(1, rounds) is training
+    num_checked = 1 if is_constant else rounds
+    pairs = ((method.at(t, rounds), training.at(t, rounds)) for t in range(1, num_checked + 1))
+    for round_method, round_training in dict.fromkeys(pairs):
+        round_method.check(task, round_training)
+
+
+def _check_deployable(settings: RunSettings) -> None:
+    """Raise ``UsageError`` for options that exist only in simulations."""
+    run = settings.run
+    if run.holdout_clients:
+        raise UsageError(
+            "holdout_clients is for simulations: clients that are elsewhere cannot be held out"
+        )
+    if settings.timing.needs_simulated_clock or run.selection != "uniform":
+        raise UsageError(
+            "devices, semi, deadline, overselection, until and selection are for simulations: "
+            "clients that are elsewhere have a clock of their own"
+        )
+    if run.local_baseline:
+        raise UsageError(
+            "local_baseline is for simulations: clients that are elsewhere train with "
+            "--method local"
+        )
+    if run.attack:
+        raise UsageError("attack is for simulations: clients that are elsewhere are what they are")
 
 
 class RunSession:
-    """A run under way: the simulation, what is on disk of it, and the best model so far."""
+    """A run in progress: the simulation, its files on disk, and the best model so far."""
 
     def __init__(
         self,
         settings: RunSettings,
         task: Task,
         folder: Folder,
-        choice: ExecutorPlan,
+        plan: ExecutorPlan,
         make_executor: MakeExecutor | None = None,
-        spread: MultiProcessExecutor | None = None,
-        room: MemoryBudget | None = None,
+        multiprocess: MultiProcessExecutor | None = None,
+        memory_budget: MemoryBudget | None = None,
     ) -> None:
-        """``make_executor``: clients are elsewhere; ``spread``: they are in these processes; ``room``: where what they
-        hold may lie, if they are here."""
+        """Create the simulation of a run.
+
+        Args:
+            settings: Options of the run.
+            task: Task of the run.
+            folder: Folder of the run.
+            plan: Executor and threads.
+            make_executor: Makes the executor of remote clients; None for a simulation.
+            multiprocess: Executor of several processes, if the simulation has several.
+            memory_budget: Limit for client state in RAM; the rest spills to disk.
+        """
         run = settings.run
-        self.settings, self.task, self.folder = settings, task, folder
-        self.here = make_executor is None
-        if not self.here:
-            refuse_simulated(settings)
-        self.choice = choice
-        schedule = RoundLoopConfig(
+        self.settings = settings
+        self.task = task
+        self.folder = folder
+        self.plan = plan
+        self.is_simulation = make_executor is None
+        if not self.is_simulation:
+            _check_deployable(settings)
+        config = RoundLoopConfig(
             run.rounds,
             run.seed,
             run.participation,
-            self.choice.executor,
+            plan.executor,
             run.eval_every,
             run.save_personal,
         )
-        self.make = make_executor or self.choice.make
-        make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
-        timing = settings.timing if self.here else None
+        self.make_executor = make_executor or plan.make
+        make = make_executor or attacked(self.make_executor, run.attack)
+        make = (lambda *_: multiprocess) if multiprocess else make
         self.simulation = FederatedSimulation(
             settings.wrapped_method,
             task,
             settings.training,
-            schedule,
+            config,
             make,
-            self._ledger(),
-            timing,
-            room,
+            self._privacy_ledger(),
+            settings.timing if self.is_simulation else None,
+            memory_budget,
             settings.client_selection,
         )
         self.checkpoint = Checkpoint(folder, self.simulation)
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
         self.records: list[RoundRecord] = []
         self.best: tuple[float, int] | None = None
+        """Best validation score and its round."""
         self.best_params: Params = {}
 
-    def _ledger(self) -> GaussianAccountant | None:
-        """Clients that are elsewhere know the seed, and so who is drawn: only a simulation may count on secrecy."""
-        run, task = self.settings.run, self.task
+    def _privacy_ledger(self) -> GaussianAccountant | None:
+        """Return the accountant of a private run.
+
+        Sampling amplifies privacy only in a simulation: remote clients know the seed, and hence
+        who is drawn.
+        """
+        run = self.settings.run
         if not self.settings.privacy.is_enabled:
             return None
-        cohort = len(rng.cohort(run.seed, 1, task.num_clients, run.participation))
-        sends = bool(self.settings.method.shared_param_names(task))
+        cohort = rng.cohort(run.seed, 1, self.task.num_clients, run.participation)
         return GaussianAccountant(
             self.settings.privacy,
-            task.num_clients,
-            cohort,
-            sends,
-            amplified=self.here,
+            self.task.num_clients,
+            len(cohort),
+            bool(self.settings.method.shared_param_names(self.task)),
+            amplified=self.is_simulation,
             secure=run.secure,
         )
 
     def restore(self) -> None:
+        """Load the last checkpoint."""
         self.best_params, meta = self.checkpoint.load()
         self.folder.check()
         self.records = self.folder.records()[: meta["round"]]
-        self.began -= self.records[-1].clock or 0.0  # where it counts real time, that goes on
+        self.start_time -= self.records[-1].clock or 0.0  # real time continues in deployments
         self.best = tuple(meta["best"]) if meta["best"] else None
 
-    def run(self, watch: OnRoundEnd | None) -> Summary:
+    def run(self, on_round_end: OnRoundEnd | None) -> Summary:
+        """Run the remaining rounds, then write scores and models.
+
+        Args:
+            on_round_end: Called after every round; may return a reason to stop.
+
+        Returns:
+            The summary of the finished run.
+
+        Raises:
+            Interrupted: If the user asked to stop; a checkpoint was saved.
+        """
         self.log_checksum = self.folder.write_rounds(self.records)
-        with threads(self.choice.threads), interruptible() as asked:
-            while not self._finished():
-                record = self._round()
-                if watch and (reason := watch(record)):
+        with threads(self.plan.threads), interruptible() as stop_requested:
+            while not self._is_finished():
+                record = self._run_round()
+                if on_round_end and (reason := on_round_end(record)):
                     self._stop(reason)
-                if asked():
+                if stop_requested():
                     self._save()
                     raise Interrupted
             final = final_scores(
-                self.simulation, local_baseline=self.settings.run.local_baseline, make=self.make
+                self.simulation,
+                local_baseline=self.settings.run.local_baseline,
+                make=self.make_executor,
             )
-            summary = self._summary(final)
+            summary = self._summarise(final)
         self._write_models()
         self._write_clients(final)
         self.folder.write_summary(summary)
         return summary
 
-    def _round(self) -> RoundRecord:
+    def _run_round(self) -> RoundRecord:
+        """Run one round, log it, and save a checkpoint if one is due."""
         record = self.simulation.run_round()
-        if not self.here:
-            record = replace(record, clock=time.monotonic() - self.began)
+        if not self.is_simulation:
+            record = replace(record, clock=time.monotonic() - self.start_time)
         score = validation_score(record, self.task.metric, self.task.higher_is_better)
         if score is not None and (self.best is None or score > self.best[0]):
-            self.best, self.best_params = (score, record.round), self.simulation.params
-        patience = self.settings.run.patience
-        if patience and self.best is not None and record.stop is None:
-            since = sum(
-                earlier.evaluated
-                for earlier in [*self.records, record]
-                if earlier.round > self.best[1]
-            )
-            if since >= patience:
-                record = replace(
-                    record, stop=f"no better validation score in {patience} evaluations"
-                )
+            self.best = (score, record.round)
+            self.best_params = self.simulation.params
+        if record.stop is None and self._is_out_of_patience(record):
+            patience = self.settings.run.patience
+            reason = f"no better validation score in {patience} evaluations"
+            record = replace(record, stop=reason)
         self.records.append(record)
         self.log_checksum = self.folder.append_round(record, self.log_checksum)
-        if record.round % self.settings.run.checkpoint_every == 0 or self._finished():
+        if record.round % self.settings.run.checkpoint_every == 0 or self._is_finished():
             self._save()
         return record
 
+    def _is_out_of_patience(self, record: RoundRecord) -> bool:
+        """Return whether validation has not improved for ``patience`` evaluations."""
+        patience = self.settings.run.patience
+        if not patience or self.best is None:
+            return False
+        best_round = self.best[1]
+        later = [one for one in [*self.records, record] if one.round > best_round]
+        return sum(one.evaluated for one in later) >= patience
+
     def _stop(self, reason: str) -> None:
-        """End with the round that is written already, for a reason that is known only now."""
+        """End the run with the last round, which is already in the log."""
         self.records[-1] = replace(self.records[-1], stop=self.records[-1].stop or reason)
-        before, self.log_checksum = self.log_checksum, self.folder.checksum_of(self.records)
-        self._save(before)  # for a moment either log is right
+        old_checksum = self.log_checksum
+        self.log_checksum = self.folder.checksum_of(self.records)
+        self._save(old_checksum)  # until the log is rewritten, either version is valid
         self.folder.write_rounds(self.records)
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
+        """Return whether the last round was run or the run was stopped."""
         if not self.records:
             return False
         last = self.records[-1]
         return last.round == self.settings.run.rounds or last.stop is not None
 
-    def _save(self, *also: int) -> None:
-        """The log first: a checkpoint must never know of a round that the log has lost.
+    def _save(self, *other_checksums: int) -> None:
+        """Save a checkpoint.
 
-        ``also``: checksums of other logs that belong to this checkpoint.
+        The log is synced first: a checkpoint must never contain a round that the log has lost.
+
+        Args:
+            other_checksums: Checksums of other versions of the log that fit this checkpoint.
         """
-        checkpoint.sync(self.folder.rounds)
-        sums = {
-            "config": checkpoint.checksum(self.folder.config.read_bytes()),
-            "log": [self.log_checksum, *also],
+        io.sync(self.folder.rounds)
+        meta = {
+            "round": self.simulation.rounds_done,
+            "best": self.best,
+            "config": io.checksum(self.folder.config.read_bytes()),
+            "log": [self.log_checksum, *other_checksums],
         }
-        self.checkpoint.save(
-            self.best_params, {"round": self.simulation.rounds_done, "best": self.best, **sums}
-        )
+        self.checkpoint.save(self.best_params, meta)
 
-    def _summary(self, final: FinalScores) -> Summary:
-        run, task = self.settings.run, self.task
-        there = f" on {task.device}" if task.device.type != "cpu" else ""
-        count = self.simulation.executor.processes
-        several = f", {count} processes" if count > 1 else ""
-        executor = f"{self.choice}{there}{several}" if self.here else None
+    def _summarise(self, final: FinalScores) -> Summary:
+        """Return the summary of the finished run."""
+        run = self.settings.run
+        task = self.task
         about = About(
-            method=run.method, task=run.task, model=run.model, seed=run.seed, executor=executor
+            method=run.method,
+            task=run.task,
+            model=run.model,
+            seed=run.seed,
+            executor=self._executor_description() if self.is_simulation else None,
         )
         summary = summarise(about, self.records, task.metric, task.higher_is_better)
         if any(task.bytes_before):
             before = Bytes(*task.bytes_before)
             summary = replace(summary, bytes=summary.bytes + before, bytes_before=before)
+        newcomers = None
+        if run.holdout_clients:
+            newcomers = score_heldout_clients(self.simulation, self.plan)
         return replace(
             summary,
             test=final.added_to(summary.test),
             undefined=final.undefined,
             extra=task.summary(self.simulation.params),
-            newcomers=score_heldout_clients(self.simulation, self.choice)
-            if run.holdout_clients
-            else None,
+            newcomers=newcomers,
             finetuned=finetuned(self.simulation) if run.finetune else None,
         )
 
+    def _executor_description(self) -> str:
+        """Return how clients were computed, in words."""
+        text = str(self.plan)
+        if self.task.device.type != "cpu":
+            text += f" on {self.task.device}"
+        count = self.simulation.executor.processes
+        if count > 1:
+            text += f", {count} processes"
+        return text
+
     def _write_models(self) -> None:
-        checkpoint.make_folder(self.folder.models)
+        """Write the card and the global, shared, frozen and personal models."""
+        io.make_folder(self.folder.models)
         if card := Card.of(self.task, self.settings.run):
-            checkpoint.write_text(self.folder.card, card.write())
+            io.write_text(self.folder.card, card.write())
         method = self.settings.method
         if frozen := self.task.frozen:
-            checkpoint.write_tensors(self.folder.models / "frozen.safetensors", frozen)
+            io.write_tensors(self.folder.models / "frozen.safetensors", frozen)
         if method.has_global(self.task):
-            checkpoint.write_tensors(
-                self.folder.models / "global.safetensors", self.simulation.params
-            )
+            io.write_tensors(self.folder.models / "global.safetensors", self.simulation.params)
             if self.best_params:
-                checkpoint.write_tensors(
-                    self.folder.models / "global-best.safetensors", self.best_params
-                )
+                io.write_tensors(self.folder.models / "global-best.safetensors", self.best_params)
         elif names := method.shared_param_names(self.task):
             shared = {name: self.simulation.params[name] for name in names}
-            checkpoint.write_tensors(self.folder.models / "shared.safetensors", shared)
+            io.write_tensors(self.folder.models / "shared.safetensors", shared)
         if self.settings.run.save_personal and self.simulation.executor.keeps_models:
-            each = personal_parts(self.simulation)
+            each = personal_model_batches(self.simulation)
             parts = ({"client_ids": torch.from_numpy(ids), **models} for ids, models in each)
             write_stack(
                 self.folder.models / "personal.safetensors", len(self.simulation.store.ids), parts
             )
 
     def _write_clients(self, final: FinalScores) -> None:
-        """One line per client seen: size, scores on its own test data, bytes; and training samples of each class."""
-        store, head = self.simulation.store, self.task.metric
+        """Write ``clients.csv`` (size, test scores and bytes) and ``labels.csv`` (class counts)."""
+        store = self.simulation.store
+        metric = self.task.metric
         ids = store.ids
         columns: dict[str, list[Any]] = {
-            **self._who(ids),
+            **self._client_columns(ids),
             "samples": self.task.num_examples(torch.from_numpy(ids)).tolist(),
         }
         for name, scores in store.scores.get("test", {}).items():
-            columns[f"{name}_{head}"] = scores[head].tolist()
+            columns[f"{name}_{metric}"] = scores[metric].tolist()
         columns |= {f"personal_{name}": values.tolist() for name, values in final.personal.items()}
         columns |= final.columns
         for name, counts in store.counts.items():
             columns["rounds" if name == "rounds" else f"bytes_{name}"] = counts.tolist()
         write_table(self.folder.clients, columns)
         if (
-            self.here
+            self.is_simulation
             and isinstance(self.task, SupervisedTask)
             and self.task.target_kind == "classification"
-            and len(ids) <= LABELLED
+            and len(ids) <= MAX_CLIENTS_IN_LABELS
         ):
             counts = self.task.label_counts(torch.from_numpy(ids)).T
-            named = self.task.class_names or tuple(map(str, range(len(counts))))
-            classes = {name: held.tolist() for name, held in zip(named, counts, strict=True)}
-            write_table(self.folder.labels, {**self._who(ids), **classes})
+            names = self.task.class_names or tuple(map(str, range(len(counts))))
+            classes = {name: count.tolist() for name, count in zip(names, counts, strict=True)}
+            write_table(self.folder.labels, {**self._client_columns(ids), **classes})
 
-    def _who(self, ids: Ints) -> dict[str, list[Any]]:
-        """Columns that say whose a line is: the client's number, and its name if it has one."""
-        names = self.task.client_names
-        return {"client": ids.tolist(), **({"name": [names[k] for k in ids]} if names else {})}
+    def _client_columns(self, ids: Ints) -> dict[str, list[Any]]:
+        """Return the columns that identify clients: number, and name if clients have names."""
+        columns: dict[str, list[Any]] = {"client": ids.tolist()}
+        if self.task.client_names:
+            columns["name"] = [self.task.client_names[k] for k in ids]
+        return columns

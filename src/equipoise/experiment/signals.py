@@ -13,7 +13,11 @@ import torch
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads of one tensor operation while it lasts."""
+    """Set the number of torch threads within the context.
+
+    Args:
+        count: Threads of one tensor operation.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -24,24 +28,33 @@ def threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM once: stop after the round under way, so that what is saved is whole. Twice: stop at once."""
-    asked = False
+    """Handle SIGINT and SIGTERM gracefully within the context.
 
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
+    The first signal requests a stop after the current round, so that what is saved is complete. The
+    second raises ``KeyboardInterrupt``.
+
+    Yields:
+        A function that returns whether a stop was requested.
+    """
+    requested = False
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
-        with contextlib.suppress(OSError):  # nobody may be there to read it
+        requested = True
+        with contextlib.suppress(OSError):  # standard error may be closed
             os.write(2, b"\nstopping after this round (Ctrl-C again to stop at once)\n")
 
     try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are the caller's affair
+        before = {
+            number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+    except ValueError:  # not the main thread, which alone can handle signals
         yield lambda: False
         return
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""A small search over a method's options and the local training, on validation data; the same budget for each method.
+"""Search options of a method and of local training on validation data, with a fixed budget.
 
-Needs the extra ``tune`` (Optuna). Every trial is a run folder, and the study is on disk: a search resumes where it
-stopped.
+Needs the extra ``tune`` (Optuna). Every trial is a run folder, and the study is on disk: a search
+resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from equipoise.methods import find_method
 from equipoise.records.run_dir import Folder
 from equipoise.records.summary import validation_score
 from equipoise.settings.option_registry import find, options, resolve_names
-from equipoise.settings.run_config import ResourceConfig
+from equipoise.settings.resources import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
-from equipoise.utils import io as checkpoint
+from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
-LAST = 3  # evaluations whose mean validation score judges a trial
-Told = Callable[[str, int, float | None, dict[str, Any]], None]
-"""Called after each trial: method, number, score, options tried."""
+NUM_SCORED_EVALUATIONS = 3  # a trial is scored by the mean of its last 3 evaluations
+OnTrialEnd = Callable[[str, int, float | None, dict[str, Any]], None]
+"""Called after each trial with the method, the number, the score and the options tried."""
 
 
 def tune(
@@ -35,32 +35,36 @@ def tune(
     given: dict[str, Any],
     trials: int,
     out: Path,
-    told: Told | None = None,
-    means: ResourceConfig | None = None,
+    on_trial_end: OnTrialEnd | None = None,
+    resources: ResourceConfig | None = None,
 ) -> dict[str, Any]:
     """Search for good options of a method on validation data.
 
-    The first trial is the defaults, so the result is never worse than they are on the validation data of the search.
+    The first trial uses the defaults, so the result is never worse than they are on the
+    validation data of the search.
 
-    Arguments:
-        method: the method's name.
-        given: options that stay fixed.
-        trials: how many settings are tried.
-        out: the folder of the search; one that was cut short continues there.
-        told: called after every trial.
-        means: what each run may use of the machine.
+    Args:
+        method: Name of the method.
+        given: Options that stay fixed.
+        trials: Number of settings to try.
+        out: Folder of the search; an interrupted search continues there.
+        on_trial_end: Called after every trial.
+        resources: Resource limits of each run.
 
     Returns:
         The best options, which are also written to ``out/best.json``.
+
+    Raises:
+        UsageError: If Optuna is missing, or no trial gave a validation score.
     """
     optuna = _optuna()
     if trials < 1:
         raise UsageError(f"trials is {trials}: must be at least 1")
     base = RunSettings.from_options({**given, "method": method, "save_personal": False})
     ranges = search_space(find_method(method), base, given)
-    checkpoint.make_folder(out)
-    with checkpoint.locked(out):
-        _same_search(
+    io.make_folder(out)
+    with io.locked(out):
+        _check_same_search(
             out,
             {
                 "method": method,
@@ -70,28 +74,29 @@ def tune(
         )
         study = _study(optuna, out, method, {name: base.to_dict[name] for name in ranges})
         while (done := len(_finished(study))) < trials:
-            # A sampler per trial: a search that was cut short goes on with the trials that it would have had.
+            # One sampler per trial: a resumed search tries what it would have tried.
             study.sampler = optuna.samplers.TPESampler(seed=base.run.seed + done)
             trial = _next(optuna, study)
             tried = {name: _suggest(trial, name, low, high) for name, (low, high) in ranges.items()}
-            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", means)
-            study.tell(trial, score) if score is not None else study.tell(
-                trial, state=optuna.trial.TrialState.FAIL
-            )
-            if told:
-                told(method, done + 1, score, tried)
+            score = _score({**base.to_dict, **tried}, out / f"trial-{done:03d}", resources)
+            if score is None:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, score)
+            if on_trial_end:
+                on_trial_end(method, done + 1, score, tried)
         if not any(trial.value is not None for trial in study.trials):
             raise UsageError(
                 f"no trial of {method} gave a validation score: every one diverged or was refused"
             )
         best = dict(study.best_trial.params)
         result = {"method": method, "score": study.best_value, "trials": trials, "options": best}
-        checkpoint.write_text(out / "best.json", json.dumps(result, indent=1))
+        io.write_text(out / "best.json", json.dumps(result, indent=1))
     return best
 
 
 def _study(optuna: Any, out: Path, name: str, defaults: dict[str, Any]) -> Any:
-    """The search on disk, new or as far as it got."""
+    """Open the study on disk, or create it with the defaults as first trial."""
     storage = optuna.storages.JournalStorage(_Journal(out / "study.log"))
     study = optuna.create_study(
         storage=storage, study_name=name, direction="maximize", load_if_exists=True
@@ -101,20 +106,20 @@ def _study(optuna: Any, out: Path, name: str, defaults: dict[str, Any]) -> Any:
 
 
 def _next(optuna: Any, study: Any) -> Any:
-    """The trial that was cut short, if one was; else a new one."""
+    """Return the trial that was interrupted, or a new one."""
     begun = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     return optuna.trial.Trial(study, begun[0]._trial_id) if begun else study.ask()
 
 
 class _Journal:
-    """Where Optuna writes what happened: its journal, on our own way to the disk."""
+    """Journal backend of Optuna that uses the durable writes of this package."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         text = path.read_bytes() if path.exists() else b""
-        whole = text[: text.rfind(b"\n") + 1]  # a last line that a crash cut short did not happen
+        whole = text[: text.rfind(b"\n") + 1]  # ignore a last line that a crash cut
         if whole != text or not path.exists():
-            checkpoint.write_bytes(path, whole)
+            io.write_bytes(path, whole)
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
         try:
@@ -125,16 +130,28 @@ class _Journal:
             raise UsageError(f"'{self.path}' is damaged: choose another --out ({error})") from error
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        checkpoint.append(self.path, "".join(json.dumps(log) + "\n" for log in logs))
-        checkpoint.sync(self.path)
+        io.append(self.path, "".join(json.dumps(log) + "\n" for log in logs))
+        io.sync(self.path)
 
 
 def search_space(
     method: type[Method], base: RunSettings, given: dict[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Rate within a tenth and three times the task's own, epochs up to the task's own, and what the method names;
-    an option that is given stays fixed."""
-    usual, known = base.task_spec.training, options(method, base.task_spec)
+    """Return the ranges that are searched.
+
+    These are the learning rate (a tenth to three times the task's default), the epochs (up to the
+    task's default), and the options that the method declares.
+
+    Args:
+        method: Class of the method.
+        base: Settings of the search.
+        given: Options that stay fixed.
+
+    Returns:
+        Bounds by option.
+    """
+    usual = base.task_spec.training
+    known = options(method, base.task_spec)
     ranges: dict[str, tuple[float, float]] = {
         "lr": (usual.lr / 10, usual.lr * 3),
         "epochs": (1, usual.epochs),
@@ -149,7 +166,18 @@ def search_space(
 
 
 def read_best(folder: Path, method: str) -> dict[str, Any]:
-    """The options that a search for this method found."""
+    """Read the options that a search found.
+
+    Args:
+        folder: Folder of the searches.
+        method: Name of the method.
+
+    Returns:
+        The best options.
+
+    Raises:
+        UsageError: If there is no such search, or its file is damaged.
+    """
     path = folder / method / "best.json"
     if not path.is_file():
         raise UsageError(
@@ -162,22 +190,20 @@ def read_best(folder: Path, method: str) -> dict[str, Any]:
     return best
 
 
-def _score(flat: dict[str, Any], folder: Path, means: ResourceConfig | None) -> float | None:
-    """Mean validation score of a run's last evaluations; ``None`` if it was refused or never scored."""
-    checkpoint.remove(folder)  # a trial that was cut short starts anew
+def _score(flat: dict[str, Any], folder: Path, resources: ResourceConfig | None) -> float | None:
+    """Run a trial; return its validation score, or None if it was refused or never scored."""
+    io.remove(folder)  # an interrupted trial starts again
     settings = RunSettings.from_options(flat)
     try:
-        run(settings, folder, resources=means)
+        run(settings, folder, resources=resources)
     except UsageError:
         return None
     evaluated = [record for record in Folder(folder).stream() if record.evaluated]
-    headline = evaluated[-1].trained.headline or ""
-    scores = [
-        validation_score(record, headline, higher_is_better(headline)) for record in evaluated
-    ]
-    last = [score for score in scores[-LAST:] if score is not None]
-    checkpoint.remove(folder / "checkpoint")
-    checkpoint.remove(folder / "models")
+    metric = evaluated[-1].trained.headline or ""
+    scores = [validation_score(record, metric, higher_is_better(metric)) for record in evaluated]
+    last = [score for score in scores[-NUM_SCORED_EVALUATIONS:] if score is not None]
+    io.remove(folder / "checkpoint")
+    io.remove(folder / "models")
     return fmean(last) if last else None
 
 
@@ -191,12 +217,13 @@ def _suggest(trial: Any, name: str, low: float, high: float) -> float | int:
     return float(trial.suggest_float(name, low, high, log=True))
 
 
-def _same_search(out: Path, about: dict[str, Any]) -> None:
-    """A folder holds one search: going on with another would mix their trials."""
-    path, text = out / "search.json", json.dumps(about, indent=1)
+def _check_same_search(out: Path, about: dict[str, Any]) -> None:
+    """Raise ``UsageError`` if the folder holds another search."""
+    path = out / "search.json"
+    text = json.dumps(about, indent=1)
     if path.exists() and json.loads(path.read_text()) != json.loads(text):
         raise UsageError(f"'{out}' holds another search: choose another --out")
-    checkpoint.write_text(path, text)
+    io.write_text(path, text)
 
 
 def _optuna() -> Any:

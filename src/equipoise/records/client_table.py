@@ -1,4 +1,4 @@
-"""Tables of clients, ``clients.csv`` and ``labels.csv``: columns of numbers, and clients' names."""
+"""Read and write the tables of clients, ``clients.csv`` and ``labels.csv``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from pathlib import Path
 
 from equipoise.utils import io as files
 
-NAME = "name"
-"""The column of names, where clients have such."""
+NAME_COLUMN = "name"
+"""Column with the names of clients, if they have names."""
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[float | str]]) -> None:
-    """Columns as CSV, in the order of the first one."""
+    """Write columns as CSV, sorted by the first one.
+
+    Args:
+        path: File to write.
+        columns: Values by column, all of one length.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -25,25 +30,27 @@ def write_table(path: Path, columns: Mapping[str, Sequence[float | str]]) -> Non
 
 
 def read_table(path: Path) -> dict[str, list[float]]:
-    """The numbers that :func:`write_table` wrote; empty where there is no file."""
+    """Read the numeric columns; return nothing if there is no file."""
     rows = _rows(path)
     return {
         name: [_number(row[i]) for row in rows[1:]]
         for i, name in enumerate(rows[0])
-        if name != NAME
+        if name != NAME_COLUMN
     }
 
 
 def read_names(path: Path) -> dict[int, str]:
-    """Names of clients by their numbers; empty where they have none."""
+    """Read the names of clients by number; return nothing if they have no names."""
     head, *rows = _rows(path)
-    if NAME not in head:
+    if NAME_COLUMN not in head:
         return {}
-    number, name = head.index("client"), head.index(NAME)
+    number = head.index("client")
+    name = head.index(NAME_COLUMN)
     return {int(row[number]): row[name] for row in rows}
 
 
 def _rows(path: Path) -> list[list[str]]:
+    """Read all rows, the header first."""
     if not path.is_file():
         return [[]]
     with open(path, newline="") as file:
@@ -51,6 +58,7 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def _number(text: str) -> float:
+    """Parse a number; NaN if the text is none."""
     try:
         return float(text)
     except ValueError:

@@ -1,8 +1,9 @@
-"""Records to JSON and back, by the types of their fields: the one place where names and numbers change form.
+"""Convert records (dataclasses) to JSON and back, by the types of their fields.
 
-A field is written under its name without the underscore that Python's reserved words need (``global_``); one that has
-its default is left out; the parts of a :data:`Flat` one stand beside their owner's. JSON has no NaN and no infinity:
-they become null, and null is read as NaN where a number must be.
+A field is written under its name, without the underscore of names that Python reserves
+(``global_``). A field that has its default is left out. The entries of a :data:`Flat` field are
+merged into those of its owner. JSON has no NaN and no infinity: they become null, and null is read
+as NaN where a number is required.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from equipoise.records.scores import Scores
 
 T = TypeVar("T")
 Flat = Annotated[T, "flat"]
-"""The type of a field whose parts stand in JSON beside those of its owner."""
-WORDS = {
+"""Type of a field whose entries are merged into those of its owner."""
+TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "text",
@@ -31,16 +32,16 @@ WORDS = {
 
 
 def dumps(record: Any, indent: int | None = None) -> str:
-    """A record as JSON text."""
+    """Return a record as JSON text."""
     tree = encode(record)
     try:
         return json.dumps(tree, indent=indent, allow_nan=False)
-    except ValueError:  # rare, so that the common case is spared a walk through every number
+    except ValueError:  # rare; the common case needs no search for NaN
         return json.dumps(_finite(tree), indent=indent, allow_nan=False)
 
 
 def encode(value: Any) -> Any:
-    """A record as a tree of what JSON knows, numbers as they are."""
+    """Return a record as a tree of JSON types; NaN and infinity stay."""
     if is_dataclass(value):
         tree: dict[str, Any] = {}
         for item in fields(value):
@@ -60,12 +61,24 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[T], tree: Any) -> T:
-    """The record of this kind; a ``ValueError`` says which entry is missing, unknown or of the wrong type."""
+    """Build a record from a JSON tree.
+
+    Args:
+        kind: Type of the record.
+        tree: Parsed JSON.
+
+    Returns:
+        The record.
+
+    Raises:
+        ValueError: If an entry is missing, unknown or of the wrong type.
+    """
     found: T = _decode(kind, tree, "")
     return found
 
 
 def _decode(kind: Any, value: Any, name: str) -> Any:
+    """Decode a value of any type; ``name`` is its path, for errors."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _decode(inner[0], value, name)
@@ -93,7 +106,7 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
 
 
 def _decode_any(kinds: list[Any], value: Any, name: str) -> Any:
-    """The first of several kinds that the value is of."""
+    """Decode a union: the first type that fits."""
     for kind in kinds[:-1]:
         try:
             return _decode(kind, value, name)
@@ -103,7 +116,10 @@ def _decode_any(kinds: list[Any], value: Any, name: str) -> Any:
 
 
 def _decode_record(kind: Any, tree: dict[str, Any], name: str) -> Any:
-    hints, rest, found = _hints(kind), dict(tree), {}
+    """Decode a dataclass; flat fields take the entries that are left."""
+    hints = _hints(kind)
+    rest = dict(tree)
+    found = {}
     flattened = [item for item in fields(kind) if _is_flat(kind, item)]
     for item in fields(kind):
         if item in flattened:
@@ -124,7 +140,7 @@ def _decode_record(kind: Any, tree: dict[str, Any], name: str) -> Any:
 
 
 def _names(kind: Any) -> Iterator[str]:
-    """The entries that a flat field takes from its owner's; none means all that are left."""
+    """Iterate over the entries of a flat field; none means all that are left."""
     kind = get_args(kind)[0]
     for one in get_args(kind) or (kind,):
         if is_dataclass(one):
@@ -136,7 +152,9 @@ def _checked(kind: Any, value: Any, name: str) -> Any:
         kind is bool or not isinstance(value, bool)
     )
     if not fits:
-        raise ValueError(f"{repr(name) if name else 'it'} must be {WORDS.get(kind, kind.__name__)}")
+        raise ValueError(
+            f"{repr(name) if name else 'it'} must be {TYPE_NAMES.get(kind, kind.__name__)}"
+        )
     return value
 
 

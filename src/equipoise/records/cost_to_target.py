@@ -1,4 +1,4 @@
-"""What a run spends until a score is reached: time, energy, bytes."""
+"""Cost of a run until a score is reached: time, energy, bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from equipoise.records.rounds import RoundRecord
 
 @dataclass(frozen=True)
 class Spending:
-    """What was spent by the end of a round."""
+    """Total cost at the end of a round."""
 
     round: int
     seconds: float
-    """By the run's clock."""
+    """Time by the clock of the run."""
     joules: float
-    """Not a number where clients are elsewhere."""
+    """Energy of the clients; NaN in deployments."""
     megabytes: float
 
 
 def spendings(records: Sequence[RoundRecord]) -> Iterator[Spending]:
-    """After each round of a run; nothing of runs from before there was a clock."""
+    """Iterate over the cost after each round; nothing if the run has no clock."""
     joules = megabytes = 0.0
     for record in records:
         if record.clock is None:
@@ -33,7 +33,17 @@ def spendings(records: Sequence[RoundRecord]) -> Iterator[Spending]:
 
 
 def best(records: Sequence[RoundRecord], name: str, headline: str, higher: bool) -> float | None:
-    """The best named score of a run."""
+    """Return the best score of a run.
+
+    Args:
+        records: All rounds.
+        name: Evaluation, one of ``NAMED``.
+        headline: Metric.
+        higher: Whether higher is better.
+
+    Returns:
+        The score; None if there is none.
+    """
     values = [
         value for record in records if (value := record.named(name).get(headline)) is not None
     ]
@@ -43,7 +53,18 @@ def best(records: Sequence[RoundRecord], name: str, headline: str, higher: bool)
 def reached(
     records: Sequence[RoundRecord], name: str, headline: str, higher: bool, target: float
 ) -> Spending | None:
-    """What was spent when a named score was first as good as this; ``None`` if it never was."""
+    """Return the cost at which a score first reached a target.
+
+    Args:
+        records: All rounds.
+        name: Evaluation, one of ``NAMED``.
+        headline: Metric.
+        higher: Whether higher is better.
+        target: Score to reach.
+
+    Returns:
+        The cost; None if the target was never reached.
+    """
     for record, spent in zip(records, spendings(records), strict=False):
         value = record.named(name).get(headline)
         if value is not None and (value >= target if higher else value <= target):
@@ -52,5 +73,5 @@ def reached(
 
 
 def target_of(best: float, share: float, higher: bool) -> float:
-    """A share of the best score; of an error, the error that is so much larger."""
+    """Return the target: ``best * share``, or ``best / share`` if lower is better."""
     return best * share if higher else best / share

@@ -11,7 +11,7 @@ from equipoise.records.scores import Evaluated, Evaluations
 
 @dataclass(frozen=True)
 class MeanMinMax:
-    """A quantity over clients."""
+    """Mean, minimum and maximum of a quantity over clients."""
 
     mean: float
     min: float
@@ -20,24 +20,30 @@ class MeanMinMax:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Traffic of all clients together, as the server sees it: ``down`` to the clients, ``up`` from them."""
+    """Traffic of all clients: ``up`` to the server, ``down`` to the clients."""
 
     up: int
     down: int
 
     def __add__(self, other: Bytes) -> Bytes:
+        """Add two amounts of traffic."""
         return Bytes(self.up + other.up, self.down + other.down)
 
     @property
     def both(self) -> int:
+        """Sum of both directions."""
         return self.up + self.down
 
 
 @dataclass(frozen=True)
 class PrivacySpent:
-    """Privacy spent so far: ``epsilon`` of the released models, ``epsilon_server`` of the uploads; ``None``: no bound.
+    """Privacy spent so far; an epsilon is None if there is no bound.
 
-    ``uploads``: of the client that made most of them.
+    Attributes:
+        epsilon: Against those who see the released models.
+        epsilon_server: Against the server, which sees the uploads.
+        delta: Delta of both.
+        uploads: Uploads of the client that made most of them.
     """
 
     epsilon: float | None
@@ -48,51 +54,52 @@ class PrivacySpent:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord(Evaluated):
-    """What happened in a round. Entries that do not apply are ``None`` or empty, and absent in JSON.
+    """One round. Entries that do not apply are None or empty, and absent in JSON.
 
-    Clients' scores are means over all clients seen so far: one that was absent counts with the model it holds.
+    Scores of clients are means over all participants so far; an absent client counts with the model
+    that it holds.
     """
 
     round: int
     clients: int
-    """Clients that were asked."""
+    """Number of clients that were selected."""
     seen: int
-    """Clients that have replied in this round or an earlier one."""
+    """Number of clients that have replied in this round or an earlier one."""
     test: Flat[Evaluations | None] = None
-    """Scores on test data; ``None`` in a round without evaluation."""
+    """Scores on test data; None in a round without evaluation."""
     val: Evaluations | None = None
     """Scores on validation data."""
     train: dict[str, MeanMinMax]
-    """Epochs and rates as taken."""
+    """Epochs and learning rates that clients used."""
     ids: list[int] | None = None
-    """Who replied, where that is not everybody; lists below are in this order."""
+    """Ids of the clients that replied, if not all did; the lists below have this order."""
     steps: int | None = None
-    """Gradient steps of all clients together, where they tell."""
+    """Gradient steps of all clients together, if reported."""
     decisions: dict[str, list[float]] | None = None
-    """Epochs and rates of each client, where they differ."""
+    """Epochs and learning rates of each client, if they differ."""
     bytes: Bytes
     clock: float | None = None
     """Simulated seconds since the start of the run, at the end of this round."""
     energy: float | None = None
-    """Joules of the clients whose round ended or was ended in this one."""
+    """Joules of the clients whose work ended in this round."""
     staleness: MeanMinMax | None = None
-    """How many models old the replies were, where any may be late."""
+    """Age of the replies in server models, if replies may be stale."""
     dropped: list[int]
-    """Clients whose reply was of no use: its update, state or personal model was not finite, or see ``left_out``."""
+    """Clients whose reply was not used: not finite, or see ``rejected``."""
     rejected: dict[int, str] = field(default_factory=dict)
-    """Clients of ``dropped`` that reported what they must not, or made the server fail: why."""
+    """Reasons for clients of ``dropped`` that sent invalid reports or made the server fail."""
     absent: dict[int, str] = field(default_factory=dict)
-    """Clients that did not reply, and why."""
+    """Reasons of the clients that did not reply."""
     skipped: str | None = None
     """Why the round changed nothing."""
     privacy: PrivacySpent | None = None
     logged: dict[str, Any] = field(default_factory=dict)
-    """What the method noted: anything that JSON knows, usually a number or one per client (of many, their spread)."""
+    """Values that the method logged: usually a number, or one per client."""
     stop: str | None = None
     """Why the run ends here, before its last round."""
     seconds: float
 
     @property
     def evaluated(self) -> bool:
-        """Whether clients were scored."""
+        """Whether clients were evaluated."""
         return bool(self.trained)

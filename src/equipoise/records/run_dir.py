@@ -1,4 +1,4 @@
-"""The folder of a run: where everything is, and how it is read and written."""
+"""The folder of a run: paths of its files, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -20,85 +20,98 @@ ENTRIES = (
     *("preparation.json", "data.sha256", "devices.csv"),
     *("trackers.json", "tensorboard", "wandb", "models", "checkpoint"),
 )
-"""All that a run writes but its config."""
+"""Everything that a run writes, except its config."""
 
-SHOWN = 20  # names of clients that an error tells
+MAX_LISTED_CLIENTS = 20  # names in an error message
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The paths of a run."""
+    """Paths and files of a run."""
 
     path: Path
 
     @property
     def config(self) -> Path:
+        """Options of the run."""
         return self.path / "config.json"
 
     @property
     def rounds(self) -> Path:
+        """Log with one line per round."""
         return self.path / "rounds.jsonl"
 
     @property
     def summary(self) -> Path:
+        """Summary of the finished run."""
         return self.path / "summary.json"
 
     @property
     def checkpoint(self) -> Path:
+        """Last checkpoint."""
         return self.path / "checkpoint" / "last.safetensors"
 
     @property
     def executor(self) -> Path:
+        """Executor that was chosen by measurement."""
         return self.path / "executor.json"
 
     @property
     def preparation(self) -> Path:
-        """How raw rows become a model's input, where the task has tables."""
+        """Preprocessing of tables or recordings."""
         return self.path / "preparation.json"
 
     @property
     def fingerprint(self) -> Path:
-        """Of the data that the run began with."""
+        """Fingerprint of the data that the run began with."""
         return self.path / "data.sha256"
 
     @property
     def devices(self) -> Path:
-        """The table of devices that the run began with, where it is the user's own."""
+        """Device table of the user that the run began with."""
         return self.path / "devices.csv"
 
     @property
     def models(self) -> Path:
+        """Folder of the models."""
         return self.path / "models"
 
     @property
     def card(self) -> Path:
-        """What the models are."""
+        """Card of the models."""
         return self.models / "card.json"
 
     @property
     def trackers(self) -> Path:
+        """State of the trackers."""
         return self.path / "trackers.json"
 
     @property
     def report(self) -> Path:
+        """HTML report."""
         return self.path / "report.html"
 
     @property
     def clients(self) -> Path:
+        """Table of clients: size, scores and traffic."""
         return self.path / "clients.csv"
 
     @property
     def labels(self) -> Path:
+        """Table of class counts of clients."""
         return self.path / "labels.csv"
 
     def demand(self) -> None:
-        """Refuse a folder that is not a run's, or whose run was written in another format."""
+        """Raise ``UsageError`` if this is no folder of a run, or one of another format."""
         if not self.config.is_file():
             raise UsageError(f"'{self.path}' is not a run folder: it has no config.json")
         read_config(self.config)
 
     def begun(self) -> bool:
-        """Whether there is anything in it; not if a run was cut short before it wrote its config."""
+        """Return whether the folder is in use.
+
+        It is not if a run ended before it wrote its config.
+        """
         if not self.path.is_dir():
             return self.path.exists()
         before = (self.preparation, self.fingerprint, self.devices)  # written before the config
@@ -110,12 +123,20 @@ class Folder:
         return any(entry.name not in empty for entry in self.path.iterdir())
 
     def refuse(self, again: bool) -> None:
-        """Refuse a folder that must not be written to; ``again``: one with a run in it may be."""
+        """Check that a run may be written to the folder.
+
+        Args:
+            again: Whether the folder may contain a run.
+
+        Raises:
+            UsageError: If the folder is in use, or by something else than a run.
+        """
         if not self.begun():
             return
         if not again:
             raise UsageError(
-                f"'{self.path}' exists already: choose another --out, or give --resume or --overwrite"
+                f"'{self.path}' exists already: choose another --out, or give --resume or "
+                "--overwrite"
             )
         if not self.config.is_file():
             raise UsageError(
@@ -123,14 +144,24 @@ class Folder:
             )
 
     def find_client(self, wanted: str) -> int:
-        """A client's number by its name, or by the number itself if no client is named so."""
+        """Find a client.
+
+        Args:
+            wanted: Name of the client, or its number if no client has that name.
+
+        Returns:
+            The number of the client.
+
+        Raises:
+            UsageError: If there is no client of that name.
+        """
         names = read_names(self.clients)
         number = next((client for client, name in names.items() if name == wanted), None)
         if number is not None:
             return number
         if not wanted.isdecimal():
             known = (
-                f": it has {', '.join(list(names.values())[:SHOWN])}"
+                f": it has {', '.join(list(names.values())[:MAX_LISTED_CLIENTS])}"
                 if names
                 else ": give its number"
             )
@@ -140,13 +171,17 @@ class Folder:
         return int(wanted)
 
     def clear(self) -> None:
-        """Remove what a run has written, but the config: without one it would be no run's folder any more."""
+        """Remove the files of a run, except the config, which marks the folder as a run."""
         for name in ENTRIES:
             io.remove(self.path / name)
         io.sync(self.path)
 
     def check(self) -> None:
-        """Refuse a config or a log that is not the one that the last checkpoint was saved with."""
+        """Check that config and log are those of the last checkpoint.
+
+        Raises:
+            UsageError: If one was changed, cut or damaged.
+        """
         if not self.checkpoint.is_file():
             return
         meta = io.read_meta(self.checkpoint)
@@ -163,7 +198,7 @@ class Folder:
             raise UsageError(f"'{self.rounds}' was damaged or edited: its checksum does not match")
 
     def stream(self) -> Iterator[RoundRecord]:
-        """Rounds on disk, one at a time; a last line that a crash cut short is left out."""
+        """Iterate over the rounds on disk; a last line that a crash cut is ignored."""
         if not self.rounds.exists():
             return
         with open(self.rounds, "rb") as lines:
@@ -175,11 +210,11 @@ class Folder:
                 yield self.read_round(tree)
 
     def records(self) -> list[RoundRecord]:
-        """All rounds on disk."""
+        """Return all rounds on disk."""
         return list(self.stream())
 
     def read_round(self, tree: object) -> RoundRecord:
-        """One line of the log."""
+        """Decode one line of the log; raise ``UsageError`` if it is damaged."""
         try:
             return codec.decode(RoundRecord, tree)
         except ValueError as error:
@@ -188,22 +223,30 @@ class Folder:
             ) from error
 
     def write_rounds(self, records: Sequence[RoundRecord]) -> int:
-        """The whole log anew; gives its checksum."""
+        """Rewrite the whole log and return its checksum."""
         io.write_text(self.rounds, _lines(records))
         return self.checksum_of(records)
 
     def checksum_of(self, records: Sequence[RoundRecord]) -> int:
-        """Of a log with these rounds."""
+        """Return the checksum of a log with these rounds."""
         return io.checksum(_lines(records).encode())
 
     def append_round(self, record: RoundRecord, before: int) -> int:
-        """One more line of the log; gives its checksum, from that of the lines before."""
+        """Append a round to the log.
+
+        Args:
+            record: The round.
+            before: Checksum of the log so far.
+
+        Returns:
+            Checksum of the new log.
+        """
         line = codec.dumps(record) + "\n"
         io.append(self.rounds, line)
         return io.checksum(line.encode(), before)
 
     def read_summary(self) -> Summary:
-        """The summary of a finished run."""
+        """Read the summary of a finished run; raise ``UsageError`` if it is damaged."""
         try:
             text = self.summary.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -216,8 +259,10 @@ class Folder:
             ) from error
 
     def write_summary(self, summary: Summary) -> None:
+        """Write the summary, which marks the run as finished."""
         io.write_text(self.summary, codec.dumps(summary, indent=1))
 
 
 def _lines(records: Sequence[RoundRecord]) -> str:
+    """Return the text of a log."""
     return "".join(codec.dumps(record) + "\n" for record in records)

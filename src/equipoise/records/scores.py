@@ -11,12 +11,12 @@ NAMED = ("global", "received", "trained", "personal")
 
 
 class Scores(Mapping[str, float | None]):
-    """The metrics of one evaluation, the task's headline first: ``scores.acc`` or ``scores["acc"]``.
+    """Metrics of one evaluation, the main metric first: ``scores.acc`` or ``scores["acc"]``.
 
-    Of clients' models they are means over clients, with ``std`` and ``p10`` (the decile) of the headline beside them.
-    A metric without a finite value is ``None``. One whose name Python reserves has an underscore: ``scores.return_``.
-    Where nothing was evaluated (a server without a whole model, a round between evaluations) there are no metrics: the
-    scores are empty, hence false, and any attribute is ``None``.
+    Metrics of clients are means over clients, with ``std`` and ``p10`` (the first decile) of the
+    main metric. A metric without a finite value is None. A name that Python reserves has an
+    underscore: ``scores.return_``. If nothing was evaluated (a server without a whole model, a
+    round between evaluations) the scores are empty, hence false, and any attribute is None.
     """
 
     __slots__ = ("_values",)
@@ -28,7 +28,7 @@ class Scores(Mapping[str, float | None]):
         }
 
     def __getattr__(self, name: str) -> Any:
-        """A ``float`` or ``None``; untyped, so that code may compare scores without asking first."""
+        """Return a metric, a float or None; untyped, so that scores can be compared directly."""
         if name.startswith("_"):
             raise AttributeError(name)
         if self._values and name.rstrip("_") not in self._values:
@@ -58,7 +58,7 @@ class Scores(Mapping[str, float | None]):
 
     @property
     def headline(self) -> str | None:
-        """The name of the first metric, which tables show."""
+        """Name of the main metric."""
         return next(iter(self._values), None)
 
 
@@ -67,27 +67,27 @@ NOTHING = Scores()
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluations:
-    """What is scored: the server's model, and the clients' models as received, as trained and as they use them."""
+    """Scores of the server's model and of the clients' models: received, trained, personal."""
 
     global_: Scores
-    """Empty where the server holds no whole model."""
+    """Empty if the server holds no whole model."""
     received: Scores = NOTHING
     trained: Scores = NOTHING
     personal: Scores = NOTHING
 
     def named(self, name: str) -> Scores:
-        """By its name in JSON, one of :data:`NAMED`."""
+        """Return one evaluation by its name in JSON, one of :data:`NAMED`."""
         found: Scores = getattr(self, "global_" if name == "global" else name)
         return found
 
 
 class Evaluated:
-    """What a round and a run have in common: test scores, directly as attributes."""
+    """Test scores as attributes, for rounds and runs."""
 
     test: Evaluations | None
 
     def named(self, name: str) -> Scores:
-        """By its name in JSON, one of :data:`NAMED`."""
+        """Return one evaluation by its name in JSON, one of :data:`NAMED`."""
         return self.test.named(name) if self.test else NOTHING
 
     @property
@@ -113,9 +113,9 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class ClientFinalScores:
-    """What is known of one client's own model after the last round."""
+    """Scores of one client's model after the last round."""
 
     scores: Mapping[str, float]
-    """All that the task knows, on the client's test rows."""
+    """All metrics of the task on the client's test rows."""
     beside: Mapping[str, float]
-    """Further columns of the table of clients: the headline's interval, and the metric of whoever is to beat."""
+    """Further columns of clients.csv: confidence interval and baselines of the metric."""

@@ -1,4 +1,4 @@
-"""Results beyond the rounds: newcomers, fine-tuned models, the certificate of an equilibrium."""
+"""Summary of a finished run: scores, convergence, cost, held-out clients, certificate."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from equipoise.records.scores import NOTHING, Evaluated, Evaluations, Scores
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Clients that training never saw, scored after some training of their own."""
+    """Scores of held-out clients after some local training."""
 
     clients: int
     after: Flat[dict[int, Scores]]
-    """By their epochs (of agents: environment steps) so far."""
+    """Scores by epochs of local training (of agents: environment steps)."""
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """Personal models after local fine-tuning, and the rate and epochs that validation data chose for all clients."""
+    """Scores after fine-tuning, with ``lr`` and ``epochs`` chosen by validation data."""
 
     scores: Flat[Scores]
     lr: float | None
-    """``None`` where no tuning at all was best."""
+    """None if no fine-tuning was best."""
     epochs: int
 
 
 @dataclass(frozen=True)
 class ClientGains:
-    """Relative gains of utility of clients that deviate alone."""
+    """Relative gains in utility of clients that deviate alone."""
 
     largest: float
     mean: float
     gaining: float
-    """The share of the clients that gain."""
+    """Share of the clients that gain."""
 
 
 @dataclass(frozen=True)
 class ServerGains:
-    """Relative gains of the server from other weights: in its own utility, and in that of the aggregate."""
+    """Relative gains of the server from other weights, for itself and for the aggregate."""
 
     gain: float
     gain_of_the_aggregate: float
@@ -51,36 +51,36 @@ class ServerGains:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """How far the last strategies are from an equilibrium, as far as ``samples`` deviations of each player tell."""
+    """Distance of the last strategies from an equilibrium, from sampled deviations."""
 
     round: int
     samples: int
     clients: ClientGains
     server: ServerGains | None = None
-    """``None`` where the server does not choose weights."""
+    """None if the server does not choose weights."""
     largest_gain: float
-    """The largest relative gain of any player: 0.05 means that somebody could raise its utility by 5 %."""
+    """Largest relative gain of any player: 0.05 is a gain in utility of 5 %."""
 
 
-WINDOW = 5  # evaluations that are averaged to judge convergence
-TOLERANCE = 0.005  # half a point
+CONVERGENCE_WINDOW = 5  # evaluations in the moving average
+CONVERGENCE_TOLERANCE = 0.005  # half a percentage point
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Which run it was."""
+    """Identity of a run."""
 
     method: str
     task: str
     model: str
     seed: int
     executor: str | None = None
-    """How clients were computed, and why so; ``None`` where clients were elsewhere."""
+    """How clients were computed, and why; None in deployments."""
 
 
 @dataclass(frozen=True)
 class Converged:
-    """The first round from which a score has stopped improving; ``None`` where it has not."""
+    """First round from which a score has stopped improving; None if it has not."""
 
     global_: int | None
     personal: int | None
@@ -88,15 +88,15 @@ class Converged:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Evaluated):
-    """A finished run; its scores (``summary.personal.acc``) are those of the last round."""
+    """Summary of a finished run; its scores (``summary.personal.acc``) are of the last round."""
 
     about: Flat[About]
     rounds: int
     stopped: str | None
-    """Why it ended before its last round, if it did."""
+    """Why the run ended before its last round, if it did."""
     test: Flat[Evaluations]
     best_round: int | None
-    """The round with the best validation score; ``None`` where nothing was validated."""
+    """Round with the best validation score; None without validation data."""
     best: Evaluations
     """Test scores of that round, else of the last one."""
     converged_round: Converged
@@ -104,9 +104,9 @@ class Summary(Evaluated):
     dropped_updates: int
     bytes: Bytes
     bytes_before: Bytes | None = None
-    """What clients exchanged before the first round to prepare their data; part of ``bytes``."""
+    """Traffic before the first round, for preprocessing; part of ``bytes``."""
     steps: int | None = None
-    """Gradient steps of all clients in all rounds, where they tell."""
+    """Gradient steps of all clients in all rounds, if reported."""
     clock: float | None = None
     """Simulated seconds of the run."""
     energy: float | None = None
@@ -114,9 +114,9 @@ class Summary(Evaluated):
     seconds: float
     privacy: PrivacySpent | None = None
     undefined: dict[str, int] = field(default_factory=dict)
-    """Clients for which a score of the personal models does not exist (the AUC of one class alone): not in its mean."""
+    """Clients without a score (the AUC of one class only), which are not in its mean."""
     extra: Flat[dict[str, Any]] = field(default_factory=dict)
-    """What the task adds (:meth:`Task.summary`)."""
+    """Entries that the task adds (:meth:`Task.summary`)."""
     newcomers: Newcomers | None = None
     finetuned: Finetuned | None = None
     certificate: Certificate | None = None
@@ -124,25 +124,33 @@ class Summary(Evaluated):
 
 @dataclass(frozen=True)
 class Compared:
-    """``compare.json``: the command as typed, and the summaries of each method, one per seed."""
+    """Content of ``compare.json``: the command, and the summaries of each method, one per seed."""
 
     command: list[str]
     summaries: dict[str, list[Summary]]
 
 
 def validation_score(record: RoundRecord, headline: str, higher_is_better: bool) -> float | None:
-    """What "best" means: the global model on public data and the personal ones on their own count alike.
+    """Return the score by which rounds are compared; higher is better.
 
-    Under noise only public data are read: what clients' own rows say of a model would choose without noise.
+    It is the mean of the global model's score on public data and the personal models' on their own
+    data. With differential privacy only public data count: a choice by the clients' rows would leak
+    without noise.
+
+    Args:
+        record: The round.
+        headline: Main metric.
+        higher_is_better: Whether a higher metric is better.
+
+    Returns:
+        The score; None if nothing was validated.
     """
-    noised = record.privacy is not None and record.privacy.epsilon is not None
-    scores = (
-        ()
-        if record.val is None
-        else (record.val.global_,)
-        if noised
-        else (record.val.global_, record.val.personal)
-    )
+    if record.val is None:
+        return None
+    scores = [record.val.global_]
+    is_noisy = record.privacy is not None and record.privacy.epsilon is not None
+    if not is_noisy:
+        scores.append(record.val.personal)
     values = [value for score in scores if (value := score.get(headline)) is not None]
     if not values:
         return None
@@ -152,31 +160,52 @@ def validation_score(record: RoundRecord, headline: str, higher_is_better: bool)
 def convergence_round(
     records: Sequence[RoundRecord], name: str, headline: str, higher_is_better: bool
 ) -> int | None:
-    """The first round from which a named score has stopped improving.
+    """Return the first round from which a score has stopped improving.
 
-    That is: the first evaluation whose mean over the last five is within half a point of the best such mean.
+    That is the first evaluation at which the moving average over five evaluations is within half a
+    point of its best value.
+
+    Args:
+        records: Rounds with evaluations.
+        name: Evaluation, one of ``NAMED``.
+        headline: Main metric.
+        higher_is_better: Whether a higher metric is better.
+
+    Returns:
+        The round; None if there are fewer than five evaluations.
     """
     points = [
         (record.round, value)
         for record in records
         if (value := record.named(name).get(headline)) is not None
     ]
-    if len(points) < WINDOW:
+    if len(points) < CONVERGENCE_WINDOW:
         return None
     sign = 1.0 if higher_is_better else -1.0
     means = [
-        sign * fmean(value for _, value in points[i - WINDOW + 1 : i + 1])
-        for i in range(WINDOW - 1, len(points))
+        sign * fmean(value for _, value in points[i - CONVERGENCE_WINDOW + 1 : i + 1])
+        for i in range(CONVERGENCE_WINDOW - 1, len(points))
     ]
-    first = next(i for i, mean in enumerate(means) if mean >= max(means) - TOLERANCE)
-    return points[first + WINDOW - 1][0]
+    first = next(i for i, mean in enumerate(means) if mean >= max(means) - CONVERGENCE_TOLERANCE)
+    return points[first + CONVERGENCE_WINDOW - 1][0]
 
 
 def summarise(
     about: About, records: Sequence[RoundRecord], headline: str, higher_is_better: bool
 ) -> Summary:
-    """From all rounds of a run to its summary."""
-    last, nothing = records[-1], Evaluations(global_=NOTHING)
+    """Summarise all rounds of a run.
+
+    Args:
+        about: Identity of the run.
+        records: All rounds.
+        headline: Main metric.
+        higher_is_better: Whether a higher metric is better.
+
+    Returns:
+        The summary.
+    """
+    last = records[-1]
+    nothing = Evaluations(global_=NOTHING)
     evaluated = [record for record in records if record.evaluated]
     scored = [
         (validation_score(record, headline, higher_is_better), record) for record in evaluated

@@ -1,1 +1,1 @@
-"""A run's options: typed configs, their names on the command line and in files."""
+"""Options of a run: typed configs, and their names on the command line and in files."""

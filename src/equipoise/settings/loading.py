@@ -1,4 +1,4 @@
-"""Methods and tasks as they are given, names or values, and as a run's ``config.json`` records them."""
+"""Load the settings of a run from Python values or from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -16,38 +16,71 @@ from equipoise.utils.errors import IN_PYTHON, UsageError
 
 
 def settings_of(given: Mapping[str, Any]) -> RunSettings:
-    """Settings whose ``method`` may also be a class or an instance, whose options then count, and ``task`` a value."""
-    given, method = dict(given), given.get("method", "fedavg")
+    """Return settings from options whose method and task may be Python values.
+
+    Args:
+        given: Options by name. ``method`` is a name, a class, or an instance, whose options then
+            count; ``task`` is a name or a task specification.
+
+    Returns:
+        The settings.
+
+    Raises:
+        UsageError: If an option is unknown, wrong or given twice.
+    """
+    given = dict(given)
+    method = given.get("method", "fedavg")
     if isinstance(method, Method):
-        # By their full names, which no option of the task can have; one that is given beside them is refused.
-        own = {
-            f"method.{item.name}": getattr(method, item.name) for item in dataclasses.fields(method)
-        }
-        given, method = {**given, **own}, type(method)
+        # Full names cannot be options of the task; an option that is also in given is refused.
+        for item in dataclasses.fields(method):
+            given[f"method.{item.name}"] = getattr(method, item.name)
+        method = type(method)
     return RunSettings.from_options({**given, "method": method})
 
 
 def settings_in(
     config: Path, method: type[Method] | None = None, task: TaskSpec | None = None
 ) -> RunSettings:
-    """Those of a run's ``config.json``; ``method`` and ``task``: what the run was given in Python."""
+    """Read the settings of a run.
+
+    Args:
+        config: The ``config.json`` of the run.
+        method: Class of its method, if that was given in Python.
+        task: Its task, if that was made in Python.
+
+    Returns:
+        The settings.
+
+    Raises:
+        UsageError: If the run has another method or task.
+    """
     given = read_config(config)
-    asked = {
-        "method": method and recorded_name(find_method(method)),
-        "task": task and find_task(task).recorded_name,
-    }
-    for what, name in asked.items():
-        if name and given.get(what) != name:
+    recorded: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    if method is not None:
+        recorded["method"] = recorded_name(find_method(method))
+        values["method"] = method
+    if task is not None:
+        recorded["task"] = find_task(task).recorded_name
+        values["task"] = task
+    for option, name in recorded.items():
+        if given.get(option) != name:
             raise UsageError(
-                f"'{config.parent}' is a run with {what} '{given.get(what)}', not '{name}': give that one"
+                f"'{config.parent}' is a run with {option} '{given.get(option)}', not '{name}': "
+                "give that one"
             )
-    values = {"method": method, "task": task}
-    return RunSettings.from_options(
-        {**given, **{what: value for what, value in values.items() if value is not None}}
-    )
+    return RunSettings.from_options({**given, **values})
 
 
 def settings_like(settings: RunSettings, config: Path) -> RunSettings:
-    """Those of a run's ``config.json``, with the method and task of these settings where Python made them."""
+    """Read the settings of a run that may use the same Python method or task.
+
+    Args:
+        settings: Settings whose method and task are used if they were made in Python.
+        config: The ``config.json`` of the run.
+
+    Returns:
+        The settings of the run.
+    """
     method = type(settings.method) if settings.run.method.startswith(f"{IN_PYTHON}:") else None
     return settings_in(config, method, settings.task_spec if settings.task_spec.in_python else None)

@@ -1,7 +1,7 @@
-"""Which options a run has, whose they are, and by which names they are given.
+"""Registry of the options of a run: owners, types, defaults and names.
 
-An option's short name is enough where it is unique. Where method and task both have one of that name, it is given as
-``method.alpha`` or ``task.alpha``; these full names are always accepted.
+The short name of an option suffices if it is unique. If method and task both have an option of that
+name, it is given as ``method.alpha`` or ``task.alpha``; these full names are always accepted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from equipoise.settings.run_config import RunConfig
 from equipoise.tasks import TaskSpec
 from equipoise.utils.errors import UsageError, nearest
 
-OWNED = ("task", "method")
-"""Owners whose options have full names; those of the others are nobody else's."""
+OWNERS_WITH_FULL_NAMES = ("task", "method")
+"""Owners whose options may share a short name; those of other owners must be unique."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a run: where it belongs, its type, default, and what is declared of it."""
+    """One option of a run: name, owner, type, default and constraint."""
 
     name: str
     owner: str
@@ -35,19 +35,32 @@ class Option:
 
     @property
     def full(self) -> str:
-        return f"{self.owner}.{self.name}" if self.owner in OWNED else self.name
+        """Name with the owner, such as ``method.alpha``."""
+        return f"{self.owner}.{self.name}" if self.owner in OWNERS_WITH_FULL_NAMES else self.name
 
     @property
     def help(self) -> str:
+        """Text for ``--help``: description, bounds and default."""
         return f"{self.rule.help} {documented(self.default, self.rule)}".lstrip()
 
 
 OptionTable = Mapping[str, Option]
-"""Options by the name under which a run's files keep them: the short one where it is unique, else the full one."""
+"""Options by name: the short one if it is unique, else the full one."""
 
 
 def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
-    """Every option that a run of this method on this task takes."""
+    """Return all options of a run.
+
+    Args:
+        method: Class of the method.
+        task: Specification of the task.
+
+    Returns:
+        Options by name.
+
+    Raises:
+        UsageError: If an option of the method or task has the name of an option of the run.
+    """
     found = [
         *of_config(RunConfig, "run"),
         *of_config(ClockConfig, "timing"),
@@ -59,16 +72,29 @@ def options(method: type[Method], task: TaskSpec) -> dict[str, Option]:
     known: dict[str, Option] = {}
     for item in found:
         same = [other for other in found if other.name == item.name]
-        if any(other.owner not in OWNED for other in same) and len(same) > 1:
+        if any(other.owner not in OWNERS_WITH_FULL_NAMES for other in same) and len(same) > 1:
             raise UsageError(
-                f"{same[1].owner} option '{item.name}' is also an option of {same[0].owner}: rename it"
+                f"{same[1].owner} option '{item.name}' is also an option of {same[0].owner}: "
+                "rename it"
             )
         known[item.name if len(same) == 1 else item.full] = item
     return known
 
 
 def of_config(config: type, owner: str, defaults: Options | None = None) -> list[Option]:
-    """The options of one typed config; ``defaults``: an instance whose values are the defaults here."""
+    """Return the options of one typed config.
+
+    Args:
+        config: Class of the config.
+        owner: Owner of the options.
+        defaults: Instance whose values are the defaults; those of the class if None.
+
+    Returns:
+        The options, in the order of the fields.
+
+    Raises:
+        UsageError: If an option has no default.
+    """
     found = []
     for item in dataclasses.fields(config):
         if item.default is MISSING:
@@ -81,12 +107,23 @@ def of_config(config: type, owner: str, defaults: Options | None = None) -> list
 
 
 def has_option(known: OptionTable, name: str) -> bool:
-    """Whether there is an option with this short or full name."""
+    """Return whether there is an option with this short or full name."""
     return any(name in (item.name, item.full) for item in known.values())
 
 
 def find(known: OptionTable, name: str) -> str:
-    """The key in ``known`` of an option with this short or full name."""
+    """Find the key of an option.
+
+    Args:
+        known: All options.
+        name: Short or full name.
+
+    Returns:
+        The key in ``known``.
+
+    Raises:
+        UsageError: If the name is unknown, or method and task both have it.
+    """
     if name in known:
         return name
     keys = [key for key, item in known.items() if name in (item.name, item.full)]
@@ -100,9 +137,20 @@ def find(known: OptionTable, name: str) -> str:
 
 
 def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, by the keys of ``known``; all that is wrong with the names is told at once."""
+    """Replace names of options by their keys.
+
+    Args:
+        known: All options.
+        given: Values by short or full name.
+
+    Returns:
+        Values by key.
+
+    Raises:
+        UsageError: If names are unknown, ambiguous or given twice; all are reported at once.
+    """
     found: dict[str, Any] = {}
-    wrong: list[str] = []
+    errors: list[str] = []
     for name, value in given.items():
         try:
             key = find(known, name)
@@ -110,7 +158,7 @@ def resolve_names(known: OptionTable, given: Mapping[str, Any]) -> dict[str, Any
                 raise UsageError(f"option '{name}' is given twice, under two names")
             found[key] = value
         except UsageError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise UsageError("; ".join(wrong))
+            errors.append(str(error))
+    if errors:
+        raise UsageError("; ".join(errors))
     return found

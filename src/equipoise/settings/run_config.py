@@ -1,4 +1,4 @@
-"""The run's own config: what to run, how long, where and what is kept."""
+"""Options of the run itself: method, task, rounds, device, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equipoise.simulation.executor_selection import EXECUTORS
 
 @dataclass(frozen=True)
 class RunConfig(Options):
-    """What to run and how long."""
+    """Options of the run itself."""
 
     method: str = option("fedavg", "method, or your own as module:Class or file.py:Class")
     task: str = option("synthetic", "task")
@@ -21,11 +21,13 @@ class RunConfig(Options):
     )
     adapter: str = option(
         "",
-        "freeze the model and train low-rank adapters, as 'rank=8 targets=*.fc names=shared,private train=head.*'",
+        "freeze the model and train low-rank adapters, as 'rank=8 targets=*.fc "
+        "names=shared,private train=head.*'",
     )
     blocks: str = option(
         "",
-        "blocks of the model, as 'base=features.* head=fc.*,classifier.*'; empty for those that it declares",
+        "blocks of the model, as 'base=features.* head=fc.*,classifier.*'; empty for those that it "
+        "declares",
     )
     rounds: int = option(100, "federated rounds", low=1)
     seed: int = option(0, "seed of data, initial model, cohorts and batches", low=0)
@@ -34,7 +36,8 @@ class RunConfig(Options):
     )
     selection: str = option(
         "uniform",
-        "who is asked: uniform, size, loss (power of choice), oort (utility and speed), fair, learned, or your own as "
+        "who is asked: uniform, size, loss (power of choice), oort (utility and speed), fair, "
+        "learned, or your own as "
         "module:Class or file.py:Class",
     )
     executor: str = option(
@@ -50,16 +53,19 @@ class RunConfig(Options):
     )
     robust: str = option(
         "",
-        "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, geometric, krum:S, "
+        "rule that hostile clients cannot move far: bound:L, adaptive:M, median, trimmed:S, "
+        "geometric, krum:S, "
         "multikrum:S, centred:M or trust",
     )
     secure: bool = option(
         False,
-        "the server sees exact sums of uploads alone; where clients are elsewhere, by masks that cancel",
+        "the server sees exact sums of uploads alone; where clients are elsewhere, by masks that "
+        "cancel",
     )
     attack: str = option(
         "",
-        "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, little, labels "
+        "simulated hostile clients, NAME:SHARE: flip, scaled, noise, constant, huge, metrics, "
+        "little, labels "
         "or backdoor",
     )
     holdout_clients: float = option(
@@ -80,22 +86,7 @@ class RunConfig(Options):
     )
     local_baseline: bool = option(
         False,
-        "also train every client alone for as many rounds, to show that score beside its personal one",
+        "also train every client alone for as many rounds, to show that score beside its personal "
+        "one",
     )
     save_personal: bool = option(True, "keep every client's personal model in the run folder")
-
-
-@dataclass(frozen=True)
-class ResourceConfig(Options):
-    """None of it changes the result, so it is no part of a run's config."""
-
-    processes: int = option(
-        0,
-        "processes that share the clients of a round, with one result; 0: one per core where that saves time",
-        low=0,
-    )
-    client_memory_gib: float = option(
-        4.0,
-        "GiB of memory of each process for what its clients hold; what does not fit is kept in files",
-        low=0,
-    )

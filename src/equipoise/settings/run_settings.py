@@ -1,4 +1,7 @@
-"""A run's settings: six typed configs (run, timing, training, privacy, task, method), one flat set of option names."""
+"""Settings of a run: six typed configs (run, timing, training, privacy, task, method).
+
+The options of all six have one flat set of names, see :mod:`equipoise.settings.option_registry`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ OWNERS = ("run", "timing", "training", "privacy", "task", "method")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A complete, checked set of options. ``flat`` repeats the run."""
+    """A complete, checked set of options. ``to_dict`` repeats the run."""
 
     run: RunConfig
     timing: ClockConfig
@@ -48,83 +51,101 @@ class RunSettings:
 
     @classmethod
     def from_options(cls, given: Mapping[str, Any]) -> RunSettings:
-        """Settings from option names and values; what is not given has its default."""
-        asked = given.get("method", "fedavg")
-        method, task = find_method(asked), find_task(given.get("task", "synthetic"))
-        named = asked if isinstance(asked, str) else recorded_name(method)
-        selection = find_selection(given.get("selection", "uniform"))
-        chosen = given.get("selection", "uniform")
-        chosen = chosen if isinstance(chosen, str) else selection_name(selection)
-        given = {**given, "method": named, "task": task.recorded_name, "selection": chosen}
-        known, wrong = options(method, task), []
+        """Build settings from options; what is not given has its default.
+
+        Args:
+            given: Values by short or full name.
+
+        Returns:
+            The checked settings.
+
+        Raises:
+            UsageError: If options are unknown or wrong; all are reported at once.
+        """
+        given_method = given.get("method", "fedavg")
+        method = find_method(given_method)
+        method_name = given_method if isinstance(given_method, str) else recorded_name(method)
+        task = find_task(given.get("task", "synthetic"))
+        given_selection = given.get("selection", "uniform")
+        selection = find_selection(given_selection)
+        policy_name = (
+            given_selection if isinstance(given_selection, str) else selection_name(selection)
+        )
+        names = {"method": method_name, "task": task.recorded_name, "selection": policy_name}
+        given = {**given, **names}
+        known = options(method, task)
+        errors: list[str] = []
         values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
         for key, value in resolve_names(known, given).items():
             try:
                 values[known[key].owner][known[key].name] = from_file(key, value, known[key].kind)
             except UsageError as error:
-                wrong.append(str(error))
+                errors.append(str(error))
 
-        def made(config: Callable[..., Config], owner: str) -> Config | None:
+        def build(config: Callable[..., Config], owner: str) -> Config | None:
+            """Build one config; collect its errors."""
             try:
                 return config(**values[owner])
             except UsageError as error:
-                wrong.append(str(error))
+                errors.append(str(error))
                 return None
 
-        run, privacy, timing = (
-            made(RunConfig, "run"),
-            made(PrivacyConfig, "privacy"),
-            made(ClockConfig, "timing"),
+        run = build(RunConfig, "run")
+        privacy = build(PrivacyConfig, "privacy")
+        timing = build(ClockConfig, "timing")
+        training = build(
+            lambda **changes: dataclasses.replace(task.training, **changes), "training"
         )
-        training = made(lambda **changes: dataclasses.replace(task.training, **changes), "training")
-        task_config, policy = made(task.config, "task"), made(method, "method")
+        task_config = build(task.config, "task")
+        method_config = build(method, "method")
         if (
             run is None
             or privacy is None
             or timing is None
             or training is None
             or task_config is None
-            or policy is None
+            or method_config is None
         ):
-            raise UsageError("; ".join(wrong))
-        if wrong:
-            raise UsageError("; ".join(wrong))
-        run = _completed(run, policy, privacy, timing, task)
+            raise UsageError("; ".join(errors))
+        if errors:
+            raise UsageError("; ".join(errors))
+        run = _with_model_and_rounds(run, method_config, privacy, timing, task)
         if privacy.is_enabled and selection is not Uniform:
             raise UsageError(
-                f"selection {chosen} is not offered with dp_clip: epsilon is counted for cohorts drawn by chance alone"
+                f"selection {policy_name} is not offered with dp_clip: epsilon is counted for "
+                "cohorts drawn by chance alone"
             )
         if run.secure and selection.needs_client_loss:
             raise UsageError(
-                f"selection {chosen} is not offered with secure: the server reads the loss of each client"
+                f"selection {policy_name} is not offered with secure: the server reads the loss of "
+                "each client"
             )
         if (
             privacy.has_noise
             and isinstance(task_config, ColumnConfig)
             and not task_config.preprocess_from
         ):
-            task_config = dataclasses.replace(
-                task_config, preprocess_from="server"
-            )  # what clients would tell has no bound
-        return cls(run, timing, training, privacy, task, task_config, policy, selection())
+            # The sensitivity of statistics of the clients' tables is unbounded.
+            task_config = dataclasses.replace(task_config, preprocess_from="server")
+        return cls(run, timing, training, privacy, task, task_config, method_config, selection())
 
     @property
     def wrapped_method(self) -> Method:
-        """The method as it is run: private, in secure sums, under a robust rule, if asked for."""
-        fitting = with_deadline_epochs(self.method, self.timing)
-        inner = with_secure_aggregation(
-            with_differential_privacy(fitting, self.privacy), self.run.secure
-        )
-        return with_loss_reporting(with_robust_aggregation(inner, self.run.robust), self.selection)
+        """Method with its wrappers: deadline, privacy, secure sums, robust rule, loss reports."""
+        method = with_deadline_epochs(self.method, self.timing)
+        method = with_differential_privacy(method, self.privacy)
+        method = with_secure_aggregation(method, self.run.secure)
+        method = with_robust_aggregation(method, self.run.robust)
+        return with_loss_reporting(method, self.selection)
 
     @property
     def client_selection(self) -> SelectionPolicy | None:
-        """The policy that takes the place of the method's own decision 0, if there is one."""
+        """Policy that replaces the client selection of the method; None for uniform."""
         return None if isinstance(self.selection, Uniform) else self.selection
 
     @property
     def to_dict(self) -> dict[str, Any]:
-        """Every option by name, as files keep it."""
+        """All options by name, as they are stored in files."""
         parts = {
             "run": self.run,
             "timing": self.timing,
@@ -137,17 +158,19 @@ class RunSettings:
         return {key: to_file(getattr(parts[item.owner], item.name)) for key, item in known.items()}
 
 
-def _completed(
+def _with_model_and_rounds(
     run: RunConfig, method: Method, privacy: PrivacyConfig, timing: ClockConfig, task: TaskSpec
 ) -> RunConfig:
-    """The run with its model and rounds filled in, and what several configs must agree on checked."""
+    """Check options of several configs against each other; fill in model and rounds."""
     if timing.carries_stale_updates and (run.robust or run.secure or privacy.is_enabled):
         raise UsageError(
-            f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a round's own replies"
+            f"mode {timing.mode} is not offered with robust, secure or dp_clip: they count on a "
+            "round's own replies"
         )
     if privacy.has_noise and not DevicePopulation(timing.device_classes, run.seed).always_available:
         raise UsageError(
-            "dp_noise is not offered with devices that are away at times: epsilon is counted for cohorts that are "
+            "dp_noise is not offered with devices that are away at times: epsilon is counted for "
+            "cohorts that are "
             "drawn from everybody"
         )
     if run.attack:
@@ -159,20 +182,24 @@ def _completed(
     with_robust_aggregation(method, run.robust)
     if run.secure and run.robust:
         raise UsageError(
-            "secure is not offered with robust: its server must see every upload by itself, and sees their sum alone"
+            "secure is not offered with robust: its server must see every upload by itself, and "
+            "sees their sum alone"
         )
     if run.secure and privacy.dp_quantile:
         raise UsageError(
-            "secure is not offered with dp_quantile: whether a change was clipped would be told beside the sum; "
+            "secure is not offered with dp_quantile: whether a change was clipped would be told "
+            "beside the sum; "
             "choose a fixed dp_clip"
         )
     if run.patience and privacy.has_noise:
         raise UsageError(
-            "patience is not offered with dp_noise: when to stop would be told by validation scores without noise"
+            "patience is not offered with dp_noise: when to stop would be told by validation "
+            "scores without noise"
         )
     if privacy.is_enabled and isinstance(run.participation, Schedule):
         raise UsageError(
-            "participation must be one number with dp_clip: epsilon is counted for cohorts of one size"
+            "participation must be one number with dp_clip: epsilon is counted for cohorts of one "
+            "size"
         )
     model = run.model
     if not model and task.models:

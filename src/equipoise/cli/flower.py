@@ -1,4 +1,4 @@
-"""``equipoise flower init | run | certs | register | proxy | doctor``."""
+"""``equipoise flower``: write, start and check a deployment on real machines with Flower."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from equipoise.cli.arguments import add_options, early_options, given_options
-from equipoise.cli.parser import Parser, add_config
+from equipoise.cli.options import add_options, early_options, given_options
+from equipoise.cli.parser import Parser, add_config, run_subcommand
 from equipoise.flower.config import DeploymentConfig
 from equipoise.methods import find_method
 from equipoise.settings.option_registry import of_config, options
 from equipoise.tasks import find_task
-from equipoise.utils.errors import UsageError, nearest
+from equipoise.utils.errors import UsageError
 
 
-def main(arguments: list[str]) -> int:
-    commands = {
+def flower(arguments: list[str]) -> int:
+    """Run one of the subcommands of ``equipoise flower``.
+
+    Args:
+        arguments: Subcommand and its options.
+
+    Returns:
+        The exit code.
+    """
+    about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
+    subcommands = {
         "init": _init,
         "run": _run,
         "certs": _certs,
@@ -24,19 +33,11 @@ def main(arguments: list[str]) -> int:
         "proxy": _proxy,
         "doctor": _doctor,
     }
-    about = "Deploy on Flower: the same methods on clients that are elsewhere. See docs/deploy.md."
-    parser = Parser("flower", about)
-    parser.add_argument(
-        "command", choices=list(commands), help="what to do; each has its own --help"
-    )
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        raise UsageError(
-            f"unknown command 'flower {arguments[0]}'{nearest(arguments[0], commands)}"
-        )
-    return commands[parser.parse(arguments[:1]).command](arguments[1:])
+    return run_subcommand("flower", about, subcommands, arguments)
 
 
 def needs_flower() -> None:
+    """Raise ``UsageError`` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError(
             "this needs Flower: pip install 'equipoise[flower]' (in an environment of its own)"
@@ -44,28 +45,31 @@ def needs_flower() -> None:
 
 
 def _init(arguments: list[str]) -> int:
+    """Write a Flower app for a run."""
     early = early_options(arguments)
-    known = options(find_method(early["method"]), find_task(early["task"]))
+    table = options(find_method(early["method"]), find_task(early["task"]))
     deployment = {item.name: item for item in of_config(DeploymentConfig, "run")}
-    known = deployment | {
-        name: item for name, item in known.items() if name not in ("executor", "checkpoint_every")
+    table = deployment | {
+        name: item for name, item in table.items() if name not in ("executor", "checkpoint_every")
     }
     parser = Parser("flower init", "Write a ready Flower app.")
     parser.add_argument("folder", help="folder to be made")
     add_config(parser)
-    add_options(parser, known, early, arguments)
-    chosen = vars(parser.parse(arguments))
+    add_options(parser, table, early, arguments)
+    values = vars(parser.parse(arguments))
     from equipoise.flower import project
 
-    folder = Path(chosen["folder"])
-    project.write_app(folder, given_options(early, chosen, known))
+    folder = Path(values["folder"])
+    project.write_app(folder, given_options(early, values, table))
     print(
-        f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), then: equipoise flower run {folder}"
+        f"wrote {folder}: start a SuperLink and SuperNodes (docs/deploy.md), "
+        f"then: equipoise flower run {folder}"
     )
     return 0
 
 
 def _run(arguments: list[str]) -> int:
+    """Start an app on a SuperLink or in Flower's simulation."""
     parser = Parser("flower run", "Start an app on a SuperLink, or resume it.")
     parser.add_argument("folder", help="the app's folder")
     parser.add_argument(
@@ -79,19 +83,19 @@ def _run(arguments: list[str]) -> int:
         action="store_true",
         help="on Flower's simulation runtime, without a SuperLink",
     )
-    chosen = parser.parse(arguments)
+    values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import launch
-    from equipoise.flower import launch as simulate
 
-    if chosen.simulation:
-        return simulate.simulate_app(Path(chosen.folder))
+    if values.simulation:
+        return launch.simulate_app(Path(values.folder))
     return launch.run_app(
-        Path(chosen.folder), chosen.superlink, Path(chosen.ca) if chosen.ca else None
+        Path(values.folder), values.superlink, Path(values.ca) if values.ca else None
     )
 
 
 def _certs(arguments: list[str]) -> int:
+    """Make a private CA, the server's certificate and node keys."""
     about = "Make a private CA, the server's certificate and node keys."
     parser = Parser("flower certs", about)
     parser.add_argument(
@@ -110,18 +114,19 @@ def _certs(arguments: list[str]) -> int:
     parser.add_argument(
         "--days", type=int, default=365, help="days that certificates are valid (default: 365)"
     )
-    chosen = parser.parse(arguments)
+    values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import certificates
 
     for line in certificates.write_certificates(
-        Path(chosen.folder), chosen.host, chosen.nodes, chosen.days
+        Path(values.folder), values.host, values.nodes, values.days
     ):
         print(line)
     return 0
 
 
 def _register(arguments: list[str]) -> int:
+    """Register a node's public key for a client."""
     about = "Register a node's public key, and the client that its node may be."
     parser = Parser("flower register", about)
     parser.add_argument("key", help="the public key, such as certs/node-0.pub")
@@ -133,17 +138,19 @@ def _register(arguments: list[str]) -> int:
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
     )
     parser.add_argument("--ca", help="the CA's certificate (ca.pem)")
-    chosen = parser.parse(arguments)
+    values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import audit
 
-    file, ca = Path(chosen.nodes).resolve(), Path(chosen.ca) if chosen.ca else None
-    node = audit.register_node(Path(chosen.key), chosen.client, file, chosen.superlink, ca)
-    print(f"node {node} is client {chosen.client}; give the run --nodes {file}")
+    file = Path(values.nodes).resolve()
+    ca = Path(values.ca) if values.ca else None
+    node = audit.register_node(Path(values.key), values.client, file, values.superlink, ca)
+    print(f"node {node} is client {values.client}; give the run --nodes {file}")
     return 0
 
 
 def _proxy(arguments: list[str]) -> int:
+    """Write an nginx configuration in front of a SuperLink."""
     about = "Write an nginx configuration that lets nodes in and keeps the control API closed."
     parser = Parser("flower proxy", about)
     parser.add_argument("folder", help="folder for nginx.conf and nginx's own files")
@@ -154,18 +161,19 @@ def _proxy(arguments: list[str]) -> int:
     parser.add_argument(
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
     )
-    chosen = parser.parse(arguments)
+    values = parser.parse(arguments)
     needs_flower()
     from equipoise.flower import proxy
 
     file = proxy.write_nginx_config(
-        Path(chosen.folder), chosen.listen, chosen.superlink, Path(chosen.certs)
+        Path(values.folder), values.listen, values.superlink, Path(values.certs)
     )
     print(f"start it with: nginx -c {file.resolve()}")
     return 0
 
 
 def _doctor(arguments: list[str]) -> int:
+    """Check this machine and a SuperLink; return 1 if something is wrong."""
     about = (
         "Check this machine and a SuperLink; says what to do. Exit code 1 if something is wrong."
     )
@@ -174,10 +182,10 @@ def _doctor(arguments: list[str]) -> int:
         "--superlink", default="127.0.0.1:8000", help="host:port (default: 127.0.0.1:8000)"
     )
     parser.add_argument("--certs", help="folder with ca.pem, server.pem and keys")
-    chosen = parser.parse(arguments)
+    values = parser.parse(arguments)
     from equipoise.flower import doctor
 
-    findings = doctor.run_checks(chosen.superlink, Path(chosen.certs) if chosen.certs else None)
+    findings = doctor.run_checks(values.superlink, Path(values.certs) if values.certs else None)
     for finding in findings:
         print(
             f"{finding.verdict:<5} {finding.text}",

@@ -1,0 +1,135 @@
+"""``equipoise compare``: several methods over several seeds, one table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from equipoise.cli.options import parse_several_methods
+from equipoise.cli.parser import Parser, add_output, add_resources, resources_from
+from equipoise.cli.run import show_and_track
+from equipoise.experiment import compare as comparison
+from equipoise.experiment.runner import Interrupted, OnRoundEnd
+from equipoise.experiment.tune import read_best
+from equipoise.methods import find_method
+from equipoise.records import codec
+from equipoise.records.run_dir import Folder
+from equipoise.records.summary import Compared, Summary
+from equipoise.report import html, tables
+from equipoise.report.terminal import ProgressDisplay, make_console, print_results
+from equipoise.report.trackers import RunTrackers, parse_tracker_names
+from equipoise.settings.option_registry import options, resolve_names
+from equipoise.settings.run_settings import RunSettings
+from equipoise.tasks import find_task
+from equipoise.utils.errors import UsageError
+
+DEFAULT_OUT = "runs/compare"
+
+
+def compare(arguments: list[str]) -> int:
+    """Train with several methods over several seeds.
+
+    Args:
+        arguments: Options of the command.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _with_recorded_command(arguments)
+    parser = Parser(
+        "compare", "Train with several methods over several seeds; the result is one table."
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of seeds, from --seed on (default: 3)"
+    )
+    parser.add_argument(
+        "--tuned", help="folder of 'equipoise tune': use the options that it found for each method"
+    )
+    parser.add_argument(
+        "--equal-steps",
+        action="store_true",
+        help="give every method as many rounds as the first one's gradient steps pay for",
+    )
+    add_output(parser, DEFAULT_OUT)
+    add_resources(parser)
+    values, cells = parse_several_methods(arguments, parser)
+    if values["tuned"]:
+        for name, given in cells.items():
+            table = options(find_method(name), find_task(given["task"]))
+            cells[name] = {**resolve_names(table, read_best(Path(values["tuned"]), name)), **given}
+    parse_tracker_names(values["log"])  # refuse an unknown tracker before any work
+    if values["equal_steps"]:
+        cells = comparison.with_equal_steps(cells)
+    out = Path(values["out"])
+    current_run = contextlib.ExitStack()  # display and trackers of the run under way
+
+    def announce(settings: RunSettings, folder: Path) -> OnRoundEnd:
+        current_run.close()
+        rounds_done = len(Folder(folder).records()) if values["resume"] else 0
+        title = f"{settings.run.method}, seed {settings.run.seed}"
+        display = current_run.enter_context(
+            ProgressDisplay(title, settings.run.rounds, values["quiet"], rounds_done)
+        )
+        trackers = current_run.enter_context(RunTrackers(values["log"], folder, rounds_done))
+        return show_and_track(display, trackers)
+
+    recorded = [text for text in arguments if text not in ("--resume", "--overwrite")]
+    try:
+        with current_run:
+            by_method, columns = comparison.compare(
+                cells,
+                values["seeds"],
+                out,
+                ["equipoise", "compare", *recorded],
+                resume=values["resume"],
+                overwrite=values["overwrite"],
+                announce=announce,
+                resources=resources_from(values),
+            )
+    except (Interrupted, KeyboardInterrupt):
+        print(
+            f"interrupted; what is finished is in {out / 'table.md'}; "
+            f"go on with: equipoise resume {out}",
+            file=sys.stderr,
+        )
+        return 1
+    report = html.try_write_report(out)
+    if not values["quiet"]:
+        _print_table(by_method, columns, out, report)
+    return 0
+
+
+def _print_table(
+    by_method: dict[str, list[Summary]], columns: list[tables.Column], out: Path, report: str
+) -> None:
+    """Print the table of a finished comparison and where its files are."""
+    console = make_console()
+    rows = tables.summary_rows(by_method, columns)
+    notes = tables.undefined_notes(by_method, columns)
+    print_results("mean ± standard deviation over seeds", rows, columns, console, notes)
+    console.print(f"tables and runs are in {out}", highlight=False)
+    console.print(report, highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_recorded_command(arguments: list[str]) -> list[str]:
+    """Add the options that the folder records, if only ``--resume`` and the folder are given."""
+    parser = Parser("compare", add_help=False)
+    add_output(parser, DEFAULT_OUT)
+    add_resources(parser)
+    values, rest = parser.parse_known_args(arguments)
+    file = Path(values.out) / "compare.json"
+    if rest or not values.resume or values.config or not file.is_file():
+        return arguments
+    try:
+        command = codec.decode(Compared, json.loads(file.read_text())).command
+    except ValueError as error:
+        raise UsageError(
+            f"'{file}' is damaged ({error}): give all options of the comparison again"
+        ) from error
+    if command[:2] != ["equipoise", "compare"]:
+        raise UsageError(
+            f"'{values.out}' was made in Python: go on with equipoise.compare(..., resume=True)"
+        )
+    return [*command[2:], *arguments]

@@ -1,0 +1,116 @@
+"""``equipoise data``: describe data before a run; prepare sites whose rows stay where they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from equipoise.cli.options import parse_run_options
+from equipoise.cli.parser import Parser, add_config, output_file, run_subcommand
+from equipoise.settings.run_settings import RunSettings
+from equipoise.tasks.tables import OwnConfig
+from equipoise.utils import io
+
+
+def data(arguments: list[str]) -> int:
+    """Run ``data describe``, ``data summarise`` or ``data merge``.
+
+    Args:
+        arguments: Subcommand and its options.
+
+    Returns:
+        The exit code.
+    """
+    about = (
+        "Look at data before a run; or prepare sites whose rows stay where they are, by files of "
+        "sums and counts."
+    )
+    subcommands = {"describe": _describe, "summarise": _summarise, "merge": _merge}
+    return run_subcommand("data", about, subcommands, arguments)
+
+
+def _describe(arguments: list[str]) -> int:
+    """Print how the data of a task are split over clients; of tables, every column and problem."""
+    parser = Parser(
+        "data describe",
+        "A task's data, as a run would share them out; of tables, every column and every problem.",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_config(parser)
+    values, given = parse_run_options(parser, arguments)
+    settings = RunSettings.from_options(given)
+    if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
+        return _describe_tables(settings.task_config, given, values["json"])
+    from equipoise.experiment.runner import build_task
+    from equipoise.report.data_description import describe_task, task_text
+
+    description = describe_task(build_task(settings))
+    print(json.dumps(description) if values["json"] else task_text(description))
+    return 0
+
+
+def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) -> int:
+    """Print a description of raw tables; return 2 if their problems would stop a run."""
+    from equipoise.data.tabular.description import describe_tables
+    from equipoise.data.tabular.io import scan_tables
+    from equipoise.report.data_description import tables_json, tables_text
+
+    tables, diagnostics = scan_tables(config.path, config.client_column, config)
+    description = describe_tables(tables, config, diagnostics)
+    flags = {name.replace("_", "-"): str(value) for name, value in given.items()}
+    to_text = tables_json if as_json else tables_text
+    print(to_text(description, flags))
+    return 2 if description.problems else 0
+
+
+def _summarise(arguments: list[str]) -> int:
+    """Write the sums and counts of one site's columns; no rows."""
+    parser = Parser(
+        "data summarise",
+        "Write the sums and counts of one site's columns, which its owner can read; no rows.",
+    )
+    parser.add_argument("--client", required=True, help="the name of this site")
+    parser.add_argument("--out", required=True, help="the file to write and to send")
+    values, config = _parse_table_options(parser, arguments)
+    from equipoise.data.tabular.exchange import summarise_site
+
+    io.write_text(output_file(values["out"]), summarise_site(config.path, values["client"], config))
+    print(f"{values['out']}: sums and counts of {config.path}; send it to whoever merges them")
+    return 0
+
+
+def _merge(arguments: list[str]) -> int:
+    """Write one preparation for all sites from the files of their sums and counts."""
+    parser = Parser("data merge", "Write one preparation for all sites, from their summaries.")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="what the sites wrote by 'equipoise data summarise'",
+    )
+    parser.add_argument(
+        "--out", default="preparation.json", help="the preparation (default: preparation.json)"
+    )
+    values, config = _parse_table_options(parser, arguments)
+    from equipoise.data.tabular.exchange import merge_files
+
+    merged, notes = merge_files([Path(file) for file in values["files"]], config)
+    io.write_text(output_file(values["out"]), merged.to_json())
+    for note in notes:
+        print(note)
+    print(
+        f"{values['out']}: {len(merged.features)} inputs of {len(merged.clients)} sites; "
+        "put it into every site's folder"
+    )
+    return 0
+
+
+def _parse_table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any], OwnConfig]:
+    """Parse the options of the task ``tables``."""
+    add_config(parser)
+    early = {"method": "fedavg", "task": "tables"}
+    values, given = parse_run_options(parser, arguments, early)
+    config = RunSettings.from_options(given).task_config
+    assert isinstance(config, OwnConfig)
+    return values, config

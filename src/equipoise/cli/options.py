@@ -1,0 +1,215 @@
+"""Options of a run on the command line and in config files, for one method or several."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from equipoise.cli.parser import Parser
+from equipoise.config.parsing import parse
+from equipoise.experiment.compare import suitable
+from equipoise.methods import all_methods, find_method
+from equipoise.settings.option_registry import (
+    Option,
+    OptionTable,
+    has_option,
+    options,
+    resolve_names,
+)
+from equipoise.tasks import find_task
+from equipoise.utils.config_file import read_config
+from equipoise.utils.errors import UsageError
+
+GROUP_TITLES = {
+    "run": "run",
+    "timing": "simulated time (docs/clock.md)",
+    "training": "local training",
+    "privacy": "differential privacy (docs/privacy.md)",
+    "task": "task '{task}'",
+    "method": "method '{method}'",
+}
+COMMON_OPTIONS = (
+    "method",
+    "task",
+    "model",
+    "rounds",
+    "seed",
+    "participation",
+    "epochs",
+    "lr",
+    "batch_size",
+)
+"""Options that ``--help`` always shows."""
+HELP_FLAGS = ("-h", "--help", "--help-all")
+
+
+def parse_run_options(
+    parser: Parser, arguments: Sequence[str], early: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Add the options of a run of one method to a parser and parse the command line.
+
+    Args:
+        parser: Parser of the command, with the command's own arguments.
+        arguments: Arguments of the command.
+        early: Method, task and options of the config file; read from the arguments if None.
+
+    Returns:
+        All parsed values by name, and the options of the run that were given.
+    """
+    if early is None:
+        early = early_options(arguments)
+    table = options(find_method(early["method"]), find_task(early["task"]))
+    add_options(parser, table, early, arguments)
+    values = vars(parser.parse(arguments))
+    return values, given_options(early, values, table)
+
+
+def early_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the options that decide which other options exist.
+
+    Args:
+        arguments: Arguments of the command.
+
+    Returns:
+        The options of the config file, with ``method`` and ``task`` of the command line.
+
+    Raises:
+        UsageError: If method or task is not a text.
+    """
+    parser = Parser(add_help=False)
+    for name in ("--method", "--task", "--config"):
+        parser.add_argument(name)
+    values, _ = parser.parse_known_args(arguments)
+    given = read_config(Path(values.config)) if values.config else {}
+    for name, default in (("method", "fedavg"), ("task", "synthetic")):
+        value = getattr(values, name) or given.get(name, default)
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is {value!r}: must be text")
+        given[name] = value
+    return given
+
+
+def add_options(
+    parser: Parser, table: OptionTable, early: dict[str, Any], arguments: Sequence[str]
+) -> None:
+    """Add the options of a run to a parser, in groups by owner.
+
+    ``--help`` shows the common options and those of a method or task that is named on the command
+    line; ``--help-all`` shows all.
+
+    Args:
+        parser: Parser of the command.
+        table: Options of the run.
+        early: Method and task, for the titles of the groups.
+        arguments: Arguments of the command.
+    """
+    parser.add_argument(
+        "--help-all", action="help", help="show every option of the run, the method and the task"
+    )
+    named_owners = [
+        owner
+        for owner in ("method", "task")
+        if any(text.startswith(f"--{owner}") for text in arguments)
+    ]
+    show_all = "--help-all" in arguments
+    groups = {
+        owner: parser.add_argument_group(title.format_map(early))
+        for owner, title in GROUP_TITLES.items()
+    }
+    for key, option in table.items():
+        is_shown = show_all or option.owner in named_owners or key in COMMON_OPTIONS
+        help = option.help.replace("%", "%%") if is_shown else argparse.SUPPRESS
+        _add_option(groups[option.owner], key, option, help)
+    names = set(table)
+    for option in table.values():  # other spellings are accepted, but never shown
+        for name in sorted({option.name, option.full} - names):
+            _add_option(groups[option.owner], name, option, argparse.SUPPRESS)
+            names.add(name)
+
+
+def _add_option(group: argparse._ArgumentGroup, name: str, option: Option, help: str) -> None:
+    """Add one option to a group of a parser."""
+    settings: dict[str, Any] = {"default": None, "dest": name, "help": help}
+    if option.kind.type is bool:
+        settings["action"] = argparse.BooleanOptionalAction
+    else:
+        settings["metavar"] = {int: "N", float: "X"}.get(option.kind.type, "NAME")
+    group.add_argument(f"--{name.replace('_', '-')}", **settings)
+
+
+def given_options(
+    early: dict[str, Any], values: dict[str, Any], table: OptionTable
+) -> dict[str, Any]:
+    """Merge the options of the config file and of the command line.
+
+    Args:
+        early: Options of the config file, with method and task.
+        values: Parsed values of the command line; None means not given.
+        table: Options of the run.
+
+    Returns:
+        Values by the names of ``table``. The command line wins over the file.
+    """
+    typed = {
+        name: value
+        for name, value in values.items()
+        if value is not None and has_option(table, name)
+    }
+    given = resolve_names(table, early)
+    for key, value in resolve_names(table, typed).items():
+        is_text = isinstance(value, str)
+        given[key] = parse(key, value, table[key].kind, table[key].rule) if is_text else value
+    return given
+
+
+def parse_several_methods(
+    arguments: list[str], parser: Parser
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Parse the command line of a command for several methods.
+
+    Args:
+        arguments: Arguments of the command.
+        parser: Parser of the command, with the command's own arguments.
+
+    Returns:
+        All parsed values by name, and the options of each method.
+
+    Raises:
+        UsageError: If ``--methods`` is empty or names a method twice.
+    """
+    parser.add_argument(
+        "--methods",
+        default="fedavg,local,finetune",
+        help="names with commas between, or 'all' that suit",
+    )
+    without_help = [text for text in arguments if text not in HELP_FLAGS]
+    methods = parser.parse_known_args(without_help)[0].methods
+    names = [name for name in methods.split(",") if name]
+    if methods == "all":
+        names = list(all_methods())
+    if not names or len(set(names)) < len(names):
+        raise UsageError("--methods must name each method once, separated by commas, or be 'all'")
+    early = early_options(arguments)
+    tables = {name: options(find_method(name), find_task(early["task"])) for name in names}
+    merged = {key: option for table in tables.values() for key, option in table.items()}
+    del merged["method"]
+    add_options(parser, merged, {**early, "method": "' and '".join(names)}, arguments)
+    values = vars(parser.parse(arguments))
+    del early["method"]
+    cells = {
+        name: given_options(_known_options(early, table), _known_options(values, table), table)
+        for name, table in tables.items()
+    }
+    if methods == "all":
+        cells, refused = suitable(cells)
+        for reason in refused.values():
+            print(f"left out: {reason}", file=sys.stderr)
+    return values, cells
+
+
+def _known_options(given: dict[str, Any], table: OptionTable) -> dict[str, Any]:
+    """Return those of the given options that are in the table."""
+    return {name: value for name, value in given.items() if has_option(table, name)}

@@ -1,0 +1,196 @@
+"""``equipoise run`` and ``equipoise resume``: train with one method, with a progress display."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from equipoise.cli.options import parse_run_options
+from equipoise.cli.parser import (
+    Parser,
+    add_log,
+    add_output,
+    add_quiet,
+    add_resources,
+    resources_from,
+)
+from equipoise.experiment import runner
+from equipoise.experiment.multiprocess import is_worker_rank, run_worker
+from equipoise.experiment.runner import Interrupted, OnMessage, OnRoundEnd
+from equipoise.privacy.accountant import describe_spent
+from equipoise.records.rounds import RoundRecord
+from equipoise.records.run_dir import Folder
+from equipoise.records.summary import Summary
+from equipoise.report import html, tables
+from equipoise.report.terminal import ProgressDisplay, make_console, print_results
+from equipoise.report.trackers import RunTrackers
+from equipoise.settings.resources import ResourceConfig
+from equipoise.settings.run_settings import RunSettings
+from equipoise.simulation.ipc import WorkerLost
+from equipoise.utils.config_file import read_config
+
+
+def run(arguments: list[str]) -> int:
+    """Train with one method.
+
+    Args:
+        arguments: Options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "run", "Train with one method; the result is a folder with scores, models and a report."
+    )
+    add_output(parser, "runs/last")
+    add_resources(parser)
+    values, given = parse_run_options(parser, arguments)
+    settings = RunSettings.from_options(given)
+    resources = resources_from(values)
+    out = Path(values["out"])
+    if is_worker_rank():
+        run_worker(settings, runner.build_task(settings), resources, out)
+        return 0
+
+    def train(on_round_end: OnRoundEnd) -> Summary:
+        return runner.run(
+            settings,
+            out,
+            resume=values["resume"],
+            overwrite=values["overwrite"],
+            on_round_end=on_round_end,
+            on_message=_print_notes(values["quiet"]),
+            resources=resources,
+        )
+
+    rounds_done = len(Folder(out).records()) if values["resume"] else 0
+    trackers = RunTrackers(values["log"], out, rounds_done)
+    return _train_with_progress(out, settings, values["quiet"], trackers, rounds_done, train)
+
+
+def resume(arguments: list[str]) -> int:
+    """Continue a run or a comparison; show the result of a finished one.
+
+    Args:
+        arguments: Folder and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "resume",
+        "Continue a run or a comparison that was stopped; of a finished one the result is shown.",
+    )
+    parser.add_argument("folder", help="folder of the run or comparison")
+    add_log(parser)
+    add_resources(parser)
+    add_quiet(parser)
+    values = parser.parse(arguments)
+    resources = resources_from(vars(values))
+    out = Path(values.folder)
+    folder = Folder(out)
+    if (out / "compare.json").is_file() and not folder.config.is_file():
+        return _resume_comparison(values.folder, values.log, values.quiet, resources)
+    folder.demand()
+    settings = RunSettings.from_options(read_config(folder.config))
+
+    def train(on_round_end: OnRoundEnd) -> Summary:
+        return runner.resume_run(
+            out, on_round_end, on_message=_print_notes(values.quiet), resources=resources
+        )
+
+    rounds_done = len(folder.records())
+    trackers = RunTrackers(values.log, out, rounds_done)
+    return _train_with_progress(out, settings, values.quiet, trackers, rounds_done, train)
+
+
+def _resume_comparison(folder: str, log: str, quiet: bool, resources: ResourceConfig) -> int:
+    """Continue a comparison with the options that its folder records."""
+    from equipoise.cli.compare import compare
+
+    arguments = ["--resume", "--out", folder]
+    if log:
+        arguments += ["--log", log]
+    if quiet:
+        arguments.append("--quiet")
+    for name, value in asdict(resources).items():
+        if value != getattr(ResourceConfig, name):
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return compare(arguments)
+
+
+def _train_with_progress(
+    out: Path,
+    settings: RunSettings,
+    quiet: bool,
+    trackers: RunTrackers,
+    rounds_done: int,
+    train: Callable[[OnRoundEnd], Summary],
+) -> int:
+    """Train with a progress display, then print the result as a table of one row.
+
+    Args:
+        out: Folder of the run.
+        settings: Options of the run.
+        quiet: Whether to print nothing but errors.
+        trackers: Trackers that receive every round.
+        rounds_done: Rounds that had ended before.
+        train: Trains to the end and calls its argument after every round.
+
+    Returns:
+        The exit code; an interrupted run prints the command that continues it.
+    """
+    title = f"{settings.run.method} on {settings.run.task}"
+    try:
+        with ProgressDisplay(title, settings.run.rounds, quiet, rounds_done) as display, trackers:
+            summary = train(show_and_track(display, trackers))
+    except (Interrupted, KeyboardInterrupt):
+        print(f"interrupted; go on with: equipoise resume {out}", file=sys.stderr)
+        return 1
+    except WorkerLost as lost:
+        print(
+            f"{lost}; the run goes on from its last checkpoint with: equipoise resume {out}",
+            file=sys.stderr,
+        )
+        return 1
+    report = html.try_write_report(out)
+    if not quiet:
+        _print_summary(title, summary, out, report)
+    return 0
+
+
+def show_and_track(display: ProgressDisplay, trackers: RunTrackers) -> OnRoundEnd:
+    """Return a callback that passes each round to the progress display and to the trackers."""
+
+    def on_round_end(record: RoundRecord) -> None:
+        display(record)
+        trackers(record)
+
+    return on_round_end
+
+
+def _print_notes(quiet: bool) -> OnMessage | None:
+    """Return a callback that prints notes of a run to standard error."""
+    if quiet:
+        return None
+    return lambda message: print(f"note: {message}", file=sys.stderr)
+
+
+def _print_summary(title: str, summary: Summary, out: Path, report: str) -> None:
+    """Print the scores of a finished run and where its files are."""
+    columns = tables.summary_columns(summary)
+    by_method = {summary.about.method: [summary]}
+    notes = tables.undefined_notes(by_method, columns)
+    console = make_console()
+    print_results(title, tables.summary_rows(by_method, columns), columns, console, notes)
+    if summary.stopped:
+        console.print(f"stopped at round {summary.rounds}: {summary.stopped}", highlight=False)
+    if summary.privacy:
+        console.print(describe_spent(summary.privacy), highlight=False)
+    if summary.about.executor:
+        console.print(f"executor: {summary.about.executor}", highlight=False)
+    best = f"best by validation: round {summary.best_round}; " if summary.best_round else ""
+    console.print(f"{best}everything is in {out}", highlight=False)
+    console.print(report, highlight=False, markup=False, soft_wrap=True)

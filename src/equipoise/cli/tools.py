@@ -1,0 +1,245 @@
+"""Commands for the results of runs: certify, export, list, play, predict, report and watch.
+
+Imports that load PyTorch are inside the functions: ``--help`` of these commands is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from equipoise.cli.parser import Parser, add_quiet, output_file
+from equipoise.utils.errors import UsageError
+
+
+def certify(arguments: list[str]) -> int:
+    """Measure what a player of a finished run would gain by deviating alone.
+
+    Args:
+        arguments: Folder and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "certify",
+        "Measure how much any client, or the server, would gain by choosing differently while all "
+        "others stay. The result is a relative gain in utility: 0 %% means that nobody would "
+        "change alone, which is an equilibrium. It is printed and added to the run's summary.json.",
+    )
+    parser.add_argument("folder", help="folder of a finished run")
+    parser.add_argument(
+        "--samples", type=int, default=16, help="other choices that each player tries (default: 16)"
+    )
+    add_quiet(parser)
+    values = parser.parse(arguments)
+    from equipoise.experiment.certificate import certify_run, describe
+    from equipoise.report.terminal import step_progress
+
+    folder = Path(values.folder)
+    with step_progress("other choices tried", values.quiet) as update:
+        certificate = certify_run(folder, values.samples, on_progress=update)
+    if not values.quiet:
+        print("\n".join([*describe(certificate), f"Added to {folder / 'summary.json'}."]))
+    return 0
+
+
+def export(arguments: list[str]) -> int:
+    """Write a model of a run in a format that other programs load.
+
+    Args:
+        arguments: Folder and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser("export", "Write a model of a run in a format that other programs load.")
+    parser.add_argument("folder", help="the run's folder")
+    _add_client(parser)
+    parser.add_argument("--format", default="safetensors", help="safetensors, onnx or torchscript")
+    parser.add_argument("--out", help="the file (default: models/export-… in the run's folder)")
+    values = parser.parse(arguments)
+    from equipoise.experiment.export import export as export_model
+    from equipoise.experiment.model_card import read_card
+    from equipoise.records.run_dir import Folder
+
+    out = output_file(values.out) if values.out else None
+    folder = Folder(Path(values.folder))
+    client = None if values.client is None else folder.find_client(values.client)
+    file, gap = export_model(folder.path, client, values.format, out)
+    card = read_card(folder)
+    description = f"{card.in_words(client)}; " if card else ""
+    print(f"{file}: {description}predictions agree with the original within {gap:.1g}")
+    return 0
+
+
+def list_names(arguments: list[str]) -> int:
+    """List the methods by family, the tasks or the models.
+
+    Args:
+        arguments: What to list.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser("list", "List what there is, one line each.")
+    parser.add_argument("what", choices=["methods", "tasks", "models"])
+    what = parser.parse(arguments).what
+    from equipoise.methods.families import by_family
+    from equipoise.models import MODELS
+    from equipoise.tasks import all_tasks
+
+    if what == "tasks":
+        _print_entries({name: spec.help for name, spec in all_tasks().items()})
+        return 0
+    if what == "models":
+        _print_entries({name: build.__doc__ for name, build in MODELS.items()})
+        return 0
+    for family, methods in by_family().items():
+        print(f"\n{family.title}: {family.advice}")
+        modules = {name: sys.modules[method.__module__] for name, method in methods.items()}
+        _print_entries({name: module.__doc__ for name, module in modules.items()})
+    print(
+        "\nWhich one to use: docs/which-method.md; "
+        "options of one: equipoise run --method NAME --help"
+    )
+    return 0
+
+
+def _print_entries(entries: Mapping[str, str | None]) -> None:
+    """Print names with the first line of their descriptions, aligned."""
+    width = max(map(len, entries))
+    for name, text in entries.items():
+        print(f"  {name:<{width}}  {(text or '').strip().splitlines()[0]}")
+
+
+def play(arguments: list[str]) -> int:
+    """Play an episode of an agent of a finished run, and film it.
+
+    Args:
+        arguments: Folder and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser(
+        "play", "Play an episode of an agent of a finished run with its personal net, and film it."
+    )
+    parser.add_argument("folder", help="the run's folder")
+    parser.add_argument(
+        "--agent", type=int, default=0, help="whose net and environment (default: 0)"
+    )
+    parser.add_argument(
+        "--episode", type=int, default=0, help="which of its scored episodes (default: 0)"
+    )
+    parser.add_argument(
+        "--video", help="film it into this file: .gif, or .mp4 where ffmpeg is installed"
+    )
+    values = parser.parse(arguments)
+    from equipoise.experiment.play import play as play_episode
+
+    video = Path(values.video) if values.video else None
+    total = play_episode(Path(values.folder), values.agent, values.episode, video)
+    where = f"; {video}" if video else ""
+    print(f"agent {values.agent}, episode {values.episode}: return {total:g}{where}")
+    return 0
+
+
+def predict(arguments: list[str]) -> int:
+    """Predict new rows of a table with a model of a run.
+
+    Args:
+        arguments: Folder, file of rows and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser("predict", "Predict for new rows of a table, by a model of a run.")
+    parser.add_argument("folder", help="the run's folder")
+    parser.add_argument(
+        "rows",
+        help="CSV or Parquet file with the columns of training, target aside; or recordings (.npz)",
+    )
+    _add_client(parser)
+    parser.add_argument(
+        "--out", default="predictions.csv", help="the file (default: predictions.csv)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if there is one")
+    values = parser.parse(arguments)
+    from equipoise.experiment.predict import predict_file
+    from equipoise.records.run_dir import Folder
+
+    folder = Folder(Path(values.folder))
+    folder.demand()
+    out = Path(values.out)
+    client = None if values.client is None else folder.find_client(values.client)
+    count = predict_file(folder, Path(values.rows), client, out, values.overwrite)
+    print(f"{out}: {count} predictions")
+    return 0
+
+
+def report(arguments: list[str]) -> int:
+    """Write one HTML page about one run or several.
+
+    Args:
+        arguments: Folders and options of the command.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: If one of the folders does not exist.
+    """
+    parser = Parser(
+        "report", "One page of HTML for a run or for several; it opens without a network."
+    )
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="folders of runs or comparisons, finished or not"
+    )
+    parser.add_argument(
+        "--out",
+        help="the page (default: report.html in the folder; for several folders "
+        "report-NAMES.html beside the first)",
+    )
+    values = parser.parse(arguments)
+    folders = [Path(folder) for folder in values.folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"'{folder}' is not a folder")
+    from equipoise.report import html
+
+    out = output_file(values.out) if values.out else html.default_report_path(folders)
+    print(html.write_report(folders, out))
+    return 0
+
+
+def watch(arguments: list[str]) -> int:
+    """Follow a run or a comparison from another terminal.
+
+    Args:
+        arguments: Folder and options of the command.
+
+    Returns:
+        The exit code.
+    """
+    parser = Parser("watch", "Follow a run or a comparison; Ctrl-C ends the watching, not the run.")
+    parser.add_argument("folder", help="folder of a run or comparison, under way or finished")
+    parser.add_argument(
+        "--every", type=float, default=1.0, help="seconds between looks (default: 1)"
+    )
+    values = parser.parse(arguments)
+    from equipoise.report.terminal import make_console
+    from equipoise.report.terminal_live import watch as watch_folder
+
+    with contextlib.suppress(KeyboardInterrupt):  # the run itself goes on
+        watch_folder(Path(values.folder), values.every, make_console())
+    return 0
+
+
+def _add_client(parser: Parser) -> None:
+    """Add ``--client``, which chooses between a personal and the global model."""
+    parser.add_argument(
+        "--client", help="whose personal model, by name or number (default: the global model)"
+    )
