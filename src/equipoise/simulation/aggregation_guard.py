@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,14 +16,15 @@ from equipoise.core.report_validation import MIN_COHORT, trimmed_max, validate_r
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Params, State, index, leaves
 
+if TYPE_CHECKING:
+    from equipoise.simulation.executors import CohortResults
+
 MAX_NORM_RATIO = 5.0  # as long as nearly all others' may a change be
 MAX_NORM_RATIO_STATEFUL = (
     8.0  # the same where clients keep models of their own, from which they start
 )
 NUMBERS_AT_ONCE = 2**20
 MAX_ABS_PARAMETER = 1e10  # of a parameter: a model with such numbers is of no use to anybody
-Sums = Callable[[Tensor, Tensor | Params], State]
-"""From the replies that count (booleans) and their weights to the method's sums over them."""
 
 
 @dataclass
@@ -64,7 +64,14 @@ class UpdateDiagnostics:
 
 @dataclass
 class AggregationOutcome:
-    """``server`` after the round, or as it was; ``rows``: whose reply counted; ``blamed``: whose did not, and why."""
+    """The result of decision 3.
+
+    Attributes:
+        server: The server after the round; as it was before if the round was skipped.
+        rows: Mask `[R]` of the replies that were used.
+        blamed: Reason by row of a reply that made the aggregation fail.
+        skipped: Why the model did not change; None if it did.
+    """
 
     server: Server
     rows: Tensor
@@ -72,40 +79,142 @@ class AggregationOutcome:
     skipped: str | None = None
 
 
-def aggregate_with_fault_isolation(
-    method: Method,
-    server: Server,
-    ids: Tensor,
-    updates: ClientUpdate,
-    rows: Tensor,
-    fewest: int,
-    sums: Sums,
-) -> AggregationOutcome:
-    """Decision 3 on the replies of ``rows`` (booleans); on what is left of them if some make it fail.
+@dataclass(frozen=True)
+class Aggregation:
+    """Decision 3 of one round, which can be tried on any subset of the replies.
 
-    An error or a result that is not finite is blamed on those replies that cause it alone, or without which it does
-    not occur. If there are none, an error is the method's own and raised; a result is not adopted.
+    Attributes:
+        method: The method in this round.
+        server: The server before the aggregation; it is never changed.
+        ids: The clients that replied, `[R]`.
+        results: Their replies.
+        sent_params: The model that they were sent.
+        chunks: Chunks of the cohort, by which updates are summed in a fixed order.
     """
-    attempt = partial(_try_aggregate, method, server, ids, updates, sums)
-    after, wrong = attempt(rows)
+
+    method: Method
+    server: Server
+    ids: Tensor
+    results: CohortResults
+    sent_params: Params
+    chunks: list[slice]
+
+    def attempt(self, accepted: Tensor) -> tuple[Server | None, str | Exception]:
+        """Aggregate some of the replies.
+
+        Args:
+            accepted: Mask `[R]` of the replies to use.
+
+        Returns:
+            The new server and an empty text; or None and the error or what is wrong with the result.
+        """
+        after = copy.copy(self.server)
+        after.logged = dict(self.server.logged)
+        try:
+            self._apply_method(after, accepted)
+        except UsageError:
+            raise
+        except Exception as error:
+            return None, error
+        if not _params_are_bounded(after.params):
+            return None, "the aggregate is not finite, or has exploded"
+        if not _state_is_finite(self.server.state, after.state):
+            return None, "the server's state is not finite any more"
+        return after, ""
+
+    def _apply_method(self, after: Server, accepted: Tensor) -> None:
+        """Call the method's hooks of decision 3 in their order."""
+        assert self.results.stack is not None
+        method = self.method
+        ids = self.ids
+        updates = self.results.stack.update
+
+        def sum_updates(weights: Tensor | Params) -> State:
+            return self.results.partial_sums(
+                method, self.sent_params, self.chunks, accepted, weights
+            )
+
+        if method.capabilities.aggregates_by_sum:
+            # Parameters stay where they were computed, perhaps in other processes: summed there.
+            updates = ClientUpdate({}, metrics=updates.metrics)
+            after.sum_updates = sum_updates
+        if not bool(accepted.all()):
+            ids = ids[accepted]
+            updates = index(updates, accepted)
+        weights, after.state = method.aggregation_weights(after, ids, updates)
+        after.params, after.state = method.aggregate(after, ids, updates, weights)
+        after.state = method.learn(after, ids, updates)
+        after.sum_updates = None
+
+
+def aggregate_with_fault_isolation(
+    aggregation: Aggregation, accepted: Tensor, min_replies: int
+) -> AggregationOutcome:
+    """Aggregate the accepted replies; without those that make the aggregation fail, if any do.
+
+    A reply is blamed if the aggregation fails with it alone, or succeeds as soon as it is left out.
+
+    Args:
+        aggregation: The aggregation of this round.
+        accepted: Mask `[R]` of the replies that may be used.
+        min_replies: The fewest replies from which a model may be made.
+
+    Returns:
+        The outcome. Without a reply to blame, a result that is not finite is not adopted.
+
+    Raises:
+        Exception: The method's own error, if no reply is to blame for it.
+    """
+    after, failure = aggregation.attempt(accepted)
     if after is not None:
-        return AggregationOutcome(after, rows)
-    count = int(rows.sum())
+        return AggregationOutcome(after, accepted)
     for search in (_faulty_alone, _leave_one_out):
-        found = search(attempt, rows) if count > 1 else []
-        rest = rows.clone()
-        rest[found] = False
-        if found and int(rest.sum()) >= max(1, fewest):
-            after, _ = attempt(rest)
-            if after is not None:
-                return AggregationOutcome(
-                    after,
-                    rest,
-                    dict.fromkeys(found, f"its reply makes the server fail: {_words(wrong)}"),
-                )
-    if isinstance(wrong, Exception):
-        raise wrong
-    return AggregationOutcome(server, torch.zeros_like(rows), skipped=wrong)
+        faulty = search(aggregation, accepted) if int(accepted.sum()) > 1 else []
+        remaining = accepted.clone()
+        remaining[faulty] = False
+        if not faulty or int(remaining.sum()) < max(1, min_replies):
+            continue
+        after, _ = aggregation.attempt(remaining)
+        if after is not None:
+            reason = f"its reply makes the server fail: {_describe(failure)}"
+            return AggregationOutcome(after, remaining, dict.fromkeys(faulty, reason))
+    if isinstance(failure, Exception):
+        raise failure
+    return AggregationOutcome(aggregation.server, torch.zeros_like(accepted), skipped=failure)
+
+
+def _faulty_alone(aggregation: Aggregation, accepted: Tensor) -> list[int]:
+    """Return the replies that fail without any other."""
+    faulty = []
+    for row in torch.nonzero(accepted).flatten().tolist():
+        only_this = torch.arange(len(accepted)) == row
+        if aggregation.attempt(only_this)[0] is None:
+            faulty.append(row)
+    return faulty
+
+
+def _leave_one_out(aggregation: Aggregation, accepted: Tensor) -> list[int]:
+    """Return the first reply without which all others can be aggregated."""
+    for row in torch.nonzero(accepted).flatten().tolist():
+        others = accepted.clone()
+        others[row] = False
+        if aggregation.attempt(others)[0] is not None:
+            return [row]
+    return []
+
+
+def _params_are_bounded(params: Params) -> bool:
+    """Return whether no parameter is NaN or beyond `MAX_ABS_PARAMETER`."""
+    return all(
+        bool(value.abs().max() <= MAX_ABS_PARAMETER) for value in params.values() if value.numel()
+    )
+
+
+def _describe(failure: str | Exception) -> str:
+    """Return the words for a failure."""
+    if isinstance(failure, str):
+        return failure
+    return f"{type(failure).__name__}: {failure}"[:200]
 
 
 def update_norms(before: Params, after: Params, clients: int) -> Tensor:
@@ -168,39 +277,6 @@ def rows_are_finite(tree: object, clients: int) -> Tensor:
     return fine
 
 
-def _try_aggregate(
-    method: Method, server: Server, ids: Tensor, updates: ClientUpdate, sums: Sums, rows: Tensor
-) -> tuple[Server | None, str | Exception]:
-    """The server after these replies, or what is wrong; the one that is given stays as it is."""
-    after = copy.copy(server)
-    after.logged = dict(server.logged)
-    if method.capabilities.aggregates_by_sum:
-        # Parameters stay where they were computed, perhaps in other processes, and are summed there.
-        updates = ClientUpdate({}, metrics=updates.metrics)
-        after.sum_updates = partial(sums, rows)
-    if not bool(rows.all()):
-        ids = ids[rows]
-        updates = index(updates, rows)
-    try:
-        weights, after.state = method.aggregation_weights(after, ids, updates)
-        after.params, after.state = method.aggregate(after, ids, updates, weights)
-        after.state = method.learn(after, ids, updates)
-    except UsageError:
-        raise
-    except Exception as error:
-        return None, error
-    after.sum_updates = None
-    if any(
-        not bool(value.abs().max() <= MAX_ABS_PARAMETER)
-        for value in after.params.values()
-        if value.numel()
-    ):
-        return None, "the aggregate is not finite, or has exploded"
-    if not _state_is_finite(server.state, after.state):
-        return None, "the server's state is not finite any more"
-    return after, ""
-
-
 def _state_is_finite(before: State, after: State) -> bool:
     """Whether nothing became infinite or NaN; what was so before is meant (a record that nobody has set yet)."""
     if not after:
@@ -217,26 +293,3 @@ def _state_is_finite(before: State, after: State) -> bool:
             if not bool((torch.isfinite(value) | meant).all()):
                 return False
     return True
-
-
-Attempt = Callable[[Tensor], tuple[Server | None, str | Exception]]
-
-
-def _faulty_alone(attempt: Attempt, rows: Tensor) -> list[int]:
-    """Replies that fail without any other."""
-    each = [torch.arange(len(rows)) == place for place in torch.nonzero(rows).flatten().tolist()]
-    return [int(one.int().argmax()) for one in each if attempt(one)[0] is None]
-
-
-def _leave_one_out(attempt: Attempt, rows: Tensor) -> list[int]:
-    """The reply without which all others do well."""
-    for place in torch.nonzero(rows).flatten().tolist():
-        others = rows.clone()
-        others[place] = False
-        if attempt(others)[0] is not None:
-            return [place]
-    return []
-
-
-def _words(wrong: str | Exception) -> str:
-    return wrong if isinstance(wrong, str) else f"{type(wrong).__name__}: {wrong}"[:200]

@@ -6,8 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from equipoise.core import (
     Blocks,
     ClientResult,
     ClientState,
+    ClientUpdate,
     Method,
     Params,
     SelectionPolicy,
@@ -36,6 +36,7 @@ from equipoise.records.scores import NOTHING, Evaluations, Scores
 from equipoise.simulation.aggregation_guard import (
     MAX_NORM_RATIO,
     MAX_NORM_RATIO_STATEFUL,
+    Aggregation,
     AggregationOutcome,
     aggregate_with_fault_isolation,
     norm_outliers,
@@ -85,6 +86,50 @@ class RoundLoopConfig:
     keep_models: bool
 
 
+class _CurrentRound(NamedTuple):
+    """What all steps of a round read.
+
+    Attributes:
+        method: The method with the values of its scheduled options in this round.
+        server: The server as the method's hooks see it.
+        splits: The splits to evaluate on; empty in a round without evaluation.
+        started: `time.perf_counter()` at the start.
+    """
+
+    method: Method
+    server: Server
+    splits: tuple[str, ...]
+    started: float
+
+
+class _Exchange(NamedTuple):
+    """What the server has in hand when the round ends.
+
+    Attributes:
+        replies: The replies of the clients.
+        bytes_up: Bytes of all uploads.
+        bytes_down: Bytes that were sent to all clients.
+        seconds: Simulated seconds that the round took; 0 without a clock.
+    """
+
+    replies: RoundReplies
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+
+class _Validation(NamedTuple):
+    """Which replies may be used.
+
+    Attributes:
+        accepted: Mask `[R]` over the replies.
+        rejected: Reason by row of a reply that arrived but must not be used.
+    """
+
+    accepted: Tensor
+    rejected: dict[int, str]
+
+
 class FederatedSimulation:
     """A federation as its server sees it; the executor is where clients are. All that changes is in :meth:`state`."""
 
@@ -127,112 +172,406 @@ class FederatedSimulation:
         )
 
     def run_round(self) -> RoundRecord:
-        """One round, from the choice of clients to the new model."""
-        started = time.perf_counter()
-        s, task = self.schedule, self.task
-        t = self.rounds_done + 1
-        method, training = self.method.at(t, s.num_rounds), self.training.at(t, s.num_rounds)
-        participation = schedules.value_at(s.participation, t, s.num_rounds)
-        last = t == s.num_rounds
-        evaluating = last or t % s.eval_every == 0
-        splits = (
-            tuple(split for split in ("test", "val") if task.has_split(split)) if evaluating else ()
-        )
+        """Run one round and return its record.
 
-        server = Server(
-            task, training, self.params, self.server_state, s.seed, t, s.num_rounds, participation
-        )
+        Returns:
+            The record that becomes one line of `rounds.jsonl`.
+        """
+        current = self._begin_round()
         with torch.no_grad():
-            tensor_ids, server.state = self._select(method, server)
-            began = self.clock.now if self.clock else 0.0
-            ids = tensor_ids.numpy()
-            down, server.state = method.distribute(server, tensor_ids)
-            intake, sent = self._exchange(t, tensor_ids, down, splits, participation)
-            replies, here = intake.replies, intake.ids
-            reply, asked = replies.stack, torch.from_numpy(here)
-            sound, left_out = intake.arrived.clone(), dict[int, str]()
-            if reply is not None:
-                facts = replies.diagnostics(method, down.params)
-                sound &= facts.is_finite
-                left_out = {
-                    place: why
-                    for place, why in facts.violations.items()
-                    if bool(intake.arrived[place])
-                }
-                sound[list(left_out)] = False
-                times = _max_norm_ratio(method, task, down)
-                left_out |= norm_outliers(
-                    facts.norms, self._paths(asked, reply, training), sound, times
-                )
-                sound[list(left_out)] = False
-            outcome = AggregationOutcome(server, torch.zeros_like(sound))
-            if reply is not None and int(sound.sum()) >= max(1, self.executor.min_replies):
-                sums = partial(
-                    replies.partial_sums, method, down.params, self.executor.chunks(intake.cohort)
-                )
-                outcome = aggregate_with_fault_isolation(
-                    method, server, asked, reply.update, sound, self.executor.min_replies, sums
-                )
-                server, left_out = outcome.server, left_out | outcome.blamed
-            elif self.executor.min_replies > 1:
-                outcome.skipped = (
-                    f"{int(sound.sum())} usable replies, {self.executor.min_replies} are needed"
-                )
-            elif self.clock and not bool(intake.arrived.any()):
-                outcome.skipped = "nobody's reply came before the round ended"
-            sound[list(left_out)] = False
-            judged = self.executor.evaluate_global(
-                server.params, splits if method.has_global(task) else ()
-            )
-            received = self._bill(intake)
-            replies.commit(outcome.rows)
-            for part in intake.parts:  # a client whose update was of no use keeps what it held
-                held = part.held if self.keeps_local else replace(part.held, local_params={})
-                self.store.commit(part.ids, held, part.scores, outcome.rows[part.places])
-            if self.selector:
-                elapsed = self.clock.now - began if self.clock else 0.0
-                self.selector.observe(t, tensor_ids, intake, elapsed, server.params)
-        self.params, self.server_state, self.rounds_done = server.params, server.state, t
+            # Decision 0: who takes part.
+            client_ids = self._select_clients(current)
 
-        come = intake.arrived
-        if reply is not None and not bool(come.all()):
-            here, sound = here[come.numpy()], sound[come]
-            reply = pytree.index(replace(reply, scores={}), come) if len(here) else None
-        stats: Params = {} if reply is None else pytree.to_dict(reply.hparams) or {}
-        notes = {**(reply.logged if reply else {}), **server.logged}
-        train = {name: _spread(value) for name, value in stats.items()}
-        differ = any(value.min != value.max for value in train.values())
-        return RoundRecord(
-            round=t,
-            clients=len(ids),
-            seen=int((self.store.counts["rounds"] > 0).sum()),
-            train=train,
-            steps=None if reply is None or reply.num_steps is None else int(reply.num_steps.sum()),
-            # Lists of a cohort say nothing without its ids.
-            ids=here.tolist()
-            if len(here) < min(task.num_clients, MAX_LISTED_CLIENTS + 1)
-            else None,
-            decisions={n: _plain(v) for n, v in stats.items()}
-            if differ and len(here) <= MAX_LISTED_CLIENTS
-            else None,
-            bytes=Bytes(received, int(sent.sum())),
-            clock=self.clock.now if self.clock else None,
-            energy=intake.joules,
-            staleness=None
-            if reply is None or intake.staleness is None
-            else _spread(intake.staleness),
-            dropped=here[~sound.numpy()].tolist(),
-            rejected={int(intake.ids[place]): reason for place, reason in sorted(left_out.items())},
-            absent=intake.absent,
-            skipped=outcome.skipped,
-            privacy=self._privacy(ids, replies, int(outcome.rows.sum())),
-            logged={name: _note(value) for name, value in notes.items()},
-            stop=method.should_stop(server) or self._out_of_time(),
-            # Last of all: another process may be judging meanwhile.
-            test=self._scores("test", judged) if "test" in splits else None,
-            val=self._scores("val", judged) if "val" in splits else None,
-            seconds=time.perf_counter() - started,
+            # Decision 4: what each client is sent.
+            message = self._distribute(current, client_ids)
+
+            # Decisions 1, 2 and 5, at the clients: receive, configure, train, upload, personal model.
+            exchange = self._run_clients(current, client_ids, message)
+
+            # Replies that are late, malformed, not finite or far too large are left out, and named.
+            validation = self._validate(current, message, exchange.replies)
+
+            # Decision 3: the new global model.
+            outcome = self._aggregate(current, message, exchange.replies, validation.accepted)
+
+            # Another process may evaluate the new model while this one commits the round.
+            global_scores = self._start_global_evaluation(current, outcome)
+            self._commit(client_ids, exchange, outcome)
+        return self._evaluate_and_record(
+            current, client_ids, exchange, validation, outcome, global_scores
         )
+
+    def _begin_round(self) -> _CurrentRound:
+        """Return the method and the server as they are in the next round."""
+        started = time.perf_counter()
+        config = self.schedule
+        round = self.rounds_done + 1
+        server = Server(
+            self.task,
+            self.training.at(round, config.num_rounds),
+            self.params,
+            self.server_state,
+            config.seed,
+            round,
+            config.num_rounds,
+            schedules.value_at(config.participation, round, config.num_rounds),
+        )
+        method = self.method.at(round, config.num_rounds)
+        splits: tuple[str, ...] = ()
+        if round == config.num_rounds or round % config.eval_every == 0:
+            splits = tuple(split for split in ("test", "val") if self.task.has_split(split))
+        return _CurrentRound(method, server, splits, started)
+
+    # ---------------------------------------------------------------- step 1: select
+
+    def _select_clients(self, current: _CurrentRound) -> Tensor:
+        """Choose among the available clients, by the selection policy or by the method.
+
+        A method that overrides `select_clients` always chooses by itself.
+        """
+        method = current.method
+        server = current.server
+        pool, count = self._available_clients(server.participation)
+        overselects = self.clock is not None and self.clock.timing.overselection > 1
+        is_plain_draw = pool is None and self.selector is None and not overselects
+        if is_plain_draw or "select_clients" in method.overridden_hooks:
+            ids, server.state = method.select_clients(server)
+            _validate_cohort(ids, self.task.num_clients, method)
+            if pool is None:
+                return ids
+            return ids[torch.isin(ids, torch.from_numpy(pool))]
+        available = torch.arange(self.task.num_clients)
+        if pool is not None:
+            available = torch.from_numpy(pool)
+        selector = self.selector
+        if selector is None:
+            selector = ClientSelector(Uniform(), self.task, server.seed, server.params)
+        return selector.choose(available, max(0, count), server.round)
+
+    def _available_clients(self, participation: float) -> tuple[Ints | None, int]:
+        """Return the clients that can be asked (None for all), and how many to ask."""
+        if self.clock is not None:
+            return self.clock.pool(participation)
+        count = rng.cohort_size(self.task.num_clients, participation)
+        if self.later is None:
+            return None, count
+        in_flight = self.later.in_flight_ids
+        if not len(in_flight):
+            return None, count
+        idle = np.setdiff1d(np.arange(self.task.num_clients), in_flight)
+        return idle, min(count - len(in_flight), len(idle))
+
+    # ---------------------------------------------------------------- step 2: distribute
+
+    def _distribute(self, current: _CurrentRound, client_ids: Tensor) -> ServerMessage:
+        """Let the method write the message to the selected clients."""
+        server = current.server
+        message, server.state = current.method.distribute(server, client_ids)
+        return message
+
+    # ---------------------------------------------------------------- step 3: run clients
+
+    def _run_clients(
+        self, current: _CurrentRound, client_ids: Tensor, message: ServerMessage
+    ) -> _Exchange:
+        """Run the selected clients until the round ends, and count the bytes of both directions.
+
+        Uploads are paid for whether or not they are used.
+        """
+        clock_start = self._clock_seconds()
+        bytes_down = torch.zeros(0, dtype=torch.int64)
+        results = None
+        if len(client_ids):
+            self._prefetch(current.server.round + 1)
+            results = self._compute_clients(current, client_ids, message)
+            bytes_down = _download_bytes(message, self.task.blocks, client_ids, results)
+            self.store.count(client_ids.numpy(), {"down": bytes_down})
+        replies = self._end_of_round(current.server, client_ids, results, bytes_down)
+        arrived = replies.arrived.long()
+        upload_size = replies.replies.upload_bytes()
+        self.store.count(replies.ids, {"rounds": arrived, "up": upload_size * arrived})
+        return _Exchange(
+            replies,
+            bytes_up=upload_size * int(arrived.sum()),
+            bytes_down=int(bytes_down.sum()),
+            seconds=self._clock_seconds() - clock_start,
+        )
+
+    def _compute_clients(
+        self, current: _CurrentRound, client_ids: Tensor, message: ServerMessage
+    ) -> CohortResults:
+        """Run the client half of the method for all selected clients."""
+        round = current.server.round
+        if self.stream is not None:
+            return self.stream.run(round, client_ids, message, current.splits)
+        client_state = self.store.held(client_ids.numpy())
+        return self.executor.run_clients(round, client_ids, message, client_state, current.splits)
+
+    def _end_of_round(
+        self, server: Server, ids: Tensor, results: CohortResults | None, bytes_down: Tensor
+    ) -> RoundReplies:
+        """Return the replies that the server has when the round ends.
+
+        Args:
+            server: The server of this round.
+            ids: The clients that were asked, `[K]`.
+            results: What they computed; None if no client was asked.
+            bytes_down: Bytes that were sent to each of them, `[K]`.
+        """
+        if self.later is not None:
+            return self.later.collect(server.round, self.params)
+        if results is not None and (self.clock is None or results.stack is None):
+            return RoundReplies.of(ids.numpy(), results)
+        assert self.clock is not None
+        started = None
+        if results is not None:
+            started = self._started_batch(server.training, ids, results, bytes_down)
+        return self.clock.end(server.round, server.participation, started, self.params)
+
+    def _started_batch(
+        self, training: TrainingConfig, ids: Tensor, results: CohortResults, bytes_down: Tensor
+    ) -> StartedBatch:
+        """Return what the clock needs to know of the clients that start in this round."""
+        assert results.stack is not None
+        steps = results.stack.num_steps
+        if steps is None:
+            steps = self.task.num_steps(ids, torch.full_like(ids, training.epochs), training)
+        samples = steps * training.batch_size
+        return StartedBatch(ids.numpy(), results, samples, results.upload_bytes(), bytes_down)
+
+    def _prefetch(self, round: int) -> None:
+        """Read ahead the state of the clients that the seed draws for a round.
+
+        Where a method selects others, their state is read when it is needed.
+        """
+        config = self.schedule
+        participation = schedules.value_at(
+            config.participation, min(round, config.num_rounds), config.num_rounds
+        )
+        if participation < 1:
+            ids = rng.cohort(config.seed, round, self.task.num_clients, participation)
+            self.store.prefetch(ids)
+            self.executor.prefetch(ids)
+
+    def _clock_seconds(self) -> float:
+        """Return the simulated time, 0 without a clock."""
+        return 0.0 if self.clock is None else self.clock.now
+
+    # ---------------------------------------------------------------- step 4: validate
+
+    def _validate(
+        self, current: _CurrentRound, message: ServerMessage, replies: RoundReplies
+    ) -> _Validation:
+        """Leave out replies that are late, not finite, out of range or far too large."""
+        results = replies.replies
+        accepted = replies.arrived.clone()
+        if results.stack is None:
+            return _Validation(accepted, {})
+        diagnostics = results.diagnostics(current.method, message.params)
+        accepted &= diagnostics.is_finite
+        rejected = {
+            place: reason
+            for place, reason in diagnostics.violations.items()
+            if bool(replies.arrived[place])
+        }
+        accepted[list(rejected)] = False
+        ids = torch.from_numpy(replies.ids)
+        step_budget = self._step_budget(ids, results.stack, current.server.training)
+        max_ratio = _max_norm_ratio(current.method, self.task, message)
+        rejected |= norm_outliers(diagnostics.norms, step_budget, accepted, max_ratio)
+        accepted[list(rejected)] = False
+        return _Validation(accepted, rejected)
+
+    def _step_budget(self, ids: Tensor, result: ClientResult, training: TrainingConfig) -> Tensor:
+        """Return steps times learning rate of each client, or its number of examples.
+
+        Clients that do not report their hyper-parameters are compared by their examples.
+        """
+        if result.hparams is None:
+            return self.task.num_examples(ids).double().clamp(min=1.0)
+        steps = self.task.num_steps(ids, result.hparams.epochs, training).double()
+        return (steps * result.hparams.lr.double()).clamp(min=1e-300)
+
+    # ---------------------------------------------------------------- step 5: aggregate
+
+    def _aggregate(
+        self,
+        current: _CurrentRound,
+        message: ServerMessage,
+        replies: RoundReplies,
+        accepted: Tensor,
+    ) -> AggregationOutcome:
+        """Compute the new global model, or leave it as it is where too few replies are usable."""
+        results = replies.replies
+        min_replies = self.executor.min_replies
+        num_accepted = int(accepted.sum())
+        if results.stack is not None and num_accepted >= max(1, min_replies):
+            return aggregate_with_fault_isolation(
+                Aggregation(
+                    current.method,
+                    current.server,
+                    torch.from_numpy(replies.ids),
+                    results,
+                    message.params,
+                    self.executor.chunks(replies.cohort),
+                ),
+                accepted,
+                min_replies,
+            )
+        outcome = AggregationOutcome(current.server, torch.zeros_like(accepted))
+        if min_replies > 1:
+            outcome.skipped = f"{num_accepted} usable replies, {min_replies} are needed"
+        elif self.clock is not None and not bool(replies.arrived.any()):
+            outcome.skipped = "nobody's reply came before the round ended"
+        return outcome
+
+    # ---------------------------------------------------------------- step 6: commit
+
+    def _commit(self, client_ids: Tensor, exchange: _Exchange, outcome: AggregationOutcome) -> None:
+        """Adopt the new server and the new states of the clients whose replies were used.
+
+        A client whose update was not used keeps the state that it had before the round.
+        """
+        replies = exchange.replies
+        server = outcome.server
+        replies.replies.commit(outcome.rows)
+        for part in replies.parts:
+            client_state = part.held
+            if not self.keeps_local:
+                client_state = replace(client_state, local_params={})
+            self.store.commit(part.ids, client_state, part.scores, outcome.rows[part.places])
+        if self.selector is not None:
+            self.selector.observe(
+                server.round, client_ids, replies, exchange.seconds, server.params
+            )
+        self.params = server.params
+        self.server_state = server.state
+        self.rounds_done = server.round
+
+    # ---------------------------------------------------------------- step 7: evaluate and record
+
+    def _start_global_evaluation(
+        self, current: _CurrentRound, outcome: AggregationOutcome
+    ) -> Judged:
+        """Start to evaluate the global model, if there is one, on the server's own sets."""
+        splits = current.splits if current.method.has_global(self.task) else ()
+        return self.executor.evaluate_global(outcome.server.params, splits)
+
+    def _evaluate_and_record(
+        self,
+        current: _CurrentRound,
+        client_ids: Tensor,
+        exchange: _Exchange,
+        validation: _Validation,
+        outcome: AggregationOutcome,
+        global_scores: Judged,
+    ) -> RoundRecord:
+        """Collect the scores and describe the round."""
+        replies = exchange.replies
+        rejected = validation.rejected | outcome.blamed
+        is_dropped = ~validation.accepted
+        is_dropped[list(outcome.blamed)] = True
+        is_dropped &= replies.arrived
+        return RoundRecord(
+            round=outcome.server.round,
+            clients=len(client_ids),
+            seen=int((self.store.counts["rounds"] > 0).sum()),
+            bytes=Bytes(exchange.bytes_up, exchange.bytes_down),
+            clock=None if self.clock is None else self.clock.now,
+            energy=replies.joules,
+            dropped=replies.ids[is_dropped.numpy()].tolist(),
+            rejected={int(replies.ids[place]): why for place, why in sorted(rejected.items())},
+            absent=replies.absent,
+            skipped=outcome.skipped,
+            privacy=self._privacy_spent(client_ids, replies.replies, outcome),
+            stop=current.method.should_stop(outcome.server) or self._time_limit_reached(),
+            **self._describe_training(replies, outcome.server),
+            # Last of all, because another process may still be evaluating the global model.
+            test=self._scores("test", current.splits, global_scores),
+            val=self._scores("val", current.splits, global_scores),
+            seconds=time.perf_counter() - current.started,
+        )
+
+    def _describe_training(self, replies: RoundReplies, server: Server) -> dict[str, Any]:
+        """Return the fields of a record that describe how the clients that replied trained."""
+        ids = replies.ids
+        result = replies.replies.stack
+        if result is not None and not bool(replies.arrived.all()):
+            ids = ids[replies.arrived.numpy()]
+            light = replace(result, update=ClientUpdate({}), client_state=ClientState(), scores={})
+            result = pytree.index(light, replies.arrived) if len(ids) else None
+        # A list of the whole federation says nothing; a longer one is too long for a log.
+        is_listed = len(ids) < min(self.task.num_clients, MAX_LISTED_CLIENTS + 1)
+        fields: dict[str, Any] = {"ids": ids.tolist() if is_listed else None, "train": {}}
+        logged = dict(server.logged)
+        if result is not None:
+            logged = {**result.logged, **server.logged}
+            hparams: Params = pytree.to_dict(result.hparams) or {}
+            train = {name: _mean_min_max(value) for name, value in hparams.items()}
+            fields["train"] = train
+            if result.num_steps is not None:
+                fields["steps"] = int(result.num_steps.sum())
+            if replies.staleness is not None:
+                fields["staleness"] = _mean_min_max(replies.staleness)
+            differs = any(value.min != value.max for value in train.values())
+            if differs and len(ids) <= MAX_LISTED_CLIENTS:
+                fields["decisions"] = {name: _rounded(value) for name, value in hparams.items()}
+        fields["logged"] = {name: _loggable(value) for name, value in logged.items()}
+        return fields
+
+    def _privacy_spent(
+        self, client_ids: Tensor, results: CohortResults, outcome: AggregationOutcome
+    ) -> PrivacySpent | None:
+        """Return the privacy budget that is spent after this round."""
+        if self.ledger is None:
+            return None
+        ids = client_ids.numpy()
+        was_sent = np.array([client not in results.unsent for client in ids.tolist()], bool)
+        return self.ledger.after(ids[was_sent], int(outcome.rows.sum()))
+
+    def _time_limit_reached(self) -> str | None:
+        """Return the reason to stop if the simulated time is over."""
+        clock = self.clock
+        if clock is None or clock.now < clock.timing.until_seconds:
+            return None
+        return f"the clock has reached {clock.timing.until}"
+
+    def _scores(
+        self, split: str, splits: tuple[str, ...], global_scores: Judged
+    ) -> Evaluations | None:
+        """Return the named evaluations on a split; the clients' are of all clients seen so far."""
+        if split not in splits:
+            return None
+        client_scores = self.store.scores
+        clients: dict[str, Scores] = {}
+        if client_scores:
+            clients = {
+                name: self._over_clients(values) for name, values in client_scores[split].items()
+            }
+            clients.setdefault(
+                "personal", clients["trained"]
+            )  # without a personal model of its own
+        metrics = global_scores().get(split)
+        if metrics is None:
+            return Evaluations(global_=NOTHING, **clients)
+        server_scores = Scores({name: float(value) for name, value in metrics.items()})
+        return Evaluations(global_=server_scores, **clients)
+
+    def _over_clients(self, values: Params) -> Scores:
+        """Return mean, standard deviation and 10th percentile of scores `[K]`."""
+        scores: dict[str, float | None] = {
+            metric: float(value.double().nanmean()) for metric, value in values.items()
+        }
+        primary = values[self.task.metric].double()
+        primary = primary[torch.isfinite(primary)]
+        scores["std"] = None
+        scores["p10"] = None
+        if len(primary):
+            scores["std"] = float(primary.std(correction=0))
+            scores["p10"] = float(np.quantile(primary.numpy(), 0.1))
+        return Scores(scores)
+
+    # ---------------------------------------------------------------- state
 
     def state_dict(self) -> State:
         """Everything that the next round depends on."""
@@ -301,137 +640,8 @@ class FederatedSimulation:
         kept = {**stored["trees"], **self.executor.gather_state(stored["ids"].numpy())}
         return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
 
-    def _expect(self, round: int) -> None:
-        """Whoever is drawn next by the seed; where a method chooses otherwise, rows are read when they are needed."""
-        s = self.schedule
-        share = schedules.value_at(s.participation, min(round, s.num_rounds), s.num_rounds)
-        if share < 1:
-            ids = rng.cohort(s.seed, round, self.task.num_clients, share)
-            self.store.prefetch(ids)
-            self.executor.prefetch(ids)
-
     def _fresh(self, ids: Tensor) -> ClientState:
         return self.executor.init_state(ids, self.initial, self.keeps_local)
-
-    def _select(self, method: Method, server: Server) -> tuple[Tensor, State]:
-        """Decision 0, among those who can be asked: by the method, or by the policy that takes its place."""
-        everybody, (pool, count) = self.task.num_clients, self._pool(server.participation)
-        plain = not (self.selector or (self.clock and self.clock.timing.overselection > 1))
-        if "select_clients" in method.overridden_hooks or (pool is None and plain):
-            ids, state = method.select_clients(server)
-            _validate_cohort(ids, everybody, method)
-            return (ids if pool is None else ids[torch.isin(ids, torch.from_numpy(pool))]), state
-        there = torch.arange(everybody) if pool is None else torch.from_numpy(pool)
-        selector = self.selector or ClientSelector(Uniform(), self.task, server.seed, server.params)
-        return selector.choose(there, max(0, count), server.round), server.state
-
-    def _pool(self, participation: float) -> tuple[Ints | None, int]:
-        """Who can be asked, ``None`` for everybody, and how many are to be."""
-        if self.clock:
-            return self.clock.pool(participation)
-        count = rng.cohort_size(self.task.num_clients, participation)
-        if self.later is None or not len(away := self.later.in_flight_ids):
-            return None, count
-        idle = np.setdiff1d(np.arange(self.task.num_clients), away)
-        return idle, min(count - len(away), len(idle))
-
-    def _exchange(
-        self,
-        t: int,
-        ids: Tensor,
-        message: ServerMessage,
-        splits: tuple[str, ...],
-        participation: float,
-    ) -> tuple[RoundReplies, Tensor]:
-        """Ask these clients; gives what is in hand when the round ends, and the bytes that went down to each."""
-        array: Ints = ids.numpy()
-        if not len(array):
-            nothing = torch.zeros(0, dtype=torch.int64)
-            if self.later is not None:
-                return self.later.collect(t, self.params), nothing
-            assert self.clock is not None
-            return self.clock.end(t, participation, None, self.params), nothing
-        self._expect(t + 1)
-        if self.stream is not None:
-            replies = self.stream.run(t, ids, message, splits)
-        else:
-            replies = self.executor.run_clients(t, ids, message, self.store.held(array), splits)
-        sent = down_bytes(message, self.task.blocks, len(array))
-        if replies.unsent:
-            sent *= torch.tensor([int(client) not in replies.unsent for client in array])
-        self.store.count(array, {"down": sent})
-        if self.later is not None:
-            return self.later.collect(t, self.params), sent
-        if self.clock is None or replies.stack is None:
-            return RoundReplies.of(array, replies), sent
-        training = self.training.at(t, self.schedule.num_rounds)
-        steps = replies.stack.num_steps
-        if steps is None:
-            steps = self.task.num_steps(ids, torch.full_like(ids, training.epochs), training)
-        started = StartedBatch(
-            array, replies, steps * training.batch_size, replies.upload_bytes(), sent
-        )
-        return self.clock.end(t, participation, started, self.params), sent
-
-    def _bill(self, intake: RoundReplies) -> int:
-        """Bytes that came up, paid whether or not the update was of use."""
-        replied = intake.arrived.long()
-        size = intake.replies.upload_bytes()
-        self.store.count(intake.ids, {"rounds": replied, "up": size * replied})
-        return size * int(replied.sum())
-
-    def _out_of_time(self) -> str | None:
-        clock = self.clock
-        return (
-            f"the clock has reached {clock.timing.until}"
-            if clock and clock.now >= clock.timing.until_seconds
-            else None
-        )
-
-    def _paths(self, ids: Tensor, reply: ClientResult, training: TrainingConfig) -> Tensor:
-        """Steps times rate of each of these clients, as far as it is told; else the number of its samples."""
-        if reply.hparams is None:
-            return self.task.num_examples(ids).double().clamp(min=1.0)
-        steps = self.task.num_steps(ids, reply.hparams.epochs, training).double()
-        return (steps * reply.hparams.lr.double()).clamp(min=1e-300)
-
-    def _privacy(self, ids: Ints, replies: CohortResults, taken: int) -> PrivacySpent | None:
-        if self.ledger is None:
-            return None
-        sent = np.array([client not in replies.unsent for client in ids.tolist()], bool)
-        return self.ledger.after(ids[sent], taken)
-
-    def _scores(self, split: str, judged: Judged) -> Evaluations:
-        """The named evaluations on a split; clients' are of all clients seen so far."""
-        known = self.store.scores
-        clients = (
-            {name: self._over_clients(values) for name, values in known[split].items()}
-            if known
-            else {}
-        )
-        if known and "personal" not in clients:
-            clients["personal"] = clients["trained"]  # the personal model is the trained one
-        whole = judged().get(split)
-        return Evaluations(
-            global_=NOTHING
-            if whole is None
-            else Scores({name: float(value) for name, value in whole.items()}),
-            **clients,
-        )
-
-    def _over_clients(self, values: Params) -> Scores:
-        means = {metric: float(value.double().nanmean()) for metric, value in values.items()}
-        head = values[self.task.metric].double()
-        head = head[torch.isfinite(head)]
-        if not len(head):
-            return Scores({**means, "std": None, "p10": None})
-        return Scores(
-            {
-                **means,
-                "std": float(head.std(correction=0)),
-                "p10": float(np.quantile(head.numpy(), 0.1)),
-            }
-        )
 
 
 def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float:
@@ -466,31 +676,43 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> Ints:
     return array
 
 
-def _spread(value: Tensor) -> MeanMinMax:
+def _mean_min_max(value: Tensor) -> MeanMinMax:
+    """Summarise one number per client."""
     value = value.double()
     return MeanMinMax(float(value.mean()), float(value.min()), float(value.max()))
 
 
-def _plain(value: Tensor) -> list[float]:
+def _rounded(value: Tensor) -> list[float]:
+    """Return numbers with six significant digits, as a log shows them."""
     return [float(f"{number:.6g}") for number in value.tolist()]
 
 
-def _note(value: Any) -> Any:
-    """A number as it is; one number per client as a list, or as their spread when there are many."""
+def _loggable(value: Any) -> Any:
+    """Return a number as it is, and one number per client as a list or, if long, a summary."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
         return float(value)
-    return _plain(value) if len(value) <= MAX_LISTED_CLIENTS else asdict(_spread(value))
+    if len(value) <= MAX_LISTED_CLIENTS:
+        return _rounded(value)
+    return asdict(_mean_min_max(value))
 
 
-def down_bytes(message: ServerMessage, blocks: Blocks, clients: int) -> Tensor:
-    """Per client: the blocks sent, what the method broadcasts, and proposals if there are any."""
+def _download_bytes(
+    message: ServerMessage, blocks: Blocks, client_ids: Tensor, results: CohortResults
+) -> Tensor:
+    """Return the bytes `[K]` sent to each client; 0 for a client that could not be reached.
+
+    They are the blocks that are sent, what the method broadcasts or sends to each client, and the
+    proposed hyper-parameters.
+    """
     common = tree_bytes(message.broadcast) + tree_bytes(message.per_client, stacked=True)
     if message.hparams is not None:
         common += tree_bytes(message.hparams, stacked=True)
-    total = torch.full((clients,), common, dtype=torch.int64)
+    total = torch.full((len(client_ids),), common, dtype=torch.int64)
     for block, names in blocks.items():
         size = tree_bytes({name: message.params[name] for name in names})
         total += size * torch.as_tensor(message.sent_blocks[block]).long()
+    if results.unsent:
+        total *= torch.tensor([client not in results.unsent for client in client_ids.tolist()])
     return total
