@@ -12,7 +12,7 @@ from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
 from equipoise.settings.run_config import ResourceConfig
 from equipoise.tasks import TaskSpec
-from equipoise.utils.errors import IN_PYTHON, UsageError
+from equipoise.utils.errors import PYTHON_OBJECT, UsageError
 
 GivenMethod: TypeAlias = "str | type[Method] | Method | Wrapped"
 
@@ -94,7 +94,7 @@ def gathered(method: GivenMethod, task: str | Task, options: Mapping[str, Any]) 
 def given_in_python(method: object, task: str | Task) -> tuple[type[Method] | None, Task | None]:
     """The class and the task that cannot be found again by the names that a run's config records."""
     kind = method if isinstance(method, type) else type(method)
-    unnamed = issubclass(kind, Method) and recorded_name(kind).startswith(f"{IN_PYTHON}:")
+    unnamed = issubclass(kind, Method) and recorded_name(kind).startswith(f"{PYTHON_OBJECT}:")
     return kind if unnamed else None, task if isinstance(
         task, Task
     ) and task.spec.in_python else None
@@ -122,7 +122,7 @@ RUNS = Path("runs")
 
 def new_folder(name: str) -> Path:
     """A folder under ``runs/`` that was not there before."""
-    number, name = 1, name.replace(f"{IN_PYTHON}:", "").replace(":", "-").replace("/", "-")
+    number, name = 1, name.replace(f"{PYTHON_OBJECT}:", "").replace(":", "-").replace("/", "-")
     while True:
         folder = RUNS / f"{name}-{number}"
         try:

@@ -13,7 +13,7 @@ from equipoise.data.tabular.config import format_names
 from equipoise.data.transforms import InputTransform
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import Model
-from equipoise.tasks.tables import TableLearning
+from equipoise.tasks.tables import TableLearningConfig
 from equipoise.utils.errors import UsageError, nearest
 
 
@@ -68,9 +68,9 @@ class Task:
         unknown = [
             option
             for option in told
-            if option not in {item.name for item in dataclasses.fields(TableLearning)}
+            if option not in {item.name for item in dataclasses.fields(TableLearningConfig)}
         ]
-        choices = TableLearning(
+        choices = TableLearningConfig(
             **{option: value for option, value in told.items() if option not in unknown}
         )
         return cls(in_memory.from_tables(tables, name, choices), told)

@@ -37,7 +37,7 @@ class Checkpoint:
         about = {**about, "parts": self._parts.files, "seen": len(store.ids)}
         io.save(self._file, {"simulation": simulation.server_state_dict(), "best": best}, about)
         store.forget_changes()
-        self._parts.sweep()
+        self._parts.remove_unused_files()
 
     def load(self) -> tuple[State, dict[str, Any]]:
         """Bring the simulation to where it was; gives the best model and the rest as they were saved."""

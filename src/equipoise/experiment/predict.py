@@ -122,7 +122,7 @@ class Predictor:
 
     def columns(self, rows: Any) -> dict[str, NDArray[Any]]:
         """Predictions by the names of their columns: the class and all probabilities, a value, or a risk."""
-        return objective_of(self.card.target).columns(self.outputs(rows))
+        return objective_of(self.card.target).prediction_columns(self.outputs(rows))
 
 
 def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.Module, Card]:

@@ -13,7 +13,7 @@ from equipoise.methods import find_method
 from equipoise.settings.option_registry import options
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import find_task
-from equipoise.tasks.tables import OwnConfig
+from equipoise.tasks.tables import TablesConfig
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError, nearest
 
@@ -40,7 +40,10 @@ def _describe(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON")
     chosen, given = _options(parser, arguments, early_options(arguments))
     settings = RunSettings.from_options(given)
-    if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
+    if (
+        isinstance(settings.task_config, TablesConfig)
+        and settings.task_config.path.suffix != ".npz"
+    ):
         return _describe_tables(settings.task_config, given, chosen["json"])
     from equipoise.experiment.runner import build_task
     from equipoise.report.data_description import describe_task, task_text
@@ -50,7 +53,7 @@ def _describe(arguments: list[str]) -> int:
     return 0
 
 
-def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) -> int:
+def _describe_tables(config: TablesConfig, given: dict[str, Any], as_json: bool) -> int:
     """Tables as they are, before anything is made of them; 2 where problems stand against a run."""
     from equipoise.data.tabular.description import describe_tables as describe
     from equipoise.data.tabular.io import scan_tables
@@ -102,10 +105,10 @@ def _merge(arguments: list[str]) -> int:
     return 0
 
 
-def _table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any], OwnConfig]:
+def _table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any], TablesConfig]:
     chosen, given = _options(parser, arguments, {"method": "fedavg", "task": "tables"})
     config = RunSettings.from_options(given).task_config
-    assert isinstance(config, OwnConfig)
+    assert isinstance(config, TablesConfig)
     return chosen, config
 
 
