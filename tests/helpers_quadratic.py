@@ -68,12 +68,12 @@ class Quadratic(Task):
         ids: Tensor,
         epochs: Tensor,
         training: TrainingConfig,
-        part: tuple[float, float] = (0.0, 1.0),
+        data_range: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
         return epochs * self._per_epoch[ids]
 
     def fit(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """A stack of one."""
         one = LocalTrainRequest(
@@ -91,10 +91,10 @@ class Quadratic(Task):
                 request.proximal.anchor_lr[None],
             )
         params, anchor, _ = self.fit_stack(ids[None], one, {}, rng)
-        return {"w": params["w"][0]}, {name: value[0] for name, value in anchor.items()}, source
+        return {"w": params["w"][0]}, {name: value[0] for name, value in anchor.items()}, data_state
 
     def fit_stack(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """v <- momentum v + gradient; w <- w - lr v; the anchor follows after each batch; who has finished stays."""
         assert request.loss is None
@@ -115,7 +115,7 @@ class Quadratic(Task):
                 v = training.momentum * v + g
                 p = p - active * request.lr[:, None] * v
             anchor = anchor + active * follow * (p - anchor)
-        return {"w": p}, {"w": anchor} if request.proximal else {}, source
+        return {"w": p}, {"w": anchor} if request.proximal else {}, data_state
 
     def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
         return {"loss": self.a[ids] / 2 * (params["w"] - self.b[ids]).square().sum(-1)}

@@ -64,7 +64,7 @@ def test_a_frozen_layer_is_the_same_as_its_outputs_computed_before(
     there = task()
     with torch.no_grad():
         there.module = nn.Sequential(*list(net().double().children())[2:])
-    there._placed = there.module
+    there._device_module = there.module
     there.prepare = lambda x: torch.tanh(
         x.double() @ here.frozen["0.weight"].T + here.frozen["0.bias"]
     )  # type: ignore[method-assign]

@@ -86,5 +86,5 @@ def test_portions_change_memory_and_nothing_else(
     assert task.row_bytes() == 8 * (5 + 64), "the inputs and the hidden units"
     single = ExamplesTask("single", task.module, task.data, task.training)
     assert single.row_bytes() == 4 * (5 + 64), "of one row, not of the set that it lies in"
-    monkeypatch.setattr("equipoise.tasks.supervised.ACTIVATIONS_AT_ONCE", rows * task.row_bytes())
+    monkeypatch.setattr("equipoise.tasks.supervised.MAX_ACTIVATION_BYTES", rows * task.row_bytes())
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], whole) < 1e-12

@@ -16,7 +16,7 @@ def test_what_is_taken_cannot_be_registered_again():
     with pytest.raises(ValueError, match="belongs to 'clients that are held out'"):
         rng.Tag(0x4E77, "something new")
     with pytest.raises(IndexError, match="has streams 0 to 9999, not 10000"):
-        rng.OWN[10_000]
+        rng.METHOD_DRAWS[10_000]
 
 
 def test_a_methods_own_draws_are_not_those_of_the_batch_order():
@@ -33,7 +33,7 @@ def test_a_methods_own_draws_are_not_those_of_the_batch_order():
     )
     drawn = client.uniform(5).numpy()
     batches = rng.uniform(rng.keys(3, np.array([2]), 1, rng.BATCHES[0]), 5)[0]
-    own = rng.uniform(rng.keys(3, np.array([2]), 1, rng.OWN[0]), 5)[0]
+    own = rng.uniform(rng.keys(3, np.array([2]), 1, rng.METHOD_DRAWS[0]), 5)[0]
     assert not np.isin(drawn, batches).any()
     assert (drawn == own).all()
     assert (client.uniform(5, stream=rng.BATCHES[0]).numpy() == batches).all()

@@ -88,7 +88,7 @@ def test_many_rows_are_scored_in_parts_alike(monkeypatch):
     task = small_task("cnn")
     stack = {name: value[None] for name, value in task.init_params(0).items()}
     whole = task.evaluate_server(stack, "test")
-    monkeypatch.setattr("equipoise.tasks.supervised.NUMBERS_AT_ONCE", 2 * 12 * 12 * 3)
+    monkeypatch.setattr("equipoise.tasks.supervised.MAX_INPUTS_AT_ONCE", 2 * 12 * 12 * 3)
     parts = task.evaluate_server(stack, "test")
     assert largest_difference(whole, parts) < 1e-12
 

@@ -23,7 +23,12 @@ from equipoise.flower import audit
 from equipoise.flower import config as options
 from equipoise.flower.config import NodeConfig
 from equipoise.flower.node import Node
-from equipoise.tasks.remote_tables import Apart, ApartConfig, OwnFolder, build
+from equipoise.tasks.remote_tables import (
+    LocalFolderData,
+    RemoteTablesConfig,
+    RemoteTablesTask,
+    build,
+)
 from equipoise.utils.errors import UsageError
 
 
@@ -204,10 +209,10 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
     given = {"task": "remote-tables", "clients": 2, "data": str(tmp_path / "nowhere")}
     node = Node(given, NodeConfig(1, tmp_path / "state", str(tmp_path / "client")))
     assert node._introduction()["samples"] == 36
-    config = ApartConfig(data=str(tmp_path / "server"), clients=2)
+    config = RemoteTablesConfig(data=str(tmp_path / "server"), clients=2)
     server = build(config, "linear", node.task.training, 0)
-    assert isinstance(server, Apart)
-    server.reported |= {1: 36}
+    assert isinstance(server, RemoteTablesTask)
+    server.reported_sizes |= {1: 36}
     assert server.num_examples(torch.tensor([0, 1])).tolist() == [0, 36]
 
 
@@ -222,7 +227,7 @@ def test_a_client_reads_its_own_folder_and_the_server_only_learns_its_size(tmp_p
 def test_bad_rows_are_refused_by_file(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text(text)
     with pytest.raises(UsageError, match=says):
-        OwnFolder(ApartConfig(data=str(tmp_path)), 0)
+        LocalFolderData(RemoteTablesConfig(data=str(tmp_path)), 0)
 
 
 @pytest.mark.parametrize(

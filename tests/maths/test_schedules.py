@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.config.schedules import constant, cosine, linear, read, steps
+from equipoise.config.schedules import constant, cosine, linear, parse_schedule, steps
 from equipoise.core import Method, Schedule, TrainingConfig
 from equipoise.experiment.runner import run
 from equipoise.methods.fedavg import FedAvg
@@ -61,8 +61,8 @@ def test_one_round_has_the_first_value_and_what_comes_after_the_last_has_the_las
     ],
 )
 def test_a_text_says_all(one: Schedule) -> None:
-    assert read(str(one)) == one
-    assert hash(read(f"  {one} ")) == hash(one)
+    assert parse_schedule(str(one)) == one
+    assert hash(parse_schedule(f"  {one} ")) == hash(one)
 
 
 def test_texts_are_short() -> None:
@@ -96,7 +96,7 @@ def test_texts_are_short() -> None:
 )
 def test_what_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        read(text)
+        parse_schedule(text)
 
 
 def test_whole_numbers_are_rounded_to_the_nearest() -> None:

@@ -176,7 +176,7 @@ def test_clients_with_fewer_steps_stop_earlier(model, how, rates):
 def test_a_plan_visits_every_row_once_an_epoch():
     sizes, epochs = np.array([5, 17, 8]), np.array([2, 1, 3])
     key = rng.keys(3, np.arange(3), 1, 0)
-    plan = batching.plan(key, sizes, epochs, 4)
+    plan = batching.plan_batches(key, sizes, epochs, 4)
     assert plan.steps.tolist() == [4, 5, 6]
     for k in range(3):
         seen = np.concatenate([plan.rows[s, k, : plan.counts[s, k]] for s in range(plan.steps[k])])
@@ -186,9 +186,9 @@ def test_a_plan_visits_every_row_once_an_epoch():
 def test_a_clients_batches_do_not_depend_on_its_company():
     sizes = np.array([5, 17, 8])
     key = rng.keys(3, np.arange(3), 1, 0)
-    together = batching.plan(key, sizes, np.array([2, 2, 2]), 4)
+    together = batching.plan_batches(key, sizes, np.array([2, 2, 2]), 4)
     for k in range(3):
-        alone = batching.plan(key[k : k + 1], sizes[k : k + 1], np.array([2]), 4)
+        alone = batching.plan_batches(key[k : k + 1], sizes[k : k + 1], np.array([2]), 4)
         for s in range(alone.steps[0]):
             count = together.counts[s, k]
             assert together.rows[s, k, :count].tolist() == alone.rows[s, 0, :count].tolist()

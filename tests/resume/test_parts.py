@@ -116,7 +116,7 @@ def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
     def save(*changed):
         values[list(changed)] += 1
         parts.add(np.array(changed, np.int64), 1, lambda ids: {"v": torch.from_numpy(values[ids])})
-        parts.sweep()
+        parts.remove_unused_files()
         again, found = ShardedRows(tmp_path, 8), np.full(8, np.nan)
         for ids, rows in again.load(parts.files):
             assert np.isnan(found[ids]).all()  # each client once
@@ -139,12 +139,12 @@ def test_a_part_holds_what_changed_and_small_or_stale_ones_are_joined(tmp_path):
 
 
 def test_files_are_few_and_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts_of, "LARGEST", 64)
+    monkeypatch.setattr(parts_of, "MAX_FILE_BYTES", 64)
     parts = ShardedRows(tmp_path, 400)
     with on(Quick()):
         for first in range(0, 400, 2):
             parts.add(np.arange(first, first + 2), 1, lambda ids: {"v": torch.from_numpy(ids)})
-            parts.sweep()
+            parts.remove_unused_files()
     assert sum(parts.files.values()) == 400
     assert max(parts.files.values()) <= 64
     assert len(parts.files) < 20

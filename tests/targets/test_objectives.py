@@ -9,7 +9,7 @@ import torch
 from torch.func import vmap
 
 from equipoise.data.federated_dataset import Target, unnamed_classes
-from equipoise.training.objectives import balanced, objective_of
+from equipoise.training.objectives import balanced_class_weights, objective_of
 from equipoise.utils.errors import UsageError
 
 COX = objective_of(Target("survival", "T", event="E"))
@@ -56,7 +56,7 @@ def test_rows_that_fill_a_batch_change_neither_losses_nor_gradients() -> None:
         :, None
     ].requires_grad_()
     y = torch.cat([Y, Y[:2]])
-    marked = COX.marked(y, torch.arange(7) < 5)
+    marked = COX.mask_padding(y, torch.arange(7) < 5)
     losses = COX.losses(filled_h, marked)
     assert losses.tolist() == pytest.approx([*by_hand(), 0, 0], abs=1e-14)
     gradient = torch.autograd.grad(losses.sum(), filled_h)[0].flatten()
@@ -77,7 +77,7 @@ def test_squared_and_absolute_errors_are_in_deviations_of_the_target() -> None:
 
 def test_balanced_weights_make_classes_count_alike() -> None:
     counts = torch.tensor([90, 10, 0])
-    weights = balanced(counts)
+    weights = balanced_class_weights(counts)
     assert (weights * counts).tolist() == pytest.approx([50.0, 50.0, 0.0])
     y, logits = torch.tensor([0, 1]), torch.tensor([[0.2, -0.1, 0.0], [0.3, 0.4, -1.0]])
     plain = objective_of(unnamed_classes(3)).losses(logits, y)
@@ -88,18 +88,18 @@ def test_balanced_weights_make_classes_count_alike() -> None:
 
 
 def test_who_knows_the_training_targets_alone() -> None:
-    shares = objective_of(unnamed_classes(3)).constant(torch.tensor([0, 0, 2])).exp()
+    shares = objective_of(unnamed_classes(3)).constant_output(torch.tensor([0, 0, 2])).exp()
     assert shares.sum().item() == pytest.approx(1)
     assert shares.argmax() == 0
     assert shares[1] > 0
     target = Target("regression", "delay", mean=10.0, scale=4.0)
     assert (
         objective_of(target)
-        .predicted(objective_of(target).constant(torch.tensor([1.0, 5.0]))[None])
+        .predict(objective_of(target).constant_output(torch.tensor([1.0, 5.0]))[None])
         .item()
         == 3.0
     )
-    assert COX.constant(Y).tolist() == [0.0]
+    assert COX.constant_output(Y).tolist() == [0.0]
 
 
 def test_merits_are_in_the_unit_interval_and_finite() -> None:
@@ -109,9 +109,9 @@ def test_merits_are_in_the_unit_interval_and_finite() -> None:
         COX,
         objective_of(Target("regression", scale=2.0)),
     ):
-        for name in objective.scores:
+        for name in objective.metric_names:
             value = strange[1:] if name in ("rmse", "mae", "loss") else strange
-            merit = objective.merit(name, value)
+            merit = objective.utility(name, value)
             assert bool(((merit >= 0) & (merit <= 1)).all()), name
 
 
@@ -119,7 +119,7 @@ def test_a_headline_that_the_kind_does_not_have() -> None:
     with pytest.raises(
         UsageError, match=r"metric is 'aux' .*'auc'.*classification has acc, loss, auc"
     ):
-        objective_of(unnamed_classes(2)).headed("aux")
+        objective_of(unnamed_classes(2)).with_primary_metric("aux")
     with pytest.raises(UsageError, match="survival has concordance, loss"):
-        COX.headed("auc")
-    assert objective_of(unnamed_classes(2)).headed("auc") == ("auc", "acc", "loss")
+        COX.with_primary_metric("auc")
+    assert objective_of(unnamed_classes(2)).with_primary_metric("auc") == ("auc", "acc", "loss")

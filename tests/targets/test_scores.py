@@ -125,7 +125,7 @@ def test_concordance_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     )
     risk, real = torch.randn(2, 30, generator=generator), torch.ones(2, 30, dtype=torch.bool)
     whole = survival.concordance(risk, y, real)
-    monkeypatch.setattr(survival, "PAIRS_AT_ONCE", 100)
+    monkeypatch.setattr(survival, "MAX_PAIRS_AT_ONCE", 100)
     assert torch.equal(survival.concordance(risk, y, real), whole)
     assert torch.allclose(
         survival.concordance(-y[..., 0], y, real), torch.ones(2, dtype=torch.float64)

@@ -104,7 +104,7 @@ def test_a_stack_of_clients_learns_as_one_after_another(
     assert largest_difference(wanted, stack) > 1e-4
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
     size = task.row_bytes() * min(task.training.batch_size, int(task.num_examples(ids).max()))
-    monkeypatch.setattr("equipoise.tasks.supervised.ACTIVATIONS_AT_ONCE", 2 * size)
+    monkeypatch.setattr("equipoise.tasks.supervised.MAX_ACTIVATION_BYTES", 2 * size)
     assert largest_difference(task.fit_stack(ids, fit, {}, when)[0], wanted) < 1e-5
     assert task.evaluate_stack(ids, stack, "test")["loss"].isfinite().all()
 

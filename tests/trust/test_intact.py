@@ -169,18 +169,18 @@ def test_two_runs_never_share_a_folder(tmp_path, capsys):
     with io.locked(out):
         assert "in use" in refused(["resume", str(out)], capsys)
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert not (out / io.LOCK).exists()
+    assert not (out / io.LOCK_FILE).exists()
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
-    (out / io.LOCK).write_text("999999")
+    (out / io.LOCK_FILE).write_text("999999")
     assert main([*RUN, "--out", str(out)]) == 0
 
 
 @pytest.mark.parametrize(
-    "left", [[], ["checkpoint"], [io.LOCK], [".tmp-config.json", "checkpoint", io.LOCK]]
+    "left", [[], ["checkpoint"], [io.LOCK_FILE], [".tmp-config.json", "checkpoint", io.LOCK_FILE]]
 )
 def test_a_kill_before_the_config_does_not_block_the_folder(left, tmp_path):
     out = tmp_path / "run"

@@ -15,7 +15,7 @@ from equipoise.flower.remote_executor import cap_reported_sizes
 from equipoise.privacy.accountant import gaussian_epsilon, upload_cost
 from equipoise.privacy.budget import OverBudget, PrivacyBudget
 from equipoise.privacy.config import PrivacyConfig
-from equipoise.tasks.remote_tables import ApartConfig, OwnFolder
+from equipoise.tasks.remote_tables import LocalFolderData, RemoteTablesConfig
 from equipoise.utils.errors import UsageError
 from flower.test_remote import SUPERVISED, Here, federate
 from helpers import small_task
@@ -25,7 +25,7 @@ def test_an_error_that_quotes_a_row_stays_at_home(tmp_path):
     (tmp_path / "train.csv").write_text("x,y\n1.0,0\nAlice Example,1\n")
     (tmp_path / "test.csv").write_text("x,y\n1.0,0\n")
     with pytest.raises(UsageError) as caught:
-        OwnFolder(ApartConfig(data=str(tmp_path)), 0)
+        LocalFolderData(RemoteTablesConfig(data=str(tmp_path)), 0)
     assert "Alice" in str(caught.value)  # the owner is told
     told = codec.decode(encode_error(caught.value))[1]["error"]
     assert told == "UsageError: the reason is in this client's own log"

@@ -12,7 +12,7 @@ from equipoise.core import Method
 from equipoise.methods import find_method, recorded_name
 from equipoise.settings.resources import ResourceConfig
 from equipoise.tasks import TaskSpec
-from equipoise.utils.errors import IN_PYTHON, UsageError
+from equipoise.utils.errors import PYTHON_OBJECT, UsageError
 
 GivenMethod: TypeAlias = "str | type[Method] | Method | Wrapped"
 """A method's name, its class, an instance with options of its own, or one of these in a wrapper."""
@@ -125,7 +125,7 @@ def python_parts(method: object, task: str | Task) -> tuple[type[Method] | None,
         The class of the method and the task, each None if it can be found by name.
     """
     kind = method if isinstance(method, type) else type(method)
-    unnamed = issubclass(kind, Method) and recorded_name(kind).startswith(f"{IN_PYTHON}:")
+    unnamed = issubclass(kind, Method) and recorded_name(kind).startswith(f"{PYTHON_OBJECT}:")
     method_class = kind if unnamed else None
     if isinstance(task, Task) and task.spec.in_python:
         return method_class, task
@@ -156,7 +156,7 @@ RUNS_FOLDER = Path("runs")
 def new_folder(name: str) -> Path:
     """Create a new folder under ``runs/``."""
     number = 1
-    name = name.replace(f"{IN_PYTHON}:", "").replace(":", "-").replace("/", "-")
+    name = name.replace(f"{PYTHON_OBJECT}:", "").replace(":", "-").replace("/", "-")
     while True:
         folder = RUNS_FOLDER / f"{name}-{number}"
         try:

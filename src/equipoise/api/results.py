@@ -140,7 +140,7 @@ class Run:
                     f"probabilities are of classes, and the model predicts a {target.kind}: leave "
                     "it out"
                 )
-            return np.asarray(objective_of(target).predicted(outputs))
+            return np.asarray(objective_of(target).predict(outputs))
         if probabilities:
             return np.asarray(outputs.softmax(-1))
         chosen = np.asarray(outputs.argmax(-1))

@@ -13,7 +13,7 @@ from equipoise.data.tabular.config import format_names
 from equipoise.data.transforms import InputTransform
 from equipoise.tasks import TaskSpec, find_task, in_memory
 from equipoise.tasks.in_memory import Model
-from equipoise.tasks.tables import TableLearning
+from equipoise.tasks.tables import TableLearningConfig
 from equipoise.utils.errors import UsageError, nearest
 
 
@@ -79,8 +79,8 @@ class Task:
             "ignore_columns": format_names(ignore),
             **options,
         }
-        known = {item.name for item in dataclasses.fields(TableLearning)}
-        config = TableLearning(**{key: value for key, value in given.items() if key in known})
+        known = {item.name for item in dataclasses.fields(TableLearningConfig)}
+        config = TableLearningConfig(**{key: value for key, value in given.items() if key in known})
         return cls(in_memory.from_tables(tables, name, config), given)
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 from equipoise.cli.options import parse_run_options
 from equipoise.cli.parser import Parser, add_config, output_file, run_subcommand
 from equipoise.settings.run_settings import RunSettings
-from equipoise.tasks.tables import OwnConfig
+from equipoise.tasks.tables import TablesConfig
 from equipoise.utils import io
 
 
@@ -40,7 +40,10 @@ def _describe(arguments: list[str]) -> int:
     add_config(parser)
     values, given = parse_run_options(parser, arguments)
     settings = RunSettings.from_options(given)
-    if isinstance(settings.task_config, OwnConfig) and settings.task_config.path.suffix != ".npz":
+    if (
+        isinstance(settings.task_config, TablesConfig)
+        and settings.task_config.path.suffix != ".npz"
+    ):
         return _describe_tables(settings.task_config, given, values["json"])
     from equipoise.experiment.runner import build_task
     from equipoise.report.data_description import describe_task, task_text
@@ -50,7 +53,7 @@ def _describe(arguments: list[str]) -> int:
     return 0
 
 
-def _describe_tables(config: OwnConfig, given: dict[str, Any], as_json: bool) -> int:
+def _describe_tables(config: TablesConfig, given: dict[str, Any], as_json: bool) -> int:
     """Print a description of raw tables; return 2 if their problems would stop a run."""
     from equipoise.data.tabular.description import describe_tables
     from equipoise.data.tabular.io import scan_tables
@@ -106,11 +109,13 @@ def _merge(arguments: list[str]) -> int:
     return 0
 
 
-def _parse_table_options(parser: Parser, arguments: list[str]) -> tuple[dict[str, Any], OwnConfig]:
+def _parse_table_options(
+    parser: Parser, arguments: list[str]
+) -> tuple[dict[str, Any], TablesConfig]:
     """Parse the options of the task ``tables``."""
     add_config(parser)
     early = {"method": "fedavg", "task": "tables"}
     values, given = parse_run_options(parser, arguments, early)
     config = RunSettings.from_options(given).task_config
-    assert isinstance(config, OwnConfig)
+    assert isinstance(config, TablesConfig)
     return values, config

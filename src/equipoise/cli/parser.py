@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from equipoise.config.schema import constraint_of, documented, option_types
+from equipoise.config.schema import constraint_of, describe_default, option_types
 from equipoise.settings.resources import ResourceConfig
 from equipoise.utils.errors import UsageError, nearest
 
@@ -124,7 +124,7 @@ def add_resources(parser: Parser) -> None:
             f"--{item.name.replace('_', '-')}",
             type=option_types(ResourceConfig)[item.name].type,
             default=item.default,
-            help=f"{constraint.help} {documented(item.default, constraint)}",
+            help=f"{constraint.help} {describe_default(item.default, constraint)}",
         )
 
 

@@ -12,7 +12,7 @@ import pkgutil
 
 from equipoise.core import SelectionPolicy
 from equipoise.utils.errors import UsageError, nearest
-from equipoise.utils.plugins import class_named, recorded
+from equipoise.utils.plugins import class_path, load_class
 
 
 def all_selections() -> dict[str, type[SelectionPolicy]]:
@@ -55,7 +55,7 @@ def recorded_name(selection: type[SelectionPolicy]) -> str:
     """Return the name of a policy in a run's config."""
     if selection.__module__.startswith(f"{__name__}."):
         return selection.name
-    return recorded(selection)
+    return class_path(selection)
 
 
 def _builtin_policy(name: str) -> type[SelectionPolicy]:
@@ -72,7 +72,7 @@ def _builtin_policy(name: str) -> type[SelectionPolicy]:
 def _user_policy(name: str) -> object:
     """Return what a user's `module:Class` names."""
     module, _, class_name = name.rpartition(":")
-    policy = class_named(name, "selection")
+    policy = load_class(name, "selection")
     if policy is None:
         raise UsageError(f"'{module}' has no class '{class_name}' that is a SelectionPolicy")
     return policy

@@ -83,7 +83,7 @@ class LearnedSelection(SelectionPolicy):
         if self.control == "zero":
             return prior
         key = rng.keys(pool.seed, np.arange(NUM_FEATURES), pool.round, SELECTION[1])
-        noise = torch.from_numpy(rng.normal_of(*rng.uniform(key, 2).T))
+        noise = torch.from_numpy(rng.box_muller(*rng.uniform(key, 2).T))
         if self.control == "random":
             return prior + noise
         mean = torch.linalg.solve(state["A"], state["b"])

@@ -41,7 +41,7 @@ class Uniform(SelectionPolicy):
         """Draw a cohort without replacement."""
         if pool.count >= len(pool.ids):
             return pool.ids, state
-        drawn = rng.drawn(pool.seed, pool.round, len(pool.ids), pool.count)
+        drawn = rng.sample_without_replacement(pool.seed, pool.round, len(pool.ids), pool.count)
         return pool.ids[torch.from_numpy(drawn)], state
 
 

@@ -294,7 +294,7 @@ class DevicePopulation:
         if spread.any():
             # The first number of this stream is the class; the second is independent of it.
             key = rng.bits(rng.keys(self.seed, ids, 0, DEVICES[0]), 2)[:, 1]
-            speed = speed * np.exp(spread * rng.normal_of(*rng.uniform(key, 2).T))
+            speed = speed * np.exp(spread * rng.box_muller(*rng.uniform(key, 2).T))
         self._last = DeviceProfiles(
             ids,
             index,
@@ -350,7 +350,7 @@ class DevicePopulation:
             joules = training * profiles.compute_watts + radio * profiles.radio_watts
             return RoundDurations(seconds, joules, np.zeros(len(ids), bool))
         u = rng.uniform(rng.keys(self.seed, ids, round, DEVICES[2]), 4)
-        jitter = rng.normal_of(u[:, 0], u[:, 1])
+        jitter = rng.box_muller(u[:, 0], u[:, 1])
         training = training * np.exp(self._table["jitter"][index] * jitter)
         seconds = training + radio
         joules = training * profiles.compute_watts + radio * profiles.radio_watts

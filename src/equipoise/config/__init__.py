@@ -1,0 +1,1 @@
+"""Typed options, their bounds and schedules."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from equipoise.config import schedules
 from equipoise.config.schedules import Schedule
-from equipoise.config.schema import Constraint, OptionType, refusal
+from equipoise.config.schema import Constraint, OptionType, invalid_value_message
 from equipoise.utils.errors import UsageError
 
 
@@ -18,21 +18,21 @@ def parse(name: str, text: str, kind: OptionType, rule: Constraint) -> Any:
         if kind.type is not bool:
             return kind.type(text)
     except ValueError:
-        if kind.over_rounds and "(" in text:
-            return from_file(name, text, kind)
-    raise UsageError(refusal(name, text, kind, rule))
+        if kind.allows_schedule and "(" in text:
+            return from_config_value(name, text, kind)
+    raise UsageError(invalid_value_message(name, text, kind, rule))
 
 
-def from_file(name: str, value: Any, kind: OptionType) -> Any:
+def from_config_value(name: str, value: Any, kind: OptionType) -> Any:
     """An option's value from what a file or a caller gives: text is a schedule where a number may be one."""
-    if not (kind.over_rounds and isinstance(value, str)):
+    if not (kind.allows_schedule and isinstance(value, str)):
         return value
     try:
-        return schedules.read(value)
+        return schedules.parse_schedule(value)
     except UsageError as error:
         raise UsageError(f"{name} is '{value}': {error}") from error
 
 
-def to_file(value: Any) -> Any:
+def to_config_value(value: Any) -> Any:
     """What JSON and TOML keep of a value."""
     return str(value) if isinstance(value, Schedule) else value

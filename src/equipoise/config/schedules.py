@@ -29,7 +29,7 @@ class Schedule(ABC):
 
     @property
     @abstractmethod
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         """Values between which all others lie: where these are allowed, every round's is."""
 
 
@@ -47,37 +47,37 @@ class Scheduled(Generic[Number]):
 
 
 @dataclass(frozen=True)
-class _Way(Schedule):
+class _Interpolation(Schedule):
     start: float
     end: float
 
     def at(self, round: int, rounds: int) -> float:
-        way = self.share((min(round, rounds) - 1) / (rounds - 1)) if rounds > 1 else 0.0
+        way = self.progress((min(round, rounds) - 1) / (rounds - 1)) if rounds > 1 else 0.0
         return self.start * (1 - way) + self.end * way
 
     @abstractmethod
-    def share(self, time: float) -> float:
+    def progress(self, time: float) -> float:
         """How much of the way from start to end is gone; both run from 0 to 1."""
 
     @property
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return self.start, self.end
 
     def __str__(self) -> str:
         return f"{type(self).__name__.lower()}({_text(self.start)}, {_text(self.end)})"
 
 
-class Linear(_Way):
+class Linear(_Interpolation):
     """See :func:`linear`."""
 
-    def share(self, time: float) -> float:
+    def progress(self, time: float) -> float:
         return time
 
 
-class Cosine(_Way):
+class Cosine(_Interpolation):
     """See :func:`cosine`."""
 
-    def share(self, time: float) -> float:
+    def progress(self, time: float) -> float:
         return (1 - math.cos(math.pi * time)) / 2
 
 
@@ -91,7 +91,7 @@ class Steps(Schedule):
         return next(value for done, value in reversed(self.values) if done < round)
 
     @property
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return tuple(value for _, value in self.values)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class Constant(Schedule):
         return self.value
 
     @property
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return (self.value,)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def constant(value: float) -> Schedule:
     return Constant(_number(value))
 
 
-KINDS: dict[str, Callable[..., Schedule]] = {
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "cosine": cosine,
     "linear": linear,
     "steps": steps,
@@ -155,16 +155,14 @@ def value_at(value: float | Schedule, round: int, rounds: int) -> float:
     return value.at(round, rounds) if isinstance(value, Schedule) else value
 
 
-def read(text: str) -> Schedule:
+def parse_schedule(text: str) -> Schedule:
     """A schedule from its text; a :class:`UsageError` says what is wrong with it."""
-    example = (
-        f"must be a number or a schedule, such as cosine(0.1, 0.001); there are {', '.join(KINDS)}"
-    )
+    example = f"must be a number or a schedule, such as cosine(0.1, 0.001); there are {', '.join(SCHEDULES)}"
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
             raise UsageError(example)
-        return KINDS[call.func.id](*(ast.literal_eval(argument) for argument in call.args))
+        return SCHEDULES[call.func.id](*(ast.literal_eval(argument) for argument in call.args))
     except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise UsageError(example) from error
 

@@ -17,7 +17,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from equipoise.config.schedules import Schedule, Scheduled
 from equipoise.utils.errors import UsageError, nearest
 
-KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Constraint:
         )
 
     @property
-    def limits(self) -> str:
+    def bounds_text(self) -> str:
         """The bounds in words; empty without any."""
         if self.choices:
             return f"one of {', '.join(choice or 'nothing' for choice in self.choices)}"
         least, most = (self.low, self.above), (self.high, self.below)
         if least != (None, None) and most != (None, None) and self.high != math.inf:
             left, right = "[" if self.above is None else "(", "]" if self.below is None else ")"
-            return f"in {left}{_either(least):g}, {_either(most):g}{right}"
+            return f"in {left}{_first_bound(least):g}, {_first_bound(most):g}{right}"
         words = {
             "at least": self.low,
             "above": self.above,
@@ -107,9 +107,9 @@ class OptionType:
     """The type of an option: a plain one, which may be allowed to change over rounds."""
 
     type: type
-    over_rounds: bool = False
+    allows_schedule: bool = False
 
-    def plain(self, number: float) -> float:
+    def round_value(self, number: float) -> float:
         """One round's value of a schedule; whole numbers are the nearest."""
         return math.floor(number + 0.5) if self.type is int else float(number)
 
@@ -133,12 +133,14 @@ def _kinds(config: type) -> dict[str, OptionType]:
 def describe_expected(kind: OptionType, rule: Constraint) -> str:
     """What a value must be, as the end of a refusal."""
     if rule.choices:
-        return rule.limits
-    words = KINDS.get(kind.type, f"of type {getattr(kind.type, '__name__', kind.type)}")
-    return f"{words}{' of' if rule.limits.startswith('at ') else ''} {rule.limits}".rstrip()
+        return rule.bounds_text
+    words = TYPE_NAMES.get(kind.type, f"of type {getattr(kind.type, '__name__', kind.type)}")
+    return (
+        f"{words}{' of' if rule.bounds_text.startswith('at ') else ''} {rule.bounds_text}".rstrip()
+    )
 
 
-def refusal(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
+def invalid_value_message(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
     """``lr is -1: must be a number above 0``."""
     near = nearest(value, rule.choices) if rule.choices and isinstance(value, str) else ""
     if isinstance(value, Schedule):
@@ -146,10 +148,10 @@ def refusal(name: str, value: Any, kind: OptionType, rule: Constraint) -> str:
     return f"{name} is {value!r}: must be {describe_expected(kind, rule)}{near}"
 
 
-def documented(default: Any, rule: Constraint) -> str:
+def describe_default(default: Any, rule: Constraint) -> str:
     """``(default: 0.1; above 0)``."""
     shown = str(default) if isinstance(default, Schedule) else repr(default)
-    return f"(default: {shown}{'; ' + rule.limits if rule.limits else ''})"
+    return f"(default: {shown}{'; ' + rule.bounds_text if rule.bounds_text else ''})"
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Options:
             kind, rule, value = known[item.name], constraint_of(item), getattr(self, item.name)
             plain = _converted(kind, value)
             if plain is MISSING or not _allowed(kind, rule, plain):
-                found.append(refusal(item.name, value, kind, rule))
+                found.append(invalid_value_message(item.name, value, kind, rule))
             elif plain is not value:
                 object.__setattr__(self, item.name, plain)
         if found:
@@ -174,7 +176,7 @@ class Options:
         for name, kind in option_types(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, Schedule):
-                moving[name] = kind.plain(value.at(round, rounds))
+                moving[name] = kind.round_value(value.at(round, rounds))
             elif isinstance(value, Options) and (now := value.at(round, rounds)) is not value:
                 moving[name] = now  # a method around another
         return dataclasses.replace(self, **moving) if moving else self
@@ -183,9 +185,9 @@ class Options:
 def _converted(kind: OptionType, value: Any) -> Any:
     """The value in the option's own type, where it means the same; else ``MISSING``."""
     if (
-        kind.type not in KINDS
+        kind.type not in TYPE_NAMES
         or type(value) is kind.type
-        or (kind.over_rounds and isinstance(value, Schedule))
+        or (kind.allows_schedule and isinstance(value, Schedule))
     ):
         return value
     if kind.type is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -197,9 +199,9 @@ def _converted(kind: OptionType, value: Any) -> Any:
 
 def _allowed(kind: OptionType, rule: Constraint, value: Any) -> bool:
     if isinstance(value, Schedule):
-        return all(rule.allows(kind.plain(extreme)) for extreme in value.extremes)
-    return kind.type not in KINDS or rule.allows(value)
+        return all(rule.allows(kind.round_value(extreme)) for extreme in value.bounds)
+    return kind.type not in TYPE_NAMES or rule.allows(value)
 
 
-def _either(pair: tuple[float | None, float | None]) -> float:
+def _first_bound(pair: tuple[float | None, float | None]) -> float:
     return next(bound for bound in pair if bound is not None)

@@ -1,4 +1,4 @@
-"""One client in one round, as a method sees it."""
+"""One client in one round, as the client hooks of a method see it."""
 
 from __future__ import annotations
 
@@ -18,44 +18,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What a client's device does on a usual day."""
+    """Nominal device profile of a client, without the jitter of single rounds."""
 
     samples_per_second: Tensor
-    """Training samples per second."""
+    """Training examples per second."""
     upload_seconds_per_byte: Tensor
-    """Seconds per byte to the server."""
+    """Seconds per byte from the client to the server."""
     download_seconds_per_byte: Tensor
+    """Seconds per byte from the server to the client."""
     compute_watts: Tensor
-    """While it trains."""
+    """Power draw during training."""
     radio_watts: Tensor
-    """Watts while it sends or receives."""
+    """Power draw during upload and download."""
 
 
 class Client(ABC):
-    """All that one client knows in one round, and all that it can do with its own data."""
+    """Everything that one client knows in one round, and what it can do with its own data.
+
+    Hooks are written for one client. An executor may run them for many clients at once under
+    `torch.func.vmap`, so tensors have the shapes of one client, without a client axis.
+    """
 
     id: Tensor
+    """Number of the client, a scalar int64 tensor."""
     round: int
+    """Current round, from 1 on."""
     num_rounds: int
+    """Planned number of rounds of the run."""
     task: Task
+    """The task of the run."""
     training: TrainingConfig
+    """Batch size, momentum, weight decay and default epochs and lr of the run."""
     message: ServerMessage
+    """The download of this round."""
     local_params: Params
-    """The model it held before the download."""
+    """The model that the client held before the download."""
     state: State
+    """The method's own state of this client."""
     start: Params
-    """After decision 4: what it trains from."""
+    """Result of `receive`: the model from which the client trains."""
     hparams: LocalHParams
-    """Decision 1 as taken."""
+    """Result of `configure_training`: epochs and learning rate of this round."""
     trained: Params
-    """After local training."""
+    """Result of `train`: the model after local training."""
     logged: Params
-    """What hooks want to see in the round's log; costs no bytes."""
+    """Values for the log of the round. They are not counted as communication."""
 
     @property
     @abstractmethod
     def data_state(self) -> State:
-        """State of its data source or environment, such as visit counts; to read, for only :meth:`fit` moves it."""
+        """State of the data source or environment, such as visit counts.
+
+        Read-only: only `fit` advances it.
+        """
 
     @abstractmethod
     def fit(
@@ -74,66 +89,133 @@ class Client(ABC):
         stream: int = 0,
         training: TrainingConfig | None = None,
     ) -> Params:
-        """Local SGD on loss(params) + <linear, params> + pull, on the client's own training rows.
+        """Run local SGD on the client's own training rows.
 
-        Arguments:
-            params: the model to start from.
-            train: epochs and rate; by default those of decision 1.
-            pull: a quadratic pull to an anchor (FedProx, Ditto).
-            linear: what is added to the gradient, by parameter (SCAFFOLD, FedDyn).
-            blocks: the blocks that move; by default all of them.
-            loss: a loss for one client that takes the place of the task's.
-            aux: what that loss is given beside model and batch.
-            part: the share of the training rows that is used, from where to where.
-            repeat: how many steps are taken on each batch.
-            clamp: bounds within which parameters are kept after every step.
-            stream: a number that tells this call's batches from those of other calls in the round.
-            training: batch size, momentum and weight decay of this call instead of the run's.
+        The objective is `loss(p) + <grad_correction, p> + mu / 2 * ||p - anchor||^2`.
+
+        Args:
+            params: Model to start from.
+            hparams: Epochs and learning rate. Defaults to `self.hparams`.
+            proximal: Quadratic penalty towards an anchor (FedProx, Ditto).
+            grad_correction: Added to the gradient of each parameter (SCAFFOLD, FedDyn).
+            blocks: Blocks that are trained. Defaults to all blocks.
+            loss: Loss of one client that replaces the task's loss.
+            aux: Extra input of `loss`, besides the model and the batch.
+            data_range: Part of the training rows that is used, as (start, end) fractions.
+            steps_per_batch: Number of SGD steps on each batch.
+            clamp: Lower and upper bound of every parameter, enforced after each step.
+            stream: Random stream of the batch order. Calls of one round with different numbers
+                see independent orders.
+            training: Replaces batch size, momentum and weight decay of the run for this call.
 
         Returns:
-            The trained model.
+            The trained model, with the shapes of `params`.
         """
 
     @abstractmethod
     def fit_with_moving_anchor(
-        self, params: Params, pull: ProximalTerm, **how: Any
+        self, params: Params, proximal: ProximalTerm, **options: Any
     ) -> tuple[Params, Params]:
-        """As :meth:`fit`, with an anchor that follows; gives both."""
+        """Run `fit` with an anchor that moves towards the model after each batch.
+
+        Args:
+            params: Model to start from.
+            proximal: Penalty, whose `anchor_lr` says how fast the anchor follows the model.
+            **options: Other keyword arguments of `fit`.
+
+        Returns:
+            The trained model and the anchor.
+        """
 
     @abstractmethod
     def evaluate(self, params: Params, split: str = "val") -> Params:
-        """Scores of a model on the client's own data: ``val`` is the only split that a decision may read."""
+        """Evaluate a model on the client's own data.
+
+        Args:
+            params: Model of this client.
+            split: Split of the data. Decisions may only use `val`.
+
+        Returns:
+            Scalar tensors by the name of the metric.
+        """
 
     @abstractmethod
     def grad_sq_norm(self, params: Params) -> Tensor:
-        """The squared norm of a model's gradient, on the first batch of this round's training."""
+        """Compute the squared gradient norm on the first batch of this round's training.
+
+        Args:
+            params: Model at which the gradient is taken.
+
+        Returns:
+            A scalar tensor.
+        """
 
     @abstractmethod
     def evaluate_heads(self, params: Params, heads: Params, split: str = "val") -> Params:
-        """Scores ``[H]`` of a model with each of these heads (a leading axis ``[H]``) in the place of its own."""
+        """Evaluate a model with each of several heads in place of its own.
+
+        Args:
+            params: Model of this client.
+            heads: Parameters of the heads, `[H, ...]` each.
+            split: Split of the data.
+
+        Returns:
+            Tensors `[H]` by the name of the metric.
+        """
 
     @abstractmethod
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
-        """Random numbers in [0, 1) that depend on (seed, client, round, stream) only."""
+        """Draw random numbers that depend only on (seed, client, round, stream).
+
+        Args:
+            *shape: Shape of the result.
+            stream: Number of the method's own random stream.
+
+        Returns:
+            Numbers in [0, 1), `[*shape]`.
+        """
 
     @abstractmethod
-    def num_steps(self, train: LocalHParams, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-        """The number of batches that ``train`` means for this client, on this share of its rows."""
+    def num_steps(
+        self, hparams: LocalHParams, data_range: tuple[float, float] = (0.0, 1.0)
+    ) -> Tensor:
+        """Count the batches of a local training.
+
+        Args:
+            hparams: Epochs of the training.
+            data_range: Part of the training rows that is used, as (start, end) fractions.
+
+        Returns:
+            The number of batches, a scalar int64 tensor.
+        """
 
     @abstractmethod
     def label_counts(self) -> Tensor:
-        """Training samples of each class, if the task has labels."""
+        """Count the training examples of each class, `[C]`. Only for tasks with labels."""
 
     @abstractmethod
     def device(self) -> DeviceProfile:
-        """What its device can do; where it is real, what the default device can."""
+        """Return the device profile. Real devices report the default profile."""
 
     @abstractmethod
     def any_client(self, condition: Tensor) -> bool:
-        """Whether it holds for any client computed along with this one: only to skip work that would change nothing."""
+        """Tell whether a condition holds for any client of the current vmap batch.
+
+        Use it only to skip work that would not change any result.
+
+        Args:
+            condition: A scalar bool tensor.
+        """
 
     def scoped(self, key: str) -> Self:
-        """The same client seen by a method that is part of another: its state is the part under ``key``."""
+        """Return the same client as an inner method sees it.
+
+        Args:
+            key: Entry of `state` that holds the inner method's state.
+
+        Returns:
+            A shallow copy whose state is `self.state[key]`.
+        """
         inner = copy.copy(self)
         inner.state = self.state[key]
         return inner

@@ -1,4 +1,4 @@
-"""What is learned."""
+"""Base classes of tasks: the model, the data of every client, training and evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
+from numpy.random import Generator
+from torch import Tensor, nn
 
 from equipoise.clock.devices import DEVICE_POPULATIONS, DevicePopulation
 from equipoise.core.blocks import matching_blocks
@@ -17,67 +18,104 @@ from equipoise.utils.pytree import Ints, Params, State
 
 if TYPE_CHECKING:
     from equipoise.core.method import Method
-from numpy.random import Generator
-from torch import nn
 
 
 class Task(ABC):
-    """What is learned: a model, its blocks, every client's data or environment, and how to train and score it."""
+    """A learning problem: a model, its blocks, and the data or environment of every client.
+
+    Methods with the suffix `_stack` handle K clients at once: tensors have a leading axis
+    `[K, ...]`.
+    """
 
     name: str
+    """Name of the task, as on the command line."""
     num_clients: int
+    """Number of clients that take part in training."""
     blocks: Blocks
+    """Blocks of the model, each with the names of its parameters."""
     training: TrainingConfig
-    """The task's own defaults of local training."""
+    """Default settings of local training."""
     learner_kind: ClassVar[str] = "gradient"
-    """What a method must know how to train: any model under SGD, or a kind of agent (see :attr:`Method.trains`)."""
+    """What a method must train: `gradient` for models under SGD, or a kind of agent."""
     device: torch.device = torch.device("cpu")
-    """Where models are trained and scored; all else, and the rows of data, stay in main memory."""
+    """Device of training and evaluation. Data rows and all other state stay in main memory."""
     supports_fork: ClassVar[bool] = False
     """Whether worker processes may compute its clients."""
     stackable: bool = True
-    """Whether many models can be computed at once."""
+    """Whether many models can be computed in one batched operation."""
     executor_depends_on_model: bool = False
-    """Whether the fastest executor depends on the model and the machine, so that it must be measured."""
+    """Whether the fastest executor depends on model and machine, so that it must be measured."""
     batch_stat_names: tuple[str, ...] = ()
-    """What of a model moves by averages over batches and not by gradients."""
+    """Parameters updated by batch statistics instead of gradients, such as running means."""
     has_train_mode: bool = False
-    """Whether its network trains otherwise than it evaluates: batch normalisation, dropout."""
+    """Whether the network behaves differently in training: batch normalisation, dropout."""
     heldout_clients: Task | None = None
-    """Clients that were held out of training."""
+    """Task of the clients that are held out of training."""
     metric: str = "acc"
-    """The score that tables and stopping rules read."""
+    """Primary metric, used by tables and stopping rules."""
     higher_is_better: bool = True
+    """Whether a larger value of the primary metric is better."""
     client_names: tuple[str, ...] = ()
-    """What clients are called, in the order of their numbers; empty where they have numbers only."""
+    """Names of the clients by number. Empty if clients only have numbers."""
     class_names: tuple[str, ...] = ()
-    """What classes are called, in the order of a model's outputs."""
+    """Names of the classes, in the order of the model's outputs."""
     devices: DevicePopulation = DevicePopulation(DEVICE_POPULATIONS["default"], 0)
-    """What its clients compute on, where they are simulated."""
+    """Simulated devices of the clients."""
     bytes_before: tuple[int, int] = (0, 0)
-    """Up and down, of all clients together: what they exchanged before the first round to prepare their data."""
+    """Bytes (up, down) that all clients exchanged before round 1 to prepare their data."""
 
     @abstractmethod
     def init_params(self, seed: int) -> Params:
-        """The one initial model of a run: all that may move. What is frozen is in no client's model."""
+        """Create the initial model of a run.
+
+        Args:
+            seed: Seed of the run.
+
+        Returns:
+            All parameters that may change. Frozen parameters are not part of a client's model.
+        """
 
     @property
     def frozen(self) -> Params:
-        """Parameters of the network that never move and never travel; they are held once, by the task."""
+        """Frozen parameters: never trained, never communicated, and stored once by the task."""
         return {}
 
     def param_names(self, *blocks: str) -> tuple[str, ...]:
-        """The parameters in blocks with these roles or names."""
+        """List the parameters of some blocks.
+
+        Args:
+            *blocks: Roles (`backbone`, `head`) or names of blocks.
+
+        Returns:
+            Names of the parameters, in the order of the blocks.
+        """
         return tuple(
             name for block in matching_blocks(self.blocks, blocks) for name in self.blocks[block]
         )
 
     @abstractmethod
     def num_examples(self, ids: Tensor) -> Tensor:
-        """Training samples of each of these clients, as int64."""
+        """Count the training examples of clients.
+
+        Args:
+            ids: Client numbers, `[K]`.
+
+        Returns:
+            Counts `[K]`, int64.
+        """
 
     def num_rows(self, ids: Tensor, split: str) -> Tensor:
-        """Samples of each of these clients in a split; as many as for training where splits are no rows."""
+        """Count the examples of clients in a split.
+
+        Tasks without rows, such as environments, return `num_examples`.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            split: `train`, `val` or `test`.
+
+        Returns:
+            Counts `[K]`, int64.
+        """
         return self.num_examples(ids)
 
     @abstractmethod
@@ -86,40 +124,124 @@ class Task(ABC):
         ids: Tensor,
         epochs: Tensor,
         training: TrainingConfig,
-        part: tuple[float, float] = (0.0, 1.0),
+        data_range: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
-        """SGD steps that so many epochs, on this share of the rows, mean for each of these clients."""
+        """Count the SGD steps of local training.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            epochs: Epochs of each client, `[K]`.
+            training: Settings of local training, with the batch size.
+            data_range: Part of the training rows that is used, as (start, end) fractions.
+
+        Returns:
+            Steps `[K]`, int64.
+        """
 
     @abstractmethod
     def fit(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        """Train one client; gives parameters, anchor (empty without one) and the source's state."""
+        """Train one client.
+
+        Args:
+            ids: Client number, a scalar tensor.
+            request: Start model, epochs, learning rate and corrections.
+            data_state: State of the client's data source.
+            rng: Seed and round, which determine all random draws.
+
+        Returns:
+            The trained parameters, the anchor (empty without one) and the new data state.
+        """
 
     @abstractmethod
     def fit_stack(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        """Train a stack of clients; must mean the same as :meth:`fit` for each."""
+        """Train K clients. The result must equal `fit` of each client.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            request: As in `fit`, with a leading axis `[K, ...]`.
+            data_state: States of the data sources, `[K, ...]`.
+            rng: Seed and round, which determine all random draws.
+
+        Returns:
+            The trained parameters, the anchors (empty without) and the data states, `[K, ...]`.
+        """
 
     @abstractmethod
     def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:
-        """Scores of one client's model on its own split."""
+        """Evaluate one client's model on its own data.
+
+        Args:
+            ids: Client number, a scalar tensor.
+            params: Model of the client.
+            split: `train`, `val` or `test`.
+
+        Returns:
+            Scalar tensors by the name of the metric.
+        """
 
     @abstractmethod
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
-        """Scores ``[K]`` of a stack of models, each on its own client's split."""
+        """Evaluate K models, each on the data of its own client.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            params: Models, `[K, ...]`.
+            split: `train`, `val` or `test`.
+
+        Returns:
+            Tensors `[K]` by the name of the metric.
+        """
 
     def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
-        """Squared norm of the gradient of one client's model, on the round's first batch; not every task has one."""
+        """Compute the squared gradient norm of one client on the first batch of the round.
+
+        Args:
+            ids: Client number, a scalar tensor.
+            params: Model at which the gradient is taken.
+            rng: Seed and round, which determine the batch.
+
+        Returns:
+            A scalar tensor.
+
+        Raises:
+            NotImplementedError: If the task has no gradients.
+        """
         raise NotImplementedError
 
     def grad_sq_norm_stack(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
-        """The same ``[K]`` of a stack of clients."""
+        """Compute `grad_sq_norm` of K clients.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            params: Models, `[K, ...]`.
+            rng: Seed and round, which determine the batches.
+
+        Returns:
+            Squared norms, `[K]`.
+
+        Raises:
+            NotImplementedError: If the task has no gradients.
+        """
         raise NotImplementedError
 
     def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
-        """Scores ``[H]`` of one client's model with each of these heads; a task may compute the rest of it once."""
+        """Evaluate one client's model with each of several heads.
+
+        Subclasses may compute the shared part of the model once.
+
+        Args:
+            ids: Client number, a scalar tensor.
+            params: Model of the client.
+            heads: Parameters of the heads, `[H, ...]`.
+            split: `train`, `val` or `test`.
+
+        Returns:
+            Tensors `[H]` by the name of the metric.
+        """
         count = len(next(iter(heads.values())))
         models = [params | {name: w[k] for name, w in heads.items()} for k in range(count)]
         scores = [self.evaluate(ids, model, split) for model in models]
@@ -128,7 +250,17 @@ class Task(ABC):
     def evaluate_heads_stack(
         self, ids: Tensor, params: Params, heads: Params, split: str
     ) -> Params:
-        """Scores ``[K, H]``: :meth:`evaluate_heads` of a stack of clients; heads are ``[K, H, ...]``."""
+        """Run `evaluate_heads` for K clients.
+
+        Args:
+            ids: Client numbers, `[K]`.
+            params: Models, `[K, ...]`.
+            heads: Parameters of the heads, `[K, H, ...]`.
+            split: `train`, `val` or `test`.
+
+        Returns:
+            Tensors `[K, H]` by the name of the metric.
+        """
         count = next(iter(heads.values())).shape[1]
         models = [params | {name: w[:, k] for name, w in heads.items()} for k in range(count)]
         scores = [self.evaluate_stack(ids, model, split) for model in models]
@@ -136,33 +268,84 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate_server(self, stack: Params, split: str) -> Params:
-        """Scores ``[K]`` of a stack of models on the server's ``public`` or ``test`` set."""
+        """Evaluate K models on the server's data.
+
+        Args:
+            stack: Models, `[K, ...]`.
+            split: `public` or `test`.
+
+        Returns:
+            Tensors `[K]` by the name of the metric.
+        """
 
     def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:  # noqa: B027 (simulations know them)
-        """What connected clients say of the number of their training samples."""
+        """Store the numbers of training examples that connected clients reported.
+
+        Args:
+            sizes: Number of training examples by client number.
+        """
 
     def init_data_state(self, ids: Tensor) -> State:
-        """State of the clients' data sources, stacked: an environment's, a replay buffer; data sets have none."""
+        """Create the initial data states of clients.
+
+        Args:
+            ids: Client numbers, `[K]`.
+
+        Returns:
+            States such as environments or replay buffers, `[K, ...]`. Empty for data sets.
+        """
         return {}
 
     def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> Task:
-        """The task with its network started from a file, frozen under adapters, its blocks named: each if given."""
+        """Return the task with a modified network. Empty arguments change nothing.
+
+        Args:
+            start: File with the initial weights.
+            adapter: Specification of low-rank adapters; the other weights are frozen.
+            blocks: Specification of the blocks.
+            seed: Seed of the adapters' initial weights.
+
+        Raises:
+            UsageError: If the task has no network.
+        """
         raise UsageError(
             f"task '{self.name}' has no network to shape: leave start, adapter and blocks empty"
         )
 
     def to(self, device: torch.device) -> Task:
-        """The same task, computed there."""
+        """Return the same task, computed on another device.
+
+        Args:
+            device: Device of training and evaluation.
+
+        Raises:
+            UsageError: If the task only runs on the CPU.
+        """
         raise UsageError(
             f"task '{self.name}' is computed on the processor alone: leave device at auto"
         )
 
     def subset(self, ids: Ints) -> Task:
-        """The same task with these clients only, numbered anew."""
+        """Return the task of some of the clients, renumbered from 0.
+
+        Args:
+            ids: Client numbers, `[K]`.
+
+        Raises:
+            UsageError: If the task does not support it.
+        """
         raise UsageError(f"task '{self.name}' cannot hold clients out: leave holdout_clients at 0")
 
     def poisoned(self, how: str, liars: Ints) -> Task:
-        """The same task in which these clients train on false rows."""
+        """Return the task in which some clients train on poisoned rows.
+
+        Args:
+            how: Name of the attack.
+            liars: Numbers of the attacking clients.
+
+        Raises:
+            UsageError: If the task has no rows.
+        """
         raise UsageError(
             f"task '{self.name}' has no rows to falsify: choose another attack than {how}"
         )
@@ -170,94 +353,174 @@ class Task(ABC):
     def adaptation_scores(
         self, method: Method, params: Params, seed: int
     ) -> Mapping[str, Mapping[str, float]] | None:
-        """Scores of its newcomers by the steps that they have learned, or ``None`` where they train by epochs."""
+        """Evaluate how fast held-out clients adapt the global model.
+
+        Args:
+            method: Method of the run.
+            params: Final global model.
+            seed: Seed of the run.
+
+        Returns:
+            Scores by number of steps and metric, or None if clients train by epochs.
+        """
         return None
 
     def has_split(self, split: str) -> bool:
-        """Whether clients hold this split (``val`` may be switched off)."""
+        """Tell whether clients have a split. `val` may be disabled."""
         return True
 
     def with_primary_metric(self, name: str) -> Task:
-        """The same task, whose tables, stopping rules and agents read this score."""
+        """Return the task with another primary metric.
+
+        Args:
+            name: Name of the metric.
+
+        Raises:
+            UsageError: If the task does not have this metric.
+        """
         raise UsageError(
             f"metric is '{name}', but task '{self.name}' has '{self.metric}' alone: leave it out"
         )
 
     def with_all_metrics(self) -> Task:
-        """The same task, whose evaluations give every score that it knows, also those that cost more."""
+        """Return the task with all its metrics evaluated, including the expensive ones."""
         return self
 
     def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
-        """What decisions compare, from the scores of a model: a number in [0, 1], higher is better, and a loss."""
+        """Convert the scores of a model to the values that policies compare.
+
+        Args:
+            scores: Result of an evaluation.
+
+        Returns:
+            A utility in [0, 1], higher is better, and the loss. Both have the shape of a score.
+        """
         return scores["acc"], scores["loss"]
 
     def summary(self, params: Params) -> State:
-        """What the summary of a run holds beyond the named evaluations, from the final global model."""
+        """Compute extra entries of the run summary from the final global model."""
         return {}
 
     def preprocessing_json(self) -> str:
-        """How raw rows become a model's input, as JSON that is kept beside the models; empty if there is no such."""
+        """Return the preprocessing of raw rows as JSON for the model folder; empty without any."""
         return ""
 
     def fingerprint(self) -> str:
-        """Of the data, so that a run is never resumed on other data; empty where there are none to compare."""
+        """Return a fingerprint of the data, so that a run is never resumed on other data.
+
+        Empty if there is no data to compare.
+        """
         return ""
 
     def check_method(self, method: Method) -> None:  # noqa: B027 (most tasks serve any method)
-        """Refuse a method that cannot work here, before any work starts."""
+        """Check, before any work starts, that a method works on this task.
+
+        Args:
+            method: Method of the run.
+
+        Raises:
+            UsageError: If it does not.
+        """
 
     def check(self) -> None:  # noqa: B027 (a task may have nothing to refuse)
-        """Refuse bad data before any work starts."""
+        """Check the data before any work starts.
+
+        Raises:
+            UsageError: If the data cannot be used.
+        """
 
     def warnings(self) -> tuple[str, ...]:
-        """What a run tells before it starts: sentences about what is allowed here and may surprise."""
+        """Return sentences about surprising but valid settings, shown before the run starts."""
         return ()
 
 
 class SupervisedTask(Task):
-    """What is known beyond a :class:`Task`: outputs, the loss of each sample, and how labels are spread."""
+    """Interface of tasks with labelled examples: outputs, losses per example, label counts."""
 
     supports_fork: ClassVar[bool] = True
     target_kind: str = "classification"
-    """What is predicted: classes, a number (``regression``), or a risk (``survival``)."""
+    """Kind of target: `classification`, `regression`, `survival` or `next-token`."""
     module: nn.Module
-    """The network, whose parameters are replaced by those of a model."""
+    """The network. Its parameters are replaced by those of a client's model."""
 
     @abstractmethod
     def example_inputs(self, count: int) -> Tensor:
-        """So many of the server's test samples, as the network takes them."""
+        """Return `count` prepared test examples of the server, `[count, ...]`."""
 
     @abstractmethod
     def num_server_rows(self, split: str) -> int:
-        """Samples of the server's ``public`` or ``test`` set."""
+        """Count the examples of the server's `public` or `test` set."""
 
     @abstractmethod
     def forward(self, params: Params, x: Tensor) -> Tensor:
-        """Outputs of one model, ``[B, classes]`` logits or ``[B, 1]``."""
+        """Compute the outputs of one model.
+
+        Args:
+            params: Model.
+            x: Prepared inputs, `[B, ...]`.
+
+        Returns:
+            Logits `[B, C]`, or `[B, 1]` for targets without classes.
+        """
 
     @abstractmethod
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
-        """The task's own :data:`~equipoise.core.Loss`."""
+        """Compute the loss of each example; the task's own `Loss`.
+
+        Args:
+            params: Model.
+            x: Prepared inputs, `[B, ...]`.
+            y: Targets, `[B, ...]`.
+            aux: Unused by the task's own loss.
+
+        Returns:
+            Losses, `[B]`.
+        """
 
     @abstractmethod
     def confidence_interval(
         self, client: int, params: Params, random: Generator
     ) -> tuple[float, float]:
-        """Between which bounds the metric of this client's model lies in 95 of 100 test sets like its own."""
+        """Compute the 95 % bootstrap interval of the primary metric over a client's test rows.
+
+        Args:
+            client: Client number.
+            params: Model of the client.
+            random: Generator of the bootstrap samples.
+
+        Returns:
+            Lower and upper bound.
+        """
 
     @abstractmethod
     def constant_baseline(self, client: int) -> Params:
-        """Test scores of who predicts the same for every row, from the client's own training targets."""
+        """Compute test scores of the best constant prediction from a client's training targets."""
 
     @abstractmethod
     def label_counts(self, ids: Tensor) -> Tensor:
-        """Training samples of each class ``[K, classes]``, as int64; all in one where there are no classes."""
+        """Count the training examples of each class.
+
+        Args:
+            ids: Client numbers, `[K]`.
+
+        Returns:
+            Counts `[K, C]`, int64. Targets without classes count as one class.
+        """
 
 
 def require_supervised(method: Method, task: Task) -> SupervisedTask:
-    """The task, if it has labels; else the method is refused."""
+    """Return the task if it is supervised.
+
+    Args:
+        method: Method that needs labels, named in the error.
+        task: Task of the run.
+
+    Raises:
+        UsageError: If the task has no labelled examples.
+    """
     if not isinstance(task, SupervisedTask):
         raise UsageError(
-            f"{method.name} needs labelled samples, and task '{task.name}' has none: choose another method"
+            f"{method.name} needs labelled samples, and task '{task.name}' has none: "
+            "choose another method"
         )
     return task

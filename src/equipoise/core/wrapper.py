@@ -1,4 +1,7 @@
-"""A method around another: the one way in which methods are made private or robust, or are joined."""
+"""Methods that delegate to another method.
+
+They are the base of wrappers (differential privacy, robust aggregation) and of composed methods.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DelegatingMethod(Method):
-    """Every hook is that of the method below, whose state lies under ``base``; subclasses replace what they decide.
+    """Forward every hook to the inner method. Subclasses override the hooks they change.
 
-    A subclass calls ``super().weigh(s, ids, up)`` for what the method below would do.
+    The inner method's state is stored under the key `base` of the client and server state. A
+    subclass calls `super().aggregation_weights(server, ids, updates)` for the inner decision.
     """
 
     is_pass_through: ClassVar[bool] = True
 
     @property
     def inner(self) -> Method:
-        """The method that is wrapped."""
+        """The wrapped method."""
         raise NotImplementedError
 
     @property
     def overridden_hooks(self) -> frozenset[str]:
+        """Hooks that this method or the inner method overrides."""
         return self._overridden_hooks | self.inner.overridden_hooks
 
     @property
@@ -47,50 +52,62 @@ class DelegatingMethod(Method):
         return self.inner.report_ranges
 
     def check(self, task: Task, training: TrainingConfig) -> None:
+        """Check the inner method."""
         self.inner.check(task, training)
 
-    # --- client half ------------------------------------------------------------------------------------------------
+    # --- client hooks ---------------------------------------------------------------------------
 
     def init_client(self, task: Task, params: Params) -> State:
+        """Return the inner method's initial client state under `base`."""
         return {"base": self.inner.init_client(task, params)}
 
     def receive(self, client: Client) -> tuple[Params, State]:
-        return self._client(client, self.inner.receive)
+        """Delegate to the inner method."""
+        return self._delegate(client, self.inner.receive)
 
     def configure_training(self, client: Client) -> tuple[LocalHParams, State]:
-        return self._client(client, self.inner.configure_training)
+        """Delegate to the inner method."""
+        return self._delegate(client, self.inner.configure_training)
 
     def train(self, client: Client) -> tuple[Params, State]:
-        return self._client(client, self.inner.train)
+        """Delegate to the inner method."""
+        return self._delegate(client, self.inner.train)
 
     def upload(self, client: Client) -> tuple[ClientUpdate, State]:
-        return self._client(client, self.inner.upload)
+        """Delegate to the inner method."""
+        return self._delegate(client, self.inner.upload)
 
     def personal_model(self, client: Client) -> Params:
+        """Return the personal model of the inner method."""
         return self.inner.personal_model(client.scoped("base"))
 
-    # --- server half ------------------------------------------------------------------------------------------------
+    # --- server hooks ---------------------------------------------------------------------------
 
     def init_server(self, task: Task, params: Params) -> State:
+        """Return the inner method's initial server state under `base`."""
         return {"base": self.inner.init_server(task, params)}
 
     def select_clients(self, server: Server) -> tuple[Tensor, State]:
+        """Delegate to the inner method."""
         ids, state = self.inner.select_clients(server.scoped("base"))
         return ids, {**server.state, "base": state}
 
     def distribute(self, server: Server, ids: Tensor) -> tuple[ServerMessage, State]:
-        down, state = self.inner.distribute(server.scoped("base"), ids)
-        return down, {**server.state, "base": state}
+        """Delegate to the inner method."""
+        message, state = self.inner.distribute(server.scoped("base"), ids)
+        return message, {**server.state, "base": state}
 
     def aggregation_weights(
         self, server: Server, ids: Tensor, updates: ClientUpdate
     ) -> tuple[Tensor | Params, State]:
+        """Delegate to the inner method."""
         weights, state = self.inner.aggregation_weights(server.scoped("base"), ids, updates)
         return weights, {**server.state, "base": state}
 
     def aggregate(
         self, server: Server, ids: Tensor, updates: ClientUpdate, weights: Tensor | Params
     ) -> tuple[Params, State]:
+        """Aggregate with the inner method, or from partial sums if the server provides them."""
         if server.sum_updates is not None:
             return self.apply_sums(server, server.sum_updates(weights))
         params, state = self.inner.aggregate(server.scoped("base"), ids, updates, weights)
@@ -99,48 +116,62 @@ class DelegatingMethod(Method):
     def partial_sums(
         self, global_params: Params, updates: ClientUpdate, weights: Tensor | Params
     ) -> State:
+        """Delegate to the inner method."""
         return self.inner.partial_sums(global_params, updates, weights)
 
     def apply_sums(self, server: Server, sums: State) -> tuple[Params, State]:
+        """Delegate to the inner method."""
         params, state = self.inner.apply_sums(server.scoped("base"), sums)
         return params, {**server.state, "base": state}
 
     def learn(self, server: Server, ids: Tensor, updates: ClientUpdate) -> State:
+        """Delegate to the inner method."""
         state = self.inner.learn(server.scoped("base"), ids, updates)
         return {**server.state, "base": state}
 
     def num_rounds(self, asked: int) -> int:
+        """Return the number of rounds that the inner method plans."""
         return self.inner.num_rounds(asked)
 
     def should_stop(self, server: Server) -> str | None:
+        """Delegate to the inner method."""
         return self.inner.should_stop(server.scoped("base"))
 
-    # --- shared -----------------------------------------------------------------------------------------------------
+    # --- shared parameters ----------------------------------------------------------------------
 
     def shared_blocks(self, task: Task) -> tuple[str, ...]:
+        """Return the shared blocks of the inner method."""
         return self.inner.shared_blocks(task)
 
     def shared_param_names(self, task: Task) -> tuple[str, ...]:
+        """Return the shared parameters of the inner method."""
         return self.inner.shared_param_names(task)
 
     def has_global(self, task: Task) -> bool:
+        """Tell whether the inner method has a global model."""
         return self.inner.has_global(task)
 
-    def _client(self, client: Client, hook: Callable[[Client], tuple[T, State]]) -> tuple[T, State]:
+    def _delegate(
+        self, client: Client, hook: Callable[[Client], tuple[T, State]]
+    ) -> tuple[T, State]:
+        """Call a client hook of the inner method and store its state under `base`."""
         result, state = hook(client.scoped("base"))
         return result, {**client.state, "base": state}
 
 
 @dataclass(frozen=True)
 class MethodWrapper(DelegatingMethod):
-    """A wrapper around a method that is there already; it goes by that method's name."""
+    """Wrap an existing method and keep its name."""
 
     method: Method
+    """The wrapped method."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
+        """Name of the wrapped method."""
         return self.method.name
 
     @property
     def inner(self) -> Method:
+        """The wrapped method."""
         return self.method

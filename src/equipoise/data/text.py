@@ -25,7 +25,7 @@ from equipoise.data.tabular.io import (
 from equipoise.data.tabular.table import ClientTables, Table
 from equipoise.data.user_rows import UserRowShares
 from equipoise.utils.errors import UsageError, nearest
-from equipoise.utils.huggingface import library, loaded
+from equipoise.utils.huggingface import import_library, load_pretrained
 
 END = -1  # what fills a row behind the end of its text
 SAVED = ("dataset_dict.json", "state.json")  # files by which a folder is a data set that was saved
@@ -115,14 +115,14 @@ def _by_client(data: Any, source: str, choices: TextDataConfig) -> ClientTables:
 
 
 def _data_set(choices: TextDataConfig) -> Any:
-    datasets = library("datasets", "a data set that is no table")
+    datasets = import_library("datasets", "a data set that is no table")
 
     def load(place: str) -> Any:
         if Path(place).is_dir():
             return datasets.load_from_disk(place)
         return datasets.load_dataset(place)
 
-    return _split(loaded("the data set", choices.data, load), choices)
+    return _split(load_pretrained("the data set", choices.data, load), choices)
 
 
 def _split(data: Any, choices: TextDataConfig) -> Any:
@@ -208,9 +208,9 @@ class Tokenizer:
     """The tokenizer that belongs to a pretrained model."""
 
     def __init__(self, name: str) -> None:
-        transformers = library("transformers", "task 'text'")
+        transformers = import_library("transformers", "task 'text'")
         self.name = name
-        self._cut: Any = loaded(
+        self._cut: Any = load_pretrained(
             "the tokenizer of", name, transformers.AutoTokenizer.from_pretrained
         )
 

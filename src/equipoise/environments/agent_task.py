@@ -30,13 +30,13 @@ class RLTask(Task):
         ids: Tensor,
         epochs: Tensor,
         training: TrainingConfig,
-        part: tuple[float, float] = (0.0, 1.0),
+        data_range: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
         """Return `epochs`: they are steps."""
         return epochs
 
     def fit(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """Train one agent as a stack of one."""
         stacked = replace(
@@ -46,7 +46,7 @@ class RLTask(Task):
             lr=request.lr[None],
             aux=_add_agent_axis(request.aux),
         )
-        params, anchor, after = self.fit_stack(ids[None], stacked, _add_agent_axis(source), rng)
+        params, anchor, after = self.fit_stack(ids[None], stacked, _add_agent_axis(data_state), rng)
         return index(params, 0), anchor, index(after, 0)
 
     def evaluate(self, ids: Tensor, params: Params, split: str) -> Params:

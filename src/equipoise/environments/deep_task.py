@@ -284,7 +284,7 @@ class DeepRLTask(RLTask):
         return torch.full_like(ids, episodes)
 
     def fit_stack(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """Train K agents; ``aux`` may hold ``head_steps`` and ``body_lr`` (see `BlockSchedule`).
 
@@ -298,10 +298,10 @@ class DeepRLTask(RLTask):
             )
         counts = sorted(set(request.epochs.tolist()))
         if len(counts) > 1:
-            return self._fit_groups(ids, request, source, rng, counts)
+            return self._fit_groups(ids, request, data_state, rng, counts)
         steps = counts[0]
         if steps == 0:
-            return request.params, {}, source
+            return request.params, {}, data_state
         hparams = self.hparams(rng.training.batch_size)
         noise_dim = dqn_agent.noise_dim_per_step(self.net, hparams, self.env)
         key = streams.keys(rng.seed, ids.numpy(), rng.round, streams.ACTING[1 + request.stream])
@@ -313,7 +313,7 @@ class DeepRLTask(RLTask):
             self._schedule(request),
             ids,
             self.net.pack(request.params),
-            source,
+            data_state,
             u,
         )
         return clone_tree(self.net.views(flat)), {}, after
@@ -335,13 +335,13 @@ class DeepRLTask(RLTask):
         self,
         ids: Tensor,
         request: LocalTrainRequest,
-        source: State,
+        data_state: State,
         rng: RngContext,
         counts: list[int],
     ) -> tuple[Params, Params, State]:
         """Train agents with different numbers of steps, one group per number."""
         params = dict(request.params)
-        after = source
+        after = data_state
         for count in counts:
             rows = (request.epochs == count).nonzero()[:, 0]
             part = replace(
@@ -351,7 +351,7 @@ class DeepRLTask(RLTask):
                 lr=request.lr[rows],
                 aux={name: value[rows] for name, value in request.aux.items()},
             )
-            state = pytree.tree_map(lambda value, rows=rows: value[rows], source)
+            state = pytree.tree_map(lambda value, rows=rows: value[rows], data_state)
             trained, _, new_state = self.fit_stack(ids[rows], part, state, rng)
             for name, value in trained.items():
                 params[name] = params[name].index_copy(0, rows, value)

@@ -119,7 +119,7 @@ class LinearTask(RLTask):
             )
 
     def fit_stack(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """Continue the agents' trajectories; with "relative" in ``aux`` steps on phi are relative.
 
@@ -135,10 +135,10 @@ class LinearTask(RLTask):
         tabular_q.set_num_threads(torch.get_num_threads())
         phi = request.params["phi"].contiguous().clone()
         theta = request.params["theta"].contiguous().clone()
-        position = source["position"].contiguous().clone()
-        sq_td_error = source["sq_td_error"].contiguous().clone()
+        position = data_state["position"].contiguous().clone()
+        sq_td_error = data_state["sq_td_error"].contiguous().clone()
         agents = ids.numpy()
-        taken = source["taken"].numpy()
+        taken = data_state["taken"].numpy()
         linear_mdp.advance(
             self.problem,
             agents,
@@ -158,7 +158,7 @@ class LinearTask(RLTask):
         )
         after = {
             "position": position,
-            "taken": source["taken"] + request.epochs,
+            "taken": data_state["taken"] + request.epochs,
             "sq_td_error": sq_td_error,
         }
         return {"phi": phi, "theta": theta}, {}, after

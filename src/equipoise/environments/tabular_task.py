@@ -154,7 +154,7 @@ class TabularTask(RLTask):
             )
 
     def fit_stack(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """Continue the agents' trajectories; the new state holds the visits of this call.
 
@@ -173,16 +173,16 @@ class TabularTask(RLTask):
             )
         tabular_q.set_num_threads(torch.get_num_threads())
         if "backup" in request.aux:
-            return self._sampled_backup(ids, request, source, rng)
+            return self._sampled_backup(ids, request, data_state, rng)
         synchronous = "synchronous" in request.aux
         problem = self.generative_problem if synchronous else self.trajectory_problem
         q = request.params["q"].contiguous().clone().numpy()
-        position = source["position"].contiguous().clone().numpy()
+        position = data_state["position"].contiguous().clone().numpy()
         visits = np.zeros(q.shape, np.int64)
         steps = request.epochs.numpy()
         rates = request.lr.numpy()
         agents = ids.numpy()
-        taken = source["taken"].numpy()
+        taken = data_state["taken"].numpy()
         # The kernels take one number of steps and one rate: one call per distinct pair.
         for tau, eta in sorted(set(zip(steps.tolist(), rates.tolist(), strict=True))):
             tabular_q.check_step_options(eta, tau)
@@ -201,7 +201,7 @@ class TabularTask(RLTask):
         return {"q": torch.from_numpy(q)}, {}, after
 
     def _sampled_backup(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         """Compute one Bellman backup of the table from `epochs` samples of each pair.
 
@@ -213,7 +213,7 @@ class TabularTask(RLTask):
         if "reference" in request.aux:
             tables.append(request.aux["reference"])
         stacks = [table.contiguous().numpy() for table in tables]
-        taken = source["taken"].numpy()
+        taken = data_state["taken"].numpy()
         backup = np.empty_like(stacks[0])
         for samples in sorted(set(request.epochs.tolist())):
             rows = np.flatnonzero(request.epochs.numpy() == samples)
@@ -225,7 +225,7 @@ class TabularTask(RLTask):
                 rng.seed,
                 samples,
             )
-        after = source | {"taken": source["taken"] + request.epochs}
+        after = data_state | {"taken": data_state["taken"] + request.epochs}
         return {"q": torch.from_numpy(backup)}, {}, after
 
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:

@@ -49,7 +49,7 @@ class Checkpoint:
         about = {**about, "parts": self._shards.files, "seen": len(store.ids)}
         io.save(self._file, {"simulation": simulation.server_state_dict(), "best": best}, about)
         store.forget_changes()
-        self._shards.sweep()
+        self._shards.remove_unused_files()
 
     def load(self) -> tuple[State, dict[str, Any]]:
         """Load the last checkpoint into the simulation.

@@ -143,7 +143,7 @@ class Predictor:
 
     def columns(self, rows: Any) -> dict[str, NDArray[Any]]:
         """Return predictions as columns: class and probabilities, a value, or a risk."""
-        return objective_of(self.card.target).columns(self.outputs(rows))
+        return objective_of(self.card.target).prediction_columns(self.outputs(rows))
 
 
 def network_of(folder: Folder, settings: RunSettings | None = None) -> tuple[nn.Module, Card]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from equipoise.config.parsing import to_file
+from equipoise.config.parsing import to_config_value
 from equipoise.core import Method
 from equipoise.experiment.runner import run
 from equipoise.methods import find_method
@@ -68,7 +68,7 @@ def tune(
             out,
             {
                 "method": method,
-                "given": {k: to_file(v) for k, v in given.items()},
+                "given": {k: to_config_value(v) for k, v in given.items()},
                 "ranges": ranges,
             },
         )

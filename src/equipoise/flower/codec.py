@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State
-from equipoise.utils.io import number_leaves, restore_leaves, unshared
+from equipoise.utils.io import number_leaves, restore_leaves, unshare_memory
 
 Metadata = dict[str, Any]
 """Plain JSON values."""
@@ -37,7 +37,7 @@ def encode(tree: State, about: Metadata) -> bytes:
     tensors: dict[str, Tensor] = {}
     shape = number_leaves(tree, tensors)
     data: bytes = safetensors.torch.save(
-        unshared(tensors), {"shape": json.dumps(shape), "about": json.dumps(about)}
+        unshare_memory(tensors), {"shape": json.dumps(shape), "about": json.dumps(about)}
     )
     return data
 

@@ -126,7 +126,9 @@ class Node:
             samples = 1
         else:
             samples = (
-                self.raw.samples if self.raw else int(self.task.num_examples(self.id.reshape(1))[0])
+                self.raw.num_train_rows
+                if self.raw
+                else int(self.task.num_examples(self.id.reshape(1))[0])
             )
         return {"client": self.config.client, "samples": samples, "version": __version__}
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from equipoise.config.parsing import to_file
+from equipoise.config.parsing import to_config_value
 from equipoise.flower import config
 from equipoise.utils import io
 from equipoise.utils.errors import UsageError
@@ -50,7 +50,7 @@ def write_app(folder: Path, given: dict[str, Any]) -> None:
     config.read_app_config(given)
     io.make_folder(folder / "app")
     table = "\n".join(
-        f"{_key(name)} = {json.dumps(to_file(value))}" for name, value in given.items()
+        f"{_key(name)} = {json.dumps(to_config_value(value))}" for name, value in given.items()
     )
     name = (
         "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-")

@@ -21,7 +21,7 @@ from equipoise.flower.codec import InvalidMessage, Metadata
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.records.run_dir import Folder
 from equipoise.settings.run_settings import RunSettings
-from equipoise.tasks.remote_tables import ApartConfig, prepared_by
+from equipoise.tasks.remote_tables import RemoteTablesConfig, spec_with_preprocessor
 from equipoise.utils.errors import UsageError
 from equipoise.utils.record import from_json
 
@@ -43,18 +43,18 @@ class PreprocessingAgreement:
         """The run's settings, whose task prepares raw tables so."""
         down = len(self.preprocessor.to_json().encode()) * len(self.preprocessor.clients)
         return dataclasses.replace(
-            before, task_spec=prepared_by(self.preprocessor, (self.upload_bytes, down))
+            before, task_spec=spec_with_preprocessor(self.preprocessor, (self.upload_bytes, down))
         )
 
 
-def raw_table_config(settings: RunSettings) -> ApartConfig | None:
+def raw_table_config(settings: RunSettings) -> RemoteTablesConfig | None:
     """What is said about raw tables that stay apart; ``None`` where a run has no such."""
     config = settings.task_config
-    return config if isinstance(config, ApartConfig) and config.target else None
+    return config if isinstance(config, RemoteTablesConfig) and config.target else None
 
 
 def agree_on_preprocessing(
-    config: ApartConfig, privacy: PrivacyConfig, wire: Wire, limit: float
+    config: RemoteTablesConfig, privacy: PrivacyConfig, wire: Wire, limit: float
 ) -> PreprocessingAgreement:
     """The server's side; everybody must be there, for what nobody told is in no model."""
     if config.preprocess_from == "server":

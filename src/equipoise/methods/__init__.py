@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from equipoise.core import Method
 from equipoise.methods.user_methods import load_user_method, validate_user_method
 from equipoise.utils.errors import UsageError, nearest
-from equipoise.utils.plugins import recorded
+from equipoise.utils.plugins import class_path
 
 if TYPE_CHECKING:  # For editors only: a method that is not listed here works as well.
     from equipoise.methods.autopilot import Autopilot as Autopilot
@@ -116,7 +116,7 @@ def recorded_name(method: type[Method]) -> str:
     """
     if is_builtin(method):
         return method.name
-    return recorded(method)
+    return class_path(method)
 
 
 def is_builtin(method: type[Method]) -> bool:

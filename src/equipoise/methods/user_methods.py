@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.core import Capabilities, ClientUpdate, LocalHParams, Method, ServerMessage
 from equipoise.core.method import HOOKS
 from equipoise.utils.errors import UsageError
-from equipoise.utils.plugins import class_named
+from equipoise.utils.plugins import load_class
 
 HOOK_RESULTS: dict[str, tuple[str, tuple[type, ...]]] = {
     "receive": ("the model to train from", (dict,)),
@@ -49,7 +49,7 @@ def load_user_method(name: str) -> type[Method]:
         UsageError: If there is no such class, or it is not a sound method.
     """
     module, _, class_name = name.rpartition(":")
-    method = class_named(name, "method")
+    method = load_class(name, "method")
     if not (inspect.isclass(method) and issubclass(method, Method)):
         raise UsageError(f"'{module}' has no class '{class_name}' that is a Method")
     return validate_user_method(method)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.utils.errors import UsageError
-from equipoise.utils.huggingface import library, loaded
+from equipoise.utils.huggingface import import_library, load_pretrained
 
 DESCRIPTION = "the pretrained model"  # for error messages
 MASKED_SCORE = torch.finfo(torch.float32).min / 2  # added to the attention scores of padding
@@ -73,13 +73,13 @@ def causal_lm(name: str, seed: int) -> nn.Module:
 
 def _load(auto_class: str, name: str, seed: int, **options: Any) -> Any:
     """Load a model by one of the library's ``Auto`` classes."""
-    transformers = library("transformers", "task 'text'")
+    transformers = import_library("transformers", "task 'text'")
     # torch.func.vmap can map plain matrix products over clients, but not fused attention.
     options |= {"attn_implementation": "eager", "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]), _silence(transformers.utils.logging):
         torch.manual_seed(seed)
         from_pretrained = getattr(transformers, auto_class).from_pretrained
-        model = loaded(DESCRIPTION, name, lambda place: from_pretrained(place, **options))
+        model = load_pretrained(DESCRIPTION, name, lambda place: from_pretrained(place, **options))
     model.config.use_cache = False
     return model.eval()
 

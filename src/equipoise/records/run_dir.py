@@ -115,7 +115,7 @@ class Folder:
         if not self.path.is_dir():
             return self.path.exists()
         before = (self.preparation, self.fingerprint, self.devices)  # written before the config
-        empty = {io.LOCK, *(io.temporary_of(file).name for file in (*before, self.config))}
+        empty = {io.LOCK_FILE, *(io.temporary_path(file).name for file in (*before, self.config))}
         if not self.config.exists():
             empty |= {file.name for file in before}
         if not any(self.checkpoint.parent.glob("*")):

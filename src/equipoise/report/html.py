@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
-from equipoise.config.parsing import to_file
+from equipoise.config.parsing import to_config_value
 from equipoise.methods import find_method
 from equipoise.records.run_dir import Folder
 from equipoise.report.client_gains import gains_sentence
@@ -105,7 +105,7 @@ def run_command(config: dict[str, Any]) -> str:
     except UsageError:  # a user's own method or task that is not installed here
         known = {}
     for name, value in config.items():
-        is_default = name in known and to_file(known[name].default) == value
+        is_default = name in known and to_config_value(known[name].default) == value
         if name in ("method", "task") or is_default:
             continue
         flag = name.replace("_", "-")

@@ -12,7 +12,7 @@ from equipoise.methods import find_method, recorded_name
 from equipoise.settings.run_settings import RunSettings
 from equipoise.tasks import TaskSpec, find_task
 from equipoise.utils.config_file import read_config
-from equipoise.utils.errors import IN_PYTHON, UsageError
+from equipoise.utils.errors import PYTHON_OBJECT, UsageError
 
 
 def settings_of(given: Mapping[str, Any]) -> RunSettings:
@@ -82,5 +82,5 @@ def settings_like(settings: RunSettings, config: Path) -> RunSettings:
     Returns:
         The settings of the run.
     """
-    method = type(settings.method) if settings.run.method.startswith(f"{IN_PYTHON}:") else None
+    method = type(settings.method) if settings.run.method.startswith(f"{PYTHON_OBJECT}:") else None
     return settings_in(config, method, settings.task_spec if settings.task_spec.in_python else None)

@@ -12,7 +12,13 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from equipoise.clock.config import ClockConfig
-from equipoise.config.schema import Constraint, OptionType, constraint_of, documented, option_types
+from equipoise.config.schema import (
+    Constraint,
+    OptionType,
+    constraint_of,
+    describe_default,
+    option_types,
+)
 from equipoise.core import Method, Options, TrainingConfig
 from equipoise.privacy.config import PrivacyConfig
 from equipoise.settings.run_config import RunConfig
@@ -41,7 +47,7 @@ class Option:
     @property
     def help(self) -> str:
         """Text for ``--help``: description, bounds and default."""
-        return f"{self.rule.help} {documented(self.default, self.rule)}".lstrip()
+        return f"{self.rule.help} {describe_default(self.default, self.rule)}".lstrip()
 
 
 OptionTable = Mapping[str, Option]

@@ -15,7 +15,7 @@ from equipoise.client_selection import recorded_name as selection_name
 from equipoise.client_selection.policies import Uniform
 from equipoise.clock.config import ClockConfig
 from equipoise.clock.devices import DevicePopulation
-from equipoise.config.parsing import from_file, to_file
+from equipoise.config.parsing import from_config_value, to_config_value
 from equipoise.config.schedules import Schedule
 from equipoise.core import Method, SelectionPolicy, TrainingConfig
 from equipoise.data.tabular.config import ColumnConfig
@@ -78,7 +78,9 @@ class RunSettings:
         values: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
         for key, value in resolve_names(known, given).items():
             try:
-                values[known[key].owner][known[key].name] = from_file(key, value, known[key].kind)
+                values[known[key].owner][known[key].name] = from_config_value(
+                    key, value, known[key].kind
+                )
             except UsageError as error:
                 errors.append(str(error))
 
@@ -155,7 +157,10 @@ class RunSettings:
             "method": self.method,
         }
         known = options(type(self.method), self.task_spec)
-        return {key: to_file(getattr(parts[item.owner], item.name)) for key, item in known.items()}
+        return {
+            key: to_config_value(getattr(parts[item.owner], item.name))
+            for key, item in known.items()
+        }
 
 
 def _with_model_and_rounds(

@@ -23,7 +23,7 @@ MAX_NORM_RATIO = 5.0  # as long as nearly all others' may a change be
 MAX_NORM_RATIO_STATEFUL = (
     8.0  # the same where clients keep models of their own, from which they start
 )
-NUMBERS_AT_ONCE = 2**20
+MAX_INPUTS_AT_ONCE = 2**20
 MAX_ABS_PARAMETER = 1e10  # of a parameter: a model with such numbers is of no use to anybody
 
 
@@ -232,7 +232,7 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
     """Of a bounded number of clients at once: differences in double precision take three times their models' memory."""
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, before.numel()))
+    at_once = max(1, MAX_INPUTS_AT_ONCE // max(1, before.numel()))
     moves = (some - before for some in after.split(at_once))
     return torch.cat(
         [torch.linalg.vector_norm(move.flatten(1), dim=1, dtype=torch.float64) for move in moves]

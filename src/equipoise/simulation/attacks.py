@@ -38,7 +38,7 @@ MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
 
 def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
     """Ids of the clients that lie, drawn by the seed; at least one if the share is above 0."""
-    order = rng.generator(seed, rng.HOSTILE).permutation(clients)
+    order = rng.generator(seed, rng.ATTACKERS).permutation(clients)
     return (
         torch.from_numpy(order[: max(round(share * clients), math.ceil(share))].copy())
         .sort()

@@ -103,14 +103,13 @@ class ClientRuntime(Client):
         return self._fit(how, hparams or self.hparams, blocks, training)[0]
 
     def fit_with_moving_anchor(
-        self, params: Params, pull: ProximalTerm, **how: Any
+        self, params: Params, proximal: ProximalTerm, **options: Any
     ) -> tuple[Params, Params]:
-        train, blocks = how.pop("hparams", None) or self.hparams, how.pop("blocks", None)
-        return self._fit(
-            LocalTrainRequest(params, self.id, self.id, pull, aux=how.pop("aux", {}), **how),
-            train,
-            blocks,
-        )
+        hparams = options.pop("hparams", None) or self.hparams
+        blocks = options.pop("blocks", None)
+        aux = options.pop("aux", {})
+        request = LocalTrainRequest(params, self.id, self.id, proximal, aux=aux, **options)
+        return self._fit(request, hparams, blocks)
 
     def _fit(
         self,
@@ -172,7 +171,7 @@ class ClientRuntime(Client):
 
     def uniform(self, *shape: int, stream: int = 0) -> Tensor:
         when, count = self._when, int(torch.Size(shape).numel())
-        number = stream if isinstance(stream, streams.Stream) else streams.OWN[stream]
+        number = stream if isinstance(stream, streams.Stream) else streams.METHOD_DRAWS[stream]
 
         def draw(ids: Tensor) -> Tensor:
             key = random.keys(when.seed, ids.reshape(-1).numpy(), when.round, number)
@@ -180,11 +179,13 @@ class ClientRuntime(Client):
 
         return vmap_primitives.call(draw, draw, self.id)
 
-    def num_steps(self, train: LocalHParams, part: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    def num_steps(
+        self, hparams: LocalHParams, data_range: tuple[float, float] = (0.0, 1.0)
+    ) -> Tensor:
         def count(call: tuple[Tensor, Tensor]) -> Tensor:
-            return self.task.num_steps(*call, self.training, part)
+            return self.task.num_steps(*call, self.training, data_range)
 
-        return vmap_primitives.call(count, count, (self.id, train.epochs))
+        return vmap_primitives.call(count, count, (self.id, hparams.epochs))
 
     def label_counts(self) -> Tensor:
         task = self.task

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from equipoise.core import Options, Task, TrainingConfig
-from equipoise.utils.errors import AGAIN, IN_PYTHON, UsageError, nearest
+from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError, nearest
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TaskSpec:
     @property
     def recorded_name(self) -> str:
         """How a run's config names it."""
-        return f"{IN_PYTHON}:{self.name}" if self.in_python else self.name
+        return f"{PYTHON_OBJECT}:{self.name}" if self.in_python else self.name
 
 
 def all_tasks() -> dict[str, TaskSpec]:
@@ -61,9 +61,11 @@ def find_task(name: str | TaskSpec) -> TaskSpec:
         return name
     if not isinstance(name, str):
         raise UsageError(f"task is {name!r}: give a name, or an equipoise.Task")
-    if name.startswith(f"{IN_PYTHON}:"):
+    if name.startswith(f"{PYTHON_OBJECT}:"):
         made = name.partition(":")[2]
-        raise UsageError(f"task '{made}' was made in Python: go on with {AGAIN.format('task')}")
+        raise UsageError(
+            f"task '{made}' was made in Python: go on with {RESUME_HINT.format('task')}"
+        )
     # Many tasks have a file of their own name: importing it alone saves time at the start.
     file = name.replace("-", "_")
     if file.isidentifier() and importlib.util.find_spec(f"{__name__}.{file}") is not None:

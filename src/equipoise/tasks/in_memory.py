@@ -68,7 +68,7 @@ def from_datasets(
     start = _start(model, fresh)
 
     def build(config: UserRowShares, chosen: str, training: TrainingConfig, seed: int) -> Task:
-        data = rows.federate(config, form or infer_form(x), own.generator(seed))
+        data = rows.federate(config, form or infer_form(x), own.split_generator(seed))
         module = start.module(data.shape, data.classes, seed)
         task = ExamplesTask(name, module, data, training, fresh=start.fresh)
         return task.with_network("", adapter, blocks, seed) if adapter or blocks else task
@@ -79,21 +79,23 @@ def from_datasets(
     )
 
 
-def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearning) -> TaskSpec:
+def from_tables(tables: Mapping[str, Any], name: str, choices: own.TableLearningConfig) -> TaskSpec:
     """See :meth:`equipoise.Task.from_tables`."""
     clients = {
         str(client): tables[client] for client in sorted(tables, key=str) if client != SERVER
     }
     found = align_tables(tables_from_values(clients, tables.get(SERVER)), choices)
 
-    def build(config: own.TableLearning, model: str, training: TrainingConfig, seed: int) -> Task:
-        return own.of_tables(name, found, config, model, training, seed)
+    def build(
+        config: own.TableLearningConfig, model: str, training: TrainingConfig, seed: int
+    ) -> Task:
+        return own.task_from_tables(name, found, config, model, training, seed)
 
     spec = own.SPEC
     return TaskSpec(
         name,
         "tables given in Python",
-        own.TableLearning,
+        own.TableLearningConfig,
         spec.training,
         spec.models,
         build,

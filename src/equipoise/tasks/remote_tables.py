@@ -20,11 +20,11 @@ from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
 from equipoise.utils.errors import UsageError
 
-Rows = tuple[Tensor, Tensor]
+Examples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class ApartConfig(ColumnConfig):
+class RemoteTablesConfig(ColumnConfig):
     """What all machines agree on; ``data`` is each machine's own (a node's --node-config replaces it).
 
     With a target, everybody's rows are raw tables: before round 1 clients tell sums and counts of their columns.
@@ -63,17 +63,17 @@ class ApartConfig(ColumnConfig):
         return folder
 
     @property
-    def samples(self) -> int:
+    def num_train_rows(self) -> int:
         """Training rows of raw tables, before anybody knows how they are prepared."""
         rows = count_train_rows(self.folder, self)
         return rows - int(rows * self.val_share)
 
 
-class OwnFolder(ClientData):
+class LocalFolderData(ClientData):
     """One machine's rows. Whichever client is asked for, these are its rows: there are no others here."""
 
     def __init__(
-        self, config: ApartConfig, seed: int, preprocessor: Preprocessor | None = None
+        self, config: RemoteTablesConfig, seed: int, preprocessor: Preprocessor | None = None
     ) -> None:
         """Read the folder of this machine.
 
@@ -116,7 +116,7 @@ class OwnFolder(ClientData):
     def target(self) -> Target:
         return self.preprocessor.target if self.preprocessor else super().target
 
-    def _read(self, folder: Path, name: str) -> Rows:
+    def _read(self, folder: Path, name: str) -> Examples:
         """Raw tables where there is a preparation for them; otherwise numbers, and labels from 0 on."""
         if self.preprocessor is None:
             return _read(folder, name, self.classes)
@@ -130,33 +130,33 @@ class OwnFolder(ClientData):
         x, y = self._splits[name]
         return Split(x, y, np.zeros(len(ids), np.int64), np.full(len(ids), len(x), np.int64))
 
-    def server(self, name: str) -> Rows:
+    def server(self, name: str) -> Examples:
         return self._server[name]
 
     def has_split(self, name: str) -> bool:
         return name in self._splits
 
 
-class Apart(ExamplesTask):
+class RemoteTablesTask(ExamplesTask):
     """At the server, sizes are what clients say, and its own rows stand in for a client's in rehearsal."""
 
-    data: OwnFolder
+    data: LocalFolderData
 
-    def __init__(self, data: OwnFolder, model: str, training: TrainingConfig) -> None:
+    def __init__(self, data: LocalFolderData, model: str, training: TrainingConfig) -> None:
         super().__init__("remote-tables", MODELS[model](data.shape, data.classes), data, training)
         self.preprocessor = data.preprocessor
-        self.reported: dict[int, int] = {}
+        self.reported_sizes: dict[int, int] = {}
 
     def set_reported_sizes(self, sizes: Mapping[int, int]) -> None:
-        self.reported.update(sizes)
+        self.reported_sizes.update(sizes)
 
     def num_examples(self, ids: Tensor) -> Tensor:
         if self.data.is_client:
             return super().num_examples(ids)
-        return torch.tensor([self.reported.get(client, 0) for client in ids.tolist()])
+        return torch.tensor([self.reported_sizes.get(client, 0) for client in ids.tolist()])
 
 
-def _read(folder: Path, name: str, classes: int) -> Rows:
+def _read(folder: Path, name: str, classes: int) -> Examples:
     """``name.npz`` with ``x`` and ``y``, or ``name.csv`` with a line of column names and the label last."""
     for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
         if not path.is_file():
@@ -180,20 +180,20 @@ def _read(folder: Path, name: str, classes: int) -> Rows:
     raise UsageError(f"'{folder}' has neither {name}.npz nor {name}.csv")
 
 
-def build(config: ApartConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     if config.target:
         raise UsageError(
             "raw tables that stay apart are prepared once their clients are connected: 'equipoise flower run' on real "
             "nodes"
         )
-    return Apart(OwnFolder(config, seed), model, training)
+    return RemoteTablesTask(LocalFolderData(config, seed), model, training)
 
 
-def prepared_by(preprocessor: Preprocessor, told: tuple[int, int]) -> TaskSpec:
+def spec_with_preprocessor(preprocessor: Preprocessor, told: tuple[int, int]) -> TaskSpec:
     """The task once all have agreed how raw tables are prepared; ``told``: bytes up and down that it took."""
 
-    def build(config: ApartConfig, model: str, training: TrainingConfig, seed: int) -> Task:
-        task = Apart(OwnFolder(config, seed, preprocessor), model, training)
+    def build(config: RemoteTablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+        task = RemoteTablesTask(LocalFolderData(config, seed, preprocessor), model, training)
         task.bytes_before = told
         return task
 
@@ -203,7 +203,7 @@ def prepared_by(preprocessor: Preprocessor, told: tuple[int, int]) -> TaskSpec:
 SPEC = TaskSpec(
     name="remote-tables",
     help="rows that stay on their owners' machines: for deployment, see docs/deploy.md",
-    config=ApartConfig,
+    config=RemoteTablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear"),
     build=build,

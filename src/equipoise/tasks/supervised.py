@@ -34,17 +34,17 @@ from equipoise.models.norm_dropout import (
 )
 from equipoise.tasks.poisoning import PoisonableTask
 from equipoise.training import batched_sgd, batching, grad_norm, linear_closed_form, metrics, sgd
-from equipoise.training.chunking import fit_in_portions
+from equipoise.training.chunking import fit_in_chunks
 from equipoise.training.objectives import Objective, objective_of
 from equipoise.utils import pytree
 from equipoise.utils.errors import UsageError
 from equipoise.utils.metrics import higher_is_better
 
-LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
-NUMBERS_AT_ONCE = (
+MAX_LOGITS_AT_ONCE = 2**23  # bounds the memory of scoring many models on one set
+MAX_INPUTS_AT_ONCE = (
     2**19
 )  # of the inputs that a deep model scores at once: bounds the memory of its activations
-ACTIVATIONS_AT_ONCE = (
+MAX_ACTIVATION_BYTES = (
     2**30
 )  # bytes that the clients of a stack, or the rows of a sequence model, keep together
 UNSTACKABLE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # vmap runs these as a slow loop
@@ -56,7 +56,7 @@ class ExamplesTask(PoisonableTask):
 
     preprocessor: Preprocessor | WindowTransform | None = None
     """How raw rows of tables, or recordings, became the rows of the data."""
-    _laned: tuple[Tensor, Tensor] | None
+    _padded_inputs: tuple[Tensor, Tensor] | None
 
     def __init__(
         self,
@@ -79,20 +79,22 @@ class ExamplesTask(PoisonableTask):
         self.num_clients, self.client_names = data.clients, data.names
         self.class_names = data.target.classes if data.target.name else ()
         self.objective = objective or objective_of(data.target)
-        self.filler, self.target_kind = self.objective.filler, data.target.kind
-        self._head(self.objective.usual)
+        self.pad_label, self.target_kind = self.objective.pad_label, data.target.kind
+        self._set_metrics(self.objective.default_metrics)
         self._closed_form = closed_form and self.objective.closed_form
-        self._take(with_reproducible_layers(copy.deepcopy(module).to(dtype)), "")
+        self._set_network(with_reproducible_layers(copy.deepcopy(module).to(dtype)), "")
 
-    def _take(self, module: nn.Module, blocks: str) -> None:
+    def _set_network(self, module: nn.Module, blocks: str) -> None:
         """Everything that follows from the network."""
-        self.module, self._laned = module, None
+        self.module, self._padded_inputs = module, None
         self.blocks = blocks_of(self.module, blocks)
         self.batch_stat_names = running_stat_names(self.module)
-        self._rows = tuple(f"{name}.rows" for name, _ in batch_norm_layers(self.module))
-        self._keys = tuple(f"{name}.key" for name, _ in dropout_layers(self.module))
-        self.has_train_mode = bool(self._rows or self._keys)
-        self.linear = linear_closed_form.names_of(self.module) if self._closed_form else None
+        self._batch_norm_keys = tuple(f"{name}.rows" for name, _ in batch_norm_layers(self.module))
+        self._dropout_keys = tuple(f"{name}.key" for name, _ in dropout_layers(self.module))
+        self.has_train_mode = bool(self._batch_norm_keys or self._dropout_keys)
+        self.linear = (
+            linear_closed_form.linear_param_names(self.module) if self._closed_form else None
+        )
         layers = list(self.module.modules())
         self.stackable = not any(isinstance(layer, UNSTACKABLE) for layer in layers)
         self.convolutional = any(isinstance(layer, CONVOLUTION) for layer in layers)
@@ -101,30 +103,32 @@ class ExamplesTask(PoisonableTask):
             self.convolutional or sequences or not self.stackable
         )
         """Whether computing many models at once gains nothing in evaluation and costs their activations' memory."""
-        self._attends, self._row_bytes = sequences and self.stackable, 0
-        self._placed = self.module
+        self._is_sequence_model, self._row_bytes = sequences and self.stackable, 0
+        self._device_module = self.module
         self._map_forward()
 
-    def _head(self, scored: tuple[str, ...]) -> None:
-        self.scored, self.metric = scored, scored[0]
+    def _set_metrics(self, scored: tuple[str, ...]) -> None:
+        self.eval_metrics, self.metric = scored, scored[0]
         self.higher_is_better = higher_is_better(self.metric)
 
     def with_primary_metric(self, name: str) -> ExamplesTask:
         part = copy.copy(self)
-        part._head(self.objective.headed(name))
+        part._set_metrics(self.objective.with_primary_metric(name))
         part._map_forward()
         return part
 
     def with_all_metrics(self) -> ExamplesTask:
         """With all scores of the objective, the headline first as before."""
         part = copy.copy(self)
-        part._head((self.metric, *(name for name in self.objective.scores if name != self.metric)))
+        part._set_metrics(
+            (self.metric, *(name for name in self.objective.metric_names if name != self.metric))
+        )
         part._map_forward()
         return part
 
     def _map_forward(self) -> None:
-        self._forward_stack = stacked_forward(self._placed) or vmap(self.forward)
-        self.wide = transposed_params(self._placed)
+        self._forward_stack = stacked_forward(self._device_module) or vmap(self.forward)
+        self.transposed_params = transposed_params(self._device_module)
         self._forward_shared = vmap(self.forward, in_dims=(0, None))
 
     def with_network(self, start: str, adapter: str, blocks: str, seed: int) -> ExamplesTask:
@@ -137,22 +141,26 @@ class ExamplesTask(PoisonableTask):
             )  # the base, which nobody draws later
         module = add_adapters(module, LoraConfig.parse(adapter), seed) if adapter else module
         part.fresh = self.fresh and not (start or adapter)
-        part._take(module, blocks)
+        part._set_network(module, blocks)
         return part
 
     def to(self, device: torch.device) -> ExamplesTask:
         """``module`` stays: a seed gives the same initial model on every device."""
         part = copy.copy(self)
-        part.device, part._laned = device, None
-        part._placed = copy.deepcopy(self.module).to(device)
+        part.device, part._padded_inputs = device, None
+        part._device_module = copy.deepcopy(self.module).to(device)
         part._map_forward()
         if self.heldout_clients is not None:
             part.heldout_clients = self.heldout_clients.to(device)
         return part
 
-    def step(self, key: Tensor, rows: Tensor) -> Params:
+    def step_context(self, key: Tensor, rows: Tensor) -> Params:
         return pytree.to_device(
-            {**dict.fromkeys(self._keys, key), **dict.fromkeys(self._rows, rows)}, self.device
+            {
+                **dict.fromkeys(self._dropout_keys, key),
+                **dict.fromkeys(self._batch_norm_keys, rows),
+            },
+            self.device,
         )
 
     def subset(self, ids: Ints) -> ExamplesTask:
@@ -184,21 +192,21 @@ class ExamplesTask(PoisonableTask):
             raise UsageError(
                 f"the model gives outputs of shape {tuple(logits.shape[1:])}, but the data has {wanted}"
             )
-        self._refuse_what_no_seed_repeats(x[:2])
-        if self.stackable and not self._maps(x[:2]):
+        self._check_deterministic(x[:2])
+        if self.stackable and not self._can_vmap(x[:2]):
             self.stackable, self.deep = False, True
 
-    def _refuse_what_no_seed_repeats(self, x: Tensor) -> None:
+    def _check_deterministic(self, x: Tensor) -> None:
         with torch.no_grad():
             once, again = (self.forward({}, self.prepare(x)) for _ in range(2))
-        if not torch.equal(*_home({"once": once, "again": again}).values()):
+        if not torch.equal(*_to_cpu({"once": once, "again": again}).values()):
             raise UsageError(
                 "the model gives other outputs when asked again (F.dropout?): use nn.Dropout layers"
             )
         if self.fresh:
             weights.check_reinitialisable(self.module)
 
-    def _maps(self, x: Tensor) -> bool:
+    def _can_vmap(self, x: Tensor) -> bool:
         """Whether the model can be mapped over many: not if it branches on a tensor's value or takes it out of one."""
         params = {
             name: value[None]
@@ -206,7 +214,7 @@ class ExamplesTask(PoisonableTask):
                 weights.model_params(self.module), self.device
             ).items()
         }
-        params |= self.step(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
+        params |= self.step_context(torch.ones(1, dtype=torch.int64), torch.full((1,), len(x)))
         try:
             with torch.no_grad():
                 self._forward_stack(params, self.prepare(x)[None])
@@ -249,11 +257,11 @@ class ExamplesTask(PoisonableTask):
         ids: Tensor,
         epochs: Tensor,
         training: TrainingConfig,
-        part: tuple[float, float] = (0.0, 1.0),
+        data_range: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
         sizes = self.data.sizes(_numpy(ids.reshape(-1)), "train")
-        if part != (0.0, 1.0):
-            _, sizes = fraction_range(sizes, *part)
+        if data_range != (0.0, 1.0):
+            _, sizes = fraction_range(sizes, *data_range)
         return epochs * torch.from_numpy(
             batching.batches_per_epoch(sizes, training.batch_size)
         ).reshape(ids.shape)
@@ -277,15 +285,15 @@ class ExamplesTask(PoisonableTask):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Stored rows as the model takes them; images of a convolutional model with their channels last in memory."""
-        return self.laid_out(self.data.transform.prepare(x.to(self.device), self.dtype))
+        return self.channels_last(self.data.transform.prepare(x.to(self.device), self.dtype))
 
-    def with_lanes(self, x: Tensor) -> Tensor:
+    def pad_inputs(self, x: Tensor) -> Tensor:
         """Training rows as the closed form takes them; made once for rows that stay."""
-        if self._laned is None or self._laned[0] is not x:
-            self._laned = x, linear_closed_form.with_lanes(x.to(self.device))
-        return self._laned[1]
+        if self._padded_inputs is None or self._padded_inputs[0] is not x:
+            self._padded_inputs = x, linear_closed_form.pad_inputs(x.to(self.device))
+        return self._padded_inputs[1]
 
-    def laid_out(self, value: Tensor) -> Tensor:
+    def channels_last(self, value: Tensor) -> Tensor:
         """Channels last in memory, which convolutions are fastest on; the numbers do not change."""
         return (
             value.to(memory_format=torch.channels_last)
@@ -303,14 +311,16 @@ class ExamplesTask(PoisonableTask):
         )
 
     def _rows_at_once(self) -> int:
-        numbers = NUMBERS_AT_ONCE // math.prod(self.data.shape)
-        return max(1, ACTIVATIONS_AT_ONCE // self.row_bytes() if self._attends else numbers)
+        numbers = MAX_INPUTS_AT_ONCE // math.prod(self.data.shape)
+        return max(
+            1, MAX_ACTIVATION_BYTES // self.row_bytes() if self._is_sequence_model else numbers
+        )
 
     def _clients_at_once(self, ids: Tensor, batch: int) -> int:
-        if len(ids) * batch * self.row_bytes() <= ACTIVATIONS_AT_ONCE:
+        if len(ids) * batch * self.row_bytes() <= MAX_ACTIVATION_BYTES:
             return len(ids)
         rows = min(batch, int(self.num_examples(ids).max()))
-        return max(1, ACTIVATIONS_AT_ONCE // (rows * self.row_bytes()))
+        return max(1, MAX_ACTIVATION_BYTES // (rows * self.row_bytes()))
 
     def row_bytes(self) -> int:
         """What one row keeps in memory for its gradient; at least one byte."""
@@ -324,26 +334,28 @@ class ExamplesTask(PoisonableTask):
                 if name not in self.batch_stat_names
             }
             size = activation_bytes(
-                self._placed, pytree.to_device(learned, self.device), lambda p: self.forward(p, x)
+                self._device_module,
+                pytree.to_device(learned, self.device),
+                lambda p: self.forward(p, x),
             )
             self._row_bytes = max(1, size)
         return self._row_bytes
 
     def forward(self, params: Params, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of one model."""
-        logits: Tensor = functional_call(self._placed, params, (x,))
+        logits: Tensor = functional_call(self._device_module, params, (x,))
         return logits
 
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
         return self.objective.losses(self.forward(params, x), y)
 
     def fit(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
-        params, anchor = sgd.fit(self, ids, self._there(request), rng)
-        return _home(params), _home(anchor), source
+        params, anchor = sgd.fit(self, ids, self._request_to_device(request), rng)
+        return _to_cpu(params), _to_cpu(anchor), data_state
 
-    def _there(self, request: LocalTrainRequest) -> LocalTrainRequest:
+    def _request_to_device(self, request: LocalTrainRequest) -> LocalTrainRequest:
         """The numbers that training computes with, where it computes; ids and epochs only plan it."""
         pull, linear = request.proximal, request.grad_correction
         if pull is not None:
@@ -368,7 +380,7 @@ class ExamplesTask(PoisonableTask):
         )
 
     def grad_sq_norm(self, ids: Tensor, params: Params, rng: RngContext) -> Tensor:
-        return grad_norm.steepness(self, ids, pytree.to_device(params, self.device), rng).to(
+        return grad_norm.grad_sq_norm(self, ids, pytree.to_device(params, self.device), rng).to(
             ExamplesTask.device
         )
 
@@ -378,7 +390,7 @@ class ExamplesTask(PoisonableTask):
         x, y = self._rows_of_one(torch.tensor(client), "test")
         outputs = self.logits(pytree.to_device(params, self.device), x).cpu()
         alone = (self.metric,)  # not every score that the task knows, five hundred times
-        return metrics.interval(
+        return metrics.bootstrap_interval(
             lambda rows: self.objective.score(outputs[rows], y[rows], None, alone)[self.metric],
             len(y),
             random,
@@ -387,7 +399,7 @@ class ExamplesTask(PoisonableTask):
     def constant_baseline(self, client: int) -> Params:
         _, trained = self._rows_of_one(torch.tensor(client), "train")
         x, y = self._rows_of_one(torch.tensor(client), "test")
-        outputs = self.objective.constant(trained).expand(1, len(x), -1)
+        outputs = self.objective.constant_output(trained).expand(1, len(x), -1)
         return pytree.index(self._score(outputs, y[None], None), 0)
 
     def evaluate_heads(self, ids: Tensor, params: Params, heads: Params, split: str) -> Params:
@@ -418,12 +430,14 @@ class ExamplesTask(PoisonableTask):
         return self.objective.losses(self.forward_stack(stack, x), y)
 
     def fit_stack(
-        self, ids: Tensor, request: LocalTrainRequest, source: State, rng: RngContext
+        self, ids: Tensor, request: LocalTrainRequest, data_state: State, rng: RngContext
     ) -> tuple[Params, Params, State]:
         train = batched_sgd.fit if self.stackable else sgd.fit_each
         at_once = self._clients_at_once(ids, rng.training.batch_size)
-        params, anchor = fit_in_portions(train, self, ids, self._there(request), rng, at_once)
-        return _home(params), _home(anchor), source
+        params, anchor = fit_in_chunks(
+            train, self, ids, self._request_to_device(request), rng, at_once
+        )
+        return _to_cpu(params), _to_cpu(anchor), data_state
 
     def evaluate_stack(self, ids: Tensor, params: Params, split: str) -> Params:
         if self.deep:
@@ -440,9 +454,9 @@ class ExamplesTask(PoisonableTask):
             return torch.stack(
                 [self.grad_sq_norm(ids[k], pytree.index(params, k), rng) for k in range(len(ids))]
             )
-        return grad_norm.steepness_stack(self, ids, pytree.to_device(params, self.device), rng).to(
-            ExamplesTask.device
-        )
+        return grad_norm.grad_sq_norm_stack(
+            self, ids, pytree.to_device(params, self.device), rng
+        ).to(ExamplesTask.device)
 
     def evaluate_heads_stack(
         self, ids: Tensor, params: Params, heads: Params, split: str
@@ -468,7 +482,7 @@ class ExamplesTask(PoisonableTask):
             ]
             return {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
         x = self.prepare(x)
-        at_once = max(1, LOGITS_AT_ONCE // (len(x) * self.data.classes))
+        at_once = max(1, MAX_LOGITS_AT_ONCE // (len(x) * self.data.classes))
         scores = [
             self._score(
                 self._forward_shared(
@@ -485,13 +499,13 @@ class ExamplesTask(PoisonableTask):
         """Scores ``[K]`` of outputs ``[K, n, outputs]``, in main memory; ``y [1, n]`` is that of all."""
         y = y.to(outputs.device).expand(len(outputs), *y.shape[1:])
         weight = None if weight is None else weight.to(outputs.device)
-        return _home(self.objective.score(outputs, y, weight, self.scored))
+        return _to_cpu(self.objective.score(outputs, y, weight, self.eval_metrics))
 
     def utility_and_loss(self, scores: Params) -> tuple[Tensor, Tensor]:
-        return self.objective.merit(self.metric, scores[self.metric]), scores["loss"]
+        return self.objective.utility(self.metric, scores[self.metric]), scores["loss"]
 
 
-def _home(tree: Params) -> Params:
+def _to_cpu(tree: Params) -> Params:
     return pytree.to_device(tree, ExamplesTask.device)
 
 

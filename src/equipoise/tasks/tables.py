@@ -15,13 +15,13 @@ from equipoise.data.time_series import federate_recordings, read_recordings
 from equipoise.models import MODELS
 from equipoise.tasks import TaskSpec
 from equipoise.tasks.supervised import ExamplesTask
-from equipoise.training.objectives import Objective, balanced, objective_of
+from equipoise.training.objectives import Objective, balanced_class_weights, objective_of
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
-class TableLearning(tabular.TableConfig):
+class TableLearningConfig(tabular.TableConfig):
     """Tables, and what errors in predicting their target count."""
 
     class_weights: str = option(
@@ -48,7 +48,7 @@ class TableLearning(tabular.TableConfig):
                     "class_weights counts every client's classes, which preprocess_from server forbids"
                 )
             whole = data.split(np.arange(data.clients), "train")
-            weights = balanced(torch.bincount(whole.y, minlength=data.classes))
+            weights = balanced_class_weights(torch.bincount(whole.y, minlength=data.classes))
         if self.error == "absolute" and target.kind != "regression":
             raise UsageError(
                 f"error is for regression, and the target is read as {target.kind}: leave it out"
@@ -57,7 +57,7 @@ class TableLearning(tabular.TableConfig):
 
 
 @dataclass(frozen=True)
-class OwnConfig(TableLearning):
+class TablesConfig(TableLearningConfig):
     """Where the tables are and what their columns mean."""
 
     data: str = option(
@@ -77,10 +77,10 @@ class OwnConfig(TableLearning):
         return Path(self.data).expanduser()
 
 
-def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) -> Task:
+def build(config: TablesConfig, model: str, training: TrainingConfig, seed: int) -> Task:
     if config.path.suffix == ".npz":
         recordings = read_recordings(config.path, config.client_column, config.target)
-        found = federate_recordings(recordings, config.window, config, generator(seed))
+        found = federate_recordings(recordings, config.window, config, split_generator(seed))
         task = ExamplesTask(
             "tables", MODELS[model](found.data.shape, found.data.classes), found.data, training
         )
@@ -88,19 +88,19 @@ def build(config: OwnConfig, model: str, training: TrainingConfig, seed: int) ->
         task.bytes_before = (found.upload_bytes, found.download_bytes)
         return task
     whole = tabular.read_tables(config.path, config.client_column, config)
-    return of_tables("tables", whole, config, model, training, seed)
+    return task_from_tables("tables", whole, config, model, training, seed)
 
 
-def of_tables(
+def task_from_tables(
     name: str,
     found: tabular.ClientTables,
-    choices: TableLearning,
+    choices: TableLearningConfig,
     model: str,
     training: TrainingConfig,
     seed: int,
 ) -> ExamplesTask:
     """A task from everybody's tables, in files or (by :func:`~equipoise.data.tabular.tables_from_values`) in Python."""
-    made = tabular.build_federation(found, choices, generator(seed))
+    made = tabular.build_federation(found, choices, split_generator(seed))
     module = MODELS[model](made.data.shape, made.data.classes)
     task = ExamplesTask(name, module, made.data, training, objective=choices.objective(made.data))
     task.preprocessor = made.preprocessor
@@ -111,13 +111,13 @@ def of_tables(
 SPEC = TaskSpec(
     name="tables",
     help="your own tables: a folder of CSV or Parquet files, one per client, or one file with a client column",
-    config=OwnConfig,
+    config=TablesConfig,
     training=TrainingConfig(epochs=1, lr=0.05, batch_size=32),
     models=("mlp", "linear", "cnn1d"),
     build=build,
 )
 
 
-def generator(seed: int) -> np.random.Generator:
+def split_generator(seed: int) -> np.random.Generator:
     """What deals out the rows of a task of somebody's own."""
-    return rng.generator(seed, rng.OWN_ROWS)
+    return rng.generator(seed, rng.USER_ROWS)

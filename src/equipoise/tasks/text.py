@@ -62,7 +62,7 @@ def task_from_texts(
     given = UserRows(
         tokens[:rows], y[:rows], found.owner, server, target.outputs, found.clients, target
     )
-    data = given.federate(config, TokenTransform(), tables.generator(seed))
+    data = given.federate(config, TokenTransform(), tables.split_generator(seed))
     return ExamplesTask(name, module, data, training, fresh=False)
 
 

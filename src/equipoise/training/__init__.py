@@ -1,0 +1,1 @@
+"""Local training: SGD of one client or many, objectives and metrics."""

@@ -1,12 +1,12 @@
-"""Local SGD of K clients at once: one batched computation a step, on the clients that still have steps to take.
+"""Local SGD of K clients at once: one batched computation per step.
 
-Clients are sorted by their number of steps, so the active ones are a prefix of the stack: a view, no copy.
+Clients are sorted by decreasing number of steps. The clients that still have steps to take are
+then a prefix of the stack, which is a view and not a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,269 +17,290 @@ from equipoise.core import LocalTrainRequest, Loss, Params, RngContext, State
 from equipoise.data.federated_dataset import Ints
 from equipoise.training import batching, linear_closed_form
 from equipoise.training.network import Network
+from equipoise.training.sgd import without_batch_stats
 from equipoise.utils import rng as random
-from equipoise.utils import rng as streams
 
-Advance = Callable[[Params, State, Tensor, Tensor, Tensor | float], None]
-"""(stacked parameters, aux, x, y, weights of the samples): one step, in place."""
-Gradient = Callable[[Params, State, Tensor, Tensor, Tensor | float], Params]
-"""The same arguments to the gradients of the parameters that move."""
+StepFn = Callable[[Params, State, Tensor, Tensor, Tensor | float], None]
+"""(parameters, aux, x, y, weights of the examples), all `[A, ...]`: one SGD step, in place."""
+GradientFn = Callable[[Params, State, Tensor, Tensor, Tensor | float], Params]
+"""The same arguments to the gradients of the trainable parameters, `[A, ...]`."""
 
 
 def fit(
     task: Network, ids: Tensor, request: LocalTrainRequest, rng: RngContext
 ) -> tuple[Params, Params]:
-    """As :func:`equipoise.training.sgd.fit`, for every client of the stack."""
-    clients, training = ids.numpy(), rng.training
-    split = task.data.split(clients, "train").fraction(*request.data_range)
-    key = random.keys(rng.seed, clients, rng.round, streams.BATCHES[request.stream])
-    plan = batching.plan(key, split.size, request.epochs.numpy(), training.batch_size)
+    """Train K clients as `sgd.fit` trains each of them.
 
+    Args:
+        task: Network and data.
+        ids: Client numbers, `[K]`.
+        request: Request of all clients, with leading axes `[K, ...]`.
+        rng: Seed, round and training settings.
+
+    Returns:
+        Trained parameters and anchors (empty without a proximal term), `[K, ...]`.
+    """
+    clients = ids.numpy()
+    training = rng.training
+    split = task.data.split(clients, "train").fraction(*request.data_range)
+    key = random.keys(rng.seed, clients, rng.round, random.BATCHES[request.stream])
+    plan = batching.plan_batches(key, split.size, request.epochs.numpy(), training.batch_size)
+
+    # Sort clients by decreasing number of steps.
     order = np.argsort(-plan.steps, kind="stable")
     steps = plan.steps[order]
-    numbers = plan.rows + split.start[:, None]
-    in_order = bool(
-        (order[:-1] < order[1:]).all()
-    )  # as when all have the same number of steps: nothing to move
-    rows = torch.from_numpy(numbers if in_order else numbers[:, order])
-    labels = (
-        split.y.index_select(0, rows.reshape(-1))
-        .view(*rows.shape, *split.y.shape[1:])
-        .to(task.device)
-    )
-    weights = (
-        None
-        if plan.counts is None
-        else _sample_weights(plan.counts[:, order], training.batch_size, task)
-    )
-    if weights is not None and task.filler is not None:
-        labels = torch.where(
-            (weights > 0).view(*rows.shape, *[1] * (labels.dim() - 3)), labels, task.filler
-        )
+    # True if, for example, all clients have the same number of steps: no copies are needed.
+    is_sorted = bool((order[:-1] < order[1:]).all())
+    row_numbers = plan.rows + split.start[:, None]
+    rows = torch.from_numpy(row_numbers if is_sorted else row_numbers[:, order])  # [S, K, B]
+    labels = split.y.index_select(0, rows.reshape(-1)).view(*rows.shape, *split.y.shape[1:])
+    labels = labels.to(task.device)
+    counts = None if plan.counts is None else plan.counts[:, order]
+    weights = None
+    if counts is not None:
+        weights = _example_weights(counts, training.batch_size, task)
+        if task.pad_label is not None:
+            is_real = (weights > 0).view(*rows.shape, *[1] * (labels.dim() - 3))
+            labels = torch.where(is_real, labels, task.pad_label)
     sort = torch.from_numpy(order).to(task.device)
     if task.has_train_mode:
-        drops = random.keys(rng.seed, clients, rng.round, streams.DROPOUT[request.stream])
-        words = batching.words(drops, plan, request.steps_per_batch)[:, torch.from_numpy(order)]
-        counts = (
-            np.full(rows.shape[:2], training.batch_size)
-            if plan.counts is None
-            else plan.counts[:, order]
-        )
-        true_rows = torch.from_numpy(np.maximum(counts, 1))
-    held, request = (
-        request,
-        replace(
-            request,
-            trainable=tuple(
-                name for name in request.trainable if name not in task.batch_stat_names
-            ),
-        ),
-    )
+        dropout_key = random.keys(rng.seed, clients, rng.round, random.DROPOUT[request.stream])
+        dropout_keys = batching.dropout_keys(dropout_key, plan, request.steps_per_batch)
+        dropout_keys = dropout_keys[:, torch.from_numpy(order)]
+        if counts is None:
+            counts = np.full(rows.shape[:2], training.batch_size)
+        num_rows = torch.from_numpy(np.maximum(counts, 1))
+
+    frozen_stats = {
+        name: request.params[name]
+        for name in task.batch_stat_names
+        if name not in request.trainable
+    }
+    request = without_batch_stats(task, request)
     params = {
-        name: _own(value, None if in_order else sort, name in task.wide)
+        name: _trainable_copy(value, None if is_sorted else sort, name in task.transposed_params)
         for name, value in request.params.items()
     }
-    aux = _rows(request.aux, sort)
-    rule = _Rule(request, rng, sort)
-    laned = _laned(task, request, rng, params, split.x)
-    advance = _by_product(laned, request, rng, sort) if laned else _by_gradient(task, request, rule)
-    inputs = task.with_lanes(split.x) if laned else split.x
+    aux = _index(request.aux, sort)
+    optimizer = _BatchedSgd(request, rng, sort)
+    padded = _padded_linear(task, request, rng, params, split.x)
+    if padded:
+        step_fn = _closed_form_step(padded, request, rng, sort)
+        inputs = task.pad_inputs(split.x)
+    else:
+        step_fn = _gradient_step(task, request, optimizer)
+        inputs = split.x
     rows = rows.to(inputs.device)
 
-    still = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
-    now, now_aux = params, aux
-    for step, active in enumerate(still):
-        here, y = rows[step, :active], labels[step, :active]
-        x = inputs.index_select(0, here.reshape(-1)).view(*here.shape, *inputs.shape[1:])
-        x = x if laned else task.prepare(x)
+    # num_active[s]: clients with more than s steps.
+    num_active = np.searchsorted(-steps, -np.arange(int(steps[0]) if len(steps) else 0)).tolist()
+    active_params = params
+    active_aux = aux
+    for step, active in enumerate(num_active):
+        batch_rows = rows[step, :active]
+        y = labels[step, :active]
+        x = inputs.index_select(0, batch_rows.reshape(-1))
+        x = x.view(*batch_rows.shape, *inputs.shape[1:])
+        if not padded:
+            x = task.prepare(x)
         weight = 1.0 / training.batch_size if weights is None else weights[step, :active]
-        if active < len(next(iter(now.values()))):
-            now, now_aux = (
-                {name: value[:active] for name, value in params.items()},
-                _rows(aux, slice(active)),
-            )
-        for again in range(request.steps_per_batch):
+        if active < len(next(iter(active_params.values()))):
+            active_params = {name: value[:active] for name, value in params.items()}
+            active_aux = _index(aux, slice(active))
+        for repetition in range(request.steps_per_batch):
             if task.has_train_mode:
-                context = task.step(
-                    words[step * request.steps_per_batch + again, :active], true_rows[step, :active]
-                )
-                advance({**now, **context}, now_aux, x, y, weight)
+                step_key = dropout_keys[step * request.steps_per_batch + repetition, :active]
+                context = task.step_context(step_key, num_rows[step, :active])
+                step_fn({**active_params, **context}, active_aux, x, y, weight)
             else:
-                advance(now, now_aux, x, y, weight)
-        rule.follow(now, active)
+                step_fn(active_params, active_aux, x, y, weight)
+        optimizer.move_anchor(active_params, active)
 
-    params = laned.params() if laned else params
-    params |= {
-        name: held.params[name][sort]
-        for name in task.batch_stat_names
-        if name not in held.trainable
-    }
-    rule.anchor |= {
-        name: params[name] for name in task.batch_stat_names if name in rule.anchor
-    }  # nothing pulls them
-    if in_order:
-        return {name: value.contiguous() for name, value in params.items()}, rule.anchor
+    if padded:
+        params = padded.params()
+    params |= {name: value[sort] for name, value in frozen_stats.items()}
+    anchor = optimizer.anchor
+    # The proximal term does not apply to batch statistics: their anchor is their value.
+    anchor |= {name: params[name] for name in task.batch_stat_names if name in anchor}
+    if is_sorted:
+        return {name: value.contiguous() for name, value in params.items()}, anchor
     unsort = torch.from_numpy(np.argsort(order)).to(task.device)
-    return {name: value[unsort].contiguous() for name, value in params.items()}, {
-        name: value[unsort] for name, value in rule.anchor.items()
-    }
+    params = {name: value[unsort].contiguous() for name, value in params.items()}
+    return params, {name: value[unsort] for name, value in anchor.items()}
 
 
-class _Rule:
-    """The SGD rule on a prefix of the stack, with its corrections folded into as few kernels as it takes."""
+class _BatchedSgd:
+    """The update of `sgd.fit` on a prefix of the stack, in as few kernels as possible."""
 
     def __init__(self, request: LocalTrainRequest, rng: RngContext, sort: Tensor) -> None:
-        self.clamp, self.names = request.clamp, request.trainable
-        self.momentum, self.decay = rng.training.momentum, rng.training.weight_decay
-        like = {name: request.params[name] for name in request.trainable}
-        self.minus_lr = {name: -_wide(request.lr[sort], value) for name, value in like.items()}
-        self.linear = (
-            None
-            if request.grad_correction is None
-            else {name: request.grad_correction[name][sort] for name in request.trainable}
-        )
+        self.clamp = request.clamp
+        self.names = request.trainable
+        self.momentum = rng.training.momentum
+        self.weight_decay = rng.training.weight_decay
+        trainable = {name: request.params[name] for name in request.trainable}
+        lr = request.lr[sort]
+        self.minus_lr = {name: -_expand_like(lr, value) for name, value in trainable.items()}
+        self.grad_correction: Params | None = None
+        if request.grad_correction is not None:
+            self.grad_correction = {name: request.grad_correction[name][sort] for name in trainable}
         self.velocity: Params = {}
         if self.momentum:
-            self.velocity = {name: torch.zeros_like(value) for name, value in like.items()}
+            self.velocity = {name: torch.zeros_like(value) for name, value in trainable.items()}
         self.anchor: Params = {}
-        self.follows = False
+        self.anchor_moves = False
         if request.proximal is not None:
-            strength, follow = (
-                torch.as_tensor(request.proximal.mu),
-                torch.as_tensor(request.proximal.anchor_lr),
-            )
-            self.follows = bool((follow != 0).any())
+            mu = torch.as_tensor(request.proximal.mu)
+            anchor_lr = torch.as_tensor(request.proximal.anchor_lr)
+            self.anchor_moves = bool((anchor_lr != 0).any())
             self.anchor = {name: value[sort] for name, value in request.proximal.anchor.items()}
-            self.strength = {name: _each(strength, sort, value) for name, value in like.items()}
-            self.rate = {name: _each(follow, sort, value) for name, value in like.items()}
+            self.mu = {name: _per_client(mu, sort, value) for name, value in trainable.items()}
+            self.anchor_lr = {
+                name: _per_client(anchor_lr, sort, value) for name, value in trainable.items()
+            }
 
     def step(self, params: Params, gradients: Params, active: int) -> None:
+        """Update the parameters of the first `active` clients in place."""
         for name in self.names:
-            p, g = params[name], gradients[name]
-            if self.decay:
-                g = g.add(p, alpha=self.decay)
-            if self.linear is not None:
-                g = g + self.linear[name][:active]
+            p = params[name]
+            g = gradients[name]
+            if self.weight_decay:
+                g = g.add(p, alpha=self.weight_decay)
+            if self.grad_correction is not None:
+                g = g + self.grad_correction[name][:active]
             if self.anchor:
-                g = g.addcmul(p - self.anchor[name][:active], self.strength[name][:active])
+                g = g.addcmul(p - self.anchor[name][:active], self.mu[name][:active])
             if self.momentum:
                 g = self.velocity[name][:active].mul_(self.momentum).add_(g)
             p.addcmul_(g, self.minus_lr[name][:active])
             if self.clamp is not None:
                 p.clamp_(*self.clamp)
 
-    def follow(self, params: Params, active: int) -> None:
-        if self.follows:
-            for name in self.names:
-                anchor = self.anchor[name][:active]
-                anchor.addcmul_(params[name] - anchor, self.rate[name][:active])
+    def move_anchor(self, params: Params, active: int) -> None:
+        """Move the anchors of the first `active` clients towards their models, in place."""
+        if not self.anchor_moves:
+            return
+        for name in self.names:
+            anchor = self.anchor[name][:active]
+            anchor.addcmul_(params[name] - anchor, self.anchor_lr[name][:active])
 
 
-def _laned(
+def _padded_linear(
     task: Network, request: LocalTrainRequest, rng: RngContext, params: Params, rows: Tensor
-) -> linear_closed_form.Laned | None:
-    """A linear model with a bias, on plain numbers, under SGD with nothing but weight decay; else ``None``."""
+) -> linear_closed_form.PaddedLinear | None:
+    """Return the padded model if the fused closed form applies, otherwise None.
+
+    It needs a linear model with a bias, rows that are plain vectors of the model's type, and SGD
+    without any correction except weight decay.
+    """
     names = task.linear
-    if (
-        names is None
-        or names[1] is None
-        or set(request.trainable) != set(names)
-        or rows.dim() != 2
-        or rows.dtype != task.dtype
-    ):
+    if names is None or names[1] is None or set(request.trainable) != set(names):
         return None
-    corrected = (
+    if rows.dim() != 2 or rows.dtype != task.dtype:
+        return None
+    has_correction = (
         request.loss
         or request.proximal
         or request.grad_correction
         or request.clamp
         or rng.training.momentum
     )
-    return None if corrected else linear_closed_form.Laned(names, params)
+    return None if has_correction else linear_closed_form.PaddedLinear(names, params)
 
 
-def _by_product(
-    laned: linear_closed_form.Laned, request: LocalTrainRequest, rng: RngContext, sort: Tensor
-) -> Advance:
-    lr, decay = request.lr[sort].to(laned.table.dtype), rng.training.weight_decay
-    one_rate = float(lr[0]) if bool((lr == lr[0]).all()) else None
+def _closed_form_step(
+    padded: linear_closed_form.PaddedLinear,
+    request: LocalTrainRequest,
+    rng: RngContext,
+    sort: Tensor,
+) -> StepFn:
+    """Return the step that updates the padded model by one product."""
+    lr = request.lr[sort].to(padded.weights.dtype)
+    weight_decay = rng.training.weight_decay
+    common_lr = float(lr[0]) if bool((lr == lr[0]).all()) else None
 
-    def advance(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
-        each = lr[: len(x), None, None] if one_rate is None else one_rate
-        rate = each * (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight)
-        laned.step(x, y, rate, 1.0 - decay * each)
+    def step(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+        client_lr = lr[: len(x), None, None] if common_lr is None else common_lr
+        rate = client_lr * (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight)
+        padded.step(x, y, rate, 1.0 - weight_decay * client_lr)
 
-    return advance
-
-
-def _by_gradient(task: Network, request: LocalTrainRequest, rule: _Rule) -> Advance:
-    gradient = _gradient(task, request)
-
-    def advance(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
-        rule.step(params, gradient(params, aux, x, y, weight), len(x))
-
-    return advance
+    return step
 
 
-def _gradient(task: Network, request: LocalTrainRequest) -> Gradient:
-    """The closed form where there is one; else one backward pass through the mapped losses."""
+def _gradient_step(task: Network, request: LocalTrainRequest, optimizer: _BatchedSgd) -> StepFn:
+    """Return the step that computes gradients and applies the optimizer."""
+    gradient_fn = _gradient_fn(task, request)
+
+    def step(params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float) -> None:
+        optimizer.step(params, gradient_fn(params, aux, x, y, weight), len(x))
+
+    return step
+
+
+def _gradient_fn(task: Network, request: LocalTrainRequest) -> GradientFn:
+    """Return the closed form if there is one, otherwise one backward pass of all losses."""
     names = request.trainable
     if request.loss is None and task.linear is not None:
         linear = task.linear
 
-        def closed(
+        def closed_form(
             params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float
         ) -> Params:
-            wide = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
-            return linear_closed_form.gradients(linear, task.forward_stack(params, x), x, y, wide)
+            weight = weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight
+            logits = task.forward_stack(params, x)
+            return linear_closed_form.gradients(linear, logits, x, y, weight)
 
-        return closed
-    own: Loss | None = vmap(request.loss) if request.loss else None
+        return closed_form
+    custom_loss: Loss | None = vmap(request.loss) if request.loss else None
 
     def backward(
         params: Params, aux: State, x: Tensor, y: Tensor, weight: Tensor | float
     ) -> Params:
         with torch.enable_grad():
             leaves = {name: params[name].detach().requires_grad_() for name in names}
-            now = {**params, **leaves}
-            losses = own(now, x, y, aux) if own else task.losses_stack(now, x, y)
-            # The derivative of the weighted sum of the losses by each of them.
-            by_loss = weight if isinstance(weight, Tensor) else torch.full_like(losses, weight)
-            return dict(
-                zip(names, torch.autograd.grad(losses, list(leaves.values()), by_loss), strict=True)
-            )
+            model = {**params, **leaves}
+            if custom_loss:
+                losses = custom_loss(model, x, y, aux)
+            else:
+                losses = task.losses_stack(model, x, y)
+            # The derivative of the weighted sum of the losses by each loss is its weight.
+            grad_losses = weight if isinstance(weight, Tensor) else torch.full_like(losses, weight)
+            gradients = torch.autograd.grad(losses, list(leaves.values()), grad_losses)
+            return dict(zip(names, gradients, strict=True))
 
     return backward
 
 
-def _sample_weights(counts: Ints, batch_size: int, task: Network) -> Tensor:
-    """``[S, K, B]``: one over the batch's true size for its samples, zero for the padding."""
-    safe = np.maximum(counts, 1)[..., None]
-    return torch.from_numpy((np.arange(batch_size) < counts[..., None]) / safe).to(
-        task.device, task.dtype
-    )
+def _example_weights(counts: Ints, batch_size: int, task: Network) -> Tensor:
+    """Return weights `[S, K, B]`: 1 / batch count for real rows, 0 for padding."""
+    is_real = np.arange(batch_size) < counts[..., None]
+    weights = is_real / np.maximum(counts, 1)[..., None]
+    return torch.from_numpy(weights).to(task.device, task.dtype)
 
 
-def _own(value: Tensor, order: Tensor | None, wide: bool) -> Tensor:
-    """A copy to train in place, in this order; if ``wide``, its matrices lie transposed in memory."""
-    found = value if order is None else value[order]
-    if wide:
-        return _copy(found.mT).mT
-    return _copy(value) if order is None else found
+def _trainable_copy(value: Tensor, order: Tensor | None, transposed: bool) -> Tensor:
+    """Return a reordered copy to train in place, optionally transposed in memory."""
+    ordered = value if order is None else value[order]
+    if transposed:
+        return ordered.mT.clone(memory_format=torch.contiguous_format).mT
+    if order is None:
+        return value.clone(memory_format=torch.contiguous_format)
+    return ordered
 
 
-def _copy(value: Tensor) -> Tensor:
-    return value.clone(memory_format=torch.contiguous_format)
+def _per_client(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:
+    """Return one number per client (from `[K]` or a scalar), broadcastable against `like`."""
+    per_client = value if value.dim() else value.expand(len(sort))
+    return _expand_like(per_client[sort].to(like.dtype), like)
 
 
-def _each(value: Tensor, sort: Tensor, like: Tensor) -> Tensor:
-    """One number per client (or one for all) as a stack that broadcasts against ``like``."""
-    return _wide((value if value.dim() else value.expand(len(sort)))[sort].to(like.dtype), like)
-
-
-def _wide(value: Tensor, like: Tensor) -> Tensor:
+def _expand_like(value: Tensor, like: Tensor) -> Tensor:
+    """Reshape `[K]` to `[K, 1, ..., 1]` with the number of axes of `like`."""
     return value.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def _rows(tree: State, which: Tensor | slice) -> State:
-    return {key: _rows(v, which) if isinstance(v, dict) else v[which] for key, v in tree.items()}
+def _index(tree: State, which: Tensor | slice) -> State:
+    """Index the leading axis of every tensor of a nested dictionary."""
+    return {
+        key: _index(value, which) if isinstance(value, dict) else value[which]
+        for key, value in tree.items()
+    }

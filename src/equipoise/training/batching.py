@@ -1,4 +1,4 @@
-"""Which rows a client sees at each local step: the same for every executor."""
+"""Batch plans: which rows a client sees at each local step, the same for every executor."""
 
 from __future__ import annotations
 
@@ -13,53 +13,75 @@ from equipoise.utils import rng
 
 
 @dataclass
-class Plan:
-    """Batches of K clients: step ``s`` of client ``k`` reads its rows ``rows[s, k, :counts[s, k]]``.
-
-    ``counts`` is ``None`` when every batch is full. Clients with fewer ``steps`` have meaningless rows behind.
-    """
+class BatchPlan:
+    """Batches of K clients: step `s` of client `k` reads its rows `rows[s, k, :counts[s, k]]`."""
 
     rows: NDArray[np.int64]
+    """Row numbers within each client, `[S, K, B]`. Undefined after a client's last step."""
     counts: NDArray[np.int64] | None
+    """Number of rows of each batch, `[S, K]`. None if every batch is full."""
     steps: NDArray[np.int64]
+    """Number of steps of each client, `[K]`."""
 
 
 def batches_per_epoch(sizes: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    """Return `ceil(sizes / batch_size)`, `[K]`."""
     return -(-sizes // batch_size)
 
 
-def words(key: rng.UInt, plan: Plan, repeat: int) -> Tensor:
-    """``[S, K]``: a random word for every step of every client, as signed numbers."""
-    return torch.from_numpy(rng.bits(key, len(plan.rows) * repeat).view(np.int64).T)
+def dropout_keys(key: rng.UInt, plan: BatchPlan, steps_per_batch: int) -> Tensor:
+    """Draw one random key per step and client, for dropout.
+
+    Args:
+        key: Random key of each client, `[K]`.
+        plan: Batch plan with S batches.
+        steps_per_batch: Number of SGD steps on each batch.
+
+    Returns:
+        Random int64 words, `[S * steps_per_batch, K]`.
+    """
+    return torch.from_numpy(rng.bits(key, len(plan.rows) * steps_per_batch).view(np.int64).T)
 
 
-def plan(
+def plan_batches(
     key: rng.UInt, sizes: NDArray[np.int64], epochs: NDArray[np.int64], batch_size: int
-) -> Plan:
-    """A fresh order of a client's rows each epoch; the last batch of an epoch may be short."""
+) -> BatchPlan:
+    """Shuffle every client's rows anew in each epoch and cut them into batches.
+
+    The last batch of an epoch may be smaller than `batch_size`.
+
+    Args:
+        key: Random key of each client, `[K]`.
+        sizes: Number of training rows of each client, `[K]`.
+        epochs: Number of epochs of each client, `[K]`.
+        batch_size: Largest number of rows of a batch.
+
+    Returns:
+        The plan. Padding of short batches repeats rows of the same client.
+    """
     per_epoch = batches_per_epoch(sizes, batch_size)
     steps = epochs * per_epoch
-    most = int(steps.max(initial=0))
-    if most == 0:
-        return Plan(np.zeros((0, len(sizes), batch_size), np.int64), None, steps)
-    orders = rng.permutations(key, sizes, int(epochs.max()))
+    max_steps = int(steps.max(initial=0))
+    if max_steps == 0:
+        return BatchPlan(np.zeros((0, len(sizes), batch_size), np.int64), None, steps)
+    orders = rng.permutations(key, sizes, int(epochs.max()))  # [K, epochs, n_max]
     clients, n_epochs, n = orders.shape
     if (per_epoch == per_epoch[0]).all():
-        short = int(per_epoch[0]) * batch_size - n
-        if short:
-            orders = np.pad(orders, ((0, 0), (0, 0), (0, short)))
-        rows = orders.reshape(clients, n_epochs * int(per_epoch[0]), batch_size).swapaxes(0, 1)
-        batch = np.arange(n_epochs * int(per_epoch[0]))[:, None] % per_epoch
+        # Equal numbers of batches: a reshape is enough.
+        num_batches = int(per_epoch[0])
+        padding = num_batches * batch_size - n
+        if padding:
+            orders = np.pad(orders, ((0, 0), (0, 0), (0, padding)))
+        rows = orders.reshape(clients, n_epochs * num_batches, batch_size).swapaxes(0, 1)
+        batch = np.arange(n_epochs * num_batches)[:, None] % per_epoch
     else:
-        step = np.arange(most)[:, None]
-        epoch, batch = step // per_epoch, step % per_epoch
-        within = np.minimum(batch[..., None] * batch_size + np.arange(batch_size), n - 1)
-        rows = orders[
-            np.arange(clients)[None, :, None], np.minimum(epoch, n_epochs - 1)[..., None], within
-        ]
+        step = np.arange(max_steps)[:, None]
+        epoch = np.minimum(step // per_epoch, n_epochs - 1)
+        batch = step % per_epoch
+        position = np.minimum(batch[..., None] * batch_size + np.arange(batch_size), n - 1)
+        rows = orders[np.arange(clients)[None, :, None], epoch[..., None], position]
     counts = np.minimum(batch_size, sizes - batch * batch_size)
     if (counts == batch_size).all():
-        return Plan(np.ascontiguousarray(rows), None, steps)
-    return Plan(
-        np.minimum(rows, (sizes - 1)[:, None]), counts, steps
-    )  # padding repeats a row of the client's own
+        return BatchPlan(np.ascontiguousarray(rows), None, steps)
+    # Padding repeats a row of the same client.
+    return BatchPlan(np.minimum(rows, (sizes - 1)[:, None]), counts, steps)

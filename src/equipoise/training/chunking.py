@@ -1,4 +1,4 @@
-"""Split large stacks into portions that fit into memory."""
+"""Train large stacks of clients in chunks that fit into memory."""
 
 from __future__ import annotations
 
@@ -12,39 +12,68 @@ from equipoise.core import LocalTrainRequest, Params, ProximalTerm, RngContext
 from equipoise.training.network import Network
 from equipoise.utils import pytree
 
-Train = Callable[[Network, Tensor, LocalTrainRequest, RngContext], tuple[Params, Params]]
+TrainFn = Callable[[Network, Tensor, LocalTrainRequest, RngContext], tuple[Params, Params]]
+"""Trains the clients `ids [K]`: (task, ids, request, rng) to (parameters, anchor), `[K, ...]`."""
 
 
-def portion(request: LocalTrainRequest, here: int | slice, clients: int) -> LocalTrainRequest:
-    """Of a stack of so many ``clients``, what one or some of them train with."""
-    pull, linear = request.proximal, request.grad_correction
-    if pull is not None:
-        strength, follow = (
-            torch.as_tensor(value).expand(clients)[here] for value in (pull.mu, pull.anchor_lr)
-        )
-        pull = ProximalTerm(pytree.index(pull.anchor, here), strength, follow)
+def slice_request(
+    request: LocalTrainRequest, which: int | slice, num_clients: int
+) -> LocalTrainRequest:
+    """Return the request of one or some clients of a stack.
+
+    Args:
+        request: Request of all clients, with leading axes `[K, ...]`.
+        which: Position of one client, or a slice of positions.
+        num_clients: Number K of clients of the stack.
+
+    Returns:
+        The request of these clients; without a client axis if `which` is an int.
+    """
+    proximal = request.proximal
+    if proximal is not None:
+        mu = torch.as_tensor(proximal.mu).expand(num_clients)[which]
+        anchor_lr = torch.as_tensor(proximal.anchor_lr).expand(num_clients)[which]
+        proximal = ProximalTerm(pytree.index(proximal.anchor, which), mu, anchor_lr)
+    grad_correction = request.grad_correction
+    if grad_correction is not None:
+        grad_correction = pytree.index(grad_correction, which)
     return replace(
         request,
-        params=pytree.index(request.params, here),
-        epochs=request.epochs[here],
-        lr=request.lr[here],
-        proximal=pull,
-        grad_correction=None if linear is None else pytree.index(linear, here),
-        aux=pytree.index(request.aux, here),
+        params=pytree.index(request.params, which),
+        epochs=request.epochs[which],
+        lr=request.lr[which],
+        proximal=proximal,
+        grad_correction=grad_correction,
+        aux=pytree.index(request.aux, which),
     )
 
 
-def fit_in_portions(
-    train: Train,
+def fit_in_chunks(
+    train: TrainFn,
     task: Network,
     ids: Tensor,
     request: LocalTrainRequest,
     rng: RngContext,
-    at_once: int,
+    chunk_size: int,
 ) -> tuple[Params, Params]:
-    """``train`` of at most so many clients at once, whose activations are in memory together."""
-    if len(ids) <= at_once:
+    """Train a stack in chunks, so that the activations of at most one chunk are in memory.
+
+    Args:
+        train: Trains one chunk.
+        task: Network and data.
+        ids: Client numbers, `[K]`.
+        request: Request of all clients, `[K, ...]`.
+        rng: Seed and round.
+        chunk_size: Largest number of clients of a chunk.
+
+    Returns:
+        Trained parameters and anchors, `[K, ...]`.
+    """
+    num_clients = len(ids)
+    if num_clients <= chunk_size:
         return train(task, ids, request, rng)
-    cuts = [slice(first, first + at_once) for first in range(0, len(ids), at_once)]
-    parts = (train(task, ids[here], portion(request, here, len(ids)), rng) for here in cuts)
-    return pytree.concat_stream(parts, len(ids))
+    chunks = [slice(first, first + chunk_size) for first in range(0, num_clients, chunk_size)]
+    results = (
+        train(task, ids[chunk], slice_request(request, chunk, num_clients), rng) for chunk in chunks
+    )
+    return pytree.concat_stream(results, num_clients)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 
-def runs_of_equals(ordered: Tensor) -> tuple[Tensor, Tensor]:
+def tie_bounds(ordered: Tensor) -> tuple[Tensor, Tensor]:
     """For every value of sorted rows ``[..., n]``: the places of the first and of the last one that equals it."""
     n = ordered.shape[-1]
     place = torch.arange(n, device=ordered.device).expand(ordered.shape)
@@ -23,27 +23,29 @@ def runs_of_equals(ordered: Tensor) -> tuple[Tensor, Tensor]:
     return first, last
 
 
-REPLICATES = 500
-SURE = 0.95
+NUM_REPLICATES = 500
+CONFIDENCE_LEVEL = 0.95
 
 
-def interval(
+def bootstrap_interval(
     score: Callable[[Tensor], Tensor], rows: int, random: np.random.Generator
 ) -> tuple[float, float]:
     """``score`` takes places of rows ``[R, n]`` and gives the score of each such draw with replacement ``[R]``.
 
     Draws for which the score is not defined are left out; NaN where that are all.
     """
-    found = score(torch.from_numpy(random.integers(0, rows, (REPLICATES, rows)))).double()
+    found = score(torch.from_numpy(random.integers(0, rows, (NUM_REPLICATES, rows)))).double()
     found = found[torch.isfinite(found)]
     if not len(found):
         return np.nan, np.nan
-    outside = (1 - SURE) / 2
+    outside = (1 - CONFIDENCE_LEVEL) / 2
     low, high = np.quantile(found.numpy(), (outside, 1 - outside))
     return float(low), float(high)
 
 
-BINS = 15  # of confidence, as is usual for the expected calibration error (Guo et al., 2017)
+NUM_CALIBRATION_BINS = (
+    15  # of confidence, as is usual for the expected calibration error (Guo et al., 2017)
+)
 
 
 def auc(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
@@ -54,7 +56,7 @@ def auc(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
     score, positive = _one_against_rest(logits, y)
     counts = real.unsqueeze(1)
     order = score.masked_fill(~counts, torch.inf).sort(-1)
-    first, last = runs_of_equals(order.values)
+    first, last = tie_bounds(order.values)
     rank = (first + last).double() / 2 + 1
     hits = (positive & counts).gather(-1, order.indices)
     p = hits.sum(-1).double()
@@ -72,7 +74,7 @@ def average_precision(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
     counts = real.unsqueeze(1)
     order = score.masked_fill(~counts, -torch.inf).sort(-1, descending=True)
     hits = (positive & counts).gather(-1, order.indices)
-    last = runs_of_equals(order.values)[1]
+    last = tie_bounds(order.values)[1]
     precision = hits.cumsum(-1).gather(-1, last).double() / (last + 1)
     p = hits.sum(-1).double()
     return _mean_where((precision * hits).sum(-1) / p, p > 0)
@@ -93,9 +95,11 @@ def macro_f1(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
 def expected_calibration_error(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
     """How far confidence is from accuracy: the mean over rows of their bin's difference."""
     best = logits.double().softmax(-1).max(-1)
-    bin = (best.values * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    bin = (
+        (best.values * NUM_CALIBRATION_BINS).ceil().long().sub(1).clamp(0, NUM_CALIBRATION_BINS - 1)
+    )
     gap = ((best.indices == y).double() - best.values) * real
-    sums = gap.new_zeros(*gap.shape[:-1], BINS).scatter_add_(-1, bin, gap)
+    sums = gap.new_zeros(*gap.shape[:-1], NUM_CALIBRATION_BINS).scatter_add_(-1, bin, gap)
     return sums.abs().sum(-1) / real.sum(-1)
 
 
@@ -142,7 +146,7 @@ def _mean(values: Tensor, real: Tensor) -> Tensor:
     return (values * real).sum(-1) / real.sum(-1)
 
 
-PAIRS_AT_ONCE = 2**22  # bounds the memory
+MAX_PAIRS_AT_ONCE = 2**22  # bounds the memory
 
 
 def concordance(risk: Tensor, y: Tensor, real: Tensor) -> Tensor:
@@ -154,7 +158,7 @@ def concordance(risk: Tensor, y: Tensor, real: Tensor) -> Tensor:
     time, event = y[..., 0], (y[..., 1] > 0) & real
     models, n = risk.shape
     better, comparable = risk.new_zeros(2, models, dtype=torch.float64)
-    for rows in torch.arange(n).split(max(1, PAIRS_AT_ONCE // (models * n))):
+    for rows in torch.arange(n).split(max(1, MAX_PAIRS_AT_ONCE // (models * n))):
         here, later = time[:, rows, None], time[:, None, :]
         pair = (here < later) | ((here == later) & ~event[:, None, :])
         pair &= event[:, rows, None] & real[:, None, :]

@@ -1,4 +1,4 @@
-"""What local SGD needs from a task: a network, its parameters and its rows."""
+"""Interface between local SGD and a task: a network, its loss and the rows of every client."""
 
 from __future__ import annotations
 
@@ -9,47 +9,54 @@ from torch import Tensor
 
 from equipoise.core import Params, State
 from equipoise.data.federated_dataset import ClientData
-from equipoise.training.linear_closed_form import Names
+from equipoise.training.linear_closed_form import LinearParamNames
 from equipoise.training.objectives import Objective
 
 
 class Network(Protocol):
-    """A network, its loss for each sample, and the rows of every client."""
+    """A network, the loss of each example, and the training rows of every client."""
 
     data: ClientData
+    """Rows of every client."""
     dtype: torch.dtype
+    """Floating-point type of the parameters."""
     device: torch.device
-    linear: Names | None
-    """Names of weight and bias if the network is one linear layer under cross-entropy, which has a closed form."""
-
+    """Device of training."""
+    linear: LinearParamNames | None
+    """Names of weight and bias if the closed form applies: one linear layer, cross-entropy."""
     objective: Objective
-    """The loss and the scores of the task's kind of target."""
-    filler: float | None
-    """The ``y`` of rows that only fill a batch, where it is not enough that they weigh nothing."""
+    """Loss and metrics of the task's kind of target."""
+    pad_label: float | None
+    """Target of padding rows, if zero weight alone is not enough to ignore them."""
     batch_stat_names: tuple[str, ...]
-    """What of a model moves by averages over batches and not by gradients."""
-    wide: frozenset[str]
-    """Parameters whose matrices lie transposed in memory while a stack of them is trained: that is faster."""
+    """Parameters updated by batch statistics instead of gradients."""
+    transposed_params: frozenset[str]
+    """Matrices stored transposed in memory while a stack is trained, because that is faster."""
     has_train_mode: bool
-    """Whether the network trains otherwise than it evaluates, so that :meth:`step` adds something."""
+    """Whether the network behaves differently in training, so that `step_context` is needed."""
 
-    def step(self, key: Tensor, rows: Tensor) -> Params:
-        """What a training step adds to a model: its random key and its true rows, one of each or a stack."""
+    def step_context(self, key: Tensor, rows: Tensor) -> Params:
+        """Return extra inputs of a training step: dropout keys and true batch sizes.
+
+        Args:
+            key: Random key of the step, scalar or `[K]`.
+            rows: Number of rows in the batch without padding, scalar or `[K]`.
+        """
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Stored rows as the network takes them."""
+        """Convert stored rows to inputs of the network."""
 
-    def laid_out(self, value: Tensor) -> Tensor:
-        """The same numbers in the memory layout that the network is fastest on."""
+    def channels_last(self, value: Tensor) -> Tensor:
+        """Return the same values in the memory format that is fastest for the network."""
 
-    def with_lanes(self, x: Tensor) -> Tensor:
-        """Training rows as the closed form takes them."""
+    def pad_inputs(self, x: Tensor) -> Tensor:
+        """Return the training rows padded for the closed form (`linear_closed_form.pad_inputs`)."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, aux: State) -> Tensor:
-        """Losses ``[B]`` of one model."""
+        """Compute the losses `[B]` of one model."""
 
     def forward_stack(self, stack: Params, x: Tensor) -> Tensor:
-        """Outputs ``[K, B, ...]`` of K models, each on its own rows."""
+        """Compute the outputs `[K, B, ...]` of K models, each on its own rows."""
 
     def losses_stack(self, stack: Params, x: Tensor, y: Tensor) -> Tensor:
-        """Losses ``[K, B]`` of K models."""
+        """Compute the losses `[K, B]` of K models, each on its own rows."""

@@ -16,11 +16,11 @@ from equipoise.data.federated_dataset import Target
 from equipoise.training import metrics as classes
 from equipoise.training import metrics as numbers
 from equipoise.training import metrics as survival
-from equipoise.training.metrics import runs_of_equals
+from equipoise.training.metrics import tie_bounds
 from equipoise.utils.errors import UsageError, nearest
 from equipoise.utils.pytree import Params
 
-__all__ = ["Objective", "balanced", "objective_of"]
+__all__ = ["Objective", "balanced_class_weights", "objective_of"]
 
 
 def objective_of(
@@ -28,10 +28,14 @@ def objective_of(
 ) -> Objective:
     """The usual one of this kind. ``absolute``: a regression by absolute instead of squared errors."""
     if target.kind == "regression":
-        return Numbers(target, absolute)
+        return RegressionObjective(target, absolute)
     if target.kind == "next-token":
-        return Texts(target)
-    return Survival(target) if target.kind == "survival" else Classes(target, class_weights)
+        return NextTokenObjective(target)
+    return (
+        SurvivalObjective(target)
+        if target.kind == "survival"
+        else ClassificationObjective(target, class_weights)
+    )
 
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -41,11 +45,11 @@ Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Objective(ABC):
     """For models with outputs ``[..., rows, outputs]``, whatever their architecture."""
 
-    usual: ClassVar[tuple[str, ...]]
+    default_metrics: ClassVar[tuple[str, ...]]
     """Scores of every evaluation, the headline first."""
     metrics: ClassVar[Mapping[str, Metric]]
     """Scores that are computed where they are asked for, and at the end of a run."""
-    filler: ClassVar[float | None] = None
+    pad_label: ClassVar[float | None] = None
     """The ``y`` of rows that only fill a batch; ``None`` where it is enough that they weigh nothing."""
     closed_form: bool = False
     """Whether the loss is plain cross-entropy, whose gradient of linear models has a closed form."""
@@ -54,37 +58,40 @@ class Objective(ABC):
         self.target = target
 
     @property
-    def scores(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         """All that this kind of target has, by name."""
-        return (*self.usual, *(name for name in self.metrics if name not in self.usual))
+        return (
+            *self.default_metrics,
+            *(name for name in self.metrics if name not in self.default_metrics),
+        )
 
-    def headed(self, headline: str) -> tuple[str, ...]:
+    def with_primary_metric(self, headline: str) -> tuple[str, ...]:
         """The scores of every evaluation with this one first."""
-        if headline not in self.scores:
+        if headline not in self.metric_names:
             raise UsageError(
-                f"metric is '{headline}'{nearest(headline, self.scores)}: "
-                f"{self.target.kind} has {', '.join(self.scores)}"
+                f"metric is '{headline}'{nearest(headline, self.metric_names)}: "
+                f"{self.target.kind} has {', '.join(self.metric_names)}"
             )
-        return (headline, *(name for name in self.usual if name != headline))
+        return (headline, *(name for name in self.default_metrics if name != headline))
 
     @abstractmethod
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each row ``[..., B]``, whose mean over the batch is what SGD descends."""
 
     @abstractmethod
-    def predicted(self, outputs: Tensor) -> Tensor:
+    def predict(self, outputs: Tensor) -> Tensor:
         """What :attr:`metrics` judge: logits, values in the target's unit, or risks."""
 
     @abstractmethod
-    def constant(self, y: Tensor) -> Tensor:
+    def constant_output(self, y: Tensor) -> Tensor:
         """The outputs of who knows a client's training targets ``y`` alone: the one to beat."""
 
     @abstractmethod
-    def columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def prediction_columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         """Predictions for people, by the names of their columns."""
 
     @abstractmethod
-    def merit(self, name: str, value: Tensor) -> Tensor:
+    def utility(self, name: str, value: Tensor) -> Tensor:
         """A score as a number in [0, 1], higher is better; where it is not defined, what chance gives."""
 
     def score(
@@ -96,22 +103,24 @@ class Objective(ABC):
             if weight is None
             else weight > 0
         )
-        predicted, marked = self.predicted(outputs), self.marked(y, real)
+        predicted, marked = self.predict(outputs), self.mask_padding(y, real)
         return {
-            name: mean(self.losses(outputs, marked), weight)
+            name: weighted_mean(self.losses(outputs, marked), weight)
             if name == "loss"
             else self.metrics[name](predicted, y, real)
             for name in names
         }
 
-    def marked(self, y: Tensor, real: Tensor) -> Tensor:
+    def mask_padding(self, y: Tensor, real: Tensor) -> Tensor:
         """``y`` with those of rows that only fill up made such that they change nothing."""
-        if self.filler is None:
+        if self.pad_label is None:
             return y
-        return torch.where(real.reshape(*real.shape, *[1] * (y.dim() - real.dim())), y, self.filler)
+        return torch.where(
+            real.reshape(*real.shape, *[1] * (y.dim() - real.dim())), y, self.pad_label
+        )
 
 
-def mean(values: Tensor, weight: Tensor | None) -> Tensor:
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """Over the last axis, by weights that sum to one."""
     if weight is None:
         return (
@@ -122,13 +131,13 @@ def mean(values: Tensor, weight: Tensor | None) -> Tensor:
     return (values * (weight if values.dtype == torch.bool else weight.to(values.dtype))).sum(-1)
 
 
-CHANCE = {"auc": 0.5}
+CHANCE_LEVELS = {"auc": 0.5}
 
 
-class Classes(Objective):
+class ClassificationObjective(Objective):
     """One logit per class. ``weights``: what an error in each class counts, 1 on average over all rows."""
 
-    usual: ClassVar[tuple[str, ...]] = ("acc", "loss")
+    default_metrics: ClassVar[tuple[str, ...]] = ("acc", "loss")
     metrics: ClassVar[Mapping[str, Metric]] = {
         "auc": classes.auc,
         "balanced_acc": classes.balanced_accuracy,
@@ -147,7 +156,7 @@ class Classes(Objective):
             y.shape
         )
 
-    def predicted(self, outputs: Tensor) -> Tensor:
+    def predict(self, outputs: Tensor) -> Tensor:
         return outputs
 
     def score(
@@ -156,29 +165,31 @@ class Classes(Objective):
         rest = [name for name in names if name != "acc"]
         found = super().score(outputs, y, weight, rest)
         return {
-            name: mean(outputs.max(-1).indices == y, weight) if name == "acc" else found[name]
+            name: weighted_mean(outputs.max(-1).indices == y, weight)
+            if name == "acc"
+            else found[name]
             for name in names
         }
 
-    def constant(self, y: Tensor) -> Tensor:
+    def constant_output(self, y: Tensor) -> Tensor:
         """Logs of the classes' shares, one row more than there are: no class is impossible."""
         counts = torch.bincount(y, minlength=len(self.target.classes)).double()
         return ((counts + 1 / len(counts)) / (counts.sum() + 1)).log()
 
-    def columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def prediction_columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         names, share = np.array(self.target.classes), outputs.double().softmax(-1).numpy()
         return {
             "predicted": names[share.argmax(-1)],
             **{f"p({name})": share[:, c] for c, name in enumerate(names)},
         }
 
-    def merit(self, name: str, value: Tensor) -> Tensor:
+    def utility(self, name: str, value: Tensor) -> Tensor:
         if name in ("loss", "ece"):
             return (-value).exp().nan_to_num(0.0)
-        return value.nan_to_num(CHANCE.get(name, 0.0))
+        return value.nan_to_num(CHANCE_LEVELS.get(name, 0.0))
 
 
-def balanced(counts: Tensor) -> Tensor:
+def balanced_class_weights(counts: Tensor) -> Tensor:
     """Weights that make every class count alike: rows / (classes x rows of the class), as usual.
 
     A class without rows weighs nothing."""
@@ -187,10 +198,10 @@ def balanced(counts: Tensor) -> Tensor:
     return torch.where(there, counts.sum() / (there.sum() * counts.clamp(min=1)), 0.0)
 
 
-class Numbers(Objective):
+class RegressionObjective(Objective):
     """Squared or absolute error, in deviations of the target; scores are in the target's unit."""
 
-    usual: ClassVar[tuple[str, ...]] = ("rmse", "mae", "loss")
+    default_metrics: ClassVar[tuple[str, ...]] = ("rmse", "mae", "loss")
     metrics: ClassVar[Mapping[str, Metric]] = {
         "rmse": numbers.rmse,
         "mae": numbers.mae,
@@ -205,18 +216,18 @@ class Numbers(Objective):
         error = outputs.squeeze(-1) - self._standardised(y).to(outputs.dtype)
         return error.abs() if self.absolute else error.square()
 
-    def predicted(self, outputs: Tensor) -> Tensor:
+    def predict(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1).double() * self.target.scale + self.target.mean
 
-    def constant(self, y: Tensor) -> Tensor:
+    def constant_output(self, y: Tensor) -> Tensor:
         """The mean; the median where the error is absolute."""
         middle = y.double().median() if self.absolute else y.double().mean()
         return self._standardised(middle).reshape(1)
 
-    def columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
-        return {"predicted": self.predicted(outputs).numpy()}
+    def prediction_columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+        return {"predicted": self.predict(outputs).numpy()}
 
-    def merit(self, name: str, value: Tensor) -> Tensor:
+    def utility(self, name: str, value: Tensor) -> Tensor:
         """1 for no error; for an error of one deviation of the target a half."""
         if name == "r2":
             return value.nan_to_num(0.0).clamp(0, 1)
@@ -226,64 +237,64 @@ class Numbers(Objective):
         return (y - self.target.mean) / self.target.scale
 
 
-class Survival(Objective):
+class SurvivalObjective(Objective):
     """The likelihood compares a row with those of the same batch that are still at risk.
 
     A row whose time is minus infinity is at risk at no time: such rows fill batches up and change nothing.
     """
 
-    usual: ClassVar[tuple[str, ...]] = ("concordance", "loss")
+    default_metrics: ClassVar[tuple[str, ...]] = ("concordance", "loss")
     metrics: ClassVar[Mapping[str, Metric]] = {"concordance": survival.concordance}
-    filler: ClassVar[float | None] = -torch.inf
+    pad_label: ClassVar[float | None] = -torch.inf
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """event_i (log sum over time_j >= time_i of exp(h_j) - h_i), of each row."""
         h, time, event = outputs.squeeze(-1), y[..., 0], y[..., 1] > 0
         order = time.sort(stable=True, dim=-1, descending=True)
-        last = runs_of_equals(order.values)[1]  # who has the same time is at risk as well
+        last = tie_bounds(order.values)[1]  # who has the same time is at risk as well
         at_risk = h.gather(-1, order.indices).logcumsumexp(-1).gather(-1, last)
         own = at_risk.gather(-1, order.indices.argsort(-1))
         # Not a product: a row that does not count may have anything here.
         return torch.where(event & torch.isfinite(time), own - h, 0.0)
 
-    def predicted(self, outputs: Tensor) -> Tensor:
+    def predict(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1)
 
-    def constant(self, y: Tensor) -> Tensor:
+    def constant_output(self, y: Tensor) -> Tensor:
         """The same risk for everybody."""
         return y.new_zeros(1)
 
-    def columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def prediction_columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         return {"risk": outputs.squeeze(-1).double().numpy()}
 
-    def merit(self, name: str, value: Tensor) -> Tensor:
+    def utility(self, name: str, value: Tensor) -> Tensor:
         return (-value).exp() if name == "loss" else value.nan_to_num(0.5)
 
 
-def right(outputs: Tensor, y: Tensor, real: Tensor) -> Tensor:
+def token_accuracy(outputs: Tensor, y: Tensor, real: Tensor) -> Tensor:
     """The mean share of a text's tokens that the model has right."""
     return (outputs[..., 1].double() * real).sum(-1) / real.sum(-1)
 
 
-class Texts(Objective):
+class NextTokenObjective(Objective):
     """Outputs ``[..., 2]``; a text counts as one row, however long it is. Perplexity is the exponential of the loss."""
 
-    usual: ClassVar[tuple[str, ...]] = ("acc", "loss")
-    metrics: ClassVar[Mapping[str, Metric]] = {"acc": right}
+    default_metrics: ClassVar[tuple[str, ...]] = ("acc", "loss")
+    metrics: ClassVar[Mapping[str, Metric]] = {"acc": token_accuracy}
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs[..., 0]
 
-    def predicted(self, outputs: Tensor) -> Tensor:
+    def predict(self, outputs: Tensor) -> Tensor:
         return outputs
 
-    def constant(self, y: Tensor) -> Tensor:
+    def constant_output(self, y: Tensor) -> Tensor:
         """Any token for the next one."""
         return torch.stack([y.mean(), (-y.mean()).exp()])
 
-    def columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def prediction_columns(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         loss, right = outputs.double().unbind(-1)
         return {"loss": loss.numpy(), "right": right.numpy()}
 
-    def merit(self, name: str, value: Tensor) -> Tensor:
+    def utility(self, name: str, value: Tensor) -> Tensor:
         return (-value).exp() if name == "loss" else value.nan_to_num(0.0)

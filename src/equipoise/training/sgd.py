@@ -1,4 +1,4 @@
-"""What the engines of local SGD ask of whoever brings a network and rows."""
+"""Local SGD of one client: the reference for `batched_sgd`, and the engine of the loop executor."""
 
 from __future__ import annotations
 
@@ -9,62 +9,73 @@ from torch import Tensor
 
 from equipoise.core import LocalTrainRequest, Params, RngContext
 from equipoise.training import batching
-from equipoise.training.chunking import portion
+from equipoise.training.chunking import slice_request
 from equipoise.training.network import Network
 from equipoise.utils import pytree
 from equipoise.utils import rng as random
-from equipoise.utils import rng as streams
 
 
 def fit(
     task: Network, client: Tensor, request: LocalTrainRequest, rng: RngContext
 ) -> tuple[Params, Params]:
-    """v <- momentum v + (gradient + decay p + linear + strength (p - anchor)); p <- p - lr v, for every step."""
+    """Train one client by SGD.
+
+    Every step computes, with weight decay `w`, correction `c` and proximal term `(anchor, mu)`:
+
+        g = grad loss(p) + w p + c + mu (p - anchor)
+        v = momentum v + g
+        p = clamp(p - lr v)
+
+    After each batch the anchor moves: `anchor = anchor + anchor_lr (p - anchor)`.
+
+    Args:
+        task: Network and data.
+        client: Client number, a scalar tensor.
+        request: Start model, epochs, learning rate and corrections of the client.
+        rng: Seed, round and training settings.
+
+    Returns:
+        The trained parameters, and the anchor (empty without a proximal term).
+    """
     ids = client.reshape(1).numpy()
+    training = rng.training
     split = task.data.split(ids, "train").fraction(*request.data_range)
-    key = random.keys(rng.seed, ids, rng.round, streams.BATCHES[request.stream])
-    plan = batching.plan(
-        key, split.size, request.epochs.reshape(1).numpy(), rng.training.batch_size
+    batch_key = random.keys(rng.seed, ids, rng.round, random.BATCHES[request.stream])
+    plan = batching.plan_batches(
+        batch_key, split.size, request.epochs.reshape(1).numpy(), training.batch_size
     )
-    losses, training = request.loss or task.losses, rng.training
-    words = batching.words(
-        random.keys(rng.seed, ids, rng.round, streams.DROPOUT[request.stream]),
-        plan,
-        request.steps_per_batch,
-    )
-    held, request = (
-        request,
-        replace(
-            request,
-            trainable=tuple(
-                name for name in request.trainable if name not in task.batch_stat_names
-            ),
-        ),
-    )
-    params = {name: task.laid_out(value) for name, value in request.params.items()}
-    params |= {
-        name: params[name].clone() for name in task.batch_stat_names
-    }  # training steps write into them
+    dropout_key = random.keys(rng.seed, ids, rng.round, random.DROPOUT[request.stream])
+    dropout_keys = batching.dropout_keys(dropout_key, plan, request.steps_per_batch)
+    # Batch statistics have no gradients; training steps write into their copies below.
+    frozen_stats = {
+        name: request.params[name]
+        for name in task.batch_stat_names
+        if name not in request.trainable
+    }
+    request = without_batch_stats(task, request)
+    losses = request.loss or task.losses
+    params = {name: task.channels_last(value) for name, value in request.params.items()}
+    params |= {name: params[name].clone() for name in task.batch_stat_names}
     anchor = dict(request.proximal.anchor) if request.proximal else {}
     velocity = {name: torch.zeros_like(params[name]) for name in request.trainable}
     for step in range(int(plan.steps[0])):
-        count = rng.training.batch_size if plan.counts is None else int(plan.counts[step, 0])
+        count = training.batch_size if plan.counts is None else int(plan.counts[step, 0])
         rows = torch.from_numpy(split.start[0] + plan.rows[step, 0, :count])
-        x, y = task.prepare(split.x[rows]), split.y[rows].to(task.device)
-        for again in range(request.steps_per_batch):
-            context = (
-                task.step(words[step * request.steps_per_batch + again, 0], torch.tensor(count))
-                if task.has_train_mode
-                else {}
-            )
+        x = task.prepare(split.x[rows])
+        y = split.y[rows].to(task.device)
+        for repetition in range(request.steps_per_batch):
+            context: Params = {}
+            if task.has_train_mode:
+                key = dropout_keys[step * request.steps_per_batch + repetition, 0]
+                context = task.step_context(key, torch.tensor(count))
             with torch.enable_grad():
                 leaves = {
                     name: params[name].detach().requires_grad_() for name in request.trainable
                 }
                 loss = losses({**params, **leaves, **context}, x, y, request.aux).mean()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
-            for name, gradient in zip(request.trainable, gradients, strict=True):
-                p, g = params[name], gradient
+            for name, g in zip(request.trainable, gradients, strict=True):
+                p = params[name]
                 if training.weight_decay:
                     g = g.add(p, alpha=training.weight_decay)
                 if request.grad_correction is not None:
@@ -72,26 +83,42 @@ def fit(
                 if request.proximal is not None:
                     g = g + request.proximal.mu * (p - anchor[name])
                 if training.momentum:
-                    g = velocity[name] = training.momentum * velocity[name] + g
+                    g = training.momentum * velocity[name] + g
+                    velocity[name] = g
                 params[name] = torch.addcmul(p, g, -request.lr)
                 if request.clamp is not None:
                     params[name] = params[name].clamp(*request.clamp)
         if request.proximal is not None:
+            anchor_lr = request.proximal.anchor_lr
             for name in request.trainable:
-                anchor[name] = anchor[name] + request.proximal.anchor_lr * (
-                    params[name] - anchor[name]
-                )
-    kept = {name: held.params[name] for name in task.batch_stat_names if name not in held.trainable}
-    anchor |= {
-        name: params[name] for name in task.batch_stat_names if name in anchor
-    }  # nothing pulls them
-    return {name: value.contiguous() for name, value in (params | kept).items()}, anchor
+                anchor[name] = anchor[name] + anchor_lr * (params[name] - anchor[name])
+    # The proximal term does not apply to batch statistics: their anchor is their value.
+    anchor |= {name: params[name] for name in task.batch_stat_names if name in anchor}
+    params |= frozen_stats
+    return {name: value.contiguous() for name, value in params.items()}, anchor
 
 
 def fit_each(
-    task: Network, ids: Tensor, fit_all: LocalTrainRequest, rng: RngContext
+    task: Network, ids: Tensor, request: LocalTrainRequest, rng: RngContext
 ) -> tuple[Params, Params]:
-    """A stack of clients, one after another: for models that no batched computation serves."""
-    out = [fit(task, ids[k], portion(fit_all, k, len(ids)), rng) for k in range(len(ids))]
-    params, anchor = (pytree.stack([pair[i] for pair in out]) for i in (0, 1))
+    """Train K clients one after another, for networks that cannot be batched.
+
+    Args:
+        task: Network and data.
+        ids: Client numbers, `[K]`.
+        request: Request of all clients, `[K, ...]`.
+        rng: Seed, round and training settings.
+
+    Returns:
+        Trained parameters and anchors, `[K, ...]`.
+    """
+    results = [fit(task, ids[k], slice_request(request, k, len(ids)), rng) for k in range(len(ids))]
+    params = pytree.stack([params for params, _ in results])
+    anchor = pytree.stack([anchor for _, anchor in results])
     return params, anchor
+
+
+def without_batch_stats(task: Network, request: LocalTrainRequest) -> LocalTrainRequest:
+    """Return the request with batch statistics removed from the trainable parameters."""
+    trainable = tuple(name for name in request.trainable if name not in task.batch_stat_names)
+    return replace(request, trainable=trainable)

@@ -1,0 +1,1 @@
+"""Shared helpers: files, trees of tensors, random numbers, errors."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-IN_PYTHON = "python"
+PYTHON_OBJECT = "python"
 """In a run's config, before the name of a method or task that only the Python code of its author can give again."""
-AGAIN = "run.resume() in the process that made it, or equipoise.open(folder).resume({}=...)"
+RESUME_HINT = "run.resume() in the process that made it, or equipoise.open(folder).resume({}=...)"
 """How to go on with such a run."""
 
 

@@ -13,7 +13,7 @@ from equipoise.utils.errors import UsageError
 Loaded = TypeVar("Loaded")
 
 
-def library(name: str, what: str) -> ModuleType:
+def import_library(name: str, what: str) -> ModuleType:
     """A library of the extra ``text``."""
     try:
         return importlib.import_module(name)
@@ -21,7 +21,7 @@ def library(name: str, what: str) -> ModuleType:
         raise UsageError(f"{what} needs {name}: pip install 'equipoise[text]'") from error
 
 
-def loaded(what: str, name: str, load: Callable[[str], Loaded]) -> Loaded:
+def load_pretrained(what: str, name: str, load: Callable[[str], Loaded]) -> Loaded:
     """What ``load`` makes of a folder's path or a name on the hub; ``what`` it is, in words."""
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):

@@ -68,7 +68,7 @@ class Disk:
             try:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(file).st_ino == _number(
+                if os.fstat(file).st_ino == _inode(
                     path
                 ):  # else its owner removed it in between: try the new one
                     os.ftruncate(file, 0)
@@ -90,7 +90,7 @@ class Disk:
             os.close(file)
 
 
-def _number(path: Path) -> int | None:
+def _inode(path: Path) -> int | None:
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _number(path: Path) -> int | None:
 
 
 DISK = Disk()  # tests put one in its place that fails
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 
 
 def make_folder(path: Path, private: bool = False) -> None:
@@ -117,7 +117,7 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
 
     ``write`` writes the content to the path that it is given, which keeps the suffix.
     """
-    temporary = temporary_of(path)
+    temporary = temporary_path(path)
     try:
         DISK.fill(temporary, write)
         DISK.sync(temporary)
@@ -157,7 +157,9 @@ def fill_tensors(
     """The content alone, for a file that :func:`write_with` puts in place."""
     about = metadata or {}
     try:
-        save_file(unshared(tensors), path, {**about, "checksum": str(_checksum(tensors, about))})
+        save_file(
+            unshare_memory(tensors), path, {**about, "checksum": str(_checksum(tensors, about))}
+        )
     except safetensors.SafetensorError as error:  # what a full disk is told by
         raise OSError(f"'{path}' cannot be written: {error}") from error
 
@@ -211,7 +213,7 @@ def checksum(data: bytes | memoryview, before: int = 0) -> int:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Nobody else may write to this folder meanwhile; a lock whose owner died is free."""
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     file = DISK.lock(path)
     if file is None:
         owner = path.read_text(errors="replace").strip() if path.exists() else ""
@@ -224,7 +226,7 @@ def locked(folder: Path) -> Iterator[None]:
         DISK.unlock(path, file)
 
 
-def temporary_of(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Where a file is written before it takes its name; hidden, and with its suffix."""
     return path.with_name(f".tmp-{path.name}")
 
@@ -276,7 +278,7 @@ def restore_leaves(shape: dict[str, Any], tensors: dict[str, Tensor]) -> State:
     }
 
 
-def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def unshare_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Safetensors wants every tensor contiguous and alone in its memory."""
     seen: set[int] = set()
     result = {}
@@ -296,20 +298,20 @@ def unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> int:
     """Over all that a safetensors file says: metadata, names, types, shapes, numbers."""
     kinds = {name: [str(value.dtype), *value.shape] for name, value in tensors.items()}
-    return _content_checksum(tensors, kinds_checksum(kinds, about))
+    return _content_checksum(tensors, header_checksum(kinds, about))
 
 
-def kinds_checksum(kinds: dict[str, list[Any]], about: dict[str, str]) -> int:
+def header_checksum(kinds: dict[str, list[Any]], about: dict[str, str]) -> int:
     """Of what a safetensors file says before its numbers: ``kinds`` gives the type and the shape of each tensor."""
     return checksum(json.dumps([about, kinds], sort_keys=True).encode())
 
 
 def _content_checksum(tensors: dict[str, Tensor], before: int) -> int:
     for name in sorted(tensors):
-        before = checksum(raw(tensors[name]), before)
+        before = checksum(tensor_bytes(tensors[name]), before)
     return before
 
 
-def raw(value: Tensor) -> memoryview:
+def tensor_bytes(value: Tensor) -> memoryview:
     """The bytes of a tensor as a file has them."""
     return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from equipoise.utils.errors import AGAIN, IN_PYTHON, UsageError
+from equipoise.utils.errors import PYTHON_OBJECT, RESUME_HINT, UsageError
 
 
-def class_named(name: str, what: str) -> object:
+def load_class(name: str, what: str) -> object:
     """What stands under this name; ``what`` it is wanted for, in the words of errors."""
     where, _, class_name = name.rpartition(":")
-    if where == IN_PYTHON:
+    if where == PYTHON_OBJECT:
         raise UsageError(
-            f"{what} '{class_name}' was given in Python: go on with {AGAIN.format(what)}"
+            f"{what} '{class_name}' was given in Python: go on with {RESUME_HINT.format(what)}"
         )
     module = (
         _of_file(Path(where), class_name, what)
@@ -26,13 +26,13 @@ def class_named(name: str, what: str) -> object:
     return getattr(module, class_name, None)
 
 
-def recorded(kind: type) -> str:
+def class_path(kind: type) -> str:
     """How a run's config names a class, so that it is found again where that is possible at all."""
     where, name = kind.__module__, kind.__qualname__
     importable = (
         where != "__main__" and "." not in name and importlib.util.find_spec(where) is not None
     )
-    return f"{where}:{name}" if importable else f"{IN_PYTHON}:{name.rpartition('.')[2]}"
+    return f"{where}:{name}" if importable else f"{PYTHON_OBJECT}:{name.rpartition('.')[2]}"
 
 
 def _of_file(path: Path, class_name: str, what: str) -> ModuleType:
@@ -55,5 +55,5 @@ def _module(where: str, name: str, what: str) -> ModuleType:
         return importlib.import_module(where)
     except ImportError as error:
         raise UsageError(
-            f"{what} '{name}': {error}; if it was given in Python, use {AGAIN.format(what)}"
+            f"{what} '{name}': {error}; if it was given in Python, use {RESUME_HINT.format(what)}"
         ) from error

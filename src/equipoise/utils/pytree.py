@@ -126,7 +126,7 @@ def from_dict(kind: type[T], tree: State) -> T:
     unknown = sorted(tree.keys() - set(names))
     if unknown:
         raise ValueError(f"{kind.__name__} has no '{unknown[0]}'")
-    inner: dict[str, type[Any]] = _inner(kind)  # type: ignore[arg-type]
+    inner: dict[str, type[Any]] = _message_fields(kind)  # type: ignore[arg-type]
     try:
         return kind(
             **{
@@ -139,7 +139,7 @@ def from_dict(kind: type[T], tree: State) -> T:
 
 
 @cache
-def _inner(kind: Any) -> dict[str, type]:
+def _message_fields(kind: Any) -> dict[str, type]:
     """Fields of a message that are messages themselves."""
     hints = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
     return {name: part for name, parts in hints.items() for part in parts if part in _MESSAGES}
@@ -182,13 +182,13 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
     for stack in stacks:
         parts, spec = pytree.tree_flatten(stack)
         if shape is None:
-            shape, same = spec, _same(parts)
+            shape, same = spec, _alias_index(parts)
             made = {
                 place: parts[place].new_empty((rows, *parts[place].shape[1:]))
                 for place in set(same)
             }
             whole = [made[place] for place in same]
-        elif _same(parts) != same:  # from here on each has its own
+        elif _alias_index(parts) != same:  # from here on each has its own
             whole = [
                 whole[place] if place == own else whole[place].clone()
                 for own, place in enumerate(same)
@@ -204,7 +204,7 @@ def concat_stream(stacks: Iterable[T], rows: int) -> T:
     return result
 
 
-def _same(tensors: list[Tensor]) -> list[int]:
+def _alias_index(tensors: list[Tensor]) -> list[int]:
     """For each the place of the first that is the same memory."""
     places: dict[object, int] = {}
     return [

@@ -65,7 +65,7 @@ def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray
     """The clients of a round, ascending: one stream for all methods, at a cost of the cohort, not the population."""
     if participation >= 1.0:
         return np.arange(clients)
-    return drawn(seed, round, clients, cohort_size(clients, participation))
+    return sample_without_replacement(seed, round, clients, cohort_size(clients, participation))
 
 
 def cohort_size(clients: int, participation: float) -> int:
@@ -73,13 +73,13 @@ def cohort_size(clients: int, participation: float) -> int:
     return clients if participation >= 1.0 else max(1, round_half_up(participation * clients))
 
 
-def drawn(seed: int, round: int, among: int, count: int) -> NDArray[np.int64]:
+def sample_without_replacement(seed: int, round: int, among: int, count: int) -> NDArray[np.int64]:
     """So many places of ``among``, ascending, all equally likely."""
     generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, round]))
     return np.sort(generator.choice(among, count, replace=False, shuffle=False)).astype(np.int64)
 
 
-def normal_of(u: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
+def box_muller(u: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
     """Normally distributed numbers from pairs of uniform ones (Box and Muller)."""
     return np.asarray(np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v))
 
@@ -136,7 +136,7 @@ SENSES = Streams("sensors of agents: their order, then their zeros", 2004, 2)
 ACTING = Streams(
     "deep agents: their nets, then acting and learning by the call's stream", 2010, 990
 )
-OWN = Streams("draws of a method by Client.uniform, by the call's stream", 10_000, 10_000)
+METHOD_DRAWS = Streams("draws of a method by Client.uniform, by the call's stream", 10_000, 10_000)
 DROPOUT = Streams("what dropout drops in local training, by the call's stream", 20_000, 1000)
 PRIVACY = Streams("noise of differential privacy, by parameter", 1_000_000, 1_000_000)
 
@@ -153,11 +153,11 @@ class Tag(int):
 
 
 IMAGES = Tag(0x1A6E, "rows of image sets and who holds them")
-OWN_ROWS = Tag(0x0517, "splits of the user's own rows")
+USER_ROWS = Tag(0x0517, "splits of the user's own rows")
 SHAKESPEARE = Tag(0x54A4, "roles and their splits")
 NEWCOMERS = Tag(0x4E77, "clients that are held out")
 BOOTSTRAP = Tag(0xB007, "test rows that are drawn again for the interval of a score")
-HOSTILE = Tag(0xBAD, "clients that lie")
+ATTACKERS = Tag(0xBAD, "clients that lie")
 TWO_STATE = Tag(0x25, "the two-state problem")
 GARNET = Tag(0x6A, "random problems of decision")
 VARIANTS = Tag(0x9E, "problems that differ from one another")

@@ -19,7 +19,7 @@ from equipoise.utils import io
 from equipoise.utils.errors import UsageError
 from equipoise.utils.pytree import Ints, State, index
 
-LARGEST = 2**26  # bytes of a file
+MAX_FILE_BYTES = 2**26  # bytes of a file
 
 
 class ShardedRows:
@@ -41,7 +41,7 @@ class ShardedRows:
         Files of which more than half is out of date, and those that are smaller than what is written anyhow, are
         written anew with it: so there are few of them, and they are never much more than what counts.
         """
-        most, number = max(1, LARGEST // max(1, size)), max(self._rows, default=0)
+        most, number = max(1, MAX_FILE_BYTES // max(1, size)), max(self._rows, default=0)
         self._newest[changed] = -1
         counting = np.bincount(self._newest[self._newest >= 0], minlength=number + 1)
         for old in sorted(self._rows, reverse=True):
@@ -57,7 +57,7 @@ class ShardedRows:
             io.save(self._path(number), {"ids": torch.from_numpy(ids), "rows": rows(ids)}, {})
             self._newest[ids], self._rows[number] = number, len(ids)
 
-    def sweep(self) -> None:
+    def remove_unused_files(self) -> None:
         """Remove files that do not count, once that is written down."""
         for file in sorted(self._folder.glob("*clients-*.safetensors")):
             if file not in {self._path(number) for number in self._rows}:
@@ -80,8 +80,8 @@ class ShardedRows:
         return self._folder / f"clients-{number}.safetensors"
 
 
-BLOCK = 2**20  # bytes that are read at once
-LONGEST = 2**32 - 1  # of all checksums
+READ_BLOCK_BYTES = 2**20  # bytes that are read at once
+MAX_CHECKSUM = 2**32 - 1  # of all checksums
 
 
 def write_stack(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
@@ -97,29 +97,29 @@ def _fill(path: Path, rows: int, parts: Iterable[dict[str, Tensor]]) -> None:
         for part in parts:
             if not layout:
                 layout = _layout(part, rows)
-                start = len(_header(layout, LONGEST))
+                start = len(_header(layout, MAX_CHECKSUM))
                 kinds = {
                     name: [str(value.dtype), rows, *value.shape[1:]] for name, value in part.items()
                 }
-                found = io.kinds_checksum(kinds, {})
+                found = io.header_checksum(kinds, {})
             for name, value in part.items():
                 first, last = layout[name]["data_offsets"]
                 file.seek(start + first + (last - first) * done // max(1, rows))
-                file.write(io.raw(value))
+                file.write(io.tensor_bytes(value))
             done += len(next(iter(part.values())))
         assert done == rows, f"{done} rows came where {rows} were expected"
         for name in sorted(layout):
             first, last = layout[name]["data_offsets"]
             file.seek(start + first)
-            for place in range(first, last, BLOCK):
-                found = io.checksum(file.read(min(BLOCK, last - place)), found)
+            for place in range(first, last, READ_BLOCK_BYTES):
+                found = io.checksum(file.read(min(READ_BLOCK_BYTES, last - place)), found)
         file.seek(0)
         file.write(_header(layout, found, start))
 
 
 def _layout(part: dict[str, Tensor], rows: int) -> dict[str, Any]:
     """Where safetensors puts these stacks once they have so many rows: all sizes are those of one row, times them."""
-    one = save(io.unshared({name: value[:1] for name, value in part.items()}))
+    one = save(io.unshare_memory({name: value[:1] for name, value in part.items()}))
     layout: dict[str, Any] = json.loads(one[8 : 8 + int.from_bytes(one[:8], "little")])
     for about in layout.values():
         about["shape"][0] = rows
