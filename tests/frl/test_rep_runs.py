@@ -237,7 +237,10 @@ def test_the_command(task, name, tmp_path):
 
 def test_compare_and_report(tmp_path):
     pytest.importorskip("plotly")
-    command = "compare --methods linear-td,fedtd,pfedtd-rep --task planted --agents 3 --states 6 --rounds 4 --seeds 2 --quiet"
+    command = (
+        "compare --methods linear-td,fedtd,pfedtd-rep --task planted --agents 3 --states 6 "
+        "--rounds 4 --seeds 2 --quiet"
+    )
     assert main([*command.split(), "--out", str(tmp_path / "all")]) == 0
     page = next((tmp_path / "all").glob("*.html")).read_text()
     assert "Subspace distance" in page

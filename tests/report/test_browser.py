@@ -44,7 +44,8 @@ def test_draws_everything_without_errors_or_requests(
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     plots = browser.find_elements(By.CSS_SELECTOR, ".plot")
     assert len(plots) >= 6
-    drawn = "return arguments[0].querySelectorAll('.trace, .heatmaplayer image, .boxlayer path, .scatterlayer path').length"
+    marks = ".trace, .heatmaplayer image, .boxlayer path, .scatterlayer path"
+    drawn = f"return arguments[0].querySelectorAll('{marks}').length"
     assert all(browser.execute_script(drawn, plot) > 0 for plot in plots)
     buttons = browser.find_elements(By.CSS_SELECTOR, ".modebar-btn")
     assert not [

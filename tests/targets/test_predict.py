@@ -189,7 +189,8 @@ def test_what_a_kind_does_not_have_is_refused_first(
     options: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tables(tmp_path / "sites", "classification")
-    command = f"run --task tables --data {tmp_path / 'sites'} {KINDS['classification']} --out {tmp_path / 'run'} {options}"
+    data = f"--task tables --data {tmp_path / 'sites'} {KINDS['classification']}"
+    command = f"run {data} --out {tmp_path / 'run'} {options}"
     assert main(command.split()) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -165,7 +165,8 @@ class Node:
             self._prepare(about, disk)
         if about.get("frozen", "") != self._frozen:
             raise InvalidMessage(
-                "its frozen parameters are not the server's: give both the same file (--init-weights) or folder (--pretrained)"
+                "its frozen parameters are not the server's: give both the same file "
+                "(--init-weights) or folder (--pretrained)"
             )
         s = self.settings
         initial = self.task.init_params(s.run.seed)

@@ -1,4 +1,4 @@
-"""Learning from examples: any ``nn.Module``, on any :class:`~equipoise.data.federated_dataset.ClientData`, for any target."""
+"""Supervised tasks: any network on any client data, for any kind of target."""
 
 from __future__ import annotations
 

@@ -55,10 +55,12 @@ def permutations(key: UInt, sizes: NDArray[np.int64], count: int) -> NDArray[np.
         )
     if n > _INDEX:
         return np.argsort(words, axis=-1)
-    # Sorting is much faster than finding the order: each row's number rides along in the low bits of its word.
-    words = (words & ~_INDEX) | np.arange(n, dtype=np.uint64)
+    # Sorting is much faster than argsort: the low bits of each word carry the row's number.
+    words &= ~_INDEX
+    words |= np.arange(n, dtype=np.uint64)
     words.sort(axis=-1)
-    return (words & _INDEX).astype(np.int64)
+    words &= _INDEX
+    return words.view(np.int64)
 
 
 def cohort(seed: int, round: int, clients: int, participation: float) -> NDArray[np.int64]:

@@ -157,7 +157,10 @@ def plan_small_clients(
             Diagnostic(f"is pooled into '{name}': it has {num_rows[client]} rows", client=client)
             for client in members
         ]
-    advice = f"rows with a target: a client needs {min_rows}; --small-clients drop leaves it out, pool puts small ones together"
+    advice = (
+        f"rows with a target: a client needs {min_rows}; --small-clients drop leaves it out, "
+        "pool puts small ones together"
+    )
     return [], [
         Diagnostic(f"has {num_rows[client]} {advice}", True, client, option="--small-clients drop")
         for client in small
