@@ -27,7 +27,7 @@ def _simulation(method, executor=Stacked, streams=True, participation=0.9):
         executor,
     )
     if not streams:
-        made.stream = None
+        made.chunked_round = None
     return made
 
 
@@ -69,7 +69,7 @@ def test_a_reply_that_is_left_out(kind):
         assert record.dropped == ([WRONG] if round else [])
         assert timeless(record) == timeless(whole.run_round())
     assert largest_difference(streamed.state_dict(), whole.state_dict()) == 0
-    assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local.values())
+    assert all(bool(torch.isfinite(value).all()) for value in streamed.store.local_params.values())
 
 
 def test_a_round_is_computed_twice_once(monkeypatch):
@@ -90,9 +90,11 @@ def test_uploads_are_gone():
     streamed = _simulation(FedAvg())
     ids = torch.arange(CLIENTS)
     down = ServerMessage(streamed.params, dict.fromkeys(streamed.task.blocks, True))
-    replies = streamed.stream.run(1, ids, down, ())
+    replies = streamed.chunked_round.run(1, ids, down, ())
     assert replies.stack.update.params == replies.stack.client_state.local_params == {}
-    assert replies.upload_bytes() == 8 * sum(value.numel() for value in streamed.initial.values())
+    assert replies.upload_bytes() == 8 * sum(
+        value.numel() for value in streamed.initial_params.values()
+    )
 
 
 def test_what_others_were_given_does_not_change():

@@ -42,8 +42,8 @@ from equipoise.records.summary import About, Summary, summarise, validation_scor
 from equipoise.settings.loading import settings_in, settings_like
 from equipoise.settings.run_config import ResourceConfig
 from equipoise.settings.run_settings import RunSettings
-from equipoise.simulation.attacks import attacked, hostile_clients
-from equipoise.simulation.attacks import parse as parse_attack
+from equipoise.simulation.attacks import with_attack, hostile_clients
+from equipoise.simulation.attacks import parse_attack as parse_attack
 from equipoise.simulation.client_store import MemoryBudget
 from equipoise.simulation.executor_selection import ExecutorPlan, MakeExecutor, place
 from equipoise.simulation.ipc import ProcessGroup
@@ -299,7 +299,9 @@ class RunSession:
             run.save_personal,
         )
         self.make = make_executor or self.choice.make
-        make = (lambda *_: spread) if spread else make_executor or attacked(self.make, run.attack)
+        make = (
+            (lambda *_: spread) if spread else make_executor or with_attack(self.make, run.attack)
+        )
         timing = settings.timing if self.here else None
         self.simulation = FederatedSimulation(
             settings.wrapped_method,

@@ -23,7 +23,7 @@ MAX_NORM_RATIO = 5.0  # as long as nearly all others' may a change be
 MAX_NORM_RATIO_STATEFUL = (
     8.0  # the same where clients keep models of their own, from which they start
 )
-NUMBERS_AT_ONCE = 2**20
+MAX_NUMBERS_AT_ONCE = 2**20
 MAX_ABS_PARAMETER = 1e10  # of a parameter: a model with such numbers is of no use to anybody
 
 
@@ -38,7 +38,7 @@ class UpdateDiagnostics:
     """Rows that report numbers out of their ranges."""
 
     @classmethod
-    def of(cls, method: Method, sent: Params, reply: ClientResult) -> UpdateDiagnostics:
+    def compute(cls, method: Method, sent: Params, reply: ClientResult) -> UpdateDiagnostics:
         up, clients = reply.update, len(leaves(reply)[0])
         return cls(
             rows_are_finite((up, reply.client_state), clients),
@@ -47,7 +47,7 @@ class UpdateDiagnostics:
         )
 
     @classmethod
-    def joined(cls, parts: list[UpdateDiagnostics]) -> UpdateDiagnostics:
+    def concatenate(cls, parts: list[UpdateDiagnostics]) -> UpdateDiagnostics:
         """Of one stack from several, in their order."""
         firsts = accumulate((len(part.is_finite) for part in parts), initial=0)
         why = {
@@ -74,7 +74,7 @@ class AggregationOutcome:
     """
 
     server: Server
-    rows: Tensor
+    accepted: Tensor
     blamed: dict[int, str] = field(default_factory=dict)
     skipped: str | None = None
 
@@ -232,7 +232,7 @@ def update_norms(before: Params, after: Params, clients: int) -> Tensor:
 
 def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
     """Of a bounded number of clients at once: differences in double precision take three times their models' memory."""
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, before.numel()))
+    at_once = max(1, MAX_NUMBERS_AT_ONCE // max(1, before.numel()))
     moves = (some - before for some in after.split(at_once))
     return torch.cat(
         [torch.linalg.vector_norm(move.flatten(1), dim=1, dtype=torch.float64) for move in moves]
@@ -240,7 +240,7 @@ def _norms_of_stack(after: Tensor, before: Tensor) -> Tensor:
 
 
 def norm_outliers(
-    long: Tensor, paths: Tensor, rows: Tensor, times: float = MAX_NORM_RATIO
+    norms: Tensor, step_budgets: Tensor, accepted: Tensor, max_ratio: float = MAX_NORM_RATIO
 ) -> dict[int, str]:
     """Those of ``rows`` (booleans) whose change is much longer than nearly all others', also for the steps behind it.
 
@@ -248,17 +248,19 @@ def norm_outliers(
     smaller rate moves further for its steps: neither alone is a reason. The bound is far above what honest clients
     differ by in both, so that nothing changes where nobody attacks.
     """
-    if int(rows.sum()) < MIN_COHORT:
+    if int(accepted.sum()) < MIN_COHORT:
         return {}
-    much = [_times_usual(values, rows) for values in (long, long / paths)]
-    found = torch.nonzero(rows & (much[0] > times) & (much[1] > times)).flatten().tolist()
+    much = [_ratio_to_trimmed_max(values, accepted) for values in (norms, norms / step_budgets)]
+    found = (
+        torch.nonzero(accepted & (much[0] > max_ratio) & (much[1] > max_ratio)).flatten().tolist()
+    )
     return {
         row: f"its change is {float(much[0][row]):.3g} times as long as nearly all others'"
         for row in found
     }
 
 
-def _times_usual(values: Tensor, rows: Tensor) -> Tensor:
+def _ratio_to_trimmed_max(values: Tensor, rows: Tensor) -> Tensor:
     """How many times the longest of nearly all each is."""
     usual = trimmed_max(values[rows])
     return values / usual if usual > 0 else torch.zeros_like(values)

@@ -31,8 +31,8 @@ from equipoise.simulation.executors import CohortResults, Executor
 from equipoise.utils import rng
 from equipoise.utils.errors import UsageError, nearest
 
-SCALE = 10.0
-LITTLE = 1.5
+ATTACK_SCALE = 10.0
+LITTLE_NUM_STDS = 1.5
 MakeExecutor = Callable[[Method, Task, TrainingConfig, int, int], Executor]
 
 
@@ -46,21 +46,21 @@ def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
     )
 
 
-def attacked(make: MakeExecutor, text: str) -> MakeExecutor:
+def with_attack(make: MakeExecutor, text: str) -> MakeExecutor:
     """The executor with hostile clients: ``NAME:SHARE``; as it is without any, and if they lie in their rows alone."""
-    name, share = parse(text) if text else ("", 0.0)
+    name, share = parse_attack(text) if text else ("", 0.0)
     if name not in ATTACKS:
         return make
 
     def attacking(
         method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> Executor:
-        return Attacked(make(method, task, training, seed, rounds), name, share)
+        return AttackedExecutor(make(method, task, training, seed, rounds), name, share)
 
     return attacking
 
 
-def parse(text: str) -> tuple[str, float]:
+def parse_attack(text: str) -> tuple[str, float]:
     name, _, number = text.partition(":")
     known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
@@ -78,7 +78,7 @@ def parse(text: str) -> tuple[str, float]:
     return name, share
 
 
-class Attacked(Executor):
+class AttackedExecutor(Executor):
     """Another executor, some of whose clients lie. Their own models and scores stay honest."""
 
     def __init__(self, inner: Executor, attack: str, share: float) -> None:
@@ -141,20 +141,20 @@ def _noise(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
     typical = torch.linalg.vector_norm(change.flatten(1), dim=1).median() / math.sqrt(
         max(change[0].numel(), 1)
     )
-    lie: Tensor = SCALE * typical * noise
+    lie: Tensor = ATTACK_SCALE * typical * noise
     return lie
 
 
 def _little(change: Tensor, lying: Tensor, draw: torch.Generator) -> Tensor:
     honest = change[~lying] if bool((~lying).any()) else change
-    agreed: Tensor = honest.mean(0) - LITTLE * honest.std(0, correction=0)
+    agreed: Tensor = honest.mean(0) - LITTLE_NUM_STDS * honest.std(0, correction=0)
     return agreed.expand_as(change)
 
 
-Lie = Callable[[Tensor, Tensor, torch.Generator], Tensor]
-ATTACKS: dict[str, Lie] = {
-    "flip": lambda change, lying, draw: -SCALE * change,
-    "scaled": lambda change, lying, draw: SCALE * change,
+UploadAttack = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+ATTACKS: dict[str, UploadAttack] = {
+    "flip": lambda change, lying, draw: -ATTACK_SCALE * change,
+    "scaled": lambda change, lying, draw: ATTACK_SCALE * change,
     "noise": _noise,
     "constant": lambda change, lying, draw: torch.ones_like(change),
     "huge": lambda change, lying, draw: torch.full_like(change, 3e38),

@@ -21,19 +21,19 @@ MAX_JOINED_CLIENTS = (
 )
 
 
-def split_into_chunks(clients: int, least: int) -> list[slice]:
+def split_into_chunks(clients: int, min_clients: int) -> list[slice]:
     """Chunks of at least so many clients where there are enough, as even as can be.
 
     Where clients are stacked (``least`` > 1), a power of two chunks: usual numbers of processes get equal parts.
     """
-    parts = max(1, min(MAX_CHUNKS, clients // least))
-    if least > 1:
+    parts = max(1, min(MAX_CHUNKS, clients // min_clients))
+    if min_clients > 1:
         parts = 1 << (parts.bit_length() - 1)
     parts = max(parts, -(-clients // MAX_CLIENTS_PER_CHUNK))
     return [slice(clients * part // parts, clients * (part + 1) // parts) for part in range(parts)]
 
 
-def groups(cuts: list[slice]) -> list[list[slice]]:
+def group_chunks(cuts: list[slice]) -> list[list[slice]]:
     """Neighbouring chunks that may be computed as one stack of at most ``MAX_JOINED_CLIENTS`` clients."""
     found: list[list[slice]] = []
     for chunk in cuts:
@@ -44,7 +44,7 @@ def groups(cuts: list[slice]) -> list[list[slice]]:
     return found
 
 
-def shifted(cuts: list[slice]) -> list[slice]:
+def relative_to_first(cuts: list[slice]) -> list[slice]:
     """The chunks of a group as slices of the group's own stack."""
     first = cuts[0].start
     return [slice(chunk.start - first, chunk.stop - first) for chunk in cuts]

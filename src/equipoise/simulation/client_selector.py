@@ -9,7 +9,7 @@ from equipoise.core import Params, Pool, RoundFeedback, SelectionPolicy, State, 
 from equipoise.simulation.executors import RoundReplies
 from equipoise.utils.errors import UsageError
 
-TOLD = "selection_loss"
+LOSS_METRIC = "selection_loss"
 """The name under which clients tell their training loss, where the policy asks for it."""
 
 
@@ -18,14 +18,14 @@ class ClientSelector:
 
     def __init__(self, selection: SelectionPolicy, task: Task, seed: int, params: Params) -> None:
         self.selection, self.task, self.seed = selection, task, seed
-        self._own = selection.init()
-        self._known = _nothing(task.num_clients if selection.is_stateful else 0)
+        self._policy_state = selection.init()
+        self._client_facts = _unknown_facts(task.num_clients if selection.is_stateful else 0)
         self._loss = self._public_loss(params)
 
     def choose(self, ids: Tensor, count: int, round: int) -> Tensor:
         """The clients of a round, of those who can be asked."""
         pool = self._pool(ids, count, round)
-        chosen, self._own = self.selection.choose(pool, self._own)
+        chosen, self._policy_state = self.selection.choose(pool, self._policy_state)
         if (
             not bool(torch.isin(chosen, ids).all())
             or len(chosen.unique()) != len(chosen)
@@ -43,7 +43,7 @@ class ClientSelector:
         """Learn from a round that lasted so long and made this model."""
         if not self.selection.is_stateful:
             return
-        came, known, reply = intake.arrived, self._known, intake.replies.stack
+        came, known, reply = intake.arrived, self._client_facts, intake.results.stack
         ids, before = torch.from_numpy(intake.ids)[came], self._loss
         self._loss = self._public_loss(params)
         progress = float(before.clamp(min=1e-12).log() - self._loss.clamp(min=1e-12).log())
@@ -51,7 +51,7 @@ class ClientSelector:
         heard = RoundFeedback(
             self._pool(everybody, len(ids), round), torch.isin(everybody, ids), elapsed, progress
         )
-        self._own = self.selection.observe(heard, self._own)
+        self._policy_state = self.selection.observe(heard, self._policy_state)
         known["last"][asked] = round
         known["replies"][ids] += 1
         late = asked[~torch.isin(asked, ids)]
@@ -61,23 +61,27 @@ class ClientSelector:
             )
         if intake.seconds is not None:
             known["seconds"][ids] = intake.seconds[came]
-        if reply is not None and TOLD in reply.update.metrics:
-            known["loss"][ids] = reply.update.metrics[TOLD][came].double()
+        if reply is not None and LOSS_METRIC in reply.update.metrics:
+            known["loss"][ids] = reply.update.metrics[LOSS_METRIC][came].double()
 
     def state(self) -> State:
         """For a checkpoint."""
-        return {"own": self._own, "known": self._known, "loss": self._loss}
+        return {"own": self._policy_state, "known": self._client_facts, "loss": self._loss}
 
     def load(self, state: State) -> None:
         """The inverse of :meth:`state`."""
-        self._own, self._known, self._loss = state["own"], state["known"], state["loss"]
+        self._policy_state, self._client_facts, self._loss = (
+            state["own"],
+            state["known"],
+            state["loss"],
+        )
 
     def _pool(self, ids: Tensor, count: int, round: int) -> Pool:
         remembers = self.selection.is_stateful
         facts = (
-            {name: value[ids] for name, value in self._known.items()}
+            {name: value[ids] for name, value in self._client_facts.items()}
             if remembers
-            else _nothing(len(ids))
+            else _unknown_facts(len(ids))
         )
         return Pool(
             ids, self.task.num_examples(ids), **facts, count=count, seed=self.seed, round=round
@@ -90,7 +94,7 @@ class ClientSelector:
         return self.task.evaluate_server(one, "public")["loss"][0].double()
 
 
-def _nothing(clients: int) -> Params:
+def _unknown_facts(clients: int) -> Params:
     unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
     never = torch.zeros(clients, dtype=torch.int64)
     return {"loss": unknown, "seconds": unknown.clone(), "last": never, "replies": never.clone()}

@@ -31,7 +31,7 @@ from equipoise.records.scores import ClientFinalScores
 from equipoise.simulation import chunking, vmap_primitives
 from equipoise.simulation.aggregation_guard import UpdateDiagnostics
 from equipoise.simulation.client_runtime import ClientRuntime, run_client_round
-from equipoise.simulation.client_store import HELD, ClientStore
+from equipoise.simulation.client_store import CLIENT_STATE_NAMES, ClientStore
 from equipoise.utils import pytree
 from equipoise.utils.pytree import Ints
 
@@ -42,7 +42,7 @@ CLIENT_HOOKS = {"configure_training", "train", "upload", "personal_model"}
 """Where a method may compute by itself at clients, with products whose bits depend on the number of clients."""
 
 
-Judged = Callable[[], dict[str, Params]]
+PendingScores = Callable[[], dict[str, Params]]
 """Scores of the server's model, by split."""
 
 
@@ -57,37 +57,41 @@ class CohortResults:
     absent: dict[int, str] = field(default_factory=dict)
     unsent: frozenset[int] = frozenset()
     """Clients that could not be reached at all: they are not billed."""
-    known: UpdateDiagnostics | None = None
+    known_diagnostics: UpdateDiagnostics | None = None
     """Their facts, where those are known already."""
-    size: int | None = None
+    upload_size: int | None = None
     """Bytes of one upload, where uploads are not in the stack."""
     committed: bool = False
     """Whether what clients hold is kept already."""
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    known_weights: Tensor = field(default_factory=lambda: torch.empty(0))
     """Those by which sums over all clients are known already, if any are."""
 
-    def foreseen(self, taken: Tensor, weights: Tensor | Params) -> bool:
+    def weights_known(self, taken: Tensor, weights: Tensor | Params) -> bool:
         """Whether these are the sums that are known already."""
         return (
-            bool(taken.all()) and isinstance(weights, Tensor) and torch.equal(weights, self.weights)
+            bool(taken.all())
+            and isinstance(weights, Tensor)
+            and torch.equal(weights, self.known_weights)
         )
 
     def diagnostics(self, method: Method, global_params: Params) -> UpdateDiagnostics:
         """What decides which of them are used."""
         assert self.stack is not None
-        return self.known or UpdateDiagnostics.of(method, global_params, self.stack)
+        return self.known_diagnostics or UpdateDiagnostics.compute(
+            method, global_params, self.stack
+        )
 
     def upload_bytes(self) -> int:
         """Bytes of one upload."""
-        if self.size is not None:
-            return self.size
+        if self.upload_size is not None:
+            return self.upload_size
         return pytree.tree_bytes(self.stack.update, stacked=True) if self.stack else 0
 
     def commit(self, taken: Tensor) -> None:
         """Tell where clients are whose reply counted: the others keep what they held."""
 
     @classmethod
-    def of_all(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
+    def from_all_clients(cls, ids: Tensor, stack: ClientResult) -> CohortResults:
         """Everybody replied."""
         return cls(torch.arange(len(ids)), stack)
 
@@ -181,11 +185,11 @@ class Executor(ABC):
     def prefetch(self, ids: Ints) -> None:  # noqa: B027 (there is nothing to do where nothing is on disk)
         """These clients are likely to be asked in the round after the next :meth:`run`."""
 
-    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> Judged:
+    def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
         """Begin to evaluate the server's model on its own sets; to be called for the result before anything else."""
         return lambda: evaluate_on_server(self.task, params, splits)
 
-    def gather_state(self, ids: Ints, names: tuple[str, ...] = HELD) -> State:
+    def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
         """What these clients hold, where the simulation's own store does not have it."""
         return {}
 
@@ -272,7 +276,7 @@ class InProcessExecutor(Executor):
         with torch.no_grad():
             groups = self.groups(ids, message)
             if len(groups) == 1:
-                return CohortResults.of_all(
+                return CohortResults.from_all_clients(
                     ids, self.group(round, ids, message, client_state, splits, groups[0])
                 )
 
@@ -280,10 +284,17 @@ class InProcessExecutor(Executor):
                 here = chunking.chunk_index(slice(cuts[0].start, cuts[-1].stop))
                 own = pytree.index(client_state, here)
                 return self.group(
-                    round, ids[here], message.for_clients(here), own, splits, chunking.shifted(cuts)
+                    round,
+                    ids[here],
+                    message.for_clients(here),
+                    own,
+                    splits,
+                    chunking.relative_to_first(cuts),
                 )
 
-            return CohortResults.of_all(ids, pytree.concat_stream(map(replies, groups), len(ids)))
+            return CohortResults.from_all_clients(
+                ids, pytree.concat_stream(map(replies, groups), len(ids))
+            )
 
 
 class Loop(InProcessExecutor):
@@ -315,7 +326,7 @@ class Stacked(InProcessExecutor):
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> None:
         super().__init__(method, task, training, seed, rounds)
-        self._joins: dict[object, bool] = {}
+        self._can_join: dict[object, bool] = {}
         """Whether these chunks may be computed as one stack, known since the first round of the same shapes."""
 
     def chunks(self, clients: int) -> list[slice]:
@@ -324,8 +335,13 @@ class Stacked(InProcessExecutor):
     def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
         cuts = self.chunks(len(ids))
         simple = message.hparams is None and not CLIENT_HOOKS & self.method.overridden_hooks
-        if len(cuts) > 1 and simple and len(ids) == self.task.num_clients and self._alike:
-            return chunking.groups(cuts)
+        if (
+            len(cuts) > 1
+            and simple
+            and len(ids) == self.task.num_clients
+            and self._clients_are_alike
+        ):
+            return chunking.group_chunks(cuts)
         return [[chunk] for chunk in cuts]
 
     def group(
@@ -349,13 +365,13 @@ class Stacked(InProcessExecutor):
             self.training.at(round, self.rounds).momentum
         )  # momentum has products of other shapes
         key = (int(ids[0]), len(ids), splits, moving)
-        if self._joins.get(key):
+        if self._can_join.get(key):
             return self.run_chunk(round, ids, message, client_state, splits)
         separate = super().group(round, ids, message, client_state, splits, cuts)
-        if key not in self._joins:
+        if key not in self._can_join:
             joined = self.run_chunk(round, ids, message, client_state, splits)
             pairs = zip(pytree.leaves(separate), pytree.leaves(joined), strict=True)
-            self._joins[key] = all(torch.equal(one, other) for one, other in pairs)
+            self._can_join[key] = all(torch.equal(one, other) for one, other in pairs)
         return separate
 
     def run_chunk(
@@ -374,7 +390,7 @@ class Stacked(InProcessExecutor):
         )
 
     @cached_property
-    def _alike(self) -> bool:
+    def _clients_are_alike(self) -> bool:
         """Whether all clients have equally many rows, so that the shapes of a stack do not depend on who is in it."""
         task = self.task
         if (
@@ -435,7 +451,7 @@ class ChunkedRound:
             or "upload" in method.overridden_hooks
         )
         if len(groups) == 1 or not (settles or len(weights)):
-            return self._whole(round, ids, message, splits)
+            return self._run_all_at_once(round, ids, message, splits)
         facts: list[UpdateDiagnostics] = []
         sums: list[State | None] = []
         size = 0
@@ -445,11 +461,15 @@ class ChunkedRound:
             nonlocal size
             first = cuts[0].start
             cut = slice(first, cuts[-1].stop)
-            here, own, inner = chunking.chunk_index(cut), ids[cut].numpy(), chunking.shifted(cuts)
+            here, own, inner = (
+                chunking.chunk_index(cut),
+                ids[cut].numpy(),
+                chunking.relative_to_first(cuts),
+            )
             part = executor.group(
                 round, ids[here], message.for_clients(here), self.store.held(own), splits, inner
             )
-            facts.append(UpdateDiagnostics.of(method, message.params, part))
+            facts.append(UpdateDiagnostics.compute(method, message.params, part))
             size = pytree.tree_bytes(part.update, stacked=True)
             if settles:
                 self.store.commit(own, part.client_state, part.scores, facts[-1].is_finite)
@@ -467,41 +487,43 @@ class ChunkedRound:
 
         with torch.no_grad():
             stack = pytree.concat_stream(map(told, groups), len(ids))
-        known = UpdateDiagnostics.joined(facts)
+        known = UpdateDiagnostics.concatenate(facts)
         if settles:
-            return CohortResults(torch.arange(len(ids)), stack, known=known, committed=True)
+            return CohortResults(
+                torch.arange(len(ids)), stack, known_diagnostics=known, committed=True
+            )
 
         def again() -> ClientUpdate:
             self._sums_early = False  # whoever was left out once may be so in every round
-            stack = self._whole(round, ids, message, ()).stack
+            stack = self._run_all_at_once(round, ids, message, ()).stack
             assert stack is not None
             return stack.update
 
-        return _Summed(
+        return SummedCohortResults(
             torch.arange(len(ids)),
             stack,
-            known=known,
-            size=size,
-            early=sums,
-            weights=weights,
-            again=again,
+            known_diagnostics=known,
+            upload_size=size,
+            chunk_sums=sums,
+            known_weights=weights,
+            recompute_uploads=again,
         )
 
-    def _whole(
+    def _run_all_at_once(
         self, round: int, ids: Tensor, message: ServerMessage, splits: tuple[str, ...]
     ) -> CohortResults:
         return self.executor.run_clients(round, ids, message, self.store.held(ids.numpy()), splits)
 
 
 @dataclass
-class _Summed(CohortResults):
+class SummedCohortResults(CohortResults):
     """Replies whose uploads are gone."""
 
-    early: list[State | None] = field(default_factory=list)
+    chunk_sums: list[State | None] = field(default_factory=list)
     """The sums of each chunk over all its clients, by the :attr:`weights`."""
-    again: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
+    recompute_uploads: Callable[[], ClientUpdate] = lambda: ClientUpdate({})
     """Computes the uploads once more."""
-    _whole: bool = False
+    _has_uploads: bool = False
 
     def partial_sums(
         self,
@@ -511,11 +533,14 @@ class _Summed(CohortResults):
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
-        if self.foreseen(taken, weights):
-            return chunking.add_chunk_sums(self.early)
-        if not self._whole:
+        if self.weights_known(taken, weights):
+            return chunking.add_chunk_sums(self.chunk_sums)
+        if not self._has_uploads:
             assert self.stack is not None
-            self.stack, self._whole = replace(self.stack, update=self.again()), True
+            self.stack, self._has_uploads = (
+                replace(self.stack, update=self.recompute_uploads()),
+                True,
+            )
         return super().partial_sums(method, global_params, cuts, taken, weights)
 
 
@@ -524,9 +549,9 @@ class StartGroup:
     """Clients that started from one model: what they hold now, and at which places of the intake they are."""
 
     ids: Ints
-    held: ClientState
+    client_state: ClientState
     scores: Scores
-    places: Tensor
+    rows: Tensor
 
 
 @dataclass
@@ -534,13 +559,13 @@ class RoundReplies:
     """The replies of a round's end, by client, ascending."""
 
     ids: Ints
-    replies: CohortResults
+    results: CohortResults
     """Of these clients; what the server makes of them refers to the model that it has now."""
     arrived: Tensor
     """Booleans: the others were computed, and count for nothing."""
-    cohort: int
+    cohort_size: int
     """The number of clients by whose chunks sums are made."""
-    parts: list[StartGroup]
+    start_groups: list[StartGroup]
     absent: dict[int, str] = field(default_factory=dict)
     joules: float | None = None
     seconds: Tensor | None = None
@@ -549,14 +574,16 @@ class RoundReplies:
     """How many models each is late, where any may be."""
 
     @classmethod
-    def of(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
+    def from_results(cls, ids: Ints, replies: CohortResults) -> RoundReplies:
         """Whoever replied, as it replied."""
         here = ids[replies.arrived.numpy()]
         in_time = torch.ones(len(here), dtype=torch.bool)
-        return cls(here, replies, in_time, len(ids), _one_part(here, replies), dict(replies.absent))
+        return cls(
+            here, replies, in_time, len(ids), _one_start_group(here, replies), dict(replies.absent)
+        )
 
 
-def _one_part(ids: Ints, replies: CohortResults) -> list[StartGroup]:
+def _one_start_group(ids: Ints, replies: CohortResults) -> list[StartGroup]:
     if replies.stack is None or replies.committed:
         return []
     return [

@@ -51,7 +51,7 @@ from equipoise.simulation.executors import (
     ChunkedRound,
     CohortResults,
     InProcessExecutor,
-    Judged,
+    PendingScores,
     RoundReplies,
 )
 from equipoise.utils import pytree, rng
@@ -140,10 +140,10 @@ class FederatedSimulation:
         training: TrainingConfig,
         schedule: RoundLoopConfig,
         make_executor: MakeExecutor | None = None,
-        ledger: PrivacyAccountant | None = None,
-        timing: ClockConfig | None = None,
-        room: MemoryBudget | None = None,
-        selection: SelectionPolicy | None = None,
+        accountant: PrivacyAccountant | None = None,
+        clock_config: ClockConfig | None = None,
+        memory_budget: MemoryBudget | None = None,
+        selection_policy: SelectionPolicy | None = None,
     ) -> None:
         """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
 
@@ -152,23 +152,25 @@ class FederatedSimulation:
         may lie; in memory without it. ``selection``: a policy of decision 0 in the place of the method's.
         """
         self.method, self.task, self.training, self.schedule = method, task, training, schedule
-        self.ledger = ledger
+        self.accountant = accountant
         make = make_executor or EXECUTORS[schedule.executor]
         self.executor = make(method, task, training, schedule.seed, schedule.num_rounds)
         self.rounds_done = 0
-        self.initial = task.init_params(schedule.seed)
-        self.params = self.initial
+        self.initial_params = task.init_params(schedule.seed)
+        self.params = self.initial_params
         with torch.no_grad():
             self.server_state = method.init_server(task, self.params)
         self.keeps_local = keeps_local(method, task, schedule.keep_models)
-        self.store = ClientStore(task.num_clients, self._fresh, room)
-        self.later = self.executor if isinstance(self.executor, AsyncExecutor) else None
-        self.clock = Clock(timing, schedule.seed, task.num_clients) if timing else None
-        self.stream: ChunkedRound | None = None
-        if isinstance(self.executor, InProcessExecutor) and not timing:
-            self.stream = ChunkedRound(self.executor, self.store, self.keeps_local)
+        self.store = ClientStore(task.num_clients, self._init_clients, memory_budget)
+        self.async_executor = self.executor if isinstance(self.executor, AsyncExecutor) else None
+        self.clock = Clock(clock_config, schedule.seed, task.num_clients) if clock_config else None
+        self.chunked_round: ChunkedRound | None = None
+        if isinstance(self.executor, InProcessExecutor) and not clock_config:
+            self.chunked_round = ChunkedRound(self.executor, self.store, self.keeps_local)
         self.selector = (
-            ClientSelector(selection, task, schedule.seed, self.params) if selection else None
+            ClientSelector(selection_policy, task, schedule.seed, self.params)
+            if selection_policy
+            else None
         )
 
     def run_round(self) -> RoundRecord:
@@ -232,7 +234,7 @@ class FederatedSimulation:
         method = current.method
         server = current.server
         pool, count = self._available_clients(server.participation)
-        overselects = self.clock is not None and self.clock.timing.overselection > 1
+        overselects = self.clock is not None and self.clock.config.overselection > 1
         is_plain_draw = pool is None and self.selector is None and not overselects
         if is_plain_draw or "select_clients" in method.overridden_hooks:
             ids, server.state = method.select_clients(server)
@@ -253,9 +255,9 @@ class FederatedSimulation:
         if self.clock is not None:
             return self.clock.pool(participation)
         count = rng.cohort_size(self.task.num_clients, participation)
-        if self.later is None:
+        if self.async_executor is None:
             return None, count
-        in_flight = self.later.in_flight_ids
+        in_flight = self.async_executor.in_flight_ids
         if not len(in_flight):
             return None, count
         idle = np.setdiff1d(np.arange(self.task.num_clients), in_flight)
@@ -288,7 +290,7 @@ class FederatedSimulation:
             self.store.count(client_ids.numpy(), {"down": bytes_down})
         replies = self._end_of_round(current.server, client_ids, results, bytes_down)
         arrived = replies.arrived.long()
-        upload_size = replies.replies.upload_bytes()
+        upload_size = replies.results.upload_bytes()
         self.store.count(replies.ids, {"rounds": arrived, "up": upload_size * arrived})
         return _Exchange(
             replies,
@@ -302,8 +304,8 @@ class FederatedSimulation:
     ) -> CohortResults:
         """Run the client half of the method for all selected clients."""
         round = current.server.round
-        if self.stream is not None:
-            return self.stream.run(round, client_ids, message, current.splits)
+        if self.chunked_round is not None:
+            return self.chunked_round.run(round, client_ids, message, current.splits)
         client_state = self.store.held(client_ids.numpy())
         return self.executor.run_clients(round, client_ids, message, client_state, current.splits)
 
@@ -318,10 +320,10 @@ class FederatedSimulation:
             results: What they computed; None if no client was asked.
             bytes_down: Bytes that were sent to each of them, `[K]`.
         """
-        if self.later is not None:
-            return self.later.collect(server.round, self.params)
+        if self.async_executor is not None:
+            return self.async_executor.collect(server.round, self.params)
         if results is not None and (self.clock is None or results.stack is None):
-            return RoundReplies.of(ids.numpy(), results)
+            return RoundReplies.from_results(ids.numpy(), results)
         assert self.clock is not None
         started = None
         if results is not None:
@@ -363,7 +365,7 @@ class FederatedSimulation:
         self, current: _CurrentRound, message: ServerMessage, replies: RoundReplies
     ) -> _Validation:
         """Leave out replies that are late, not finite, out of range or far too large."""
-        results = replies.replies
+        results = replies.results
         accepted = replies.arrived.clone()
         if results.stack is None:
             return _Validation(accepted, {})
@@ -402,7 +404,7 @@ class FederatedSimulation:
         accepted: Tensor,
     ) -> AggregationOutcome:
         """Compute the new global model, or leave it as it is where too few replies are usable."""
-        results = replies.replies
+        results = replies.results
         min_replies = self.executor.min_replies
         num_accepted = int(accepted.sum())
         if results.stack is not None and num_accepted >= max(1, min_replies):
@@ -413,7 +415,7 @@ class FederatedSimulation:
                     torch.from_numpy(replies.ids),
                     results,
                     message.params,
-                    self.executor.chunks(replies.cohort),
+                    self.executor.chunks(replies.cohort_size),
                 ),
                 accepted,
                 min_replies,
@@ -434,12 +436,12 @@ class FederatedSimulation:
         """
         replies = exchange.replies
         server = outcome.server
-        replies.replies.commit(outcome.rows)
-        for part in replies.parts:
-            client_state = part.held
+        replies.results.commit(outcome.accepted)
+        for part in replies.start_groups:
+            client_state = part.client_state
             if not self.keeps_local:
                 client_state = replace(client_state, local_params={})
-            self.store.commit(part.ids, client_state, part.scores, outcome.rows[part.places])
+            self.store.commit(part.ids, client_state, part.scores, outcome.accepted[part.rows])
         if self.selector is not None:
             self.selector.observe(
                 server.round, client_ids, replies, exchange.seconds, server.params
@@ -452,7 +454,7 @@ class FederatedSimulation:
 
     def _start_global_evaluation(
         self, current: _CurrentRound, outcome: AggregationOutcome
-    ) -> Judged:
+    ) -> PendingScores:
         """Start to evaluate the global model, if there is one, on the server's own sets."""
         splits = current.splits if current.method.has_global(self.task) else ()
         return self.executor.evaluate_global(outcome.server.params, splits)
@@ -464,7 +466,7 @@ class FederatedSimulation:
         exchange: _Exchange,
         validation: _Validation,
         outcome: AggregationOutcome,
-        global_scores: Judged,
+        global_scores: PendingScores,
     ) -> RoundRecord:
         """Collect the scores and describe the round."""
         replies = exchange.replies
@@ -483,7 +485,7 @@ class FederatedSimulation:
             rejected={int(replies.ids[place]): why for place, why in sorted(rejected.items())},
             absent=replies.absent,
             skipped=outcome.skipped,
-            privacy=self._privacy_spent(client_ids, replies.replies, outcome),
+            privacy=self._privacy_spent(client_ids, replies.results, outcome),
             stop=current.method.should_stop(outcome.server) or self._time_limit_reached(),
             **self._describe_training(replies, outcome.server),
             # Last of all, because another process may still be evaluating the global model.
@@ -495,7 +497,7 @@ class FederatedSimulation:
     def _describe_training(self, replies: RoundReplies, server: Server) -> dict[str, Any]:
         """Return the fields of a record that describe how the clients that replied trained."""
         ids = replies.ids
-        result = replies.replies.stack
+        result = replies.results.stack
         if result is not None and not bool(replies.arrived.all()):
             ids = ids[replies.arrived.numpy()]
             light = replace(result, update=ClientUpdate({}), client_state=ClientState(), scores={})
@@ -523,21 +525,21 @@ class FederatedSimulation:
         self, client_ids: Tensor, results: CohortResults, outcome: AggregationOutcome
     ) -> PrivacySpent | None:
         """Return the privacy budget that is spent after this round."""
-        if self.ledger is None:
+        if self.accountant is None:
             return None
         ids = client_ids.numpy()
         was_sent = np.array([client not in results.unsent for client in ids.tolist()], bool)
-        return self.ledger.after(ids[was_sent], int(outcome.rows.sum()))
+        return self.accountant.after(ids[was_sent], int(outcome.accepted.sum()))
 
     def _time_limit_reached(self) -> str | None:
         """Return the reason to stop if the simulated time is over."""
         clock = self.clock
-        if clock is None or clock.now < clock.timing.until_seconds:
+        if clock is None or clock.now < clock.config.until_seconds:
             return None
-        return f"the clock has reached {clock.timing.until}"
+        return f"the clock has reached {clock.config.until}"
 
     def _scores(
-        self, split: str, splits: tuple[str, ...], global_scores: Judged
+        self, split: str, splits: tuple[str, ...], global_scores: PendingScores
     ) -> Evaluations | None:
         """Return the named evaluations on a split; the clients' are of all clients seen so far."""
         if split not in splits:
@@ -575,11 +577,11 @@ class FederatedSimulation:
 
     def state_dict(self) -> State:
         """Everything that the next round depends on."""
-        return self.server_state_dict() | {"store": self._stored()}
+        return self.server_state_dict() | {"store": self._store_state()}
 
     def server_state_dict(self) -> State:
         """The same without what is kept of clients: see :meth:`kept`."""
-        parts = {"privacy": self.ledger, "clock": self.clock, "selection": self.selector}
+        parts = {"privacy": self.accountant, "clock": self.clock, "selection": self.selector}
         more = {name: part.state() for name, part in parts.items() if part is not None}
         return {"params": self.params, "server": self.server_state, **more}
 
@@ -601,8 +603,8 @@ class FederatedSimulation:
                     "trees": self.executor.restore_state(stored["ids"].numpy(), stored["trees"]),
                 }
             )
-        if self.ledger is not None:
-            self.ledger.load(state["privacy"])
+        if self.accountant is not None:
+            self.accountant.load(state["privacy"])
         if self.clock is not None:
             self.clock.load(state["clock"])
         if self.selector is not None:
@@ -619,9 +621,9 @@ class FederatedSimulation:
     def personal_models(self, ids: Ints | None = None) -> tuple[Ints, Params]:
         """Clients seen, or some of them, and the stack of their personal models."""
         ids = self.store.ids if ids is None else ids
-        models = self._held(ids, "personal")
+        models = self._client_tree(ids, "personal")
         if not models:
-            return ids, self._held(ids, "local_params")
+            return ids, self._client_tree(ids, "local_params")
         # A client that has not made one yet (all its updates were dropped) would use the global model.
         unknown = ~rows_are_finite(models, len(ids))
         return ids, {
@@ -629,19 +631,19 @@ class FederatedSimulation:
             for name, value in models.items()
         }
 
-    def _held(self, ids: Ints, name: str) -> Params:
+    def _client_tree(self, ids: Ints, name: str) -> Params:
         tree: Params = (
             self.store.rows(ids, (name,)) | self.executor.gather_state(ids, (name,))
         ).get(name, {})
         return tree
 
-    def _stored(self) -> State:
+    def _store_state(self) -> State:
         stored = self.store.saved()
         kept = {**stored["trees"], **self.executor.gather_state(stored["ids"].numpy())}
         return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
 
-    def _fresh(self, ids: Tensor) -> ClientState:
-        return self.executor.init_state(ids, self.initial, self.keeps_local)
+    def _init_clients(self, ids: Tensor) -> ClientState:
+        return self.executor.init_state(ids, self.initial_params, self.keeps_local)
 
 
 def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float:
