@@ -129,9 +129,9 @@ def test_chunks_in_one_stack_are_chunks_one_after_another_to_the_bit(model, keep
     assert records == others
     assert largest_difference(joined.state_dict(), apart.state_dict()) == 0
     # Two groups of four chunks, in rounds with evaluation and without.
-    assert list(joined.executor._joins.values()) == [True] * 4
-    assert apart.executor._joins == {}
-    assert simulation(Stacked, find_method("finetune")())[0].executor._joins == {}
+    assert list(joined.executor._can_join.values()) == [True] * 4
+    assert apart.executor._can_join == {}
+    assert simulation(Stacked, find_method("finetune")())[0].executor._can_join == {}
 
 
 def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
@@ -150,7 +150,7 @@ def test_chunks_whose_bits_would_differ_in_one_stack_stay_apart(monkeypatch):
     monkeypatch.setattr(made.executor, "run_chunk", other_bits)
     for _ in range(3):
         made.run_round()
-    assert list(made.executor._joins.values()) == [False]
+    assert list(made.executor._can_join.values()) == [False]
     monkeypatch.undo()
     whole = FederatedSimulation(
         FedAvg(), task, task.training, RoundLoopConfig(3, 1, 1.0, "stacked", 1, True), Stacked

@@ -1,4 +1,4 @@
-"""The simulated clock of a run: who is available, who is in flight, what arrives by the round's end.
+"""The simulated clock of a run: which clients are available or in flight, and when they reply.
 
 In synchronous mode a round ends with the wanted number of replies or at the deadline, and later
 replies are lost. In the other modes late replies stay in flight and count in a later round, damped

@@ -1,4 +1,4 @@
-"""The round: decisions 0 to 5 in order, four named evaluations, bytes; and the state that carries to the next."""
+"""The server loop: select, distribute, run clients, validate, aggregate, commit and record."""
 
 from __future__ import annotations
 
@@ -62,21 +62,38 @@ MAX_LISTED_CLIENTS = 1000  # cohorts up to this size have per-client decisions i
 
 
 class PrivacyAccountant(Protocol):
-    """Whoever counts what a method costs under differential privacy."""
+    """Counts the cost of a method under differential privacy."""
 
     def after(self, asked: Ints, replies: int) -> PrivacySpent:
-        """What has been spent after a round that asked these clients and used so many replies."""
+        """Count one round.
+
+        Args:
+            asked: The clients that were asked.
+            replies: The number of replies that were used.
+
+        Returns:
+            The privacy budget that is spent so far.
+        """
 
     def state(self) -> State:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
 
     def load(self, state: State) -> None:
-        """The inverse of :meth:`state`."""
+        """Restore what `state` returned."""
 
 
 @dataclass(frozen=True)
 class RoundLoopConfig:
-    """What a run asks of the rounds."""
+    """Options of the server loop.
+
+    Attributes:
+        num_rounds: Rounds of the run.
+        seed: Seed of the run.
+        participation: Fraction of the clients that a round asks.
+        executor: A key of `EXECUTORS`.
+        eval_every: Rounds between two evaluations; the last round is always evaluated.
+        keep_models: Whether the models of clients are kept even if the method does not need them.
+    """
 
     num_rounds: int
     seed: int
@@ -131,7 +148,10 @@ class _Validation(NamedTuple):
 
 
 class FederatedSimulation:
-    """A federation as its server sees it; the executor is where clients are. All that changes is in :meth:`state`."""
+    """Run federated rounds of one method on one task.
+
+    Everything that the next round depends on is in `state_dict()`.
+    """
 
     def __init__(
         self,
@@ -145,13 +165,24 @@ class FederatedSimulation:
         memory_budget: MemoryBudget | None = None,
         selection_policy: SelectionPolicy | None = None,
     ) -> None:
-        """``make_executor`` takes the place of the schedule's executor: clients that are elsewhere.
+        """Build the executor, the initial model and the client store.
 
-        ``ledger``: what counts the cost of a method under differential privacy. ``timing``: devices and how long the
-        server waits for them; without it rounds have no time, and everybody replies. ``room``: where what clients hold
-        may lie; in memory without it. ``selection``: a policy of decision 0 in the place of the method's.
+        Args:
+            method: The federated method.
+            task: The clients, their data and the model.
+            training: Options of local training.
+            schedule: Options of the server loop.
+            make_executor: Builds an executor in place of `schedule.executor`, for remote clients.
+            accountant: Counts the cost under differential privacy.
+            clock_config: Devices, and how long the server waits for them. Without it rounds have no
+                duration and all clients reply.
+            memory_budget: Where the client states are stored; in memory by default.
+            selection_policy: Selects clients in place of the method.
         """
-        self.method, self.task, self.training, self.schedule = method, task, training, schedule
+        self.method = method
+        self.task = task
+        self.training = training
+        self.schedule = schedule
         self.accountant = accountant
         make = make_executor or EXECUTORS[schedule.executor]
         self.executor = make(method, task, training, schedule.seed, schedule.num_rounds)
@@ -187,7 +218,7 @@ class FederatedSimulation:
             # Decision 4: what each client is sent.
             message = self._distribute(current, client_ids)
 
-            # Decisions 1, 2 and 5, at the clients: receive, configure, train, upload, personal model.
+            # Decisions 1, 2 and 5, at the clients: configure, train, upload, personal model.
             exchange = self._run_clients(current, client_ids, message)
 
             # Replies that are late, malformed, not finite or far too large are left out, and named.
@@ -576,33 +607,45 @@ class FederatedSimulation:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> State:
-        """Everything that the next round depends on."""
+        """Return everything that the next round depends on."""
         return self.server_state_dict() | {"store": self._store_state()}
 
     def server_state_dict(self) -> State:
-        """The same without what is kept of clients: see :meth:`kept`."""
-        parts = {"privacy": self.accountant, "clock": self.clock, "selection": self.selector}
-        more = {name: part.state() for name, part in parts.items() if part is not None}
-        return {"params": self.params, "server": self.server_state, **more}
+        """Return the state without that of the clients: see `client_state_dict`."""
+        state: State = {"params": self.params, "server": self.server_state}
+        if self.accountant is not None:
+            state["privacy"] = self.accountant.state()
+        if self.clock is not None:
+            state["clock"] = self.clock.state()
+        if self.selector is not None:
+            state["selection"] = self.selector.state()
+        return state
 
     def client_state_dict(self, ids: Ints) -> State:
-        """What is kept of these clients, with their places among those seen."""
+        """Return the state of some clients, with their slots in the store."""
         trees = {**self.store.rows(ids), **self.executor.gather_state(ids)}
         return {"slots": torch.from_numpy(self.store.slots(ids)), "trees": trees}
 
     def load_state_dict(self, state: State, done: int) -> None:
-        """The inverse of :meth:`state`; without a part ``store``, :meth:`take_back` must follow."""
-        if gone := self.server_state.keys() - state["server"].keys():
-            raise KeyError(min(gone))
-        self.params, self.server_state, self.rounds_done = state["params"], state["server"], done
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: The state. Without its part `store`, `load_client_shards` must follow.
+            done: The number of rounds that are done.
+
+        Raises:
+            KeyError: An entry of the method's server state is missing.
+        """
+        missing = self.server_state.keys() - state["server"].keys()
+        if missing:
+            raise KeyError(min(missing))
+        self.params = state["params"]
+        self.server_state = state["server"]
+        self.rounds_done = done
         if "store" in state:
-            stored = state["store"]
-            self.store.load(
-                {
-                    **stored,
-                    "trees": self.executor.restore_state(stored["ids"].numpy(), stored["trees"]),
-                }
-            )
+            store = state["store"]
+            trees = self.executor.restore_state(store["ids"].numpy(), store["trees"])
+            self.store.load({**store, "trees": trees})
         if self.accountant is not None:
             self.accountant.load(state["privacy"])
         if self.clock is not None:
@@ -611,46 +654,62 @@ class FederatedSimulation:
             self.selector.load(state["selection"])
 
     def load_client_shards(self, seen: int, parts: Iterable[tuple[Ints, State]]) -> None:
-        """All clients seen, as :meth:`kept` gave them part by part."""
+        """Restore all clients, part by part.
+
+        Args:
+            seen: The number of clients that have a state.
+            parts: Ids and what `client_state_dict` returned for them.
+        """
         self.store.reserve(seen)
-        for ids, kept in parts:
-            self.store.restore(
-                ids, kept["slots"].numpy(), self.executor.restore_state(ids, kept["trees"])
-            )
+        for ids, state in parts:
+            trees = self.executor.restore_state(ids, state["trees"])
+            self.store.restore(ids, state["slots"].numpy(), trees)
 
     def personal_models(self, ids: Ints | None = None) -> tuple[Ints, Params]:
-        """Clients seen, or some of them, and the stack of their personal models."""
-        ids = self.store.ids if ids is None else ids
+        """Return the personal models of clients.
+
+        Args:
+            ids: The clients; None for all that took part so far.
+
+        Returns:
+            The ids and their models, stacked `[K, ...]`.
+        """
+        if ids is None:
+            ids = self.store.ids
         models = self._client_tree(ids, "personal")
         if not models:
             return ids, self._client_tree(ids, "local_params")
-        # A client that has not made one yet (all its updates were dropped) would use the global model.
-        unknown = ~rows_are_finite(models, len(ids))
+        # A client whose updates were all dropped has no personal model: it uses the global one.
+        is_missing = ~rows_are_finite(models, len(ids))
         return ids, {
-            name: torch.where(unknown.view(-1, *[1] * (value.dim() - 1)), self.params[name], value)
+            name: torch.where(
+                is_missing.view(-1, *[1] * (value.dim() - 1)), self.params[name], value
+            )
             for name, value in models.items()
         }
 
     def _client_tree(self, ids: Ints, name: str) -> Params:
-        tree: Params = (
-            self.store.rows(ids, (name,)) | self.executor.gather_state(ids, (name,))
-        ).get(name, {})
+        """Return one part of the state of some clients; empty if nothing is stored under it."""
+        stored = self.store.rows(ids, (name,)) | self.executor.gather_state(ids, (name,))
+        tree: Params = stored.get(name, {})
         return tree
 
     def _store_state(self) -> State:
-        stored = self.store.saved()
-        kept = {**stored["trees"], **self.executor.gather_state(stored["ids"].numpy())}
-        return {**stored, "trees": {name: kept[name] for name in sorted(kept)}}
+        """Return the state of all clients, with the parts that executors keep."""
+        store = self.store.saved()
+        trees = {**store["trees"], **self.executor.gather_state(store["ids"].numpy())}
+        return {**store, "trees": {name: trees[name] for name in sorted(trees)}}
 
     def _init_clients(self, ids: Tensor) -> ClientState:
+        """Return the state of clients before their first round."""
         return self.executor.init_state(ids, self.initial_params, self.keeps_local)
 
 
 def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float:
-    """How many times as long as nearly all others' a client's change may be.
+    """Return the largest allowed ratio of an update norm to nearly all others.
 
-    Changes compare best where all clients start what they upload from one model. Agents that start from models of their
-    own go honestly as far as their environments take them.
+    Norms compare best where all clients start from one model. Agents that start from models of
+    their own move as far as their environments take them, so that they have no bound.
     """
     uploaded = set(method.shared_param_names(task))
     blocks = [block for block, names in task.blocks.items() if uploaded & set(names)]
@@ -661,8 +720,8 @@ def _max_norm_ratio(method: Method, task: Task, message: ServerMessage) -> float
     return MAX_NORM_RATIO_STATEFUL if isinstance(task, SupervisedTask) else math.inf
 
 
-def _validate_cohort(ids: Tensor, clients: int, method: Method) -> Ints:
-    """Decision 0 as an array; a method of one's own may get it wrong."""
+def _validate_cohort(ids: Tensor, clients: int, method: Method) -> None:
+    """Check the selection of a method, which a user may have written."""
     array: Ints = ids.numpy()
     if (
         ids.dtype != torch.int64
@@ -672,10 +731,10 @@ def _validate_cohort(ids: Tensor, clients: int, method: Method) -> Ints:
         or array[-1] >= clients
     ):
         raise UsageError(
-            f"{method.name}.select must give the clients of the round as whole numbers from 0 to {clients - 1}, "
-            f"ascending, each once, and at least one: it gave {ids.dtype} {array[:10].tolist()}"
+            f"{method.name}.select must give the clients of the round as whole numbers from 0 to "
+            f"{clients - 1}, ascending, each once, and at least one: it gave {ids.dtype} "
+            f"{array[:10].tolist()}"
         )
-    return array
 
 
 def _mean_min_max(value: Tensor) -> MeanMinMax:
