@@ -47,7 +47,7 @@ def hostile_clients(seed: int, clients: int, share: float) -> Tensor:
 
 
 def with_attack(make: MakeExecutor, text: str) -> MakeExecutor:
-    """The executor with hostile clients: ``NAME:SHARE``; as it is without any, and if they lie in their rows alone."""
+    """Add hostile clients (`NAME:SHARE`) to an executor; data attacks leave it as it is."""
     name, share = parse_attack(text) if text else ("", 0.0)
     if name not in ATTACKS:
         return make
@@ -61,6 +61,7 @@ def with_attack(make: MakeExecutor, text: str) -> MakeExecutor:
 
 
 def parse_attack(text: str) -> tuple[str, float]:
+    """Parse `NAME:SHARE` into the name of an attack and the share of hostile clients."""
     name, _, number = text.partition(":")
     known = (*ATTACKS, *DATA_ATTACKS)
     if name not in known:
@@ -128,7 +129,7 @@ class AttackedExecutor(Executor):
         return replace(updates, params=changed)
 
     def _worst(self, name: str, value: Tensor, lying: Tensor) -> Tensor:
-        """The top of the declared range: the largest error, reward, loss or number that is believed."""
+        """Replace a metric of hostile clients by the top of its declared range."""
         high = torch.tensor(
             self.method.report_ranges.get(name, DEFAULT_RANGE).high, dtype=torch.float64
         )

@@ -218,7 +218,7 @@ class ClientRuntime(Client):
 
 
 def run_client_round(method: Method, c: ClientRuntime, splits: tuple[str, ...]) -> ClientResult:
-    """Decisions 4b, 1, 2 and 5 of one client, and its three named evaluations on ``splits`` (none to skip them)."""
+    """Run decisions 4b, 1, 2 and 5 of one client, and its evaluations on `splits`."""
     c.start, c.state = method.receive(c)
     c.hparams, c.state = method.configure_training(c)
     c.trained, c.state = method.train(c)

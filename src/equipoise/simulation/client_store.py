@@ -1,4 +1,4 @@
-"""One row per client of some tree: in memory up to a budget, behind it in files that are mapped into memory."""
+"""Client states, one row per client: in memory up to a budget, then in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryBudget:
     memory: int = 2**62
     """Bytes of memory that are left; what does not fit goes to files."""
     folder: Path | None = None
-    """Where the files are, which vanish with the process; ``None`` for where the system keeps such files."""
+    """Folder of the temporary files; None for the system's default."""
 
 
 def missing_rows(value: Tensor, rows: int) -> Tensor:
@@ -48,7 +48,7 @@ class ClientTable:
         size = tree_bytes(like, stacked=True)
         self.num_in_memory = clients if not size else min(clients, room.memory // size)
         room.memory -= self.num_in_memory * size
-        # Memory that nobody has written to yet costs nothing, but a system may refuse to promise very much of it.
+        # Memory that is not written yet costs nothing, but a system may refuse to reserve much.
         self._num_reserved = min(self.num_in_memory, max(1, MAX_RESERVED_BYTES // max(1, size)))
         self._memory: State = map_leaves(
             lambda value: value.new_empty((self._num_reserved, *value.shape[1:])), like
@@ -57,7 +57,7 @@ class ClientTable:
         self._files = _ShardFiles(like, room.folder) if self.num_in_memory < clients else None
 
     def first(self, count: int) -> State:
-        """The first rows; the very tensors where they are all that there can be in memory, else a copy."""
+        """Return the first rows: the tensors themselves if these are all, else a copy."""
         if count == self.num_in_memory == self._num_reserved:
             self._aliased = True
             return self._memory
@@ -265,7 +265,7 @@ class ClientStore:
 
     @property
     def personal(self) -> Params:
-        """Stacks of the models that clients would use, where these are others than they hold; else empty."""
+        """Stacks of personal models, where they differ from the local ones; else empty."""
         return self._tree("personal")
 
     @property
@@ -287,7 +287,7 @@ class ClientStore:
         )
 
     def commit(self, ids: Ints, client_state: ClientState, scores: Scores, taken: Tensor) -> None:
-        """Write back what these clients hold, and scores if there are any, where the reply was ``taken``."""
+        """Write the new states, and scores if there are any, of clients whose reply was taken."""
         self._scatter(
             ids, {**to_dict(client_state), **({"scores": scores} if scores else {})}, taken
         )
@@ -344,10 +344,11 @@ class ClientStore:
         return self._slot[ids].astype(np.int64)
 
     def changed(self) -> Ints:
-        """Clients of whom something was written since they were restored or :meth:`forget_changes` was called."""
+        """Return the clients that were written since `restore` or `forget_changes`."""
         return np.flatnonzero(self._changed)
 
     def forget_changes(self) -> None:
+        """Mark all clients as unchanged."""
         self._changed[:] = False
 
     def _tree(self, name: str) -> State:
@@ -359,7 +360,7 @@ class ClientStore:
         return rows.first(self._num_seen) if where is None else rows.take(where)
 
     def _scatter(self, ids: Ints, trees: State, keep: Tensor) -> None:
-        """Write the rows of ``trees`` for which ``keep`` holds; a name that is new is unknown (NaN) elsewhere."""
+        """Write the rows for which `keep` holds; a new name is missing (NaN) elsewhere."""
         where, whole = self._slots_unless_all(ids), bool(keep.all())
         self._changed[ids] = True
         for name, tree in trees.items():

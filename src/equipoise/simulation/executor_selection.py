@@ -1,4 +1,4 @@
-"""Which executor suits a model: dense layers stack; for the others a few steps each way are measured, not guessed."""
+"""Select an executor: dense layers are stacked; for other models a few steps are measured."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def select_executor(
         task: The task of the clients.
         training: How they train.
         cohort: The number of clients of a round.
-        shared: Whether several processes may share the clients; that is then measured, too.
+        allow_processes: Whether several processes may share the clients; measured, too.
 
     Returns:
         The choice; `loop` on one thread unless another way is clearly faster.

@@ -1,4 +1,8 @@
-"""Two executors with one meaning: ``Loop`` takes one client after another, ``Stacked`` all along a leading axis."""
+"""Executors run the client half of a method for a cohort.
+
+`Loop` takes one client after another and is the oracle; `Stacked` computes all clients of a chunk
+along a leading axis. Both give the same result.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,9 @@ from equipoise.simulation.client_store import CLIENT_STATE_NAMES, ClientStore
 from equipoise.utils import pytree
 from equipoise.utils.pytree import Ints
 
-MIN_STACKED_CLIENTS = (
-    48  # smaller stacks of dense models lose more to the overhead of calls than another core gains
-)
+MIN_STACKED_CLIENTS = 48  # smaller stacks lose more to call overhead than another core gains
 CLIENT_HOOKS = {"configure_training", "train", "upload", "personal_model"}
-"""Where a method may compute by itself at clients, with products whose bits depend on the number of clients."""
+"""Hooks in which a method may compute products whose bits depend on the number of clients."""
 
 
 PendingScores = Callable[[], dict[str, Params]]
@@ -103,7 +105,7 @@ class CohortResults:
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
-        """The method's sums over the ``taken`` replies, whose ``weights`` these are, chunk by chunk of those asked."""
+        """Compute the method's sums over the taken replies, chunk by chunk of the cohort."""
         assert self.stack is not None
         if len(cuts) == 1:
             return chunking.add_chunk_sums(
@@ -154,7 +156,7 @@ class Executor(ABC):
         )
 
     def chunks(self, clients: int) -> list[slice]:
-        """The chunks of a cohort of so many clients. What is not worth stacking is shared client by client."""
+        """Split a cohort into chunks; single clients where stacking is not worthwhile."""
         return chunking.split_into_chunks(
             clients, 1 if self.task.executor_depends_on_model else MIN_STACKED_CLIENTS
         )
@@ -168,7 +170,7 @@ class Executor(ABC):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
-        """``held``: stacks of what is kept of these clients; replies have it as it is after the round."""
+        """Run one round of these clients; results hold their states after the round."""
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
         """Stacks of what is kept of clients that never took part."""
@@ -186,15 +188,15 @@ class Executor(ABC):
         """These clients are likely to be asked in the round after the next :meth:`run`."""
 
     def evaluate_global(self, params: Params, splits: tuple[str, ...]) -> PendingScores:
-        """Begin to evaluate the server's model on its own sets; to be called for the result before anything else."""
+        """Start to evaluate the global model on the server's sets; call the result for scores."""
         return lambda: evaluate_on_server(self.task, params, splits)
 
     def gather_state(self, ids: Ints, names: tuple[str, ...] = CLIENT_STATE_NAMES) -> State:
-        """What these clients hold, where the simulation's own store does not have it."""
+        """Return client states that are not in the simulation's own store."""
         return {}
 
     def restore_state(self, ids: Ints, kept: State) -> State:
-        """From all that a checkpoint has of these clients, what the simulation's own store is to have."""
+        """Take client states from a checkpoint; return those that the simulation's store keeps."""
         return kept
 
     def final_scores(self, ids: Ints) -> Mapping[int, ClientFinalScores]:
@@ -250,7 +252,7 @@ class InProcessExecutor(Executor):
         splits: tuple[str, ...],
         cuts: list[slice],
     ) -> ClientResult:
-        """The replies of these clients, whose chunks are ``cuts``, to the bits of one chunk after another."""
+        """Run the chunks `cuts` of these clients, with the bits of one chunk after another."""
         if len(cuts) == 1:
             return self.run_chunk(round, ids, message, client_state, splits)
         parts = (
@@ -320,14 +322,14 @@ class Loop(InProcessExecutor):
 
 
 class Stacked(InProcessExecutor):
-    """All clients of a chunk at once, or of several chunks where that gives the same bits with fewer kernels."""
+    """Compute all clients of a chunk at once, or several chunks where the bits stay the same."""
 
     def __init__(
         self, method: Method, task: Task, training: TrainingConfig, seed: int, rounds: int
     ) -> None:
         super().__init__(method, task, training, seed, rounds)
         self._can_join: dict[object, bool] = {}
-        """Whether these chunks may be computed as one stack, known since the first round of the same shapes."""
+        """Whether chunks can be one stack, known after the first round of the same shapes."""
 
     def chunks(self, clients: int) -> list[slice]:
         return chunking.split_into_chunks(clients, MIN_STACKED_CLIENTS)
@@ -353,11 +355,11 @@ class Stacked(InProcessExecutor):
         splits: tuple[str, ...],
         cuts: list[slice],
     ) -> ClientResult:
-        """Compute chunks as one stack if that gives the same bits, which their first round tries.
+        """Compute chunks as one stack if that gives the same bits, which the first round tests.
 
-        A product of matrices rounds otherwise where these lie otherwise in memory, modulo 16 bytes at least. So a
-        client's bits depend on its place in a stack. Where all clients take part, with equally many rows and epochs,
-        this is a matter of shapes: what holds in one round holds in all.
+        Matrix products round differently at another alignment in memory (modulo 16 bytes), so that
+        a client's bits depend on its place in a stack. Where all clients take part with equal
+        numbers of rows and epochs, only the shapes matter: one round decides for all.
         """
         if len(cuts) == 1:
             return self.run_chunk(round, ids, message, client_state, splits)
@@ -391,7 +393,7 @@ class Stacked(InProcessExecutor):
 
     @cached_property
     def _clients_are_alike(self) -> bool:
-        """Whether all clients have equally many rows, so that the shapes of a stack do not depend on who is in it."""
+        """Whether all clients have equal numbers of rows, and so equal shapes."""
         task = self.task
         if (
             not isinstance(task, SupervisedTask)
@@ -432,7 +434,7 @@ def init_client_states(
 
 
 class ChunkedRound:
-    """How a simulation without a clock asks an executor of its own process: every sound reply counts."""
+    """Run a round chunk by chunk, and drop each chunk's uploads once they are summed."""
 
     def __init__(self, executor: InProcessExecutor, store: ClientStore, keeps_local: bool) -> None:
         self.executor, self.store, self.keeps_local = executor, store, keeps_local
@@ -456,8 +458,8 @@ class ChunkedRound:
         sums: list[State | None] = []
         size = 0
 
-        def told(cuts: list[slice]) -> ClientResult:
-            """The replies of a group of chunks without what is not needed any more, which ends with this call."""
+        def run_chunks(cuts: list[slice]) -> ClientResult:
+            """Run a group of chunks; return the results without what is no longer needed."""
             nonlocal size
             first = cuts[0].start
             cut = slice(first, cuts[-1].stop)
@@ -486,15 +488,17 @@ class ChunkedRound:
             )
 
         with torch.no_grad():
-            stack = pytree.concat_stream(map(told, groups), len(ids))
+            stack = pytree.concat_stream(map(run_chunks, groups), len(ids))
         known = UpdateDiagnostics.concatenate(facts)
         if settles:
             return CohortResults(
                 torch.arange(len(ids)), stack, known_diagnostics=known, committed=True
             )
 
-        def again() -> ClientUpdate:
-            self._sums_early = False  # whoever was left out once may be so in every round
+        def recompute_uploads() -> ClientUpdate:
+            self._sums_early = (
+                False  # a client that is left out once may be left out in every round
+            )
             stack = self._run_all_at_once(round, ids, message, ()).stack
             assert stack is not None
             return stack.update
@@ -506,7 +510,7 @@ class ChunkedRound:
             upload_size=size,
             chunk_sums=sums,
             known_weights=weights,
-            recompute_uploads=again,
+            recompute_uploads=recompute_uploads,
         )
 
     def _run_all_at_once(
@@ -546,7 +550,7 @@ class SummedCohortResults(CohortResults):
 
 @dataclass
 class StartGroup:
-    """Clients that started from one model: what they hold now, and at which places of the intake they are."""
+    """Clients that started from one model, with their new states and their rows in the replies."""
 
     ids: Ints
     client_state: ClientState
@@ -593,11 +597,11 @@ def _one_start_group(ids: Ints, replies: CohortResults) -> list[StartGroup]:
 
 @runtime_checkable
 class AsyncExecutor(Protocol):
-    """An executor whose clients may reply in a later round than the one that asked them, by a clock of their own."""
+    """An executor whose clients may reply in a later round than the one that asked them."""
 
     @property
     def in_flight_ids(self) -> Ints:
-        """Clients that were asked in earlier rounds and may still reply: they cannot be asked now."""
+        """Clients of earlier rounds that may still reply: they cannot be asked now."""
 
     def collect(self, round: int, params: Params) -> RoundReplies:
-        """Wait for what ends the round; gives what the server, whose model is ``params``, then has in hand."""
+        """Wait for the end of the round; return the replies for a server with model `params`."""

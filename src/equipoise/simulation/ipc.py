@@ -1,4 +1,4 @@
-"""Trees as bytes between the processes of one run: lengths, a head in JSON, the tensors, aligned as torch does it."""
+"""Messages between the processes of a run: lengths, a JSON header, then aligned tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTH_HEADER_BYTES = 16  # bytes of two numbers: the length of the message, and
 
 
 def pack(tree: State, min_bytes: int = 0) -> Tensor:
-    """Nested dictionaries of tensors, messages, and what JSON knows; filled up to at least so many bytes."""
+    """Serialise a tree of tensors and JSON values, padded to at least `min_bytes`."""
     tensors: list[Tensor] = []
     size = 0
 
@@ -324,8 +324,10 @@ def _receive_into(line: Channel, buffer: memoryview) -> None:
 
 
 def _has_message(line: Channel) -> bool:
-    """Whether there is a message although nobody rang: the other has ended with it, or will ring once too often, which
-    does no harm. Where there is none and the other has ended, reading says so."""
+    """Return whether a message is there although its semaphore was not released.
+
+    The sender may have ended before it. If it ended without a message, reading raises.
+    """
     try:
         line.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A process's share of the clients of a round: what it computes, keeps and sums when it is told to."""
+"""Several processes share the clients of a round; any number of them gives the same result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from equipoise.utils.pytree import Ints
 
 
 class Worker:
-    """What one process does of a run. The same code serves the leader's own share and everybody else's."""
+    """The clients of one process: the leader's own share and all others use this code."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class Worker:
             return calls[call["do"]](call)
 
     def run(self, call: State) -> State:
-        """Get what others hold of these clients, compute their chunks; uploads stay here if only sums are needed.
+        """Fetch client states from other processes, then run the chunks of this process.
 
-        Where ``weights`` are known before, the sums over all of them go with the answer.
+        Uploads stay here if only sums are needed. If the weights are known, the sums are returned.
         """
         self._exchange(call["moves"])
         ids, down, round = call["ids"], pytree.from_dict(ServerMessage, call["down"]), call["round"]
@@ -161,6 +161,7 @@ class Worker:
         return evaluate_on_server(self.inner.task, call["params"], tuple(call["splits"]))
 
     def put(self, ids: Tensor, held: State) -> None:
+        """Write client states."""
         if len(ids):
             self.store.write(ids.numpy(), held)
 
@@ -213,7 +214,7 @@ SPEED_STEPS = 2  # per doubling of the time that a process takes beside the fast
 
 
 def assign_chunks(loads: list[float], paces: list[float]) -> list[int]:
-    """The process of each chunk, as if all were equally fast unless the round ends clearly sooner otherwise.
+    """Assign chunks evenly, or by the speed of processes if the round is then clearly shorter.
 
     ``loads``: planned steps of each chunk; ``paces``: the time that each process takes for one.
     """
@@ -244,14 +245,14 @@ def _longest_first(loads: list[float], paces: list[float]) -> list[int]:
 
 
 class WorkerSpeed:
-    """How fast processes are, from the times that they took; only the placement depends on it, never a number."""
+    """Measured time per step of each process; only the placement of chunks depends on it."""
 
     def __init__(self, processes: int) -> None:
         self._seconds = [0.0] * processes
         self._warm = [False] * processes
 
     def update(self, process: int, load: float, seconds: float) -> None:
-        """A process took so long for so many planned steps; what was before fades. Its first time says nothing."""
+        """Update the time per step of a process; its first round is a warm-up."""
         if not load:  # or a process that was slow once would never be asked again
             self._seconds[process] = (self._seconds[process] + self._fastest) / 2
         elif self._warm[process]:
@@ -265,7 +266,7 @@ class WorkerSpeed:
 
     @property
     def speeds(self) -> list[float]:
-        """Relative to the fastest, in steps that are larger than chance: moving clients about costs time, too."""
+        """Time relative to the fastest, rounded: moving clients between processes costs time."""
         fastest = self._fastest
         return [
             max(1.0, round(SPEED_STEPS * seconds / fastest) / SPEED_STEPS) if seconds else 1.0
@@ -274,7 +275,7 @@ class WorkerSpeed:
 
 
 class MultiProcessExecutor(Executor):
-    """Leads the other processes, and computes a share itself. Any number of them gives the same result."""
+    """Lead the other processes, and compute a share of the clients in this one."""
 
     def __init__(self, share: Worker, group: ProcessGroup) -> None:
         inner = share.inner
@@ -417,7 +418,7 @@ class MultiProcessExecutor(Executor):
         self._wait_for_sends()
 
     def _send(self, process: int, call: State) -> None:
-        """Without waiting: it may leave only when the other takes it, who may have to be rid of an answer first."""
+        """Send without waiting: the other process may have to send its own answer first."""
         self._unfinished_sends.append((process, self.group.send(process, call)))
 
     def _wait_for_sends(self) -> None:
