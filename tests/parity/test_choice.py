@@ -101,7 +101,9 @@ def test_processes_share_models_that_do_not_stack_unasked(choice, options, proce
 def test_the_measurement_knows_whether_processes_may_share(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        multiprocess, "choose", lambda *_, shared: asked.append(shared) or ExecutorPlan("loop")
+        multiprocess,
+        "select_executor",
+        lambda *_, allow_processes: asked.append(allow_processes) or ExecutorPlan("loop"),
     )
     for options in (
         {},

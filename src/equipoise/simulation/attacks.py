@@ -89,9 +89,11 @@ class AttackedExecutor(Executor):
         self.min_replies, self.keeps_models = inner.min_replies, inner.keeps_models
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        """Return the initial states of the inner executor."""
         return self.inner.init_state(ids, initial, keeps_local)
 
     def chunks(self, clients: int) -> list[slice]:
+        """Split a cohort as the inner executor does."""
         return self.inner.chunks(clients)
 
     def run_clients(
@@ -102,6 +104,7 @@ class AttackedExecutor(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Run the clients, then change the uploads of hostile ones."""
         replies = self.inner.run_clients(round, ids, message, client_state, splits)
         if replies.stack is None:
             return replies

@@ -44,10 +44,12 @@ class ExecutorPlan:
 
     @property
     def make(self) -> MakeExecutor:
+        """Return the constructor of the executor."""
         return EXECUTORS[self.executor]
 
     @property
     def name(self) -> str:
+        """Return the executor with its processes or threads, as a report shows it."""
         if self.processes > 1:
             return f"{self.executor} in {self.processes} processes"
         if self.threads > 1:

@@ -275,6 +275,7 @@ class InProcessExecutor(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Run the groups of chunks one after another."""
         with torch.no_grad():
             groups = self.groups(ids, message)
             if len(groups) == 1:
@@ -310,6 +311,7 @@ class Loop(InProcessExecutor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> ClientResult:
+        """Run the clients of a chunk."""
         each = range(len(ids))
         return pytree.stack(
             [
@@ -332,9 +334,11 @@ class Stacked(InProcessExecutor):
         """Whether chunks can be one stack, known after the first round of the same shapes."""
 
     def chunks(self, clients: int) -> list[slice]:
+        """Split a cohort into chunks that are worth stacking."""
         return chunking.split_into_chunks(clients, MIN_STACKED_CLIENTS)
 
     def groups(self, ids: Tensor, message: ServerMessage) -> list[list[slice]]:
+        """Join chunks where clients have equal shapes and the method adds no products."""
         cuts = self.chunks(len(ids))
         simple = message.hparams is None and not CLIENT_HOOKS & self.method.overridden_hooks
         if (
@@ -384,6 +388,8 @@ class Stacked(InProcessExecutor):
         held: ClientState,
         splits: tuple[str, ...],
     ) -> ClientResult:
+        """Run the clients of a chunk."""
+
         def mapped(id: Tensor, message: ServerMessage, client_state: ClientState) -> ClientResult:
             return self.run_client(round, splits, id, message, client_state)
 
@@ -537,6 +543,7 @@ class SummedCohortResults(CohortResults):
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
+        """Return the known sums, or recompute the uploads if other replies are summed."""
         if self.weights_known(taken, weights):
             return chunking.add_chunk_sums(self.chunk_sums)
         if not self._has_uploads:

@@ -187,6 +187,7 @@ class TorchrunGroup(ProcessGroup):
             raise self.lost(to) from error
 
     def sent(self, under_way: list[Any], to: int) -> None:
+        """Wait until a message has left."""
         try:
             for work, _ in under_way:
                 work.wait()
@@ -194,6 +195,7 @@ class TorchrunGroup(ProcessGroup):
             raise self.lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
+        """Receive the next message of another process."""
         first = torch.empty(FIRST_PART_BYTES, dtype=torch.uint8)
         try:
             dist.recv(first, sender)
@@ -212,6 +214,7 @@ class TorchrunGroup(ProcessGroup):
         return unpack(body)
 
     def leave(self) -> None:
+        """Close the connections to the other processes."""
         dist.destroy_process_group()
 
 
@@ -275,6 +278,7 @@ class ForkedGroup(ProcessGroup):
         return None
 
     def sent(self, under_way: Future[None] | None, to: int) -> None:
+        """Wait until a message has left."""
         try:
             if under_way is not None:
                 under_way.result()
@@ -282,6 +286,7 @@ class ForkedGroup(ProcessGroup):
             raise self.lost(to) from error
 
     def receive(self, sender: int, crossing: bool = False) -> State:
+        """Receive the next message of another process."""
         line, beginning = self._channels[sender], bytearray(LENGTH_HEADER_BYTES)
         try:
             self._wait(line)
@@ -303,6 +308,7 @@ class ForkedGroup(ProcessGroup):
             pass
 
     def leave(self) -> None:
+        """Close the connections to the other processes."""
         for process, line in self._channels.items():
             self._senders[process].shutdown(
                 wait=False

@@ -287,12 +287,15 @@ class MultiProcessExecutor(Executor):
         self._unfinished_sends: list[tuple[int, Any]] = []
 
     def chunks(self, clients: int) -> list[slice]:
+        """Split a cohort as the inner executor does."""
         return self.worker.inner.chunks(clients)
 
     def init_state(self, ids: Tensor, initial: Params, keeps_local: bool) -> ClientState:
+        """Return empty states: the processes keep them."""
         return ClientState()
 
     def prefetch(self, ids: Ints) -> None:
+        """Remember which clients the next round is likely to ask."""
         self._next = torch.from_numpy(ids)
 
     def run_clients(
@@ -303,6 +306,7 @@ class MultiProcessExecutor(Executor):
         client_state: ClientState,
         splits: tuple[str, ...],
     ) -> CohortResults:
+        """Assign the chunks to processes, and let all of them run."""
         training, cuts = self.training.at(round, self.rounds), self.chunks(len(ids))
         epochs = (
             torch.full_like(ids, training.epochs)
@@ -470,6 +474,7 @@ class RemoteCohortResults(CohortResults):
         answers: list[State],
         weights: Tensor,
     ) -> RemoteCohortResults:
+        """Join the answers of all processes in the order of the cohort."""
         places = torch.cat(parts)
         some = [(rows, answer) for rows, answer in zip(parts, answers, strict=True) if len(rows)]
         facts = [answer["facts"] for _, answer in some]
@@ -500,6 +505,7 @@ class RemoteCohortResults(CohortResults):
         )
 
     def commit(self, taken: Tensor) -> None:
+        """Tell each process which replies were used."""
         assert self.executor is not None
         self.executor.settle([taken[rows] for rows in self.rows_by_process])
 
@@ -511,6 +517,7 @@ class RemoteCohortResults(CohortResults):
         taken: Tensor,
         weights: Tensor | Params,
     ) -> State:
+        """Add the sums of all chunks in their order."""
         answers = (
             self.chunk_sums if self.weights_known(taken, weights) else self._ask(taken, weights)
         )
